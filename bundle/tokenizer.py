@@ -1,0 +1,136 @@
+"""Text to token ids and back, over the `tokenizers` library's own file format.
+
+One class serves training, export and server, so that a text is cut the same way everywhere. How a
+tokenizer is trained stands in `training.tokenizer`; this module only uses one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+
+class Tokenizer:
+    """A `tokenizers.Tokenizer` in which a special token that a user typed is plain text.
+
+    Args:
+        inner: The library's tokenizer. Owned by this object from here on.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        # Not stored in the file by the library, so it is set at every load.
+        inner.encode_special_tokens = True
+        self._inner = inner
+        self._special_ids = frozenset(
+            token_id for token_id, token in inner.get_added_tokens_decoder().items() if token.special
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        """Read a `tokenizer.json`.
+
+        Raises:
+            ValueError: The file is missing or is not a tokenizer; the message names it.
+        """
+        if not path.is_file():
+            raise ValueError(f"{path}: no such tokenizer file")
+        try:
+            return cls(tokenizers.Tokenizer.from_file(str(path)))
+        except Exception as error:  # the library raises bare Exception
+            raise ValueError(f"{path}: not a tokenizer file ({error})") from error
+
+    def save(self, path: Path) -> None:
+        """Write the library's JSON format, readable in an editor."""
+        path.write_text(self._inner.to_str(pretty=True), encoding="utf-8")
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids, special ones included."""
+        return self._inner.get_vocab_size(with_added_tokens=True)
+
+    def token_id(self, token: str) -> int:
+        """The id of `token`.
+
+        Raises:
+            ValueError: The vocabulary has no such token.
+        """
+        token_id = self._inner.token_to_id(token)
+        if token_id is None:
+            raise ValueError(f"the tokenizer has no token {token!r}")
+        return token_id
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text` alone, with no special token added."""
+        return self._inner.encode(text, add_special_tokens=False).ids
+
+    def encode_source(self, text: str) -> list[int]:
+        """Token ids of `text` framed as an encoder expects it, by the file's own post-processor."""
+        return self._inner.encode(text, add_special_tokens=True).ids
+
+    def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode_source` of many texts at once."""
+        return [encoding.ids for encoding in self._inner.encode_batch(list(texts), add_special_tokens=True)]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`encode` of many texts at once."""
+        return [encoding.ids for encoding in self._inner.encode_batch(list(texts), add_special_tokens=False)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of `token_ids`; special tokens have none."""
+        return self._inner.decode(list(token_ids), skip_special_tokens=True)
+
+    def decode_batch(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """`decode` of many sequences at once."""
+        return self._inner.decode_batch([list(ids) for ids in sequences], skip_special_tokens=True)
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """The text that each token completes; a special token shows its name.
+
+        A token that ends inside a character has the empty piece, and the character belongs to the token
+        that completes it.
+        """
+        stream = self.stream()
+        pieces = []
+        for token_id in token_ids:
+            if token_id in self._special_ids:
+                pieces.append(self._inner.id_to_token(token_id))
+            else:
+                pieces.append(stream.push([token_id]))
+        return pieces
+
+    def stream(self) -> TextStream:
+        """A fresh decoder of one growing sequence."""
+        return TextStream(self, self._inner)
+
+
+class TextStream:
+    """Decodes one growing sequence into pieces of whole characters.
+
+    Owned by whoever streams one sequence. Invariant: the pieces joined, `finish()` included, are
+    `Tokenizer.decode` of all ids pushed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, inner: tokenizers.Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._inner = inner
+        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._token_ids: list[int] = []
+        self._num_sent = 0
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """The text that `token_ids` complete; empty while the last character is incomplete."""
+        piece = ""
+        for token_id in token_ids:
+            self._token_ids.append(token_id)
+            piece += self._decoder.step(self._inner, token_id) or ""
+        self._num_sent += len(piece)
+        return piece
+
+    def finish(self) -> str:
+        """What is left: bytes that never became a character, as U+FFFD."""
+        rest = self._tokenizer.decode(self._token_ids)[self._num_sent :]
+        self._num_sent += len(rest)
+        return rest
