@@ -1,0 +1,103 @@
+"""The names of graphs, tensors, axes and roles. Each is spelled here and nowhere else.
+
+Shape letters, one legend for the repository:
+
+    B batch rows   S source length   T target length   D d_model   H heads   K d_head
+    F d_ff   V vocabulary   L layers   N slots   C cache capacity
+"""
+
+from __future__ import annotations
+
+import enum
+
+FORMAT_VERSION = 1
+MANIFEST_FILE = "manifest.json"
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class Verb(enum.StrEnum):
+    """The three graphs of a model."""
+
+    ENCODE = "encode"  # source to memory, a batch of newcomers
+    STEP = "step"  # one target position for all running rows, in place
+    DECODE = "decode"  # T target positions at once: scoring, filling a cache, alignment
+
+
+class Role(enum.StrEnum):
+    """What a tensor is to the engine, which knows roles and never model kinds."""
+
+    SOURCE = "source"  # one request: its named inputs and their lengths
+    MEMORY = "memory"  # written by encode at admission, read by every step, in place
+    CACHE = "cache"  # grows one target position per step, in place
+    STATE = "state"  # fixed size, replaced by each step
+    TOKEN = "token"  # one step: ids and lengths
+    CAPACITY = "capacity"  # a scalar on the host: the positions that a buffer has room for
+    LOGITS = "logits"  # one step's answer, float32 in every precision
+    SCORE = "score"  # decode: log-probabilities of the given target
+    ATTENTION = "attention"  # decode: alignment of target over source positions
+
+
+class Axis(enum.StrEnum):
+    """The axes whose size is not fixed by the model."""
+
+    BATCH = "batch"
+    SOURCE_LENGTH = "source_length"
+    TARGET_LENGTH = "target_length"
+    CACHE_CAPACITY = "cache_capacity"
+    MEMORY_CAPACITY = "memory_capacity"
+
+
+class Precision(enum.StrEnum):
+    """The number formats that weights and caches are stored in."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    INT8 = "int8"
+
+
+SOURCE_IDS = "source_ids"  # (B, S) int64
+SOURCE_LENGTHS = "source_lengths"  # (B,) int32
+TOKEN_IDS = "token_ids"  # (B,) int64: the last target token of each row
+CACHE_LENGTHS = "cache_lengths"  # (B,) int32: positions of each row already in the cache
+CACHE_CAPACITY = "cache_capacity"  # () int32
+MEMORY_CAPACITY = "memory_capacity"  # () int32
+LOGITS = "logits"  # (B, V) float32
+TARGET_IDS = "target_ids"  # (B, T) int64: what the decoder is fed, start token first
+LABEL_IDS = "label_ids"  # (B, T) int64: what is scored at each position
+LOG_PROBABILITIES = "log_probabilities"  # (B, T) float32
+ATTENTION = "attention"  # (B, T, memory capacity) float32
+
+
+def out(name: str) -> str:
+    """The output that is bound to the same buffer as the input `name`."""
+    return f"{name}_out"
+
+
+def cache_key(layer: int) -> str:
+    """Self-attention keys of a decoder layer, `(B, H, C, K)`."""
+    return f"cache_key_{layer}"
+
+
+def cache_value(layer: int) -> str:
+    """Self-attention values of a decoder layer, `(B, H, C, K)`."""
+    return f"cache_value_{layer}"
+
+
+def memory_key(layer: int) -> str:
+    """Cross-attention keys of a decoder layer, `(B, H, S, K)`."""
+    return f"memory_key_{layer}"
+
+
+def memory_value(layer: int) -> str:
+    """Cross-attention values of a decoder layer, `(B, H, S, K)`."""
+    return f"memory_value_{layer}"
+
+
+def last_key(layer: int) -> str:
+    """The last source position's cross-attention key of a decoder layer, `(B, 1, D)`."""
+    return f"last_key_{layer}"
+
+
+def last_value(layer: int) -> str:
+    """The last source position's cross-attention value of a decoder layer, `(B, 1, D)`."""
+    return f"last_value_{layer}"

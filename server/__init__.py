@@ -1,0 +1,1 @@
+"""The decoding engine and its services: ONNX Runtime, grpcio, prometheus-client and numpy; never torch."""

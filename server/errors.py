@@ -1,0 +1,66 @@
+"""What can go wrong in the server, as one tree.
+
+    ServerError
+    ├── InvalidRequest     what the caller sent cannot be served: empty, too long, unknown option
+    ├── UnknownModel       no model of that name
+    ├── Overloaded         the queue is full, or the deadline cannot be met
+    ├── Unavailable        loading or draining
+    ├── DeadlineExceeded   the request's deadline passed before it finished
+    ├── Cancelled          the caller went away
+    └── EngineFailed       a step raised; only the sequences of that step fail
+
+The engine raises these and knows nothing of gRPC; `server.service.status` holds the one table that turns
+them into status codes.
+"""
+
+from __future__ import annotations
+
+
+class ServerError(Exception):
+    """The root: every error that a caller is told the text of."""
+
+
+class InvalidRequest(ServerError):
+    """The request cannot be served as it is.
+
+    Args:
+        message: What was given, what was expected, and what to do.
+        field: Path of the offending field in the request, for example `options.max_new_tokens`.
+    """
+
+    def __init__(self, message: str, *, field: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class UnknownModel(ServerError):
+    """No model of the asked name is served."""
+
+
+class Overloaded(ServerError):
+    """The queue is full, or the deadline cannot be met.
+
+    Args:
+        message: Which limit, and its value.
+        retry_after_seconds: When a retry may succeed.
+    """
+
+    def __init__(self, message: str, *, retry_after_seconds: float) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class Unavailable(ServerError):
+    """The model is loading or the server is draining."""
+
+
+class DeadlineExceeded(ServerError):
+    """The deadline passed before the request finished."""
+
+
+class Cancelled(ServerError):
+    """The caller cancelled."""
+
+
+class EngineFailed(ServerError):
+    """A step of the engine raised; the cause is in the log."""

@@ -1,0 +1,206 @@
+"""The records that the engine's parts hand to each other. They hold no behaviour and no tensors of the model.
+
+Times are `time.monotonic()` seconds, lengths are tokens.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from server.errors import ServerError
+
+Array = npt.NDArray[Any]
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence left the running batch."""
+
+    EOS = "eos"  # the model ended it
+    LENGTH = "length"  # max_new_tokens, or the cache's capacity
+    STOP = "stop"  # a stop sequence of the request
+    CANCELLED = "cancelled"  # the caller went away
+    DEADLINE = "deadline"  # the request's deadline passed
+    FAILED = "failed"  # a step raised
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One client call, as the engine sees it; compared by identity.
+
+    Attributes:
+        request_id: The caller's id, for the log.
+        sources: The model's named inputs without the batch axis; token ids are int64 `(S,)`.
+        max_new_tokens: At least 1, and not over the model's limit.
+        arrival: When the server received it.
+        deadline: When the caller stops waiting; None for never.
+        attention: Whether the result shall hold the alignment.
+        stream: Whether every new token is reported, or only the end.
+        priority: 0 is the default; a lower number is more urgent.
+    """
+
+    request_id: str
+    sources: Mapping[str, Array]
+    max_new_tokens: int
+    arrival: float
+    deadline: float | None = None
+    attention: bool = False
+    stream: bool = False
+    priority: int = 0
+
+    @property
+    def source_length(self) -> int:
+        """Positions that the request takes in memory: the longest source's."""
+        return max(len(array) for array in self.sources.values())
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One row being decoded. Owned by the scheduler; changed only on the engine's thread.
+
+    Attributes:
+        request: What it decodes for.
+        row: Its slot while it runs; None while it waits and when it has finished.
+        next_token_id: What the next step is fed.
+        token_ids: Target tokens so far, without the start token and without the end of sequence.
+        finish_reason: None until it has finished.
+    """
+
+    request: Request
+    next_token_id: int
+    source_length: int
+    row: int | None = None
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    admitted_at: float = 0.0
+    encode_seconds: float = 0.0
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+
+    @property
+    def cache_length(self) -> int:
+        """Target positions already in the cache: the start token and all tokens fed since."""
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """The content of one row is copied into another, live positions only."""
+
+    from_row: int
+    to_row: int
+    cache_length: int
+    source_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What the next step will run: a value, decided by the scheduler, carried out by the runner.
+
+    Order: the moves, then one encode of `admitted` into the last rows, then one step of all `rows`.
+
+    Attributes:
+        moves: Rows to copy, in order.
+        admitted: Newcomers; they are the last of `rows`.
+        rows: All running sequences; the sequence at index i is in slot i.
+    """
+
+    moves: tuple[Move, ...]
+    admitted: tuple[Sequence, ...]
+    rows: tuple[Sequence, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step produced.
+
+    Attributes:
+        token_ids: One selected token per row of the plan.
+        encode_seconds: Time of the encode call; 0 where nobody was admitted.
+        step_seconds: Time of the step and its selection.
+        moved_bytes: Bytes copied by the moves.
+    """
+
+    token_ids: list[int]
+    encode_seconds: float
+    step_seconds: float
+    moved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where a request's time went, in seconds."""
+
+    queue_seconds: float
+    encode_seconds: float
+    first_token_seconds: float
+    total_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a request ended.
+
+    Attributes:
+        token_ids: The whole target, without the end of sequence.
+        num_target_tokens: Tokens generated, the end of sequence included.
+        attention: `(num_target_tokens, source_length)`, or None.
+        error: Set where the request did not succeed.
+    """
+
+    finish_reason: FinishReason
+    token_ids: tuple[int, ...]
+    num_target_tokens: int
+    num_source_tokens: int
+    timings: Timings
+    attention: Array | None = None
+    error: ServerError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """News of one request: new tokens of a streaming one, or the end of any."""
+
+    request: Request
+    token_ids: tuple[int, ...]
+    result: Result | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one turn of the engine did, for the metrics; filled by the engine, read by `server.metrics`.
+
+    Attributes:
+        num_rows: Rows of the step; 0 for a turn without one.
+        inter_token_seconds: Per row that had a token before: the time since.
+        results: Of the requests that ended in this turn.
+        num_running: Sequences with a slot after the turn.
+        num_waiting: Sequences in the queue after the turn.
+        cache_usage_ratio: Cache positions in use over all positions of all slots.
+    """
+
+    num_rows: int
+    step_seconds: float
+    num_admitted: int
+    encode_seconds: float
+    queue_seconds: tuple[float, ...]
+    first_token_seconds: tuple[float, ...]
+    inter_token_seconds: tuple[float, ...]
+    results: tuple[Result, ...]
+    num_running: int
+    num_waiting: int
+    cache_usage_ratio: float
+    moved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Everything that leaves the engine's thread after one turn of its loop."""
+
+    updates: tuple[Update, ...]
+    stats: StepStats
