@@ -24,9 +24,11 @@ class Tokenizer:
         # Not stored in the file by the library, so it is set at every load.
         inner.encode_special_tokens = True
         self._inner = inner
-        self._special_ids = frozenset(
-            token_id for token_id, token in inner.get_added_tokens_decoder().items() if token.special
-        )
+        self._special_tokens = {
+            token_id: token.content
+            for token_id, token in inner.get_added_tokens_decoder().items()
+            if token.special
+        }
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -93,13 +95,10 @@ class Tokenizer:
         that completes it.
         """
         stream = self.stream()
-        pieces = []
-        for token_id in token_ids:
-            if token_id in self._special_ids:
-                pieces.append(self._inner.id_to_token(token_id))
-            else:
-                pieces.append(stream.push([token_id]))
-        return pieces
+        return [
+            self._special_tokens[token_id] if token_id in self._special_tokens else stream.push([token_id])
+            for token_id in token_ids
+        ]
 
     def stream(self) -> TextStream:
         """A fresh decoder of one growing sequence."""

@@ -1,0 +1,276 @@
+"""The bundle: a folder with everything that serves one model, and the manifest that describes it.
+
+Export writes it with `write_manifest`, the server reads it with `load_bundle`, which checks everything and
+names every problem at once. How the graphs are made or run is not known here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from bundle.names import FORMAT_VERSION, MANIFEST_FILE, Precision, Role, Verb
+from bundle.tokenizer import Tokenizer
+
+_D_HEAD_MULTIPLE = 8  # GroupQueryAttention refuses others
+
+
+class BundleError(ValueError):
+    """A folder is not a usable bundle.
+
+    Args:
+        path: The folder.
+        problems: Everything found wrong, each on its own.
+    """
+
+    def __init__(self, path: Path, problems: list[str]) -> None:
+        listing = problems[0] if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems)
+        super().__init__(f"{path} is not a usable bundle: {listing}")
+        self.problems = tuple(problems)
+
+
+@dataclass(frozen=True)
+class _Record:
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True)
+class TensorSpec(_Record):
+    """One input or output of a graph.
+
+    Attributes:
+        dtype: numpy's name of the element type.
+        axes: A size, or the name of an axis whose size varies (`bundle.names.Axis`).
+    """
+
+    name: str
+    dtype: str
+    axes: tuple[int | str, ...]
+    role: Role
+
+
+@dataclass(frozen=True)
+class FileSpec(_Record):
+    """One file of the bundle, by its path from the folder."""
+
+    file: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class GraphSpec(_Record):
+    """One graph and all its tensors."""
+
+    file: FileSpec
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class Parity(_Record):
+    """What the export proved of one precision against the trained PyTorch model.
+
+    Attributes:
+        max_log_probability_difference: The worst over every compared position and token.
+        tolerance: What it was held to; None where BLEU decides.
+        shapes: `(batch, source length, target length)` of each comparison, none seen by the export.
+        bleu: sacreBLEU of greedy decoding on dev sentences with these graphs; None where not measured.
+        reference_bleu: The same of the fp32 graphs.
+    """
+
+    max_log_probability_difference: float
+    tolerance: float | None
+    shapes: tuple[tuple[int, int, int], ...]
+    bleu: float | None = None
+    reference_bleu: float | None = None
+
+
+@dataclass(frozen=True)
+class Variant(_Record):
+    """The three graphs in one precision, over one file of weights."""
+
+    graphs: dict[Verb, GraphSpec]
+    weights: FileSpec
+    parity: Parity
+
+
+@dataclass(frozen=True)
+class SpecialIds(_Record):
+    """The special tokens' ids.
+
+    Attributes:
+        decoder_start_id: The first token that the decoder is fed.
+        forced_bos_id: A token that every target must start with (a language code), or None.
+    """
+
+    pad_id: int
+    bos_id: int
+    eos_id: int
+    unk_id: int
+    decoder_start_id: int
+    forced_bos_id: int | None = None
+
+
+@dataclass(frozen=True)
+class Manifest(_Record):
+    """Everything that the server must know of a model.
+
+    Attributes:
+        kind: The architecture, for people; the engine does not look at it.
+        sizes: The architecture's sizes, for people; `vocab_size` and `d_head` are checked.
+        attention_scale: What the scores are multiplied by before the softmax.
+        alignment_layer: The decoder layer whose cross-attention `decode` returns.
+        has_logits_bias: Whether the output projection adds a bias.
+        provenance: Commit, preset, corpus and its hash, seed, dev score.
+    """
+
+    format_version: int
+    kind: str
+    sizes: dict[str, int]
+    special_ids: SpecialIds
+    attention_scale: float
+    alignment_layer: int
+    has_logits_bias: bool
+    max_source_length: int
+    max_target_length: int
+    source_tokenizer: FileSpec
+    target_tokenizer: FileSpec
+    variants: dict[Precision, Variant]
+    provenance: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle whose every file was checked.
+
+    Attributes:
+        version: The first characters of the manifest's sha256: other weights, another version.
+    """
+
+    path: Path
+    manifest: Manifest
+    version: str
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+
+
+_MANIFEST = TypeAdapter(Manifest)
+
+
+def file_spec(folder: Path, file: str) -> FileSpec:
+    """Describe a file that lies in a bundle's folder."""
+    path = folder / file
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return FileSpec(file, digest, path.stat().st_size)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `manifest.json`, last of all files."""
+    (folder / MANIFEST_FILE).write_bytes(_MANIFEST.dump_json(manifest, indent=2) + b"\n")
+
+
+def load_bundle(path: Path) -> Bundle:
+    """Read a bundle and check every file of it.
+
+    Raises:
+        BundleError: Anything is missing, changed or contradictory; all problems in one message.
+    """
+    manifest_path = path / MANIFEST_FILE
+    if not manifest_path.is_file():
+        raise BundleError(path, [f"there is no {MANIFEST_FILE} (make one with `python -m export`)"])
+    raw = manifest_path.read_bytes()
+    manifest = _parse(path, raw)
+    problems = _contradictions(manifest)
+    for spec in _files(manifest):
+        problems += _file_problems(path, spec)
+    tokenizers: list[Tokenizer] = []
+    for spec in (manifest.source_tokenizer, manifest.target_tokenizer):
+        try:
+            tokenizer = Tokenizer.load(path / spec.file)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        tokenizers.append(tokenizer)
+        if tokenizer.vocab_size > manifest.sizes.get("vocab_size", 0):
+            problems.append(
+                f"{spec.file} has {tokenizer.vocab_size} tokens, more than the model's vocabulary "
+                f"of {manifest.sizes.get('vocab_size')}"
+            )
+    if problems:
+        raise BundleError(path, list(dict.fromkeys(problems)))
+    source_tokenizer, target_tokenizer = tokenizers
+    version = hashlib.sha256(raw).hexdigest()[:12]
+    return Bundle(path, manifest, version, source_tokenizer, target_tokenizer)
+
+
+def _parse(path: Path, raw: bytes) -> Manifest:
+    try:
+        content: Any = json.loads(raw)
+    except ValueError as error:
+        raise BundleError(path, [f"{MANIFEST_FILE} is not JSON: {error}"]) from error
+    version = content.get("format_version") if isinstance(content, dict) else None
+    if version != FORMAT_VERSION:
+        raise BundleError(
+            path, [f"format_version is {version!r}, and this program reads format_version {FORMAT_VERSION}"]
+        )
+    try:
+        return _MANIFEST.validate_json(raw)
+    except ValidationError as error:
+        problems = [
+            f"{MANIFEST_FILE}: {'.'.join(map(str, item['loc'])) or 'top level'}: {item['msg']}"
+            for item in error.errors()
+        ]
+        raise BundleError(path, problems) from error
+
+
+def _contradictions(manifest: Manifest) -> list[str]:
+    problems = []
+    vocab_size, d_head = manifest.sizes.get("vocab_size", 0), manifest.sizes.get("d_head", 0)
+    if vocab_size < 1:
+        problems.append("sizes.vocab_size is missing")
+    if d_head < 1 or d_head % _D_HEAD_MULTIPLE:
+        problems.append(f"sizes.d_head is {d_head}, and must be a multiple of {_D_HEAD_MULTIPLE}")
+    ids = manifest.special_ids
+    for name in ("pad_id", "bos_id", "eos_id", "unk_id", "decoder_start_id", "forced_bos_id"):
+        token_id = getattr(ids, name)
+        if token_id is not None and not 0 <= token_id < vocab_size:
+            problems.append(f"special_ids.{name} is {token_id}, outside the vocabulary of {vocab_size}")
+    for name in ("max_source_length", "max_target_length"):
+        if getattr(manifest, name) < 1:
+            problems.append(f"{name} is {getattr(manifest, name)}, and must be at least 1")
+    if not manifest.variants:
+        problems.append("variants is empty: there is no graph to run")
+    for precision, variant in manifest.variants.items():
+        missing = [verb.value for verb in Verb if verb not in variant.graphs]
+        if missing:
+            problems.append(f"{precision} lacks the graphs {', '.join(missing)}")
+    return problems
+
+
+def _files(manifest: Manifest) -> list[FileSpec]:
+    files = [manifest.source_tokenizer, manifest.target_tokenizer]
+    for variant in manifest.variants.values():
+        files.append(variant.weights)
+        files += [graph.file for graph in variant.graphs.values()]
+    return list(dict.fromkeys(files))
+
+
+def _file_problems(folder: Path, spec: FileSpec) -> list[str]:
+    path = folder / spec.file
+    if not path.resolve().is_relative_to(folder.resolve()):
+        return [f"{spec.file} lies outside the bundle"]
+    if not path.is_file():
+        return [f"{spec.file} is missing"]
+    found = file_spec(folder, spec.file)
+    if found.size_bytes != spec.size_bytes:
+        return [f"{spec.file} has {found.size_bytes} bytes, and the manifest says {spec.size_bytes}"]
+    if found.sha256 != spec.sha256:
+        return [f"{spec.file} was changed: its sha256 is {found.sha256[:12]}…, not {spec.sha256[:12]}…"]
+    return []

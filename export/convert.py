@@ -1,0 +1,113 @@
+"""Torch modules to ONNX files: three graphs that share one file of weights."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+from torch.export import Dim
+
+from bundle.names import Verb
+from export.graphs import Graph
+
+OPSET = 24  # the first with TensorScatter
+WEIGHTS_FILE = "weights.bin"
+_ALIGNMENT_BYTES = 4096  # so that every tensor can be mapped straight from the file
+
+# Odd sizes, none equal to another: an axis that the exporter took for a constant, or two that it took for one,
+# would show at once.
+_EXAMPLE_SIZES = {
+    "batch": 3,
+    "source_length": 5,
+    "target_length": 7,
+    "cache_capacity": 11,
+    "memory_capacity": 13,
+}
+
+
+def convert(graph: Graph) -> ir.Model:
+    """Trace one graph with its named dynamic axes."""
+    graph.eval()
+    inputs = tuple(
+        torch.ones([_EXAMPLE_SIZES.get(str(axis), axis) for axis in spec.axes], dtype=getattr(torch, spec.dtype))  # type: ignore[misc]
+        for spec in graph.inputs
+    )
+    dims = {axis: Dim(axis) for axis in _EXAMPLE_SIZES}
+    shapes = tuple(
+        {i: dims[axis] for i, axis in enumerate(spec.axes) if isinstance(axis, str)} for spec in graph.inputs
+    )
+    num_named = graph.forward.__code__.co_argcount - 1  # without self; the rest are in *buffers
+    exporter_log = logging.getLogger("torch.onnx")
+    level = exporter_log.level
+    with warnings.catch_warnings(), torch.no_grad():
+        # The exporter's own use of a deprecated torch call, and its remark that torchvision is not here.
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        warnings.filterwarnings("ignore", message="# The axis name", category=UserWarning)
+        exporter_log.setLevel(logging.ERROR)
+        try:
+            program = torch.onnx.export(
+                graph,
+                inputs,
+                input_names=[spec.name for spec in graph.inputs],
+                output_names=[spec.name for spec in graph.outputs],
+                dynamic_shapes=(*shapes[:num_named], shapes[num_named:]),
+                opset_version=OPSET,
+                dynamo=True,
+                verbose=False,
+            )
+        finally:
+            exporter_log.setLevel(level)
+    assert program is not None
+    _strip_traces(program.model)
+    return program.model
+
+
+def _strip_traces(model: ir.Model) -> None:
+    """Drop what the exporter notes of the source: paths of the machine that exported are nobody's business."""
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    for node in model.graph:
+        node.metadata_props.clear()
+        node.doc_string = None
+    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
+        value.metadata_props.clear()
+
+
+def save(models: Mapping[Verb, ir.Model], folder: Path) -> dict[Verb, Path]:
+    """Write the graphs of one precision and their weights, each weight once however many graphs hold it.
+
+    Returns:
+        The graph files.
+    """
+    offsets: dict[bytes, int] = {}
+    with (folder / WEIGHTS_FILE).open("wb") as stream:
+        for model in models.values():
+            for value in model.graph.initializers.values():
+                tensor = value.const_value
+                assert tensor is not None
+                raw = tensor.tobytes()
+                if len(raw) < 1024:
+                    continue  # small constants stay readable in the graph
+                key = str(tensor.dtype).encode() + raw
+                if key not in offsets:
+                    stream.write(b"\0" * (-stream.tell() % _ALIGNMENT_BYTES))
+                    offsets[key] = stream.tell()
+                    stream.write(raw)
+                value.const_value = ir.ExternalTensor(
+                    WEIGHTS_FILE,
+                    offsets[key],
+                    len(raw),
+                    tensor.dtype,
+                    shape=ir.Shape(tensor.shape),
+                    name=value.name or "",
+                    base_dir=folder,
+                )
+    paths = {}
+    for verb, model in models.items():
+        paths[verb] = folder / f"{verb}.onnx"
+        ir.save(model, paths[verb])
+    return paths

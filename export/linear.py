@@ -1,0 +1,135 @@
+"""The linear maps of a graph in each precision, and the factories that make them from trained layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from export import operators
+
+
+class Linear(nn.Module):
+    """`xW + b` over `(rows, I)`.
+
+    Attributes:
+        clamps_negative: Whether negative inputs count as 0, so that a ReLU before it is not needed.
+    """
+
+    clamps_negative = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def product(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The result, and a bias still to be added where the next operator adds it for nothing."""
+        raise NotImplementedError
+
+
+class LinearFactory(Protocol):
+    """Makes the linear maps of one precision.
+
+    Attributes:
+        dtype: Of everything in the graph that is not a quantised weight.
+    """
+
+    dtype: torch.dtype
+
+    def __call__(self, name: str, layers: Sequence[nn.Linear]) -> Linear:
+        """The layers side by side as one map; `name` is where their common input was calibrated."""
+
+    def tied_output(self, embedding: nn.Embedding) -> Linear | None:
+        """The output projection by the embedding matrix; None: take the graph's own copy of it."""
+
+
+class FloatLinear(Linear):
+    """A linear map in floating point."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)  # (I, O)
+        self.bias = nn.Parameter(bias)  # (O,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return operators.gemm(x, self.weight, self.bias)
+
+    def product(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return operators.gemm(x, self.weight, None), self.bias
+
+
+@dataclass(frozen=True)
+class FloatFactory:
+    """Maps in `float32` or `float16`."""
+
+    dtype: torch.dtype
+
+    def __call__(self, name: str, layers: Sequence[nn.Linear]) -> Linear:  # noqa: ARG002
+        weight, bias = _side_by_side(layers)
+        return FloatLinear(weight.to(self.dtype), bias.to(self.dtype))
+
+    def tied_output(self, embedding: nn.Embedding) -> Linear | None:  # noqa: ARG002
+        return None
+
+
+@dataclass(frozen=True)
+class ActivationRange:
+    """The interval of a map's input that its 256 levels cover; `low` is at most 0 and `high` above it."""
+
+    low: float
+    high: float
+
+
+class Int8Linear(Linear):
+    """uint8 inputs with one calibrated scale, int8 weights with a scale per output column.
+
+    A constant scale keeps rows independent of each other: with one computed from the whole batch, a row's
+    tokens would depend on its neighbours.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: ActivationRange) -> None:
+        super().__init__()
+        weight_scale = weight.abs().amax(dim=0).clamp_min(1e-8) / 127  # (O,)
+        scale = (activation.high - activation.low) / 255
+        zero_point = round(-activation.low / scale)
+        self.clamps_negative = zero_point == 0
+        self.register_buffer("weight", torch.round(weight / weight_scale).to(torch.int8))
+        self.register_buffer("weight_scale", weight_scale)
+        self.register_buffer("scale", torch.tensor(scale))
+        self.register_buffer("zero_point", torch.tensor(zero_point, dtype=torch.uint8))
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        quantized = operators.quantize(x, self.scale, self.zero_point)
+        return operators.integer_matmul(
+            quantized, self.weight, self.scale, self.weight_scale, self.zero_point, self.bias
+        )
+
+    def product(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        return self(x), None
+
+
+@dataclass(frozen=True)
+class Int8Factory:
+    """Quantised maps.
+
+    Attributes:
+        ranges: The calibrated input range of each map, by name (`export.calibration`).
+    """
+
+    ranges: Mapping[str, ActivationRange]
+    dtype: torch.dtype = torch.float32
+
+    def __call__(self, name: str, layers: Sequence[nn.Linear]) -> Linear:
+        weight, bias = _side_by_side(layers)
+        return Int8Linear(weight, bias, self.ranges[name])
+
+    def tied_output(self, embedding: nn.Embedding) -> Linear | None:
+        return Int8Linear(embedding.weight.detach().t(), None, self.ranges["output"])
+
+
+def _side_by_side(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
+    weight = torch.cat([layer.weight.detach().t() for layer in layers], dim=1).contiguous()  # (I, O)
+    return weight, torch.cat([layer.bias.detach() for layer in layers])

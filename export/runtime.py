@@ -1,0 +1,137 @@
+"""Runs a bundle's three graphs, plainly: what the export proves, it proves of the files that will be served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+
+from bundle import names
+from bundle.names import Verb
+from export.graphs import Graph
+
+Array = npt.NDArray[Any]
+
+
+class Graphs:
+    """ONNX Runtime sessions of the three graphs, on the provider that they are made for.
+
+    Owned by whoever exports. Each call allocates its own buffers; the server's runner does not.
+
+    Args:
+        paths: The graph files.
+        graphs: The modules that they were made from, for their inputs and outputs.
+        provider: The execution provider, for example `CPUExecutionProvider`.
+    """
+
+    def __init__(self, paths: Mapping[Verb, Path], graphs: Mapping[Verb, Graph], provider: str) -> None:
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        self._sessions = {
+            verb: ort.InferenceSession(path, options, providers=[provider]) for verb, path in paths.items()
+        }
+        self._graphs = graphs
+
+    def encode(self, source_ids: Array, source_lengths: Array, *, memory_capacity: int) -> dict[str, Array]:
+        """The memory `(B, …)` of padded sources `(B, S)`, by tensor name."""
+        sizes = {"batch": len(source_ids), "memory_capacity": memory_capacity}
+        feeds = {names.SOURCE_IDS: source_ids, names.SOURCE_LENGTHS: source_lengths}
+        return self._run(Verb.ENCODE, feeds, sizes)
+
+    def step(
+        self,
+        token_ids: Array,
+        cache_lengths: Array,
+        source_lengths: Array,
+        buffers: dict[str, Array],
+    ) -> Array:
+        """Logits `(B, V)` of the next position; the cache in `buffers` grows by one position, in place."""
+        feeds = {
+            names.TOKEN_IDS: token_ids,
+            names.CACHE_LENGTHS: cache_lengths,
+            names.SOURCE_LENGTHS: source_lengths,
+            names.CACHE_CAPACITY: np.array(buffers[names.cache_key(0)].shape[2], np.int32),
+            names.MEMORY_CAPACITY: np.array(buffers[names.memory_key(0)].shape[2], np.int32),
+        }
+        return self._run(Verb.STEP, feeds | buffers, {})[names.LOGITS]
+
+    def decode(
+        self, target_ids: Array, label_ids: Array, source_lengths: Array, buffers: dict[str, Array]
+    ) -> tuple[Array, Array]:
+        """Log-probabilities `(B, T)` of the labels, and the alignment `(B, T, memory capacity)`."""
+        feeds = {
+            names.TARGET_IDS: target_ids,
+            names.LABEL_IDS: label_ids,
+            names.SOURCE_LENGTHS: source_lengths,
+        }
+        outputs = self._run(Verb.DECODE, feeds | buffers, {})
+        return outputs[names.LOG_PROBABILITIES], outputs[names.ATTENTION]
+
+    def empty_cache(self, num_rows: int, capacity: int) -> dict[str, Array]:
+        """Zeroed cache buffers `(B, H, C, K)`, by tensor name."""
+        sizes = {"batch": num_rows, "cache_capacity": capacity}
+        return {
+            spec.name: np.zeros([sizes.get(str(axis), axis) for axis in spec.axes], spec.dtype)  # type: ignore[misc]
+            for spec in self._graphs[Verb.STEP].inputs
+            if spec.role == names.Role.CACHE
+        }
+
+    def greedy(
+        self, sources: Sequence[Sequence[int]], *, start_id: int, eos_id: int, max_new_tokens: int
+    ) -> list[list[int]]:
+        """The most probable token at every position, until the end of sequence: token ids without it."""
+        source_ids, source_lengths = pad(sources)
+        num_rows = len(sources)
+        buffers = self.encode(source_ids, source_lengths, memory_capacity=source_ids.shape[1])
+        buffers |= self.empty_cache(num_rows, max_new_tokens)
+        token_ids = np.full(num_rows, start_id, np.int64)
+        targets: list[list[int]] = [[] for _ in sources]
+        is_running = np.ones(num_rows, bool)
+        for position in range(max_new_tokens):
+            lengths = np.full(num_rows, position, np.int32)
+            token_ids = self.step(token_ids, lengths, source_lengths, buffers).argmax(axis=1)
+            is_running &= token_ids != eos_id
+            if not is_running.any():
+                break
+            for row in np.flatnonzero(is_running):
+                targets[row].append(int(token_ids[row]))
+        return targets
+
+    def _run(self, verb: Verb, feeds: dict[str, Array], sizes: dict[str, int]) -> dict[str, Array]:
+        """Run a graph; an output whose twin is an input is bound to that input's buffer, as the server does."""
+        binding = self._sessions[verb].io_binding()
+        in_place = {names.out(name): name for name in feeds}
+        graph = self._graphs[verb]
+        for spec in graph.inputs:
+            if spec.name not in feeds:  # memory that encode writes
+                shape = [sizes.get(str(axis), axis) for axis in spec.axes]
+                feeds[spec.name] = np.zeros(shape, spec.dtype)  # type: ignore[arg-type]
+                in_place[names.out(spec.name)] = spec.name
+        values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
+        for name, value in values.items():
+            binding.bind_ortvalue_input(name, value)
+        for spec in graph.outputs:
+            if spec.name in in_place:
+                binding.bind_ortvalue_output(spec.name, values[in_place[spec.name]])
+            else:
+                binding.bind_output(spec.name)
+        self._sessions[verb].run_with_iobinding(binding)
+        answers: dict[str, Array] = {}
+        for spec, value in zip(graph.outputs, binding.get_outputs(), strict=True):
+            written = in_place.get(spec.name)
+            # A copy, since a view would not keep the value's memory alive.
+            answers[written or spec.name] = feeds[written] if written else np.array(value.numpy())
+        return answers
+
+
+def pad(sequences: Sequence[Sequence[int]]) -> tuple[Array, Array]:
+    """Right-pad with zeros: ids `(B, S)` int64, lengths `(B,)` int32."""
+    lengths = np.array([len(sequence) for sequence in sequences], np.int32)
+    ids = np.zeros((len(sequences), int(lengths.max())), np.int64)
+    for row, sequence in zip(ids, sequences, strict=True):
+        row[: len(sequence)] = sequence
+    return ids, lengths

@@ -1,0 +1,61 @@
+"""Which running sequence sits in which row of the buffers. Pure bookkeeping: the rows' contents are the runner's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from server.records import Move, Sequence
+
+
+class Slots:
+    """The rows of the preallocated buffers.
+
+    Owned by the scheduler. Invariant: the running sequences occupy rows 0..n-1 without a hole, and the sequence
+    at index i says `row == i`.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        if num_slots < 1:
+            raise ValueError(f"num_slots is {num_slots}, and must be at least 1")
+        self.num_slots = num_slots
+        self.rows: tuple[Sequence, ...] = ()
+
+    @property
+    def num_free(self) -> int:
+        """Rows that nobody runs in."""
+        return self.num_slots - len(self.rows)
+
+    def add(self, newcomers: Iterable[Sequence]) -> None:
+        """Give newcomers the first free rows, in order."""
+        rows = list(self.rows)
+        for sequence in newcomers:
+            assert sequence.row is None
+            sequence.row = len(rows)
+            rows.append(sequence)
+        assert len(rows) <= self.num_slots
+        self.rows = tuple(rows)
+
+    def remove(self, leavers: Iterable[Sequence]) -> tuple[Move, ...]:
+        """Take sequences out, and fill their rows from the end.
+
+        Returns:
+            The fewest moves that close the holes; no row is both read and written by them.
+        """
+        holes = {sequence.row for sequence in leavers}
+        if not holes:
+            return ()
+        num_left = len(self.rows) - len(holes)
+        rows = list(self.rows[:num_left])
+        movers = (sequence for sequence in self.rows[num_left:] if sequence.row not in holes)
+        moves = []
+        for hole, mover in zip(
+            sorted(row for row in holes if row is not None and row < num_left), movers, strict=True
+        ):
+            assert mover.row is not None
+            moves.append(Move(mover.row, hole, mover.cache_length, mover.source_length))
+            mover.row = hole
+            rows[hole] = mover
+        for sequence in leavers:
+            sequence.row = None
+        self.rows = tuple(rows)
+        return tuple(moves)

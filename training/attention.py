@@ -1,0 +1,91 @@
+"""Attention as Vaswani et al. 2017 define it; knows nothing of layers around it.
+
+Shapes: B batch rows, T query positions, S key positions, D d_model, H heads, K d_head.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """softmax(Q K^T / sqrt(d_k)) V: Vaswani et al. 2017, equation 1, arXiv:1706.03762.
+
+    Args:
+        query: (..., T, K).
+        key: (..., S, K).
+        value: (..., S, any width).
+        mask: Broadcast to (..., T, S); True = may attend.
+        scale: What the scores are multiplied by; None is the paper's 1 / sqrt(K).
+
+    Returns:
+        The context, (..., T, width of value), and the weights, (..., T, S).
+    """
+    if scale is None:
+        scale = 1 / math.sqrt(query.shape[-1])
+    scores = query @ key.transpose(-2, -1) * scale  # (..., T, S)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -math.inf)
+    weights = scores.softmax(dim=-1)
+    return weights @ value, weights
+
+
+class MultiHeadAttention(nn.Module):
+    """Concat(head_1, ..., head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V).
+
+    Vaswani et al. 2017, section 3.2.2, arXiv:1706.03762. The heads' matrices stand side by side in one
+    `nn.Linear` each: head h has the outputs h*K to (h+1)*K. Unlike the paper's, they have biases.
+    """
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.query = nn.Linear(d_model, d_model)  # W^Q
+        self.key = nn.Linear(d_model, d_model)  # W^K
+        self.value = nn.Linear(d_model, d_model)  # W^V
+        self.output = nn.Linear(d_model, d_model)  # W^O
+
+    def forward(
+        self, x: Tensor, memory: Tensor, mask: Tensor | None, return_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from `x` over `memory`.
+
+        Args:
+            x: What asks, (B, T, D).
+            memory: What is asked, (B, S, D); `x` itself in self-attention.
+            mask: Broadcast to (B, H, T, S); True = may attend.
+            return_weights: Give the weights too, for which they are computed by definition; otherwise
+                torch's fused operator gives the same context without them.
+
+        Returns:
+            The output (B, T, D), and the weights (B, H, T, S) or None.
+        """
+        query = self._split_heads(self.query(x))  # (B, H, T, K)
+        key = self._split_heads(self.key(memory))  # (B, H, S, K)
+        value = self._split_heads(self.value(memory))  # (B, H, S, K)
+        weights: Tensor | None = None
+        if return_weights:
+            context, weights = scaled_dot_product_attention(query, key, value, mask)
+        else:
+            context = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        output: Tensor = self.output(context.transpose(1, 2).flatten(2))  # (B, T, D)
+        return output, weights
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        B, T, _ = x.shape
+        return x.view(B, T, self.num_heads, -1).transpose(1, 2)  # (B, H, T, K)
+
+
+def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
+    """(T, T), True where a position may attend: to itself and to what stands before it."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()

@@ -1,0 +1,170 @@
+"""Checkpoints: everything that training needs to go on bit for bit, written whole or not at all.
+
+Which files a run has besides stands in `training.run`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor
+
+CHECKPOINT_FORMAT = 1
+_PREFIX, _SUFFIX = "step-", ".pt"
+
+
+@dataclass(frozen=True)
+class BestScore:
+    """The best evaluation so far, and how many there were since."""
+
+    step: int
+    dev_bleu: float
+    num_worse_since: int = 0
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The whole state of a training run after a step.
+
+    Attributes:
+        model: The weights by name.
+        optimizer: `Optimizer.state_dict()`.
+        random_states: Of torch's generators: "cpu", and "cuda" where there is one.
+        epoch: The pass over the corpus that the next batch belongs to.
+        batch_index: Which batch of that pass comes next.
+        best: None before the first evaluation.
+        seconds: Time spent training so far, in all sessions.
+    """
+
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    random_states: dict[str, Tensor]
+    epoch: int
+    batch_index: int
+    best: BestScore | None
+    seconds: float
+
+
+def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Write a file under a temporary name and rename it: `path` is never there half-written."""
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("wb") as stream:
+        write(stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path)
+
+
+def save_tensors(path: Path, content: dict[str, Any]) -> None:
+    """Write tensors and plain values atomically, for `load_tensors`."""
+    write_atomically(path, lambda stream: torch.save({"format": CHECKPOINT_FORMAT} | content, stream))
+
+
+def load_tensors(path: Path, keys: Sequence[str]) -> dict[str, Any]:
+    """Read what `save_tensors` wrote; no code in the file is run.
+
+    Raises:
+        ValueError: The file is missing, damaged, or lacks one of `keys`; the message names it.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such checkpoint")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, ValueError, KeyError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"{path}: damaged or half-written checkpoint ({reason})") from error
+    if not isinstance(content, dict) or content.get("format") != CHECKPOINT_FORMAT:
+        raise ValueError(f"{path}: not a checkpoint of format {CHECKPOINT_FORMAT}")
+    missing = [key for key in keys if key not in content]
+    if missing:
+        raise ValueError(f"{path}: the checkpoint lacks {', '.join(missing)}")
+    return content
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return folder / f"{_PREFIX}{step:08d}{_SUFFIX}"
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, oldest first; whether they can be read is not looked at."""
+    return sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}"))
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint and give its path."""
+    path = checkpoint_path(folder, checkpoint.step)
+    content = dict(vars(checkpoint))
+    content["best"] = None if checkpoint.best is None else dict(vars(checkpoint.best))
+    save_tensors(path, content)
+    return path
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read a checkpoint.
+
+    Raises:
+        ValueError: It is missing, damaged or half-written; the message names it.
+    """
+    content = load_tensors(path, keys=list(Checkpoint.__dataclass_fields__))
+    fields = {name: content[name] for name in Checkpoint.__dataclass_fields__}
+    if fields["best"] is not None:
+        fields["best"] = BestScore(**fields["best"])
+    return Checkpoint(**fields)
+
+
+def newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that can be read, and what is wrong with each newer one.
+
+    Raises:
+        ValueError: There are checkpoints, and none can be read.
+    """
+    problems: list[str] = []
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            return load_checkpoint(path), problems
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise ValueError("no checkpoint can be read: " + "; ".join(problems))
+    return None, problems
+
+
+def remove_old_checkpoints(folder: Path, num_kept: int, best_step: int | None) -> None:
+    """Remove all but the newest `num_kept` and the one with the best dev score."""
+    for path in list_checkpoints(folder)[:-num_kept]:
+        if best_step is None or path != checkpoint_path(folder, best_step):
+            path.unlink()
+
+
+def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of the checkpoints' weights: Vaswani et al. 2017, section 6.1.
+
+    Summed in float64, so that the order of the files does not matter.
+
+    Raises:
+        ValueError: A checkpoint cannot be read, or has other weights than the first.
+    """
+    if not paths:
+        raise ValueError("no checkpoint to average")
+    sums: dict[str, Tensor] = {}
+    dtypes: dict[str, torch.dtype] = {}
+    for path in paths:
+        weights = load_checkpoint(path).model
+        if not sums:
+            sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
+            dtypes = {name: weight.dtype for name, weight in weights.items()}
+        if {name: weight.shape for name, weight in weights.items()} != {
+            name: total.shape for name, total in sums.items()
+        }:
+            raise ValueError(f"{path}: its weights have other names or shapes than those of {paths[0]}")
+        for name, weight in weights.items():
+            sums[name] += weight
+    return {name: (total / len(paths)).to(dtypes[name]) for name, total in sums.items()}

@@ -1,0 +1,169 @@
+"""The sizes of a model and the recipe that trains it, both checked when they are made.
+
+What values a preset takes stands in `training.presets`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
+
+from bundle.tokenizer import Tokenizer
+
+PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
+
+Norm = Literal["post", "pre"]
+
+_D_HEAD_MULTIPLE = 8  # the served graphs' attention operator refuses others
+
+
+def check_special_ids(tokenizer: Tokenizer) -> None:
+    """Make sure that the special tokens are where every part of training expects them.
+
+    Raises:
+        ValueError: One of them is missing or has another id.
+    """
+    for expected, token in enumerate((PAD, BOS, EOS, UNK)):
+        if tokenizer.token_id(token) != expected:
+            raise ValueError(
+                f"the tokenizer gives {token} the id {tokenizer.token_id(token)}, not {expected}"
+            )
+
+
+@dataclass(frozen=True)
+class _Config:
+    """Turns into JSON and back, and says which field is wrong."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, for a JSON file."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Any) -> Self:
+        """Read what `to_json` gave.
+
+        Raises:
+            ValueError: It is no object, a field is missing, unknown, or wrong.
+        """
+        if not isinstance(content, dict):
+            raise ValueError(f"{cls.__name__} must be a JSON object, not {type(content).__name__}")
+        names = {field.name for field in dataclasses.fields(cls)}
+        unknown, missing = sorted(content.keys() - names), sorted(names - content.keys())
+        if unknown or missing:
+            raise ValueError(f"{cls.__name__}: unknown fields {unknown}, missing fields {missing}")
+        return cls(**content)
+
+    def _require(self, is_right: bool, name: str, expected: str) -> None:
+        if not is_right:
+            raise ValueError(
+                f"{type(self).__name__}.{name} is {getattr(self, name)!r}, and must be {expected}"
+            )
+
+    def _require_int(self, name: str, at_least: int) -> None:
+        value = getattr(self, name)
+        is_int = isinstance(value, int) and not isinstance(value, bool)
+        self._require(is_int and value >= at_least, name, f"an integer of at least {at_least}")
+
+    def _require_number(self, name: str, *, above: float | None = None, below: float | None = None) -> None:
+        value = getattr(self, name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if above is not None:
+            self._require(is_number and value > above, name, f"a number above {above}")
+        else:
+            self._require(is_number and value >= 0, name, "a number of at least 0")
+        if below is not None:
+            self._require(value < below, name, f"a number below {below}")
+
+
+@dataclass(frozen=True)
+class TransformerConfig(_Config):
+    """The sizes of a Transformer.
+
+    Attributes:
+        vocab_size: Of the one vocabulary that source and target share.
+        norm: "post" normalises after each residual sum, as the paper does; "pre" before each sub-layer.
+        max_source_length: Source tokens, the closing eos included.
+        max_target_length: Decoder positions: bos and the target's tokens.
+    """
+
+    vocab_size: int
+    d_model: int
+    d_ff: int
+    num_heads: int
+    num_encoder_layers: int
+    num_decoder_layers: int
+    dropout: float = 0.1
+    norm: Norm = "post"
+    max_source_length: int = 256
+    max_target_length: int = 256
+
+    def __post_init__(self) -> None:
+        self._require_int("vocab_size", at_least=UNK_ID + 1)
+        for name in ("d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers"):
+            self._require_int(name, at_least=1)
+        for name in ("max_source_length", "max_target_length"):
+            self._require_int(name, at_least=2)
+        self._require_number("dropout", below=1)
+        self._require(self.norm in get_args(Norm), "norm", 'either "post" or "pre"')
+        self._require(
+            self.d_model % (self.num_heads * _D_HEAD_MULTIPLE) == 0,
+            "d_model",
+            f"a multiple of num_heads times {_D_HEAD_MULTIPLE}, {self.num_heads * _D_HEAD_MULTIPLE}",
+        )
+
+    @property
+    def d_head(self) -> int:
+        """The width of one attention head."""
+        return self.d_model // self.num_heads
+
+
+@dataclass(frozen=True)
+class TrainingConfig(_Config):
+    """The recipe of Vaswani et al. 2017 (section 5, arXiv:1706.03762).
+
+    Attributes:
+        max_steps: Where training stops, if the dev score has not stopped it before.
+        batch_tokens: Padded tokens of a batch, on the side that has more of them.
+        learning_rate_scale: What the paper's schedule is multiplied by; 1 is the paper's.
+        max_gradient_norm: Longer gradients are scaled down to it.
+        eval_interval_steps: How often the dev pairs are translated and scored.
+        checkpoint_interval_steps: How often a checkpoint is written.
+        num_averaged: How many of the newest checkpoints are kept, and averaged at the end.
+        patience: Evaluations without a better dev score before training stops; None never stops it so.
+        max_length_ratio: Pairs whose one side has more tokens than this times the other's are dropped;
+            None keeps them.
+    """
+
+    max_steps: int = 100_000
+    batch_tokens: int = 25_000
+    label_smoothing: float = 0.1
+    learning_rate_scale: float = 1.0
+    warmup_steps: int = 4000
+    max_gradient_norm: float = 1.0
+    eval_interval_steps: int = 2000
+    checkpoint_interval_steps: int = 1000
+    num_averaged: int = 5
+    patience: int | None = 10
+    max_length_ratio: float | None = 5.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_steps",
+            "batch_tokens",
+            "warmup_steps",
+            "eval_interval_steps",
+            "checkpoint_interval_steps",
+            "num_averaged",
+        ):
+            self._require_int(name, at_least=1)
+        self._require_int("seed", at_least=0)
+        self._require_number("label_smoothing", below=1)
+        self._require_number("learning_rate_scale", above=0)
+        self._require_number("max_gradient_norm", above=0)
+        if self.patience is not None:
+            self._require_int("patience", at_least=1)
+        if self.max_length_ratio is not None:
+            self._require_number("max_length_ratio", above=1)

@@ -1,0 +1,127 @@
+"""The presets: functions that return everything about a run that the command line does not say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from training.config import TrainingConfig, TransformerConfig
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model with the recipe that trains it.
+
+    Attributes:
+        model: Its `vocab_size` is what the tokenizer may reach; a small corpus gives a smaller one, and the
+            trained model has exactly the tokenizer's.
+    """
+
+    name: str
+    model: TransformerConfig
+    training: TrainingConfig
+
+    @property
+    def vocab_size(self) -> int:
+        """The vocabulary that the tokenizer is trained to."""
+        return self.model.vocab_size
+
+
+def demo() -> Preset:
+    """The built-in corpus in about two minutes on two CPU cores."""
+    model = TransformerConfig(
+        vocab_size=1500,
+        d_model=128,
+        d_ff=512,
+        num_heads=4,
+        num_encoder_layers=3,
+        num_decoder_layers=3,
+        dropout=0.1,
+    )
+    training = TrainingConfig(
+        max_steps=1500,
+        batch_tokens=3000,
+        learning_rate_scale=0.4,
+        warmup_steps=300,
+        eval_interval_steps=500,
+        checkpoint_interval_steps=100,
+        max_length_ratio=None,
+    )
+    return Preset("demo", model, training)
+
+
+def tiny() -> Preset:
+    """A corpus of some ten thousand pairs, on a CPU."""
+    model = TransformerConfig(
+        vocab_size=4000,
+        d_model=128,
+        d_ff=256,
+        num_heads=4,
+        num_encoder_layers=4,
+        num_decoder_layers=4,
+    )
+    training = TrainingConfig(
+        max_steps=20_000,
+        batch_tokens=4000,
+        warmup_steps=2000,
+        eval_interval_steps=1000,
+        checkpoint_interval_steps=500,
+    )
+    return Preset("tiny", model, training)
+
+
+def small() -> Preset:
+    """A corpus of some hundred thousand pairs, on one GPU."""
+    model = TransformerConfig(
+        vocab_size=16_000,
+        d_model=256,
+        d_ff=1024,
+        num_heads=4,
+        num_encoder_layers=6,
+        num_decoder_layers=6,
+    )
+    training = TrainingConfig(max_steps=50_000, batch_tokens=12_000)
+    return Preset("small", model, training)
+
+
+def base() -> Preset:
+    """The base model of Vaswani et al. 2017, table 3."""
+    model = TransformerConfig(
+        vocab_size=32_000,
+        d_model=512,
+        d_ff=2048,
+        num_heads=8,
+        num_encoder_layers=6,
+        num_decoder_layers=6,
+    )
+    return Preset("base", model, TrainingConfig())
+
+
+def big() -> Preset:
+    """The big model of Vaswani et al. 2017, table 3."""
+    model = TransformerConfig(
+        vocab_size=32_000,
+        d_model=1024,
+        d_ff=4096,
+        num_heads=16,
+        num_encoder_layers=6,
+        num_decoder_layers=6,
+        dropout=0.3,
+    )
+    return Preset("big", model, TrainingConfig(max_steps=300_000, num_averaged=20))
+
+
+PRESETS: dict[str, Callable[[], Preset]] = {
+    function.__name__: function for function in (demo, tiny, small, base, big)
+}
+
+
+def preset_named(name: str) -> Preset:
+    """The preset of that name.
+
+    Raises:
+        ValueError: There is none; the message lists those that exist.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}; there are {', '.join(PRESETS)}")
+    return PRESETS[name]()

@@ -1,0 +1,305 @@
+"""The folder of a training run: what lies in it, and how a trained model is read from it.
+
+config.json        model, recipe, preset, corpus and its hash, commit, versions
+tokenizer.json     the `tokenizers` library's own format
+dev.source.txt …   held-out pairs; test.source.txt … where the corpus has a test set
+checkpoints/       what training resumes from
+metrics.jsonl      one JSON object a line; tensorboard/ shows the same
+model.pt           the final weights
+summary.json       dev score, steps, seconds: written last
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from bundle.names import TOKENIZER_FILE
+from bundle.tokenizer import Tokenizer
+from training.checkpoint import load_tensors, save_tensors, write_atomically
+from training.config import TrainingConfig, TransformerConfig, check_special_ids
+from training.corpus import CorpusFiles, SentencePair, read_parallel, write_lines
+from training.transformer import Transformer
+
+RUN_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides what a run learns.
+
+    Attributes:
+        model: With the tokenizer's own vocabulary size.
+        corpus: One line for people.
+        commit: Of this repository; "unknown" outside git.
+        versions: Of what computed it.
+    """
+
+    preset: str
+    model: TransformerConfig
+    training: TrainingConfig
+    corpus: str
+    corpus_files: CorpusFiles
+    corpus_sha256: str
+    commit: str
+    versions: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """For `config.json`."""
+        return {"format": RUN_FORMAT} | dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, content: Any) -> RunConfig:
+        """Read what `to_json` gave.
+
+        Raises:
+            ValueError: It is of another format, or a field is missing or wrong.
+        """
+        if not isinstance(content, dict) or content.get("format") != RUN_FORMAT:
+            raise ValueError(f"not the configuration of a run of format {RUN_FORMAT}")
+        try:
+            return cls(
+                preset=content["preset"],
+                model=TransformerConfig.from_json(content["model"]),
+                training=TrainingConfig.from_json(content["training"]),
+                corpus=content["corpus"],
+                corpus_files=CorpusFiles(**content["corpus_files"]),
+                corpus_sha256=content["corpus_sha256"],
+                commit=content["commit"],
+                versions=dict(content["versions"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"a field is missing or wrong: {error}") from error
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What came out of a run.
+
+    Attributes:
+        weights: Which weights `model.pt` holds.
+        steps: Optimizer steps until training stopped.
+        seconds: From start to end, tokenizer and scoring included; of all sessions.
+    """
+
+    dev_bleu: float
+    dev_chrf: float
+    bleu_signature: str
+    chrf_signature: str
+    weights: str
+    steps: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A finished run, ready to be used.
+
+    Attributes:
+        model: In eval mode, on the CPU.
+        provenance: For people, every value a text.
+        dev: Source and reference of each held-out pair.
+        dev_score: sacreBLEU of greedy search on them.
+    """
+
+    model: Transformer
+    tokenizer: Tokenizer
+    config: TransformerConfig
+    provenance: dict[str, str]
+    dev: list[tuple[str, str]]
+    dev_score: float
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of a run's files, and how the small ones are written and read."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        """`config.json`: a folder that has it is a run."""
+        return self.path / "config.json"
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """The one tokenizer of source and target."""
+        return self.path / TOKENIZER_FILE
+
+    @property
+    def model_file(self) -> Path:
+        """The final weights."""
+        return self.path / "model.pt"
+
+    @property
+    def summary_file(self) -> Path:
+        """`summary.json`: a run that has it is finished."""
+        return self.path / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def metrics_file(self) -> Path:
+        """One JSON object a line."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder of TensorBoard's event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a run was started here."""
+        return self.config_file.is_file()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run came to its end."""
+        return self.summary_file.is_file()
+
+    def text_files(self, part: str) -> tuple[Path, Path]:
+        """Source and target file of "dev" or "test"."""
+        return self.path / f"{part}.source.txt", self.path / f"{part}.target.txt"
+
+    def write_pairs(self, part: str, pairs: tuple[SentencePair, ...]) -> None:
+        """Write the pairs of "dev" or "test"."""
+        source_file, target_file = self.text_files(part)
+        write_lines(source_file, [pair.source for pair in pairs])
+        write_lines(target_file, [pair.target for pair in pairs])
+
+    def read_pairs(self, part: str) -> list[SentencePair]:
+        """Read what `write_pairs` wrote.
+
+        Raises:
+            ValueError: A file is missing, or the two do not fit.
+        """
+        return read_parallel(*self.text_files(part))
+
+    def write_config(self, config: RunConfig) -> None:
+        """Write `config.json`."""
+        _write_json(self.config_file, config.to_json())
+
+    def read_config(self) -> RunConfig:
+        """Read `config.json`.
+
+        Raises:
+            ValueError: It is missing or wrong; the message names it.
+        """
+        try:
+            return RunConfig.from_json(_read_json(self.config_file))
+        except ValueError as error:
+            raise ValueError(f"{self.config_file}: {error}") from error
+
+    def write_model(self, weights: dict[str, torch.Tensor]) -> None:
+        """Write `model.pt`."""
+        save_tensors(self.model_file, {"weights": weights})
+
+    def write_summary(self, summary: Summary) -> None:
+        """Write `summary.json`, last of all files."""
+        _write_json(self.summary_file, dataclasses.asdict(summary))
+
+    def read_summary(self) -> Summary:
+        """Read `summary.json`.
+
+        Raises:
+            ValueError: It is missing or wrong; the message names it.
+        """
+        try:
+            return Summary(**_read_json(self.summary_file))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{self.summary_file}: {error}") from error
+
+
+def load_run(path: Path | str) -> TrainedModel:
+    """Read a finished run.
+
+    Raises:
+        ValueError: Files are missing (all are listed), damaged, or do not fit each other.
+    """
+    folder = RunFolder(Path(path))
+    _check_files(folder)
+    config, summary = folder.read_config(), folder.read_summary()
+    tokenizer = Tokenizer.load(folder.tokenizer_file)
+    check_special_ids(tokenizer)
+    if tokenizer.vocab_size != config.model.vocab_size:
+        raise ValueError(
+            f"{folder.tokenizer_file} has {tokenizer.vocab_size} tokens, "
+            f"and {folder.config_file.name} says {config.model.vocab_size}"
+        )
+    model = Transformer(config.model)
+    try:
+        model.load_state_dict(load_tensors(folder.model_file, keys=["weights"])["weights"])
+    except RuntimeError as error:
+        raise ValueError(f"{folder.model_file}: not the weights of this model ({error})") from error
+    provenance = {
+        "preset": config.preset,
+        "corpus": config.corpus,
+        "corpus_sha256": config.corpus_sha256,
+        "seed": str(config.training.seed),
+        "commit": config.commit,
+        "weights": summary.weights,
+        "steps": str(summary.steps),
+        "dev_bleu": f"{summary.dev_bleu:.2f}",
+        "dev_bleu_signature": summary.bleu_signature,
+    } | config.versions
+    dev = [(pair.source, pair.target) for pair in folder.read_pairs("dev")]
+    return TrainedModel(model.eval(), tokenizer, config.model, provenance, dev, summary.dev_bleu)
+
+
+def library_versions() -> dict[str, str]:
+    """What computes here: Python and torch."""
+    return {"python": platform.python_version(), "torch": torch.__version__}
+
+
+def repository_commit() -> str:
+    """The commit of this repository, marked where files differ from it; "unknown" outside git."""
+    command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--match="]
+    try:
+        output = subprocess.check_output(command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return output.decode().strip()
+
+
+def _check_files(folder: RunFolder) -> None:
+    if not folder.is_run:
+        raise ValueError(f"{folder.path} is not a training run: there is no {folder.config_file.name} in it")
+    needed = (
+        folder.tokenizer_file,
+        folder.model_file,
+        *folder.text_files("dev"),
+        folder.summary_file,
+    )
+    missing = [file.name for file in needed if not file.is_file()]
+    if missing:
+        preset = folder.read_config().preset
+        raise ValueError(
+            f"{folder.path} lacks {', '.join(missing)}: training has not finished "
+            f"(go on with `python -m training train {preset} --out {folder.path} --resume`)"
+        )
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+    def write(stream: IO[bytes]) -> None:
+        stream.write(text.encode())
+
+    write_atomically(path, write)
+
+
+def _read_json(path: Path) -> Any:
+    if not path.is_file():
+        raise ValueError("no such file")
+    return json.loads(path.read_text(encoding="utf-8"))
