@@ -73,6 +73,11 @@ def out(name: str) -> str:
     return f"{name}_out"
 
 
+def buffer_of(name: str) -> str:
+    """The input that shares its buffer with the output `name`; `name` itself where there is none."""
+    return name.removesuffix("_out")
+
+
 def cache_key(layer: int) -> str:
     """Self-attention keys of a decoder layer, `(B, H, C, K)`."""
     return f"cache_key_{layer}"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 import torch
+from bundle.names import Verb
 from torch.export import Dim
 
-from bundle.names import Verb
 from export.graphs import Graph
 
 OPSET = 24  # the first with TensorScatter
@@ -33,7 +33,9 @@ def convert(graph: Graph) -> ir.Model:
     """Trace one graph with its named dynamic axes."""
     graph.eval()
     inputs = tuple(
-        torch.ones([_EXAMPLE_SIZES.get(str(axis), axis) for axis in spec.axes], dtype=getattr(torch, spec.dtype))  # type: ignore[misc]
+        torch.ones(
+            [_EXAMPLE_SIZES.get(str(axis), axis) for axis in spec.axes], dtype=getattr(torch, spec.dtype)
+        )  # type: ignore[misc]
         for spec in graph.inputs
     )
     dims = {axis: Dim(axis) for axis in _EXAMPLE_SIZES}

@@ -12,15 +12,15 @@ import math
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
-
 from bundle import names
 from bundle.manifest import TensorSpec
 from bundle.names import Axis, Role
-from export import operators
-from export.linear import Linear, LinearFactory
+from torch import Tensor, nn
 from training.config import TransformerConfig
 from training.transformer import DecoderLayer, EncoderLayer, Transformer
+
+from export import operators
+from export.linear import Linear, LinearFactory
 
 # B batch rows   S source length   T target length   D d_model   H heads   K d_head
 # F d_ff   V vocabulary   L layers   N slots   C cache capacity
@@ -394,19 +394,3 @@ def _enter(x: Tensor, norms: Iterator[nn.Module], config: TransformerConfig) -> 
     first = next(norms)
     assert isinstance(first, AddNorm)
     return first.enter(x), x
-
-
-def example_inputs(graph: Graph, sizes: dict[str, int]) -> tuple[Tensor, ...]:
-    """Tensors of zeros that fit `graph.inputs`, lengths of one, with the sizes given for the named axes."""
-    dtypes = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32, "float16": torch.float16}
-    return tuple(
-        torch.ones([sizes.get(str(axis), axis) for axis in spec.axes], dtype=dtypes[spec.dtype])
-        for spec in graph.inputs
-    )
-
-
-def dynamic_shapes(graph: Graph) -> tuple[dict[int, str], ...]:
-    """The named axes of each input, as `torch.onnx.export` wants them."""
-    return tuple(
-        {i: axis for i, axis in enumerate(spec.axes) if isinstance(axis, str)} for spec in graph.inputs
-    )

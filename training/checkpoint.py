@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -93,9 +93,14 @@ def checkpoint_path(folder: Path, step: int) -> Path:
     return folder / f"{_PREFIX}{step:08d}{_SUFFIX}"
 
 
+def checkpoint_step(path: Path) -> int:
+    """The step in a checkpoint's name."""
+    return int(path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX))
+
+
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first; whether they can be read is not looked at."""
-    return sorted(folder.glob(f"{_PREFIX}*{_SUFFIX}"))
+    return sorted(folder.glob(f"{_PREFIX}{'[0-9]' * 8}{_SUFFIX}"))
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -137,10 +142,10 @@ def newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, problems
 
 
-def remove_old_checkpoints(folder: Path, num_kept: int, best_step: int | None) -> None:
-    """Remove all but the newest `num_kept` and the one with the best dev score."""
-    for path in list_checkpoints(folder)[:-num_kept]:
-        if best_step is None or path != checkpoint_path(folder, best_step):
+def remove_checkpoints(folder: Path, kept: Container[Path]) -> None:
+    """Remove all but some."""
+    for path in list_checkpoints(folder):
+        if path not in kept:
             path.unlink()
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bundle.tokenizer import Tokenizer
+from training import grammar
 
 _MAX_HELD_OUT_PAIRS = 1000
 _HELD_OUT_SHARE = 0.05
@@ -113,8 +114,6 @@ def load_corpus(files: CorpusFiles, seed: int) -> Corpus:
 
 def built_in_corpus() -> Corpus:
     """The Korean-English corpus of `training.grammar`; always the same."""
-    from training import grammar
-
     built = grammar.build_corpus(seed=0)
     train, dev, test = (
         tuple(SentencePair(pair.source, pair.target) for pair in part)

@@ -219,9 +219,13 @@ class Predicate:
         """Returns -고 있다."""
         return Predicate(f"{self.stem}고 있", False)
 
-    def possible(self, *, is_possible: bool = True) -> "Predicate":
-        """Returns -(으)ㄹ 수 있다 or -(으)ㄹ 수 없다."""
-        return Predicate(f"{self.future_modifier} 수 {'있' if is_possible else '없'}", False)
+    def possible(self) -> "Predicate":
+        """Returns -(으)ㄹ 수 있다."""
+        return Predicate(f"{self.future_modifier} 수 있", False)
+
+    def impossible(self) -> "Predicate":
+        """Returns -(으)ㄹ 수 없다."""
+        return Predicate(f"{self.future_modifier} 수 없", False)
 
     def required(self) -> "Predicate":
         """Returns -아야/어야 하다."""
@@ -300,3 +304,34 @@ def copula(noun: str, tense: Tense, style: Style, *, is_spaced: bool = False, is
 def not_copula(noun: str, style: Style) -> str:
     """Returns 이/가 아니다: that the topic is not `noun`."""
     return f"{subject(noun)} " + Predicate("아니", False).statement(Tense.PRESENT, style)
+
+
+@dataclass(frozen=True)
+class Voice:
+    """What a Korean sentence chooses freely and its translation does not show.
+
+    Attributes:
+        style: Plain or formal.
+        is_humble: Says 저 for "I" instead of 나; only in the formal style.
+        is_spaced: Writes a space before 이다.
+        is_short: Writes 의사다 for 의사이다.
+        is_directional: Goes 학교로 instead of 학교에.
+        has_period: Ends a statement with a period.
+    """
+
+    style: Style
+    is_humble: bool = False
+    is_spaced: bool = False
+    is_short: bool = False
+    is_directional: bool = False
+    has_period: bool = False
+
+    def name(self, noun: str) -> str:
+        """Returns the noun; "I" is 저 when humble, and 당신 is 너 in the plain style."""
+        if noun == "나" and self.is_humble:
+            return "저"
+        return "너" if noun == "당신" and self.style is Style.PLAIN else noun
+
+    def to(self, place: str) -> str:
+        """Returns where somebody goes: 학교에 or 학교로."""
+        return direction(place) if self.is_directional else f"{place}에"

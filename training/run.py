@@ -15,6 +15,7 @@ import dataclasses
 import json
 import platform
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -168,11 +169,22 @@ class RunFolder:
         """Whether the run came to its end."""
         return self.summary_file.is_file()
 
+    def create(self, advice: str = "give another folder") -> None:
+        """Make the folder of a new run.
+
+        Raises:
+            ValueError: It holds a run already; `advice` is added to the message.
+            OSError: It cannot be written.
+        """
+        if self.is_run:
+            raise ValueError(f"{self.path} already holds a run: {advice}")
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+
     def text_files(self, part: str) -> tuple[Path, Path]:
         """Source and target file of "dev" or "test"."""
         return self.path / f"{part}.source.txt", self.path / f"{part}.target.txt"
 
-    def write_pairs(self, part: str, pairs: tuple[SentencePair, ...]) -> None:
+    def write_pairs(self, part: str, pairs: Sequence[SentencePair]) -> None:
         """Write the pairs of "dev" or "test"."""
         source_file, target_file = self.text_files(part)
         write_lines(source_file, [pair.source for pair in pairs])

@@ -1,0 +1,1 @@
+"""Speed and quality, measured: each module is a command, and its docstring says what it measures."""

@@ -1,0 +1,115 @@
+"""The same weights in CTranslate2, so that both engines decode the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import ctranslate2
+import numpy as np
+from ctranslate2.specs import TransformerSpec
+from torch import nn
+
+from training.attention import MultiHeadAttention
+from training.config import BOS, EOS, PAD, UNK
+from training.transformer import Transformer
+
+
+def convert(model: Transformer, path: Path) -> list[str]:
+    """Write `model` in CTranslate2's format; returns the token string of each id."""
+    config = model.config
+    spec = TransformerSpec.from_config(
+        (config.num_encoder_layers, config.num_decoder_layers),
+        config.num_heads,
+        pre_norm=config.norm == "pre",
+    )
+    encoder, decoder = spec.encoder, spec.decoder
+    for embeddings in (encoder.embeddings[0], decoder.embeddings, decoder.projection):
+        embeddings.weight = _array(model.embedding.weight)
+    for stack in (encoder, decoder):
+        stack.position_encodings.encodings = _array(model.positions)
+    for ours, theirs in zip(model.encoder_layers, encoder.layer, strict=True):
+        _set_self_attention(theirs.self_attention, ours.self_attention, ours.self_attention_norm)
+        _set_feed_forward(theirs.ffn, ours)
+    for ours, theirs in zip(model.decoder_layers, decoder.layer, strict=True):
+        _set_self_attention(theirs.self_attention, ours.self_attention, ours.self_attention_norm)
+        cross = ours.cross_attention
+        _set_linear(theirs.attention.linear[0], cross.query)
+        _set_linear(theirs.attention.linear[1], cross.key, cross.value)
+        _set_linear(theirs.attention.linear[2], cross.output)
+        _set_norm(theirs.attention.layer_norm, ours.cross_attention_norm)
+        _set_feed_forward(theirs.ffn, ours)
+    if config.norm == "pre":
+        _set_norm(encoder.layer_norm, model.encoder_norm)
+        _set_norm(decoder.layer_norm, model.decoder_norm)
+    tokens = [PAD, BOS, EOS, UNK] + [f"t{i}" for i in range(4, config.vocab_size)]
+    spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = BOS, EOS, UNK
+    spec.config.decoder_start_token = BOS
+    spec.register_source_vocabulary(tokens)
+    spec.register_target_vocabulary(tokens)
+    spec.validate()
+    path.mkdir(parents=True, exist_ok=True)
+    spec.save(str(path))
+    return tokens
+
+
+class CTranslate2Peer:
+    """One translator with its thread setting.
+
+    Args:
+        path: What `convert` wrote.
+        tokens: What `convert` returned.
+        compute_type: CTranslate2's name, `float32` or `int8`.
+        inter_threads: Batches at once.
+        intra_threads: Threads of a batch.
+    """
+
+    def __init__(
+        self, path: Path, tokens: list[str], compute_type: str, inter_threads: int, intra_threads: int
+    ) -> None:
+        self._tokens = tokens
+        self._ids = {token: token_id for token_id, token in enumerate(tokens)}
+        self._inter_threads = inter_threads
+        self._translator = ctranslate2.Translator(
+            str(path),
+            device="cpu",
+            compute_type=compute_type,
+            inter_threads=inter_threads,
+            intra_threads=intra_threads,
+        )
+
+    def greedy(self, sources: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        """Exactly `num_tokens` target tokens of each source, encoding included."""
+        results = self._translator.translate_batch(
+            [[self._tokens[token_id] for token_id in source] for source in sources],
+            beam_size=1,
+            min_decoding_length=num_tokens,
+            max_decoding_length=num_tokens,
+            max_batch_size=-(-len(sources) // self._inter_threads),
+        )
+        return [[self._ids[token] for token in result.hypotheses[0]] for result in results]
+
+
+def _array(tensor: nn.Parameter) -> np.ndarray:
+    return tensor.detach().numpy()
+
+
+def _set_linear(theirs, *ours: nn.Linear) -> None:
+    theirs.weight = np.concatenate([_array(layer.weight) for layer in ours])
+    theirs.bias = np.concatenate([_array(layer.bias) for layer in ours])
+
+
+def _set_norm(theirs, ours: nn.Module) -> None:
+    theirs.gamma, theirs.beta = _array(ours.weight), _array(ours.bias)
+
+
+def _set_self_attention(theirs, ours: MultiHeadAttention, norm: nn.Module) -> None:
+    _set_linear(theirs.linear[0], ours.query, ours.key, ours.value)
+    _set_linear(theirs.linear[1], ours.output)
+    _set_norm(theirs.layer_norm, norm)
+
+
+def _set_feed_forward(theirs, ours: nn.Module) -> None:
+    _set_linear(theirs.linear_0, ours.feed_forward.inner)
+    _set_linear(theirs.linear_1, ours.feed_forward.outer)
+    _set_norm(theirs.layer_norm, ours.feed_forward_norm)

@@ -1,0 +1,45 @@
+"""What a measurement ran on: hardware, versions, commit."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+_PACKAGES = ("torch", "onnxruntime", "onnxruntime-gpu", "ctranslate2", "grpcio", "tokenizers")
+
+
+def describe_hardware() -> dict[str, object]:
+    """For the head of a result file."""
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": _commit(),
+        "cpu": _cpu_name(),
+        "cpus_usable": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "versions": {package: _version(package) for package in _PACKAGES if _version(package)},
+    }
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() or "unknown"

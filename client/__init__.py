@@ -1,0 +1,26 @@
+"""A small client: `Client` and `AsyncClient` for programs, `python -m client` for people.
+
+Requests and answers are the messages of `protos/seq2seq_v1.proto`, so every option of the API is here.
+"""
+
+from client.aio import AsyncClient
+from client.errors import ClientError, FieldViolation
+from client.sync import Client, Pending
+from protos.seq2seq_v1_pb2 import (
+    GenerateOptions,
+    GenerateResponse,
+    GenerateStreamResponse,
+    Model,
+)
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "ClientError",
+    "FieldViolation",
+    "GenerateOptions",
+    "GenerateResponse",
+    "GenerateStreamResponse",
+    "Model",
+    "Pending",
+]

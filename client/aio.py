@@ -1,0 +1,130 @@
+"""The client for asyncio: the same methods, awaited."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+
+from client.errors import ClientError
+from client.wire import (
+    CHANNEL_OPTIONS,
+    DEFAULT_ADDRESS,
+    DEFAULT_TIMEOUT_SECONDS,
+    TextOrIds,
+    generate_request,
+    metadata,
+)
+from protos.seq2seq_v1_pb2 import (
+    GenerateOptions,
+    GenerateResponse,
+    GenerateStreamResponse,
+    ListModelsRequest,
+    Model,
+)
+from protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
+
+
+class AsyncClient:
+    """A connection to a server, for one event loop; used as an async context manager, or closed.
+
+    Every method raises `ClientError` where the call fails, and `ValueError` for a text that is not Unicode.
+    Cancelling the task that awaits a call cancels the call.
+
+    Args:
+        address: `host:port`.
+        timeout_seconds: Deadline of a call that names none; None waits for ever.
+    """
+
+    def __init__(
+        self, address: str = DEFAULT_ADDRESS, *, timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS
+    ) -> None:
+        self.address = address
+        self._timeout_seconds = timeout_seconds
+        self._channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._stub: Any = Seq2SeqStub(self._channel)  # type: ignore[no-untyped-call]
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
+
+    async def translate(self, text: str, *, model: str = "", options: GenerateOptions | None = None) -> str:
+        """The best target of one source, as text."""
+        answer = await self.generate(text, model=model, options=options)
+        return answer.hypotheses[0].text
+
+    async def generate(
+        self,
+        source: TextOrIds,
+        *,
+        model: str = "",
+        options: GenerateOptions | None = None,
+        timeout_seconds: float | None = None,
+        request_id: str = "",
+    ) -> GenerateResponse:
+        """The whole answer to one source, a text or its token ids."""
+        with _client_errors(self.address):
+            answer: GenerateResponse = await self._stub.Generate(
+                generate_request(source, model, options),
+                timeout=self._timeout_seconds if timeout_seconds is None else timeout_seconds,
+                metadata=metadata(request_id),
+            )
+        return answer
+
+    async def stream(
+        self,
+        source: TextOrIds,
+        *,
+        model: str = "",
+        options: GenerateOptions | None = None,
+        timeout_seconds: float | None = None,
+        request_id: str = "",
+    ) -> AsyncIterator[GenerateStreamResponse]:
+        """Pieces as they are decoded, and last the whole answer; closing the iterator cancels the call."""
+        call = self._stub.GenerateStream(
+            generate_request(source, model, options),
+            timeout=self._timeout_seconds if timeout_seconds is None else timeout_seconds,
+            metadata=metadata(request_id),
+        )
+        try:
+            with _client_errors(self.address):
+                async for event in call:
+                    yield event
+        finally:
+            call.cancel()
+
+    async def models(self) -> list[Model]:
+        """The models that the server serves, the default one first."""
+        with _client_errors(self.address):
+            answer = await self._stub.ListModels(ListModelsRequest(), timeout=self._timeout_seconds)
+        return list(answer.models)
+
+    async def health(self, service: str = "") -> str:
+        """`SERVING` or `NOT_SERVING`: of the whole server, of a service, or of a model."""
+        with _client_errors(self.address):
+            answer = await self._health.Check(
+                health_pb2.HealthCheckRequest(service=service), timeout=self._timeout_seconds
+            )
+        name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+        return name
+
+    async def close(self) -> None:
+        """End the connection, and with it every call."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+@contextmanager
+def _client_errors(address: str) -> Iterator[None]:
+    try:
+        yield
+    except aio.AioRpcError as error:
+        raise ClientError.from_rpc(error, address) from error

@@ -1,0 +1,78 @@
+"""What a call can end with instead of an answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2  # type: ignore[import-untyped]
+from grpc_status import rpc_status  # type: ignore[import-untyped]
+
+_REQUEST_ID = "x-request-id"
+
+
+@dataclass(frozen=True)
+class FieldViolation:
+    """One field of a request that the server refused."""
+
+    field: str
+    description: str
+
+
+class ClientError(Exception):
+    """A call failed.
+
+    Attributes:
+        code: The gRPC status's name, for example `INVALID_ARGUMENT`.
+        message: What the server said, or why it was not reached.
+        field_violations: Which fields were refused.
+        retry_after_seconds: When an overloaded server asks to be called again; None where it did not say.
+        request_id: The call's name in the server's log; empty where the server was not reached.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        field_violations: tuple[FieldViolation, ...] = (),
+        retry_after_seconds: float | None = None,
+        request_id: str = "",
+    ) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+        self.field_violations = field_violations
+        self.retry_after_seconds = retry_after_seconds
+        self.request_id = request_id
+
+    @classmethod
+    def from_rpc(cls, error: grpc.RpcError, address: str) -> ClientError:
+        """The same failure without gRPC's classes, and with the details that came in the trailers."""
+        code, message = error.code(), error.details() or ""
+        call: Any = error  # gRPC's own errors are calls too, which its types do not say
+        trailers = dict(call.trailing_metadata() or ())
+        request_id = str(trailers.get(_REQUEST_ID, ""))
+        if code is grpc.StatusCode.UNAVAILABLE and not request_id:
+            return cls(code.name, f"no server answers at {address} ({message})")
+        violations: tuple[FieldViolation, ...] = ()
+        retry_after_seconds = None
+        status = rpc_status.from_call(error)
+        for detail in status.details if status is not None else ():
+            if detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
+                bad_request = error_details_pb2.BadRequest.FromString(detail.value)
+                violations += tuple(
+                    FieldViolation(violation.field, violation.description)
+                    for violation in bad_request.field_violations
+                )
+            elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
+                delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
+                retry_after_seconds = delay.ToTimedelta().total_seconds()
+        return cls(
+            code.name,
+            message,
+            field_violations=violations,
+            retry_after_seconds=retry_after_seconds,
+            request_id=request_id,
+        )

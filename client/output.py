@@ -1,0 +1,76 @@
+"""Answers as JSON and as lines of text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from google.protobuf.message import Message
+
+from client.errors import ClientError
+from protos.seq2seq_v1_pb2 import Attention
+
+_LINE_BREAKS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
+
+
+def to_json(content: dict[str, Any]) -> str:
+    """One line of JSON in which people can read any alphabet."""
+    return json.dumps(content, ensure_ascii=False)
+
+
+def message_dict(message: Message) -> dict[str, Any]:
+    """A message by its field names, zeros included, absent optional fields left out.
+
+    protobuf's own JSON writes 64-bit integers, so also token ids, as strings.
+    """
+    content: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        value = getattr(message, field.name)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            content[field.name] = dict(value)
+        elif field.is_repeated:
+            content[field.name] = [_value(field, item) for item in value]
+        else:
+            content[field.name] = _value(field, value)
+    return content
+
+
+def error_dict(error: ClientError) -> dict[str, Any]:
+    """A failed call for `--json`."""
+    content: dict[str, Any] = {"code": error.code, "message": error.message}
+    if error.field_violations:
+        content["field_violations"] = [
+            {"field": violation.field, "description": violation.description}
+            for violation in error.field_violations
+        ]
+    if error.retry_after_seconds is not None:
+        content["retry_after_seconds"] = error.retry_after_seconds
+    if error.request_id:
+        content["request_id"] = error.request_id
+    return content
+
+
+def attention_dict(attention: Attention) -> dict[str, Any]:
+    """An alignment with its weights as rows, one a target token."""
+    width = len(attention.source_tokens)
+    weights = [round(weight, 6) for weight in attention.weights]
+    return {
+        "source_tokens": list(attention.source_tokens),
+        "target_tokens": list(attention.target_tokens),
+        "weights": [weights[row * width : (row + 1) * width] for row in range(len(attention.target_tokens))],
+    }
+
+
+def one_line(text: str) -> str:
+    """`text` with its line breaks as spaces, so that line n of the output answers line n of the input."""
+    return text.translate(_LINE_BREAKS)
+
+
+def _value(field: Any, value: Any) -> Any:
+    if isinstance(value, Message):
+        return message_dict(value)
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name
+    return value

@@ -1,0 +1,161 @@
+"""The client for ordinary code: every call blocks until its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+
+from client.errors import ClientError
+from client.wire import (
+    CHANNEL_OPTIONS,
+    DEFAULT_ADDRESS,
+    DEFAULT_TIMEOUT_SECONDS,
+    TextOrIds,
+    generate_request,
+    metadata,
+)
+from protos.seq2seq_v1_pb2 import (
+    GenerateOptions,
+    GenerateResponse,
+    GenerateStreamResponse,
+    ListModelsRequest,
+    Model,
+)
+from protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
+
+
+class Client:
+    """A connection to a server, for any number of threads; used as a context manager, or closed.
+
+    Every method raises `ClientError` where the call fails, and `ValueError` for a text that is not Unicode.
+
+    Args:
+        address: `host:port`.
+        timeout_seconds: Deadline of a call that names none; None waits for ever.
+    """
+
+    def __init__(
+        self, address: str = DEFAULT_ADDRESS, *, timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS
+    ) -> None:
+        self.address = address
+        self._timeout_seconds = timeout_seconds
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._stub: Any = Seq2SeqStub(self._channel)  # type: ignore[no-untyped-call]
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
+
+    def translate(self, text: str, *, model: str = "", options: GenerateOptions | None = None) -> str:
+        """The best target of one source, as text."""
+        return self.generate(text, model=model, options=options).hypotheses[0].text
+
+    def generate(
+        self,
+        source: TextOrIds,
+        *,
+        model: str = "",
+        options: GenerateOptions | None = None,
+        timeout_seconds: float | None = None,
+        request_id: str = "",
+    ) -> GenerateResponse:
+        """The whole answer to one source, a text or its token ids."""
+        pending = self.submit(
+            source, model=model, options=options, timeout_seconds=timeout_seconds, request_id=request_id
+        )
+        return pending.result()
+
+    def submit(
+        self,
+        source: TextOrIds,
+        *,
+        model: str = "",
+        options: GenerateOptions | None = None,
+        timeout_seconds: float | None = None,
+        request_id: str = "",
+    ) -> Pending:
+        """Like `generate`, without waiting: for many requests in flight."""
+        call = self._stub.Generate.future(
+            generate_request(source, model, options),
+            timeout=self._timeout_seconds if timeout_seconds is None else timeout_seconds,
+            metadata=metadata(request_id),
+        )
+        return Pending(call, self.address)
+
+    def stream(
+        self,
+        source: TextOrIds,
+        *,
+        model: str = "",
+        options: GenerateOptions | None = None,
+        timeout_seconds: float | None = None,
+        request_id: str = "",
+    ) -> Iterator[GenerateStreamResponse]:
+        """Pieces as they are decoded, and last the whole answer; leaving the loop cancels the call."""
+        call = self._stub.GenerateStream(
+            generate_request(source, model, options),
+            timeout=self._timeout_seconds if timeout_seconds is None else timeout_seconds,
+            metadata=metadata(request_id),
+        )
+        try:
+            with _client_errors(self.address):
+                yield from call
+        finally:
+            call.cancel()
+
+    def models(self) -> list[Model]:
+        """The models that the server serves, the default one first."""
+        with _client_errors(self.address):
+            answer = self._stub.ListModels(ListModelsRequest(), timeout=self._timeout_seconds)
+        return list(answer.models)
+
+    def health(self, service: str = "") -> str:
+        """`SERVING` or `NOT_SERVING`: of the whole server, of a service, or of a model."""
+        with _client_errors(self.address):
+            answer = self._health.Check(
+                health_pb2.HealthCheckRequest(service=service), timeout=self._timeout_seconds
+            )
+        name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+        return name
+
+    def close(self) -> None:
+        """End the connection, and with it every call."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Pending:
+    """A call whose answer has not been waited for yet. Made by `Client.submit`."""
+
+    def __init__(self, call: Any, address: str) -> None:
+        self._call = call
+        self._address = address
+
+    def result(self) -> GenerateResponse:
+        """Wait for the answer."""
+        with _client_errors(self._address):
+            answer: GenerateResponse = self._call.result()
+        return answer
+
+    def cancel(self) -> None:
+        """Give up; the server frees the request's slot."""
+        self._call.cancel()
+
+
+@contextmanager
+def _client_errors(address: str) -> Iterator[None]:
+    try:
+        yield
+    except grpc.FutureCancelledError:
+        raise ClientError("CANCELLED", "the caller cancelled") from None
+    except grpc.RpcError as error:
+        raise ClientError.from_rpc(error, address) from error

@@ -1,0 +1,58 @@
+"""What both clients send, and how their connections behave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from protos.seq2seq_v1_pb2 import DESCRIPTOR, GenerateOptions, GenerateRequest, Source, TokenIds
+
+DEFAULT_ADDRESS = "localhost:50051"
+DEFAULT_TIMEOUT_SECONDS = 60.0
+MAX_MESSAGE_BYTES = 16 * 2**20
+
+# A server that drains or restarts is retried, somewhere else where the name has several addresses. An answer
+# that says the request itself is wrong never is.
+_SERVICE_CONFIG = {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "methodConfig": [
+        {
+            "name": [{"service": DESCRIPTOR.services_by_name["Seq2Seq"].full_name}],
+            "retryPolicy": {
+                "maxAttempts": 4,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "1s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ],
+    "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
+}
+
+CHANNEL_OPTIONS = (
+    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A server that vanished during a call is noticed within 80 s.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+)
+
+TextOrIds = str | Sequence[int]
+Metadata = tuple[tuple[str, str], ...]
+
+
+def generate_request(source: TextOrIds, model: str, options: GenerateOptions | None) -> GenerateRequest:
+    """The request for one source, a text or its token ids.
+
+    Raises:
+        ValueError: The text is not valid Unicode, or a token id is no 64-bit integer.
+    """
+    value = Source(text=source) if isinstance(source, str) else Source(token_ids=TokenIds(values=source))
+    return GenerateRequest(model=model, sources=[value], options=options)
+
+
+def metadata(request_id: str) -> Metadata:
+    """The metadata of a call; an empty id leaves the choice to the server."""
+    return (("x-request-id", request_id),) if request_id else ()

@@ -1,0 +1,239 @@
+"""A trained model to a bundle: graphs, weights, tokenizer, manifest and proof, written all or nothing."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import onnxruntime as ort
+import sacrebleu
+import torch
+from bundle.manifest import (
+    FileSpec,
+    GraphSpec,
+    Manifest,
+    Parity,
+    SpecialIds,
+    Variant,
+    file_spec,
+    write_manifest,
+)
+from bundle.names import FORMAT_VERSION, TOKENIZER_FILE, Precision, Verb
+from training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from training.run import TrainedModel
+from training.search import greedy_search
+
+from export import convert, parity
+from export.calibration import calibrate
+from export.graphs import DecodeGraph, EncodeGraph, Graph, StepGraph
+from export.linear import FloatFactory, Int8Factory, LinearFactory
+from export.runtime import Graphs
+
+FP32_TOLERANCE = 1e-4  # of a log-probability: float32 sums in another order
+FP16_TOLERANCE = 0.1  # 11 significant bits in logits of about ±30
+MAX_INT8_BLEU_LOSS = 1.0
+_CALIBRATION_PAIRS = 200
+_BLEU_PAIRS = 200
+_BATCH_SENTENCES = 32
+
+
+class ExportError(ValueError):
+    """The bundle was not written, and why."""
+
+
+def alignment_layer(num_decoder_layers: int) -> int:
+    """The layer whose heads' mean aligns best: the last but one (Garg et al. 2019, arXiv:1909.02074)."""
+    return max(num_decoder_layers - 2, 0)
+
+
+def export_bundle(
+    trained: TrainedModel,
+    path: Path,
+    precisions: Sequence[Precision],
+    *,
+    overwrite: bool = False,
+    report: Callable[[str], None] = lambda _: None,
+) -> Manifest:
+    """Export, prove, and write the bundle in one move.
+
+    Args:
+        trained: The model, its tokenizer and its dev pairs.
+        path: The folder to make.
+        precisions: At least one.
+        overwrite: Whether a folder that is there already is replaced.
+        report: Is told each step as it begins or ends.
+
+    Raises:
+        ExportError: `path` is taken or cannot be written, or a proof failed; then there is no new bundle.
+    """
+    if path.exists() and not overwrite:
+        raise ExportError(f"{path} is there already; give another folder, or --overwrite")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise ExportError(f"cannot write into {path.parent}: {error.strerror}") from error
+    try:
+        manifest = _write(trained, folder, precisions, report)
+        if path.exists():
+            shutil.rmtree(path)
+        folder.chmod(0o755)  # a temporary folder is its owner's alone
+        folder.rename(path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return manifest
+
+
+def _write(
+    trained: TrainedModel, folder: Path, precisions: Sequence[Precision], report: Callable[[str], None]
+) -> Manifest:
+    config = trained.config
+    trained.tokenizer.save(folder / TOKENIZER_FILE)
+    tokenizer = file_spec(folder, TOKENIZER_FILE)
+    variants = {precision: _export_variant(trained, folder, precision, report) for precision in precisions}
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        kind="transformer",
+        sizes={
+            "vocab_size": config.vocab_size,
+            "d_model": config.d_model,
+            "d_ff": config.d_ff,
+            "d_head": config.d_head,
+            "num_heads": config.num_heads,
+            "num_encoder_layers": config.num_encoder_layers,
+            "num_decoder_layers": config.num_decoder_layers,
+        },
+        special_ids=SpecialIds(PAD_ID, BOS_ID, EOS_ID, UNK_ID, decoder_start_id=BOS_ID),
+        attention_scale=1 / math.sqrt(config.d_head),
+        alignment_layer=alignment_layer(config.num_decoder_layers),
+        has_logits_bias=False,
+        max_source_length=config.max_source_length,
+        max_target_length=config.max_target_length,
+        source_tokenizer=tokenizer,
+        target_tokenizer=tokenizer,
+        variants=variants,
+        provenance=trained.provenance | {"dev_score": f"{trained.dev_score:.2f}"},
+    )
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _export_variant(
+    trained: TrainedModel, folder: Path, precision: Precision, report: Callable[[str], None]
+) -> Variant:
+    report(f"{precision}: converting")
+    modules = make_graphs(trained, precision)
+    models = {verb: convert.convert(module) for verb, module in modules.items()}
+    subfolder = folder / precision
+    subfolder.mkdir()
+    paths = convert.save(models, subfolder)
+    report(f"{precision}: comparing with the trained model")
+    graphs = Graphs(paths, modules, _provider(precision))
+    decode = modules[Verb.DECODE]
+    assert isinstance(decode, DecodeGraph)
+    proof = _prove(trained, graphs, decode, precision)
+    report(f"{precision}: {describe(proof)}")
+    return Variant(
+        graphs={
+            verb: GraphSpec(_spec(folder, path), modules[verb].inputs, modules[verb].outputs)
+            for verb, path in paths.items()
+        },
+        weights=_spec(folder, subfolder / convert.WEIGHTS_FILE),
+        parity=proof,
+    )
+
+
+def make_graphs(trained: TrainedModel, precision: Precision) -> dict[Verb, Graph]:
+    """The torch modules of the three graphs in one precision."""
+    linear: LinearFactory
+    if precision is Precision.INT8:
+        linear = Int8Factory(calibrate(trained.model, _calibration_pairs(trained)))
+    else:
+        linear = FloatFactory(torch.float16 if precision is Precision.FP16 else torch.float32)
+    layer = alignment_layer(trained.config.num_decoder_layers)
+    return {
+        Verb.ENCODE: EncodeGraph(trained.model, linear),
+        Verb.STEP: StepGraph(trained.model, linear),
+        Verb.DECODE: DecodeGraph(trained.model, linear, alignment_layer=layer),
+    }
+
+
+def describe(proof: Parity) -> str:
+    """The proof in one line."""
+    text = f"worst difference of log-probabilities {proof.max_log_probability_difference:.1e}"
+    if proof.tolerance is not None:
+        text += f" (tolerance {proof.tolerance:.0e})"
+    if proof.bleu is not None:
+        text += f", dev BLEU {proof.bleu:.2f} (trained model {proof.reference_bleu:.2f})"
+    return text
+
+
+def _prove(trained: TrainedModel, graphs: Graphs, decode: DecodeGraph, precision: Precision) -> Parity:
+    difference = parity.worst_difference(trained.model, graphs, decode)
+    if precision is Precision.INT8:
+        bleu, reference = _dev_bleu(trained, graphs)
+        if bleu < reference - MAX_INT8_BLEU_LOSS:
+            raise ExportError(
+                f"int8 scores {bleu:.2f} BLEU on dev where the trained model scores {reference:.2f}; a loss "
+                f"of {MAX_INT8_BLEU_LOSS} is allowed. Export fp32 only, or calibrate on more dev pairs"
+            )
+        return Parity(difference, None, parity.SHAPES, bleu, reference)
+    tolerance = FP16_TOLERANCE if precision is Precision.FP16 else FP32_TOLERANCE
+    if not difference <= tolerance:
+        raise ExportError(
+            f"{precision} differs from the trained model by {difference:.1e} in a log-probability, "
+            f"and {tolerance:.0e} is allowed"
+        )
+    return Parity(difference, tolerance, parity.SHAPES)
+
+
+def _dev_bleu(trained: TrainedModel, graphs: Graphs) -> tuple[float, float]:
+    """SacreBLEU on dev pairs of the graphs and of the trained model, both greedy."""
+    pairs = trained.dev[:_BLEU_PAIRS]
+    sources = trained.tokenizer.encode_sources([source for source, _ in pairs])
+    references = [[target for _, target in pairs]]
+    longest = max(map(len, trained.tokenizer.encode_batch(references[0])))
+    max_new_tokens = min(trained.config.max_target_length, 2 * longest)
+    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    ours: dict[int, list[int]] = {}
+    theirs: dict[int, list[int]] = {}
+    for start in range(0, len(order), _BATCH_SENTENCES):
+        chosen = order[start : start + _BATCH_SENTENCES]
+        batch = [sources[i] for i in chosen]
+        targets = graphs.greedy(batch, start_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=max_new_tokens)
+        ours.update(zip(chosen, targets, strict=True))
+        targets = greedy_search(
+            trained.model, batch, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=max_new_tokens
+        )
+        theirs.update(zip(chosen, targets, strict=True))
+    scores = []
+    for outputs in (ours, theirs):
+        texts = trained.tokenizer.decode_batch([outputs[i] for i in range(len(sources))])
+        scores.append(sacrebleu.corpus_bleu(texts, references).score)
+    return scores[0], scores[1]
+
+
+def _calibration_pairs(trained: TrainedModel) -> list[tuple[list[int], list[int]]]:
+    pairs = trained.dev[:_CALIBRATION_PAIRS]
+    sources = trained.tokenizer.encode_sources([source for source, _ in pairs])
+    targets = trained.tokenizer.encode_batch([target for _, target in pairs])
+    max_source, max_target = trained.config.max_source_length, trained.config.max_target_length
+    return [
+        (source[:max_source], [BOS_ID, *target][:max_target])
+        for source, target in zip(sources, targets, strict=True)
+    ]
+
+
+def _provider(precision: Precision) -> str:
+    """fp16 graphs are CUDA graphs, and are proved there where there is a device."""
+    cuda = "CUDAExecutionProvider"
+    if precision is Precision.FP16 and cuda in ort.get_available_providers():
+        return cuda
+    return "CPUExecutionProvider"
+
+
+def _spec(folder: Path, path: Path) -> FileSpec:
+    return file_spec(folder, path.relative_to(folder).as_posix())

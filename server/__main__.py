@@ -1,0 +1,155 @@
+"""Serve bundles: `python -m server bundles/demo --port 50051 --metrics-port 9464`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+# gRPC's own log repeats in its words what our messages say; read when grpc is imported.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+from bundle.names import Precision
+from server.app import serve
+from server.config import LOG_FORMATS, LOG_LEVELS, ServerConfig, format_bytes, parse_bytes
+from server.engine import QueueLimits
+from server.loading import load_model
+from server.logs import configure_logging
+from server.runner import RunnerConfig
+
+_AUTO = "auto"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        config = _config(options)
+    except ValueError as error:
+        parser.error(str(error))
+    configure_logging(config.log_level, config.log_format)
+    try:
+        asyncio.run(serve(options.bundles, config, load_model))
+    except (OSError, ValueError) as error:
+        parser.exit(1, f"error: {error}\n")
+
+
+def _config(options: argparse.Namespace) -> ServerConfig:
+    runner = RunnerConfig(
+        provider=options.provider,
+        precision=None if options.precision == _AUTO else Precision(options.precision),
+        num_threads=options.threads,
+        memory_budget_bytes=options.memory_budget,
+        max_slots=options.max_slots,
+        max_source_length=options.max_source_length,
+        max_target_length=options.max_target_length,
+    )
+    return ServerConfig(
+        host=options.host,
+        port=options.port,
+        metrics_port=options.metrics_port,
+        drain_seconds=options.drain_seconds,
+        log_level=options.log_level,
+        log_format=options.log_format,
+        queue=QueueLimits(max_waiting_requests=options.max_waiting_requests),
+        runner=runner,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    server = ServerConfig()
+    runner, queue = server.runner, server.queue
+    parser = argparse.ArgumentParser(
+        prog="python -m server",
+        description="Serve exported models over gRPC, with metrics and probes over HTTP.",
+        epilog="example: python -m server bundles/demo --port 50051 --memory-budget 512MiB",
+    )
+    add = parser.add_argument
+    add("bundles", nargs="+", type=Path, metavar="BUNDLE", help="a folder written by `python -m export`")
+    add("--host", default=server.host, help="address that both ports listen on (default %(default)s)")
+    add("--port", type=int, default=server.port, help="gRPC; 0 takes any free one (default %(default)s)")
+    add(
+        "--metrics-port",
+        type=int,
+        default=server.metrics_port,
+        help="HTTP with /metrics, /healthz, /readyz; 0 takes any free one (default %(default)s)",
+    )
+    add(
+        "--provider",
+        default=runner.provider,
+        metavar="auto|cpu|cuda",
+        help="what runs the graphs; auto takes CUDA where it works (default %(default)s)",
+    )
+    add(
+        "--precision",
+        choices=(_AUTO, *(precision.value for precision in Precision)),
+        default=runner.precision or _AUTO,
+        help="of the graphs; auto takes the fastest that fits the provider (default %(default)s)",
+    )
+    add(
+        "--threads",
+        type=int,
+        default=runner.num_threads,
+        metavar="N",
+        help="CPU threads of a step (default: the CPUs that the process may use)",
+    )
+    add(
+        "--memory-budget",
+        type=_size,
+        default=runner.memory_budget_bytes,
+        metavar="SIZE",
+        help="cache and memory of all slots of a model, in bytes or with KiB, MiB, GiB "
+        f"(default {format_bytes(runner.memory_budget_bytes)})",
+    )
+    add(
+        "--max-slots",
+        type=int,
+        default=runner.max_slots,
+        metavar="N",
+        help="the most sequences decoded at once, however large the budget (default %(default)s)",
+    )
+    add(
+        "--max-source-length",
+        type=int,
+        default=runner.max_source_length,
+        metavar="TOKENS",
+        help="room for a source (default: the model's limit)",
+    )
+    add(
+        "--max-target-length",
+        type=int,
+        default=runner.max_target_length,
+        metavar="TOKENS",
+        help="room for a target (default: the model's limit)",
+    )
+    add(
+        "--max-waiting-requests",
+        type=int,
+        default=queue.max_waiting_requests,
+        metavar="N",
+        help="requests of a model that may wait for a slot (default %(default)s)",
+    )
+    add(
+        "--drain-seconds",
+        type=float,
+        default=server.drain_seconds,
+        metavar="SECONDS",
+        help="how long accepted requests may go on after SIGTERM (default %(default)g)",
+    )
+    add("--log-level", choices=LOG_LEVELS, default=server.log_level, help="default %(default)s")
+    add("--log-format", choices=LOG_FORMATS, default=server.log_format, help="default %(default)s")
+    return parser
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""One server process, from its bundles to its last answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from server.config import ServerConfig
+from server.deliveries import Deliveries
+from server.http import HttpServer
+from server.metrics import Metrics
+from server.models import Models, ServedModel
+from server.service.calls import Calls
+from server.service.endpoint import Endpoint
+from server.service.health import Health
+
+Loader = Callable[[Path, ServerConfig, Deliveries], ServedModel]
+
+_REFRESH_SECONDS = 1.0  # how soon a health watcher hears of an engine that failed
+
+_log = logging.getLogger(__name__)
+
+
+class App:
+    """Models, ports and metrics of one process.
+
+    Owns everything that lives as long as the server. Its methods run on one event loop.
+
+    Args:
+        bundles: Folders; a model is called like its folder.
+        loader: Loads one bundle; runs on a thread of its own.
+
+    Raises:
+        OSError: A port cannot be listened on.
+    """
+
+    def __init__(self, bundles: Sequence[Path], config: ServerConfig, loader: Loader) -> None:
+        self._bundles = bundles
+        self._config = config
+        self._loader = loader
+        self._metrics = Metrics()
+        self._models = Models()
+        self._health = Health(self._models)
+        self._calls = Calls(self._models, self._metrics)
+        self.http = HttpServer(
+            config.host,
+            config.metrics_port,
+            registry=self._metrics.registry,
+            unhealthy=self._health.unhealthy,
+            unready=self._health.unready,
+        )
+        try:
+            self.endpoint = Endpoint(
+                config.host, config.port, models=self._models, calls=self._calls, health=self._health
+            )
+        except OSError:
+            self.http.stop()
+            raise
+
+    async def start(self) -> None:
+        """Answer from now on, first with "loading"; ready when it returns.
+
+        Raises:
+            ValueError: A bundle cannot be used.
+        """
+        await self.endpoint.start()
+        loop = asyncio.get_running_loop()
+        models = []
+        for path in self._bundles:
+            deliveries = Deliveries(path.resolve().name, loop, self._metrics)
+            models.append(await asyncio.to_thread(self._loader, path, self._config, deliveries))
+        for model in models:
+            self._metrics.add_model(
+                model.name,
+                version=model.version,
+                precision=model.precision,
+                provider=model.provider,
+                num_slots=model.engine.num_slots,
+                cache_bytes=model.cache_bytes,
+                heartbeat=model.engine.heartbeat,
+            )
+            self._models.add(model)
+            model.engine.start()
+        self._health.refresh()
+        served = "; ".join(
+            f"{model.name}: {model.precision} on {model.provider}, {model.engine.num_slots} slots"
+            for model in models
+        )
+        host = self._config.host
+        _log.info(
+            "ready: gRPC on %s:%d, metrics on %s:%d; %s",
+            host,
+            self.endpoint.port,
+            host,
+            self.http.port,
+            served,
+        )
+
+    async def run_until(self, stopping: asyncio.Event) -> None:
+        """Serve until `stopping` is set, and keep health watchers informed."""
+        while not stopping.is_set():
+            self._health.refresh()
+            try:
+                await asyncio.wait_for(stopping.wait(), _REFRESH_SECONDS)
+            except TimeoutError:
+                continue
+
+    async def drain(self) -> None:
+        """Say that no request should come any more, and let the accepted ones finish, for a time."""
+        self._health.drain()
+        for model in self._models:
+            model.engine.drain()
+        limit = self._config.drain_seconds
+        try:
+            await asyncio.wait_for(self._calls.wait_until_idle(), limit)
+        except TimeoutError:
+            _log.warning("%d calls were not finished within %g seconds", self._calls.num_open, limit)
+
+    async def stop(self) -> None:
+        """End the engines, then the ports: what is unfinished is answered with UNAVAILABLE."""
+        for model in self._models:
+            await asyncio.to_thread(model.engine.stop)
+        await self.endpoint.stop()
+        await asyncio.to_thread(self.http.stop)
+
+
+async def serve(bundles: Sequence[Path], config: ServerConfig, loader: Loader) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal kills the process.
+
+    Raises:
+        OSError: A port cannot be listened on.
+        ValueError: A bundle cannot be used.
+    """
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: signal.Signals) -> None:
+        _log.info(
+            "%s: draining for at most %g seconds; once more ends at once", number.name, config.drain_seconds
+        )
+        stopping.set()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    app = App(bundles, config, loader)
+    try:
+        await app.start()
+        await app.run_until(stopping)
+        await app.drain()
+    finally:
+        await app.stop()
+    _log.info("stopped")

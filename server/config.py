@@ -1,0 +1,73 @@
+"""What a server is started with: a frozen record, and the only place where its defaults are written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from server.engine import QueueLimits
+from server.runner import RunnerConfig
+
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
+
+_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_BYTES = re.compile(r"(\d+) ?(KiB|MiB|GiB|)", re.ASCII)
+_MAX_PORT = 65_535
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Settings of one server process.
+
+    Attributes:
+        host: Address that both ports listen on.
+        port: gRPC; 0 lets the system choose.
+        metrics_port: HTTP with /metrics, /healthz, /readyz; 0 lets the system choose.
+        drain_seconds: How long accepted requests may go on after SIGTERM.
+        queue: What may wait for a slot of a model before newcomers are refused.
+        runner: How every model's graphs are run.
+    """
+
+    host: str = "0.0.0.0"
+    port: int = 50051
+    metrics_port: int = 9464
+    drain_seconds: float = 30.0
+    log_level: str = "info"
+    log_format: str = "text"
+    queue: QueueLimits = field(default_factory=QueueLimits)
+    runner: RunnerConfig = field(default_factory=RunnerConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("port", "metrics_port"):
+            if not 0 <= getattr(self, name) <= _MAX_PORT:
+                raise ValueError(f"{name} is {getattr(self, name)}, and must be from 0 to {_MAX_PORT}")
+        if self.port == self.metrics_port != 0:
+            raise ValueError(f"port and metrics_port are both {self.port}, and must differ")
+        if not 0 <= self.drain_seconds < float("inf"):
+            raise ValueError(f"drain_seconds is {self.drain_seconds}, and must be at least 0 and finite")
+        for name, choices in (("log_level", LOG_LEVELS), ("log_format", LOG_FORMATS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}, and must be one of {', '.join(choices)}"
+                )
+
+
+def parse_bytes(text: str) -> int:
+    """A number of bytes as people write it: `1048576`, `512MiB`, `2 GiB`.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    match = _BYTES.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a size: write bytes, or a whole number with KiB, MiB or GiB")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def format_bytes(num_bytes: int) -> str:
+    """The shortest exact way to write a number of bytes that `parse_bytes` reads."""
+    for unit in ("GiB", "MiB", "KiB"):
+        if num_bytes and num_bytes % _UNITS[unit] == 0:
+            return f"{num_bytes // _UNITS[unit]}{unit}"
+    return str(num_bytes)

@@ -1,0 +1,96 @@
+"""The way out of an engine's thread: its turns become news in the mailboxes of the waiting handlers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from server.engine import Engine
+from server.metrics import Metrics
+from server.records import Request, Result, Turn
+
+
+class Mailbox:
+    """What the engine has said of one request and its handler has not read yet.
+
+    Owned by `Deliveries`; used on the event loop only. Tokens pile up while the handler is busy sending,
+    so that a slow client gets fewer and larger pieces.
+    """
+
+    def __init__(self) -> None:
+        self._token_ids: list[int] = []
+        self._result: Result | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the engine has ended the request."""
+        return self._result is not None
+
+    def put(self, token_ids: tuple[int, ...], result: Result | None) -> None:
+        """Add news and wake the reader."""
+        self._token_ids += token_ids
+        self._result = self._result or result
+        self._news.set()
+
+    async def take(self) -> tuple[list[int], Result | None]:
+        """Wait for news and empty the box: the new tokens, and the result where no more will come."""
+        await self._news.wait()
+        self._news.clear()
+        token_ids, self._token_ids = self._token_ids, []
+        return token_ids, self._result
+
+    async def wait_for_result(self) -> Result:
+        """Wait for the end."""
+        while True:
+            _, result = await self.take()
+            if result is not None:
+                return result
+
+
+class Deliveries:
+    """The mailboxes of one engine's requests.
+
+    Owned by the app, one for each engine. Everything but `deliver` belongs to the event loop.
+
+    Args:
+        model_name: What the engine's model is called.
+        loop: The event loop that the handlers run on.
+        metrics: Is told of every turn.
+    """
+
+    def __init__(self, model_name: str, loop: asyncio.AbstractEventLoop, metrics: Metrics) -> None:
+        self.model_name = model_name
+        self._loop = loop
+        self._metrics = metrics
+        self._mailboxes: dict[Request, Mailbox] = {}
+
+    def deliver(self, turn: Turn) -> None:
+        """Called on the engine's thread, once a turn."""
+        self._loop.call_soon_threadsafe(self._dispatch, turn)
+
+    @contextmanager
+    def submitted(self, engine: Engine, request: Request) -> Iterator[Mailbox]:
+        """Give `request` to the engine, and take it back when the block is left before the end.
+
+        Raises:
+            ServerError: The engine refuses it.
+        """
+        mailbox = self._mailboxes[request] = Mailbox()
+        try:
+            engine.submit(request)
+            try:
+                yield mailbox
+            finally:
+                if not mailbox.has_result:
+                    engine.cancel(request)
+        finally:
+            del self._mailboxes[request]
+
+    def _dispatch(self, turn: Turn) -> None:
+        for update in turn.updates:
+            mailbox = self._mailboxes.get(update.request)
+            if mailbox is not None:  # else its handler left, and the engine has not heard of it yet
+                mailbox.put(update.token_ids, update.result)
+        self._metrics.record_turn(self.model_name, turn.stats)

@@ -1,0 +1,374 @@
+"""The decoding engine: one thread that decides, runs and records, over and over.
+
+It owns all mutable state of decoding. Other threads speak to it through two one-way doors: a queue of commands in,
+and `deliver`, called on the engine's thread once a turn, out. Idle means asleep on the queue.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from server.errors import EngineFailed, Overloaded, Unavailable
+from server.records import (
+    Array,
+    FinishReason,
+    Move,
+    Request,
+    Result,
+    Sequence,
+    StepPlan,
+    StepResult,
+    StepStats,
+    Timings,
+    Turn,
+    Update,
+)
+from server.scheduler import Finished, Scheduler, SchedulerLimits
+from server.slots import Slots
+
+_log = logging.getLogger(__name__)
+
+_FAILURES_TO_UNHEALTHY = 3  # turns in a row that raised
+_STOP_SECONDS = 10.0
+
+
+class Runner(Protocol):
+    """What the engine needs of whoever runs the graphs; `server.runner.OnnxRunner` is the real one.
+
+    Attributes:
+        num_slots: Rows that there are buffers for.
+        max_source_length: Positions of a row's memory.
+        max_target_length: Positions of a row's cache.
+        start_id: What a sequence is fed first.
+        eos_id: What ends one.
+    """
+
+    num_slots: int
+    max_source_length: int
+    max_target_length: int
+    start_id: int
+    eos_id: int
+
+    def encode(self, first_row: int, requests: list[Request]) -> None:
+        """Encode newcomers into the memory of the rows from `first_row` on."""
+
+    def step(self, rows: tuple[Sequence, ...]) -> list[int]:
+        """Feed every row its last token, and select its next one."""
+
+    def move(self, moves: Iterable[Move]) -> int:
+        """Carry out moves in order; returns the bytes copied."""
+
+    def align(self, row: int, target_ids: list[int], source_length: int) -> Array:
+        """The attention `(T, source_length)` of a finished row, whose memory is still in place."""
+
+
+class _Command(enum.Enum):
+    SUBMIT = enum.auto()
+    CANCEL = enum.auto()
+    STOP = enum.auto()
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """How much may wait for a slot before newcomers are refused."""
+
+    max_waiting_requests: int = 1024
+    max_waiting_tokens: int = 262_144
+
+    def __post_init__(self) -> None:
+        for name in ("max_waiting_requests", "max_waiting_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 1")
+
+
+class Engine:
+    """Decodes the requests of one model, all that fit at once.
+
+    Owned by the service. Everything but the methods marked thread-safe happens on the engine's own thread.
+
+    Args:
+        runner: Runs the graphs; the engine's alone from here on.
+        model_name: For the log.
+        deliver: Takes what a turn produced, on the engine's thread; must not block.
+        queue_limits: What may wait.
+        limits: What bounds a turn.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        model_name: str,
+        deliver: Callable[[Turn], None],
+        queue_limits: QueueLimits | None = None,
+        limits: SchedulerLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model_name = model_name
+        self.num_slots = runner.num_slots
+        self.max_source_length = runner.max_source_length
+        self.max_target_length = runner.max_target_length
+        self.is_healthy = True
+        self._runner = runner
+        self._deliver = deliver
+        self._clock = clock
+        self._scheduler = Scheduler(
+            Slots(runner.num_slots), start_id=runner.start_id, eos_id=runner.eos_id, limits=limits
+        )
+        self._start_id, self._eos_id = runner.start_id, runner.eos_id
+        self._commands: queue.SimpleQueue[tuple[_Command, Request | None]] = queue.SimpleQueue()
+        self._queue_limits = queue_limits or QueueLimits()
+        self._backlog_lock = threading.Lock()
+        self._backlog: set[Request] = set()  # submitted, and neither admitted nor ended
+        self._backlog_tokens = 0
+        self._is_draining = False
+        self._is_stopping = False
+        self._is_asleep = False
+        self._last_turn_at = time.time()
+        self._num_failures = 0
+        self._thread = threading.Thread(target=self._loop, name=f"engine-{model_name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Take a request in; thread-safe, never waits.
+
+        Raises:
+            Unavailable: Draining or stopped.
+            Overloaded: The queue is full.
+        """
+        length = request.source_length
+        with self._backlog_lock:
+            if self._is_draining:
+                raise Unavailable(f"model {self.model_name} is shutting down")
+            limits = self._queue_limits
+            if len(self._backlog) >= limits.max_waiting_requests:
+                raise Overloaded(
+                    f"{len(self._backlog)} requests are waiting, and the limit is "
+                    f"{limits.max_waiting_requests}",
+                    retry_after_seconds=1.0,
+                )
+            if self._backlog_tokens + length > limits.max_waiting_tokens:
+                raise Overloaded(
+                    f"{self._backlog_tokens} source tokens are waiting, and the limit is "
+                    f"{limits.max_waiting_tokens}",
+                    retry_after_seconds=1.0,
+                )
+            self._backlog_tokens += length
+            self._backlog.add(request)
+        self._commands.put((_Command.SUBMIT, request))
+
+    def cancel(self, request: Request) -> None:
+        """End a request whose caller went away; thread-safe, and nothing where it has ended already."""
+        self._commands.put((_Command.CANCEL, request))
+
+    def drain(self) -> None:
+        """Refuse newcomers from now on, and finish who is in; thread-safe."""
+        with self._backlog_lock:
+            self._is_draining = True
+
+    def stop(self) -> None:
+        """End the thread; what is unfinished ends with `Unavailable`."""
+        self.drain()
+        if self._thread.is_alive():
+            self._commands.put((_Command.STOP, None))
+            self._thread.join(_STOP_SECONDS)
+
+    def heartbeat(self) -> float:
+        """Unix time of the last sign of life: now while asleep for want of work, else the last turn's start."""
+        return time.time() if self._is_asleep else self._last_turn_at
+
+    def _loop(self) -> None:
+        while True:
+            finished = self._obey_commands()
+            if self._is_stopping:
+                self._report(_Ran(finished + self._scheduler.abandon()))
+                return
+            self._last_turn_at = time.time()
+            try:
+                self._turn(finished)
+            except Exception:
+                _log.exception("model %s: the engine failed outside of a step", self.model_name)
+                self._note_failure()
+                self._report(_Ran(self._scheduler.abandon()))
+
+    def _obey_commands(self) -> list[Finished]:
+        """Take all commands there are; sleep for one where there is no work."""
+        finished: list[Finished] = []
+        while not self._is_stopping:
+            may_sleep = not self._scheduler.has_work and not finished
+            if not may_sleep and self._commands.empty():
+                break
+            self._is_asleep = may_sleep
+            command, request = self._commands.get()
+            self._is_asleep = False
+            if command is _Command.STOP:
+                self._is_stopping = True
+            elif request is not None and command is _Command.SUBMIT:
+                self._scheduler.add(request)
+            elif request is not None:
+                finished += self._scheduler.cancel(request)
+        return finished
+
+    def _turn(self, finished: list[Finished]) -> None:
+        """Decide, run, record; then tell."""
+        now = self._clock()
+        finished += self._scheduler.expire(now)
+        plan = self._scheduler.schedule(now)
+        self._leave_backlog(sequence.request for sequence in plan.admitted)
+        plan, result, failed = self._run(plan)
+        now = self._clock()
+        finished += failed
+        gaps: tuple[float, ...] = ()
+        if result is not None:
+            running = plan.rows[: len(plan.rows) - len(plan.admitted)]
+            gaps = tuple(now - sequence.last_token_at for sequence in running)
+            finished += self._scheduler.record(plan, result, now)
+        self._report(_Ran(finished, plan, result, gaps))
+
+    def _run(self, plan: StepPlan) -> tuple[StepPlan, StepResult | None, list[Finished]]:
+        """Carry out a plan. Where an encode raises, the plan goes on without its newcomers."""
+        failed: list[Finished] = []
+        moved_bytes, encode_seconds = 0, 0.0
+        started = self._clock()
+        try:
+            moved_bytes = self._runner.move(plan.moves)
+            if plan.admitted:
+                first_row = len(plan.rows) - len(plan.admitted)
+                try:
+                    self._runner.encode(first_row, [sequence.request for sequence in plan.admitted])
+                except Exception:
+                    self._note_failure()
+                    self._log_failure("encode", plan.admitted)
+                    failed += self._scheduler.fail(plan.admitted)
+                    plan = StepPlan((), (), plan.rows[:first_row])
+                encode_seconds = self._clock() - started
+            if not plan.rows:
+                return plan, None, failed
+            started = self._clock()
+            token_ids = self._runner.step(plan.rows)
+            step_seconds = self._clock() - started
+        except Exception:
+            self._note_failure()
+            self._log_failure("step", plan.rows)
+            return plan, None, failed + self._scheduler.fail(plan.rows)
+        self._num_failures, self.is_healthy = 0, True
+        return plan, StepResult(token_ids, encode_seconds, step_seconds, moved_bytes), failed
+
+    def _report(self, ran: _Ran) -> None:
+        """Deliver what the turn produced: new tokens, results, and the numbers for the metrics."""
+        updates: list[Update] = []
+        last_tokens: dict[Sequence, int] = {}
+        if ran.result is not None:
+            for sequence, token_id in zip(ran.plan.rows, ran.result.token_ids, strict=True):
+                if sequence.request.stream and token_id != self._eos_id:
+                    if sequence.finish_reason is None:
+                        updates.append(Update(sequence.request, (token_id,), None))
+                    else:
+                        last_tokens[sequence] = token_id
+        results = []
+        for finished in ran.finished:
+            sequence = finished.sequence
+            result = self._result(finished)
+            results.append(result)
+            new = (last_tokens[sequence],) if sequence in last_tokens else ()
+            updates.append(Update(sequence.request, new, result))
+        self._leave_backlog(finished.sequence.request for finished in ran.finished)
+        if ran.finished or ran.plan.rows:
+            self._deliver(Turn(tuple(updates), self._stats(ran, tuple(results))))
+
+    def _result(self, finished: Finished) -> Result:
+        sequence, error, reason = finished.sequence, finished.error, finished.sequence.finish_reason
+        assert reason is not None
+        attention = None
+        if error is None and sequence.request.attention:
+            attention, error = self._align(finished)
+            reason = reason if error is None else FinishReason.FAILED
+        arrival = sequence.request.arrival
+        return Result(
+            finish_reason=reason,
+            token_ids=tuple(sequence.token_ids),
+            num_target_tokens=len(sequence.token_ids) + (reason is FinishReason.EOS),
+            num_source_tokens=sequence.source_length,
+            timings=Timings(
+                queue_seconds=max(sequence.admitted_at - arrival, 0.0),
+                encode_seconds=sequence.encode_seconds,
+                first_token_seconds=max(sequence.first_token_at - arrival, 0.0),
+                total_seconds=self._clock() - arrival,
+            ),
+            attention=attention,
+            error=error,
+        )
+
+    def _align(self, finished: Finished) -> tuple[Array | None, EngineFailed | None]:
+        """The alignment of a finished sequence, whose row nobody has overwritten yet."""
+        sequence = finished.sequence
+        assert finished.row is not None
+        fed = [self._start_id, *sequence.token_ids]
+        if sequence.finish_reason is not FinishReason.EOS:
+            fed.pop()  # the last token was produced and never fed
+        try:
+            return self._runner.align(finished.row, fed, sequence.source_length), None
+        except Exception:
+            self._log_failure("alignment", (sequence,))
+            return None, EngineFailed("the engine failed on the alignment of this request")
+
+    def _stats(self, ran: _Ran, results: tuple[Result, ...]) -> StepStats:
+        rows, admitted, result = self._scheduler.slots.rows, ran.plan.admitted, ran.result
+        used = sum(sequence.cache_length for sequence in rows)
+        return StepStats(
+            num_rows=len(ran.plan.rows) if result is not None else 0,
+            step_seconds=result.step_seconds if result is not None else 0.0,
+            num_admitted=len(admitted),
+            encode_seconds=result.encode_seconds if result is not None else 0.0,
+            queue_seconds=tuple(sequence.admitted_at - sequence.request.arrival for sequence in admitted),
+            first_token_seconds=tuple(
+                sequence.first_token_at - sequence.request.arrival
+                for sequence in admitted
+                if sequence.first_token_at
+            ),
+            inter_token_seconds=ran.inter_token_seconds,
+            results=results,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            cache_usage_ratio=used / (self.num_slots * self.max_target_length),
+            moved_bytes=result.moved_bytes if result is not None else 0,
+        )
+
+    def _leave_backlog(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            with self._backlog_lock:
+                if request in self._backlog:
+                    self._backlog.remove(request)
+                    self._backlog_tokens -= request.source_length
+
+    def _note_failure(self) -> None:
+        self._num_failures += 1
+        self.is_healthy = self._num_failures < _FAILURES_TO_UNHEALTHY
+
+    def _log_failure(self, what: str, sequences: tuple[Sequence, ...]) -> None:
+        ids = ", ".join(sequence.request.request_id for sequence in sequences)
+        _log.exception("%s: the %s raised on model %s", ids, what, self.model_name)
+
+
+_NO_PLAN = StepPlan((), (), ())
+
+
+@dataclass(frozen=True, slots=True)
+class _Ran:
+    """What a turn did, before it is told."""
+
+    finished: list[Finished]
+    plan: StepPlan = _NO_PLAN
+    result: StepResult | None = None
+    inter_token_seconds: tuple[float, ...] = ()

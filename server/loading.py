@@ -1,0 +1,45 @@
+"""From a bundle's folder to a model that can be served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bundle.manifest import load_bundle
+from server.config import ServerConfig
+from server.deliveries import Deliveries
+from server.engine import Engine
+from server.models import ServedModel
+from server.runner import OnnxRunner
+
+
+def load_model(path: Path, config: ServerConfig, deliveries: Deliveries) -> ServedModel:
+    """Check a bundle, load its graphs, and put an engine over them that is not started yet.
+
+    Raises:
+        ValueError: The bundle cannot be used, or not on this machine; the message names it.
+    """
+    bundle = load_bundle(path)
+    try:
+        runner = OnnxRunner(bundle, config.runner)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    engine = Engine(
+        runner,
+        model_name=deliveries.model_name,
+        deliver=deliveries.deliver,
+        queue_limits=config.queue,
+    )
+    return ServedModel(
+        engine=engine,
+        deliveries=deliveries,
+        version=bundle.version,
+        kind=bundle.manifest.kind,
+        precision=runner.precision,
+        provider=runner.provider,
+        vocab_size=runner.vocab_size,
+        cache_bytes=runner.num_slots * runner.slot_bytes,
+        eos_id=runner.eos_id,
+        source_tokenizer=bundle.source_tokenizer,
+        target_tokenizer=bundle.target_tokenizer,
+        provenance=bundle.manifest.provenance,
+    )

@@ -1,0 +1,202 @@
+"""Every metric of the server: the only module that names one. It knows the engine's records, not the engine.
+
+Names, labels and finish reasons are shaped like vLLM's, so that a dashboard maps by the prefix; the bounds
+are finer at the low end, because a step of a small model takes a millisecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+from server.records import FinishReason, StepStats
+
+_MODEL = "model_name"
+
+# Seconds. Of a whole request: up to the two minutes that a patient caller waits.
+LATENCY_BOUNDS = (
+    *(0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075),
+    *(0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075, 0.08),
+    *(0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 0.8),
+    *(1.0, 1.5, 2.0, 2.5, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0),
+)
+# Seconds. Of one step, and between two tokens of a sequence.
+STEP_BOUNDS = (
+    *(0.0002, 0.0003, 0.0004, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008),
+    *(0.01, 0.015, 0.02, 0.025, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5),
+)
+# Rows of a step.
+BATCH_BOUNDS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024)
+
+_SUCCESS_REASONS = ("stop", "length", "abort")
+_FINISHED = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+_WASTED_REASONS = {FinishReason.CANCELLED: "cancelled", FinishReason.DEADLINE: "deadline"}
+
+
+class Metrics:
+    """All metrics of one server, in a registry of their own.
+
+    Owned by the app. The event loop writes, the HTTP thread reads; prometheus-client locks each value.
+    """
+
+    def __init__(self) -> None:
+        # A setting of the whole library: else every time series is followed by one with the time of its birth.
+        disable_created_metrics()
+        self.registry = CollectorRegistry()
+        self._models: dict[str, _ModelSeries] = {}
+        self._requests = Counter(
+            "seq2seq_requests",
+            "RPCs that ended, refused ones included.",
+            (_MODEL, "method", "code"),
+            registry=self.registry,
+        )
+        self._info = Gauge(
+            "seq2seq_model_info",
+            "A served model; always 1.",
+            (_MODEL, "version", "precision", "provider"),
+            registry=self.registry,
+        )
+        self._e2e = self._histogram(
+            "seq2seq_e2e_request_latency_seconds",
+            "From arrival to the end, of every accepted request, however it ended.",
+            LATENCY_BOUNDS,
+        )
+        self._queue = self._histogram(
+            "seq2seq_request_queue_time_seconds", "From arrival to admission.", LATENCY_BOUNDS
+        )
+        self._encode = self._histogram(
+            "seq2seq_encode_time_seconds",
+            "One encode call, of all who were admitted together.",
+            LATENCY_BOUNDS,
+        )
+        self._first_token = self._histogram(
+            "seq2seq_time_to_first_token_seconds", "From arrival to the first target token.", LATENCY_BOUNDS
+        )
+        self._inter_token = self._histogram(
+            "seq2seq_inter_token_latency_seconds", "Between two target tokens of a sequence.", STEP_BOUNDS
+        )
+        self._step = self._histogram(
+            "seq2seq_decode_step_seconds", "One decoding step of all running rows.", STEP_BOUNDS
+        )
+        self._batch_size = self._histogram(
+            "seq2seq_step_batch_size", "Rows of a decoding step.", BATCH_BOUNDS
+        )
+        self._prompt_tokens = self._counter(
+            "seq2seq_prompt_tokens", "Source tokens of accepted requests, counted when one ends."
+        )
+        self._generation_tokens = self._counter(
+            "seq2seq_generation_tokens", "Target tokens generated, counted when a request ends."
+        )
+        self._success = Counter(
+            "seq2seq_request_success",
+            "Accepted requests that ended, by how: stop, length, abort.",
+            (_MODEL, "finished_reason"),
+            registry=self.registry,
+        )
+        self._wasted = Counter(
+            "seq2seq_wasted_tokens",
+            "Target tokens generated for requests that nobody waited for any more.",
+            (_MODEL, "reason"),
+            registry=self.registry,
+        )
+        self._moved = self._counter("seq2seq_cache_moved_bytes", "Cache and memory copied to close holes.")
+        self._running = self._gauge("seq2seq_num_requests_running", "Requests being decoded.")
+        self._waiting = self._gauge("seq2seq_num_requests_waiting", "Requests waiting for a slot.")
+        self._slots_in_use = self._gauge("seq2seq_slots_in_use", "Slots that hold a sequence.")
+        self._slots = self._gauge("seq2seq_slots", "Sequences that can be decoded at once.")
+        self._cache_usage = self._gauge(
+            "seq2seq_kv_cache_usage_ratio", "Cache positions in use over those of all slots."
+        )
+        self._cache_bytes = self._gauge("seq2seq_cache_bytes", "Size of the cache and memory of all slots.")
+        self._heartbeat = self._gauge(
+            "seq2seq_engine_heartbeat_timestamp_seconds", "Unix time of the engine's last sign of life."
+        )
+
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, (_MODEL,), buckets=bounds, registry=self.registry)
+
+    def _counter(self, name: str, text: str) -> Counter:
+        return Counter(name, text, (_MODEL,), registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, (_MODEL,), registry=self.registry)
+
+    def add_model(
+        self,
+        name: str,
+        *,
+        version: str,
+        precision: str,
+        provider: str,
+        num_slots: int,
+        cache_bytes: int,
+        heartbeat: Callable[[], float],
+    ) -> None:
+        """Show a model from now on, with zeros where nothing has happened yet.
+
+        `heartbeat` is read at every scrape, on the HTTP thread.
+        """
+        self._info.labels(name, version, precision, provider).set(1)
+        self._slots.labels(name).set(num_slots)
+        self._cache_bytes.labels(name).set(cache_bytes)
+        self._heartbeat.labels(name).set_function(heartbeat)
+        self._models[name] = _ModelSeries(self, name)
+
+    def record_rpc(self, *, model_name: str, method: str, code: str) -> None:
+        """One RPC ended.
+
+        `model_name` is a served model's or empty: a caller's own words never become a label.
+        """
+        self._requests.labels(model_name, method, code).inc()
+
+    def record_turn(self, name: str, stats: StepStats) -> None:
+        """One turn of a model's engine."""
+        model = self._models[name]
+        if stats.num_rows:
+            model.step.observe(stats.step_seconds)
+            model.batch_size.observe(stats.num_rows)
+        if stats.num_admitted:
+            model.encode.observe(stats.encode_seconds)
+        for histogram, values in (
+            (model.queue, stats.queue_seconds),
+            (model.first_token, stats.first_token_seconds),
+            (model.inter_token, stats.inter_token_seconds),
+        ):
+            for seconds in values:
+                histogram.observe(seconds)
+        model.moved.inc(stats.moved_bytes)
+        model.running.set(stats.num_running)
+        model.waiting.set(stats.num_waiting)
+        model.slots_in_use.set(stats.num_running)
+        model.cache_usage.set(stats.cache_usage_ratio)
+        for result in stats.results:
+            reason = result.finish_reason
+            model.e2e.observe(result.timings.total_seconds)
+            model.prompt_tokens.inc(result.num_source_tokens)
+            model.generation_tokens.inc(result.num_target_tokens)
+            model.success[_FINISHED.get(reason, "abort")].inc()
+            if reason in _WASTED_REASONS:
+                model.wasted[_WASTED_REASONS[reason]].inc(result.num_target_tokens)
+
+
+class _ModelSeries:
+    """One model's time series, looked up once: a turn of the engine takes less time than its labels would."""
+
+    def __init__(self, metrics: Metrics, name: str) -> None:
+        self.e2e = metrics._e2e.labels(name)
+        self.queue = metrics._queue.labels(name)
+        self.encode = metrics._encode.labels(name)
+        self.first_token = metrics._first_token.labels(name)
+        self.inter_token = metrics._inter_token.labels(name)
+        self.step = metrics._step.labels(name)
+        self.batch_size = metrics._batch_size.labels(name)
+        self.prompt_tokens = metrics._prompt_tokens.labels(name)
+        self.generation_tokens = metrics._generation_tokens.labels(name)
+        self.moved = metrics._moved.labels(name)
+        self.running = metrics._running.labels(name)
+        self.waiting = metrics._waiting.labels(name)
+        self.slots_in_use = metrics._slots_in_use.labels(name)
+        self.cache_usage = metrics._cache_usage.labels(name)
+        self.success = {reason: metrics._success.labels(name, reason) for reason in _SUCCESS_REASONS}
+        self.wasted = {reason: metrics._wasted.labels(name, reason) for reason in _WASTED_REASONS.values()}

@@ -1,0 +1,62 @@
+"""The engine's records as messages of the wire contract."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from protos import seq2seq_v1_pb2 as pb
+from server.models import ServedModel
+from server.records import FinishReason, Request, Result
+
+_FINISH_REASONS = {
+    FinishReason.EOS: pb.FINISH_REASON_EOS,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+}
+
+
+def generate_response(request: Request, result: Result, model: ServedModel) -> pb.GenerateResponse:
+    """The answer to a request that ended well."""
+    hypothesis = pb.Hypothesis(
+        text=model.target_tokenizer.decode(result.token_ids),
+        token_ids=result.token_ids,
+        finish_reason=_FINISH_REASONS[result.finish_reason],
+    )
+    if result.attention is not None:
+        hypothesis.attention.CopyFrom(_attention(request, result, model))
+    return pb.GenerateResponse(
+        request_id=request.request_id,
+        model=model.name,
+        hypotheses=[hypothesis],
+        usage=pb.Usage(source_tokens=result.num_source_tokens, target_tokens=result.num_target_tokens),
+        timings=pb.Timings(**dataclasses.asdict(result.timings)),
+    )
+
+
+def _attention(request: Request, result: Result, model: ServedModel) -> pb.Attention:
+    assert result.attention is not None
+    target_ids = list(result.token_ids)
+    if result.finish_reason is FinishReason.EOS:
+        target_ids.append(model.eos_id)
+    source_ids = request.sources[model.source_name].tolist()
+    assert result.attention.shape == (len(target_ids), len(source_ids))
+    return pb.Attention(
+        source_tokens=model.source_tokenizer.pieces(source_ids),
+        target_tokens=model.target_tokenizer.pieces(target_ids),
+        weights=result.attention.ravel().tolist(),
+    )
+
+
+def model_message(model: ServedModel) -> pb.Model:
+    """What callers are told of a model."""
+    return pb.Model(
+        name=model.name,
+        version=model.version,
+        kind=model.kind,
+        precision=model.precision,
+        provider=model.provider,
+        vocab_size=model.vocab_size,
+        max_source_length=model.engine.max_source_length,
+        max_target_length=model.engine.max_target_length,
+        num_slots=model.engine.num_slots,
+        provenance=dict(model.provenance),
+    )

@@ -1,0 +1,126 @@
+"""What every RPC has in common: its id, its deadline, its end, and its count."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from server.errors import InvalidRequest, ServerError
+from server.metrics import Metrics
+from server.models import Models, ServedModel
+from server.service.status import REQUEST_ID, status_of, trailers_of
+
+Context = aio.ServicerContext[Any, Any]
+
+_MAX_REQUEST_ID_LENGTH = 128
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Call:
+    """One RPC while it is handled; owned by its handler.
+
+    Attributes:
+        arrival: `time.monotonic()` when the handler started.
+        deadline: The same clock, when the caller stops waiting; None for never.
+        model_name: The served model's name, once it is known.
+    """
+
+    method: str
+    request_id: str
+    arrival: float
+    deadline: float | None
+    models: Models
+    model_name: str = ""
+
+    def model(self, name: str) -> ServedModel:
+        """The model that the caller asked for, by which the call will be counted.
+
+        Raises:
+            UnknownModel: There is none of that name.
+            Unavailable: The models are still loading.
+        """
+        model = self.models.get(name)
+        self.model_name = model.name
+        return model
+
+
+class Calls:
+    """Opens and ends every call of our own services.
+
+    Owned by the app; used on the event loop only. Invariant: a call that ends in any way is counted once
+    and answered with a status of the table in `server.service.status`.
+    """
+
+    def __init__(self, models: Models, metrics: Metrics) -> None:
+        self._models = models
+        self._metrics = metrics
+        self.num_open = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def wait_until_idle(self) -> None:
+        """Wait until no call is being handled."""
+        await self._idle.wait()
+
+    @asynccontextmanager
+    async def open(self, method: str, context: Context) -> AsyncIterator[Call]:
+        """Handle one call inside the block; what the block raises becomes the call's status."""
+        arrival = time.monotonic()
+        remaining: float | None = context.time_remaining()
+        deadline = None if remaining is None else arrival + remaining
+        request_id, given_id = uuid.uuid4().hex, _given_request_id(context)
+        call = Call(method, request_id, arrival, deadline, self._models)
+        self.num_open += 1
+        self._idle.clear()
+        try:
+            if given_id is not None:
+                call.request_id = _checked_request_id(given_id)
+            yield call
+        except asyncio.CancelledError:
+            expired = deadline is not None and time.monotonic() >= deadline
+            self._count(call, grpc.StatusCode.DEADLINE_EXCEEDED if expired else grpc.StatusCode.CANCELLED)
+            raise
+        except Exception as error:
+            code, text = status_of(error)
+            if not isinstance(error, ServerError):
+                _log.exception("%s %s: a bug", call.request_id, method)
+            self._count(call, code)  # before the caller can know, who may look at the metrics next
+            await context.abort(code, text, trailers_of(error, call.request_id))
+        else:
+            self._count(call, grpc.StatusCode.OK)
+        finally:
+            self.num_open -= 1
+            if self.num_open == 0:
+                self._idle.set()
+
+    def _count(self, call: Call, code: grpc.StatusCode) -> None:
+        self._metrics.record_rpc(model_name=call.model_name, method=call.method, code=code.name)
+        seconds = time.monotonic() - call.arrival
+        _log.debug("%s %s %s in %.6f s", call.request_id, call.method, code.name, seconds)
+
+
+def _given_request_id(context: Context) -> str | None:
+    for key, value in context.invocation_metadata() or ():
+        if key == REQUEST_ID:
+            return value if isinstance(value, str) else value.decode("ascii", "replace")
+    return None
+
+
+def _checked_request_id(given: str) -> str:
+    if not 1 <= len(given) <= _MAX_REQUEST_ID_LENGTH:
+        raise InvalidRequest(
+            f"the request id has {len(given)} characters: send 1 to {_MAX_REQUEST_ID_LENGTH}, or none at all",
+            field=REQUEST_ID,
+        )
+    return given

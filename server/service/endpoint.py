@@ -1,0 +1,70 @@
+"""The gRPC port: which services are on it, and how its connections behave."""
+
+from __future__ import annotations
+
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+
+from protos.seq2seq_v1_pb2_grpc import add_Seq2SeqServicer_to_server
+from server.models import Models
+from server.service.calls import Calls
+from server.service.health import Health, HealthService
+from server.service.seq2seq import SERVICE_NAME, Seq2SeqService
+
+MAX_MESSAGE_BYTES = 16 * 2**20
+
+_OPTIONS = (
+    # Two servers on one port would each get a part of the calls; the second one must fail to start.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # A dead peer is found within 80 s, and clients may ping as often as every 10 s, also between calls.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    # Connections are renewed, so that clients behind a connection balancer spread over new servers; the
+    # longest call may finish first.
+    ("grpc.max_connection_age_ms", 600_000),
+    ("grpc.max_connection_age_grace_ms", 600_000),
+)
+
+# For answers that are still on their way when the last handler has returned; also what open health watchers,
+# which never end by themselves, delay the end by.
+_CLOSE_SECONDS = 0.5
+
+
+class Endpoint:
+    """The gRPC server with its services.
+
+    Owned by the app; used on the event loop only.
+
+    Raises:
+        OSError: The address cannot be listened on.
+    """
+
+    def __init__(self, host: str, port: int, *, models: Models, calls: Calls, health: Health) -> None:
+        self._server = aio.server(options=_OPTIONS)
+        add_Seq2SeqServicer_to_server(Seq2SeqService(models, calls), self._server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(HealthService(health), self._server)
+        health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+        reflection.enable_server_reflection(
+            (SERVICE_NAME, health_name, reflection.SERVICE_NAME), self._server
+        )
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(
+                f"cannot listen on port {port} of {host}: it is in use, or not this machine's: "
+                "choose another --port"
+            ) from error
+
+    async def start(self) -> None:
+        """Answer calls from now on."""
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Close the port, and end whatever is still open after a moment."""
+        await self._server.stop(_CLOSE_SECONDS)

@@ -1,0 +1,111 @@
+"""`grpc.health.v1`, and whether the server is ready or alive: one truth for gRPC and for HTTP.
+
+The servicer of `grpcio-health-checking` is not used: its Watch holds a lock while it sends, so one slow
+watcher delays every change, and a watcher that leaves takes the others' notification with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import grpc
+from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
+
+from server.models import Models, ServedModel
+from server.service.calls import Context
+from server.service.seq2seq import SERVICE_NAME
+
+Status = health_pb2.HealthCheckResponse
+
+# An engine that works gives a sign of life every turn; no encode or step of a sound machine takes this long.
+HEARTBEAT_LIMIT_SECONDS = 60.0
+
+
+class Health:
+    """Whether the server loads, serves, drains, or has failed.
+
+    Owned by the app, changed on the event loop. `unready` and `unhealthy` only read, from any thread.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._is_draining = False
+        self._changed = asyncio.Event()
+
+    def unhealthy(self) -> str | None:
+        """Why the process should be restarted, or None."""
+        return next((problem for model in self._models if (problem := _problem(model))), None)
+
+    def unready(self) -> str | None:
+        """Why no request should be sent here, or None."""
+        if self._is_draining:
+            return "draining"
+        if not len(self._models):
+            return "loading"
+        return self.unhealthy()
+
+    def status(self, service: str) -> int:
+        """The status of "" (the whole server), of a service, or of a model, by its name."""
+        if service in ("", SERVICE_NAME):
+            return _serving(self.unready() is None)
+        model = next((model for model in self._models if model.name == service), None)
+        if model is None:
+            return int(Status.SERVICE_UNKNOWN)
+        return _serving(not self._is_draining and _problem(model) is None)
+
+    def drain(self) -> None:
+        """Not serving, from now on."""
+        self._is_draining = True
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Let every watcher look again."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def wait_for_refresh(self) -> None:
+        """Wait until something may have changed."""
+        await self._changed.wait()
+
+
+def _serving(is_serving: bool) -> int:
+    return int(Status.SERVING if is_serving else Status.NOT_SERVING)
+
+
+def _problem(model: ServedModel) -> str | None:
+    silence = time.time() - model.engine.heartbeat()
+    if silence > HEARTBEAT_LIMIT_SECONDS:
+        return f"{model.name}: no sign of life from the engine for {silence:.0f} seconds"
+    if not model.engine.is_healthy:
+        return f"{model.name}: the engine's steps keep failing"
+    return None
+
+
+class HealthService:
+    """Check and Watch over `Health`. Holds nothing of its own."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+
+    async def Check(  # noqa: N802 (the name is the contract's)
+        self, message: health_pb2.HealthCheckRequest, context: Context
+    ) -> health_pb2.HealthCheckResponse:
+        """Answer with the status now; an unknown name is NOT_FOUND."""
+        status = self._health.status(message.service)
+        if status == Status.SERVICE_UNKNOWN:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {message.service[:100]!r}")
+        return Status(status=status)
+
+    async def Watch(  # noqa: N802
+        self, message: health_pb2.HealthCheckRequest, context: Context
+    ) -> None:
+        """Answer with the status now and at every change, until the caller leaves."""
+        last = None
+        while True:
+            status = self._health.status(message.service)
+            if status != last:
+                await context.write(Status(status=status))
+                last = status
+                continue  # it may have changed while that was sent
+            await self._health.wait_for_refresh()

@@ -1,0 +1,71 @@
+"""The service `seq2seq.v1.Seq2Seq`: from a message to the engine and back."""
+
+from __future__ import annotations
+
+from protos import seq2seq_v1_pb2 as pb
+from protos import seq2seq_v1_pb2_grpc as pb_grpc
+from server.models import Models
+from server.service.answers import generate_response, model_message
+from server.service.calls import Calls, Context
+from server.service.requests import engine_request
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Seq2Seq"].full_name
+
+
+class Seq2SeqService(pb_grpc.Seq2SeqServicer):
+    """Holds nothing of its own: a call's state is in its `Call` and its mailbox."""
+
+    def __init__(self, models: Models, calls: Calls) -> None:
+        self._models = models
+        self._calls = calls
+
+    async def Generate(  # noqa: N802 (the name is the contract's)
+        self, message: pb.GenerateRequest, context: Context
+    ) -> pb.GenerateResponse:
+        """Answer once, with the whole target."""
+        async with self._calls.open("Generate", context) as call:
+            model = call.model(message.model)
+            request = engine_request(message, model, call, stream=False)
+            with model.submitted(request) as mailbox:
+                result = await mailbox.wait_for_result()
+            if result.error is not None:
+                raise result.error
+            return generate_response(request, result, model)
+
+    async def GenerateStream(  # noqa: N802
+        self, message: pb.GenerateRequest, context: Context
+    ) -> None:
+        """Answer with pieces of whole characters, then with the whole."""
+        # The first write sends the initial metadata, and with it commits the call: until a request has its
+        # first token, a client may retry it elsewhere (gRFC A6).
+        async with self._calls.open("GenerateStream", context) as call:
+            model = call.model(message.model)
+            request = engine_request(message, model, call, stream=True)
+            text = model.target_tokenizer.stream()
+            result = None
+            with model.submitted(request) as mailbox:
+                while result is None:
+                    token_ids, result = await mailbox.take()
+                    piece = pb.Piece(text=text.push(token_ids), token_ids=token_ids)
+                    if result is not None and result.error is None:
+                        piece.text += text.finish()
+                    if piece.text or piece.token_ids:
+                        await context.write(pb.GenerateStreamResponse(piece=piece))
+            if result.error is not None:
+                raise result.error
+            answer = generate_response(request, result, model)
+            await context.write(pb.GenerateStreamResponse(result=answer))
+
+    async def ListModels(  # noqa: N802
+        self, _message: pb.ListModelsRequest, context: Context
+    ) -> pb.ListModelsResponse:
+        """Answer with every served model."""
+        async with self._calls.open("ListModels", context):
+            return pb.ListModelsResponse(models=[model_message(model) for model in self._models])
+
+    async def GetModel(  # noqa: N802
+        self, message: pb.GetModelRequest, context: Context
+    ) -> pb.GetModelResponse:
+        """Answer with one model."""
+        async with self._calls.open("GetModel", context) as call:
+            return pb.GetModelResponse(model=model_message(call.model(message.model)))

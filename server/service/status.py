@@ -1,0 +1,82 @@
+"""The one table from our errors to gRPC statuses, and the details that go with each.
+
+Details follow `google.rpc.Status` (error_details.proto), which `grpcio-status` puts into the trailer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+
+from server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    Overloaded,
+    ServerError,
+    Unavailable,
+    UnknownModel,
+)
+
+REQUEST_ID = "x-request-id"
+ERROR_DOMAIN = "seq2seq-serve"
+_DETAILS = "grpc-status-details-bin"
+_PUSHBACK = "grpc-retry-pushback-ms"  # gRFC A6: when the client's own retry may come
+
+BUG_TEXT = "internal error: the server's log has the details under this request's id"
+
+# Error class to status, and the reason that a program can compare.
+_STATUSES: dict[type[ServerError], tuple[grpc.StatusCode, str]] = {
+    InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+    UnknownModel: (grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL"),
+    Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"),
+    Unavailable: (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE"),
+    DeadlineExceeded: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
+    Cancelled: (grpc.StatusCode.CANCELLED, "CANCELLED"),
+    EngineFailed: (grpc.StatusCode.INTERNAL, "ENGINE_FAILED"),
+}
+_BUG = (grpc.StatusCode.INTERNAL, "INTERNAL")
+
+Trailers = tuple[tuple[str, str | bytes], ...]
+
+
+def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
+    """The status and text that a caller is told. An error that is not ours is a bug: its text stays here."""
+    if isinstance(error, ServerError):
+        return _STATUSES[type(error)][0], str(error)
+    return _BUG[0], BUG_TEXT
+
+
+def trailers_of(error: Exception, request_id: str) -> Trailers:
+    """The trailing metadata of a refused call: the request's id, the rich status, and a push-back."""
+    code, text = status_of(error)
+    reason = _STATUSES[type(error)][1] if isinstance(error, ServerError) else _BUG[1]
+    number: int = code.value[0]
+    details: list[Message] = [
+        error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN),
+        error_details_pb2.RequestInfo(request_id=request_id),
+    ]
+    trailers: Trailers = ((REQUEST_ID, request_id),)
+    if isinstance(error, InvalidRequest):
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=text)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, Overloaded):
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(round(error.retry_after_seconds * 1000))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+        trailers += ((_PUSHBACK, str(delay.ToMilliseconds())),)
+    status = status_pb2.Status(code=number, message=text, details=_packed(details))
+    return (*trailers, (_DETAILS, status.SerializeToString()))
+
+
+def _packed(details: Sequence[Message]) -> list[any_pb2.Any]:
+    packed = []
+    for detail in details:
+        packed.append(any_pb2.Any())
+        packed[-1].Pack(detail)
+    return packed

@@ -1,0 +1,237 @@
+"""A whole server around a runner that echoes its source, for tests that talk gRPC to it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from grpc import aio
+from tokenizers import decoders, models, pre_tokenizers, processors
+
+from bundle.names import SOURCE_IDS
+from bundle.tokenizer import Tokenizer
+from protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
+from server.app import App
+from server.config import ServerConfig
+from server.deliveries import Deliveries
+from server.engine import Engine
+from server.models import ServedModel
+from server.records import Move, Request, Turn
+from server.records import Sequence as Row
+
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
+BOS, EOS = 1, 2
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token a byte, so that most tokens of a Korean text end inside a character."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *alphabet))}
+    inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    inner.add_special_tokens(list(SPECIAL_TOKENS))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", EOS)])
+    return Tokenizer(inner)
+
+
+@dataclass
+class EchoRunner:
+    """Answers every source with itself.
+
+    Attributes:
+        gate: A step waits until this is set: clear it to hold the engine in a step.
+        stepping: Set when a step begins.
+        error: Raised by the next steps while it is set.
+    """
+
+    num_slots: int = 4
+    max_source_length: int = 64
+    max_target_length: int = 64
+    start_id: int = BOS
+    eos_id: int = EOS
+    gate: threading.Event = field(default_factory=threading.Event)
+    stepping: threading.Event = field(default_factory=threading.Event)
+    error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    def encode(self, first_row: int, requests: list[Request]) -> None:
+        """Nothing to keep: a step looks at the request."""
+
+    def step(self, rows: tuple[Row, ...]) -> list[int]:
+        self.stepping.set()
+        assert self.gate.wait(20)
+        if self.error is not None:
+            raise self.error
+        return [self._next(row.request.sources[SOURCE_IDS], len(row.token_ids)) for row in rows]
+
+    def move(self, moves: Iterable[Move]) -> int:
+        return 100 * len(list(moves))
+
+    def align(self, row: int, target_ids: list[int], source_length: int) -> np.ndarray[Any, Any]:
+        """Every target token attends to the source token that it repeats."""
+        return np.eye(len(target_ids), source_length, dtype=np.float32)
+
+    def _next(self, source: np.ndarray[Any, Any], position: int) -> int:
+        return int(source[position]) if position < len(source) else EOS
+
+
+class Turns:
+    """How many requests the engines have taken and ended, and an event whenever that changes."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.num_submitted = 0
+        self.num_ended = 0
+        self.num_tokens = 0
+        self._changed = asyncio.Event()
+
+    def note(self, turn: Turn) -> None:
+        self.num_ended += len(turn.stats.results)
+        self.num_tokens += sum(len(update.token_ids) for update in turn.updates)
+        self._changed.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+class _CountingEngine(Engine):
+    """An engine that says when it took a request."""
+
+    turns: Turns
+
+    def submit(self, request: Request) -> None:
+        super().submit(request)
+        self.turns.num_submitted += 1
+        self.turns._changed.set()
+
+
+@dataclass
+class Served:
+    """A running server and a way to talk to it."""
+
+    app: App
+    runners: dict[str, EchoRunner]
+    turns: Turns
+    channel: aio.Channel
+    stub: Any
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.app.endpoint.port}"
+
+    @property
+    def runner(self) -> EchoRunner:
+        return next(iter(self.runners.values()))
+
+    @property
+    def model(self) -> ServedModel:
+        return next(iter(self.app._models))
+
+    async def http(self, path: str) -> tuple[int, str]:
+        """Status and text of a page of the metrics port."""
+        return await asyncio.to_thread(fetch, self.app.http.port, path)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """One value as Prometheus would scrape it; 0 where there is no such time series."""
+        return self.app._metrics.registry.get_sample_value(name, labels) or 0.0
+
+    async def until_calls_are_over(self) -> None:
+        """Wait until no handler runs, and every request that an engine took has ended."""
+        await asyncio.wait_for(self.app._calls.wait_until_idle(), 20)
+        await self.turns.until(lambda: self.turns.num_ended == self.turns.num_submitted)
+
+    async def check_that_everything_is_back(self) -> None:
+        """Nothing waits, nothing runs, every slot is back, and nobody's mailbox is left."""
+        await self.until_calls_are_over()
+        for model in self.app._models:
+            for name in (
+                "num_requests_running",
+                "num_requests_waiting",
+                "slots_in_use",
+                "kv_cache_usage_ratio",
+            ):
+                assert self.metric(f"seq2seq_{name}", model_name=model.name) == 0, name
+            assert not model.deliveries._mailboxes
+
+
+def fetch(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def loader_of(runners: dict[str, EchoRunner], turns: Turns) -> Any:
+    """A loader that puts an engine over the runner that is called like the folder."""
+
+    def load(path: Path, config: ServerConfig, deliveries: Deliveries) -> ServedModel:
+        runner = runners[deliveries.model_name]
+
+        def deliver(turn: Turn) -> None:
+            deliveries.deliver(turn)
+            turns.loop.call_soon_threadsafe(turns.note, turn)
+
+        engine = _CountingEngine(
+            runner, model_name=deliveries.model_name, deliver=deliver, queue_limits=config.queue
+        )
+        engine.turns = turns
+        tokenizer = byte_tokenizer()
+        return ServedModel(
+            engine=engine,
+            deliveries=deliveries,
+            version="0123456789ab",
+            kind="echo",
+            precision="fp32",
+            provider="cpu",
+            vocab_size=tokenizer.vocab_size,
+            cache_bytes=4096,
+            eos_id=EOS,
+            source_tokenizer=tokenizer,
+            target_tokenizer=tokenizer,
+            provenance={"preset": "echo"},
+        )
+
+    return load
+
+
+def local_config(**changes: Any) -> ServerConfig:
+    return ServerConfig(host="127.0.0.1", port=0, metrics_port=0, **changes)
+
+
+@asynccontextmanager
+async def serving(
+    runner: EchoRunner | None = None, *, names: Sequence[str] = ("echo",), **changes: Any
+) -> AsyncIterator[Served]:
+    """A server with a model for each name; at the end every slot must be back."""
+    runners = {name: (runner or EchoRunner()) if name == names[0] else EchoRunner() for name in names}
+    turns = Turns()
+    app = App([Path(name) for name in names], local_config(**changes), loader_of(runners, turns))
+    await app.start()
+    try:
+        async with aio.insecure_channel(f"127.0.0.1:{app.endpoint.port}") as channel:
+            served = Served(app, runners, turns, channel, Seq2SeqStub(channel))
+            yield served
+            for each in runners.values():
+                each.gate.set()
+            await served.check_that_everything_is_back()
+    finally:
+        for each in runners.values():
+            each.gate.set()
+        await app.stop()

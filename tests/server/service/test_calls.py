@@ -1,0 +1,125 @@
+import asyncio
+import logging
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc import aio
+from grpc_status import rpc_status
+
+from client import AsyncClient, ClientError
+from protos import seq2seq_v1_pb2 as pb
+from tests.server.service.harness import serving
+
+REQUEST = pb.GenerateRequest(sources=[pb.Source(text="abc")])
+
+
+def test_the_callers_request_id_is_kept_and_else_one_is_made():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            given = await client.generate("abc", request_id="order 66/b")
+            assert given.request_id == "order 66/b"
+            made = [(await client.generate("abc")).request_id for _ in range(2)]
+            assert all(made)
+            assert made[0] != made[1]
+            with pytest.raises(ClientError) as caught:
+                await client.generate("", request_id="order 67")
+            assert caught.value.request_id == "order 67"
+
+    asyncio.run(run())
+
+
+def test_a_request_id_that_is_too_long_for_the_log_is_refused():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            with pytest.raises(
+                ClientError, match="the request id has 129 characters: send 1 to 128"
+            ) as caught:
+                await client.generate("abc", request_id="x" * 129)
+            assert caught.value.field_violations[0].field == "x-request-id"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["nobody", "n" * 5000])
+def test_an_unknown_model_is_not_found_and_its_name_becomes_no_label(name):
+    async def run():
+        async with serving(names=("first", "second")) as served, AsyncClient(served.address) as client:
+            with pytest.raises(
+                ClientError, match=r"^NOT_FOUND: no model is named 'n.*: this server has first, second"
+            ):
+                await client.generate("abc", model=name)
+            with pytest.raises(ClientError, match="NOT_FOUND"):
+                async for _ in client.stream("abc", model=name):
+                    pass
+            with pytest.raises(aio.AioRpcError, match="NOT_FOUND"):
+                await served.stub.GetModel(pb.GetModelRequest(model=name))
+            for method in ("Generate", "GenerateStream", "GetModel"):
+                labels = {"model_name": "", "method": method, "code": "NOT_FOUND"}
+                assert served.metric("seq2seq_requests_total", **labels) == 1
+            assert name not in (await served.http("/metrics"))[1]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+def test_a_bug_is_internal_with_a_fixed_text_and_its_traceback_is_in_the_log(method, caplog):
+    async def run():
+        async with serving() as served:
+
+            def explode(request):
+                raise RuntimeError("secret customer text")
+
+            served.model.engine.submit = explode
+            call = getattr(served.stub, method)(REQUEST, metadata=(("x-request-id", "bug-1"),))
+            with pytest.raises(aio.AioRpcError) as caught:
+                await (call if method == "Generate" else anext(aiter(call)))
+            error = caught.value
+            assert error.code() is grpc.StatusCode.INTERNAL
+            assert (
+                error.details() == "internal error: the server's log has the details under this request's id"
+            )
+            assert dict(error.trailing_metadata())["x-request-id"] == "bug-1"
+            assert "secret" not in str(error.trailing_metadata())
+            labels = {"model_name": "echo", "method": method, "code": "INTERNAL"}
+            assert served.metric("seq2seq_requests_total", **labels) == 1
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(run())
+    [record] = caplog.records
+    assert record.getMessage() == f"bug-1 {method}: a bug"
+    assert "RuntimeError: secret customer text" in caplog.text
+
+
+def test_a_refusal_carries_what_a_program_can_compare():
+    async def run():
+        async with serving() as served:
+            with pytest.raises(aio.AioRpcError) as caught:
+                await served.stub.Generate(pb.GenerateRequest(), metadata=(("x-request-id", "r1"),))
+            status = rpc_status.from_call(caught.value)
+            assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+            info, request_info, bad_request = (
+                error_details_pb2.ErrorInfo(),
+                error_details_pb2.RequestInfo(),
+                error_details_pb2.BadRequest(),
+            )
+            for detail, message in zip(status.details, (info, request_info, bad_request), strict=True):
+                assert detail.Unpack(message)
+            assert (info.reason, info.domain) == ("INVALID_REQUEST", "seq2seq-serve")
+            assert request_info.request_id == "r1"
+            assert bad_request.field_violations[0].field == "sources"
+
+    asyncio.run(run())
+
+
+def test_texts_are_never_logged(caplog):
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            await client.generate("secret", request_id="r2")
+            with pytest.raises(ClientError):
+                await client.generate("secret" * 100)
+
+    with caplog.at_level(logging.DEBUG):
+        asyncio.run(run())
+    assert "r2 Generate OK" in caplog.text
+    assert "secret" not in caplog.text

@@ -1,0 +1,118 @@
+import asyncio
+import time
+
+import grpc
+import pytest
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from client import AsyncClient, ClientError
+from server.models import Models
+from server.service.health import HEARTBEAT_LIMIT_SECONDS, Health
+from tests.server.service.harness import serving
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+
+
+async def check(stub, service=""):
+    return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
+
+
+def test_server_service_and_every_model_are_serving():
+    async def run():
+        async with serving(names=("first", "second")) as served:
+            stub = health_pb2_grpc.HealthStub(served.channel)
+            for name in ("", "seq2seq.v1.Seq2Seq", "first", "second"):
+                assert await check(stub, name) == SERVING
+            assert await served.http("/readyz") == (200, "ok\n")
+            assert await served.http("/healthz") == (200, "ok\n")
+            with pytest.raises(aio.AioRpcError) as caught:
+                await check(stub, "third")
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+
+    asyncio.run(run())
+
+
+def test_before_the_models_are_loaded_nothing_is_ready_and_all_is_well():
+    async def run():
+        health = Health(Models())
+        assert health.unready() == "loading"
+        assert health.unhealthy() is None
+        assert health.status("") == NOT_SERVING
+
+    asyncio.run(run())
+
+
+def test_a_watcher_hears_every_change_also_after_another_watcher_left():
+    async def run():
+        async with serving() as served:
+            stub = health_pb2_grpc.HealthStub(served.channel)
+            calls = [stub.Watch(health_pb2.HealthCheckRequest(service="echo")) for _ in range(2)]
+            watchers = [aiter(call) for call in calls]
+            for watcher in watchers:
+                assert (await anext(watcher)).status == SERVING
+            calls[0].cancel()
+            served.model.engine.is_healthy = False
+            served.app._health.refresh()
+            assert (await anext(watchers[1])).status == NOT_SERVING
+            served.model.engine.is_healthy = True
+            served.app._health.refresh()
+            assert (await anext(watchers[1])).status == SERVING
+            calls[1].cancel()
+
+    asyncio.run(run())
+
+
+def test_watching_an_unknown_name_stays_open():
+    async def run():
+        async with serving() as served:
+            stub = health_pb2_grpc.HealthStub(served.channel)
+            call = stub.Watch(health_pb2.HealthCheckRequest(service="third"))
+            assert (await anext(aiter(call))).status == SERVICE_UNKNOWN
+            assert not call.done()
+            call.cancel()
+
+    asyncio.run(run())
+
+
+def test_an_engine_whose_steps_keep_failing_is_not_serving():
+    async def run():
+        async with serving(names=("first", "second")) as served, AsyncClient(served.address) as client:
+            served.runner.error = RuntimeError("broken")
+            for _ in range(10):
+                with pytest.raises(ClientError, match="INTERNAL"):
+                    await client.generate("abc")
+            assert await client.health() == "NOT_SERVING"
+            assert await client.health("first") == "NOT_SERVING"
+            assert await client.health("second") == "SERVING"
+            problem = "first: the engine's steps keep failing\n"
+            assert await served.http("/readyz") == await served.http("/healthz") == (503, problem)
+
+    asyncio.run(run())
+
+
+def test_an_engine_without_a_sign_of_life_is_neither_ready_nor_healthy():
+    async def run():
+        async with serving() as served:
+            silent_since = time.time() - HEARTBEAT_LIMIT_SECONDS - 5
+            served.model.engine.heartbeat = lambda: silent_since
+            status, text = await served.http("/healthz")
+            assert status == 503
+            assert text.startswith("echo: no sign of life from the engine for 6")
+
+    asyncio.run(run())
+
+
+def test_health_answers_while_the_engine_is_busy():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            served.runner.gate.clear()
+            call = asyncio.ensure_future(client.generate("abc"))
+            await asyncio.to_thread(served.runner.stepping.wait, 20)
+            assert await client.health() == "SERVING"
+            served.runner.gate.set()
+            await call
+
+    asyncio.run(run())

@@ -1,0 +1,38 @@
+import grpc
+import pytest
+
+from server import errors
+from server.service.status import BUG_TEXT, status_of, trailers_of
+
+CASES = [
+    (errors.InvalidRequest("m", field="f"), grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.UnknownModel("m"), grpc.StatusCode.NOT_FOUND),
+    (errors.Overloaded("m", retry_after_seconds=1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.Unavailable("m"), grpc.StatusCode.UNAVAILABLE),
+    (errors.DeadlineExceeded("m"), grpc.StatusCode.DEADLINE_EXCEEDED),
+    (errors.Cancelled("m"), grpc.StatusCode.CANCELLED),
+    (errors.EngineFailed("m"), grpc.StatusCode.INTERNAL),
+]
+
+
+def test_every_error_of_the_tree_has_a_status():
+    assert {type(error) for error, _ in CASES} == set(errors.ServerError.__subclasses__())
+
+
+@pytest.mark.parametrize(("error", "code"), CASES)
+def test_an_error_of_ours_is_told_with_its_text(error, code):
+    assert status_of(error) == (code, "m")
+    trailers = dict(trailers_of(error, "r1"))
+    assert trailers["x-request-id"] == "r1"
+    assert "grpc-status-details-bin" in trailers
+    assert ("grpc-retry-pushback-ms" in trailers) == isinstance(error, errors.Overloaded)
+
+
+def test_push_back_is_in_milliseconds():
+    trailers = dict(trailers_of(errors.Overloaded("m", retry_after_seconds=1.5), "r1"))
+    assert trailers["grpc-retry-pushback-ms"] == "1500"
+
+
+def test_any_other_exception_is_a_bug_whose_text_stays_here():
+    assert status_of(KeyError("secret")) == (grpc.StatusCode.INTERNAL, BUG_TEXT)
+    assert b"secret" not in dict(trailers_of(KeyError("secret"), "r1"))["grpc-status-details-bin"]

@@ -1,0 +1,103 @@
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from client import AsyncClient, ClientError
+from server.app import App
+from tests.server.service.harness import EchoRunner, Turns, fetch, loader_of, local_config, serving
+
+
+def test_drain_finishes_what_was_accepted_and_refuses_the_rest():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            served.runner.gate.clear()
+            accepted = asyncio.ensure_future(client.generate("abc"))
+            await asyncio.to_thread(served.runner.stepping.wait, 20)
+            draining = asyncio.ensure_future(served.app.drain())
+            while await client.health() == "SERVING":
+                pass
+            assert await served.http("/readyz") == (503, "draining\n")
+            assert await served.http("/healthz") == (200, "ok\n")
+            with pytest.raises(ClientError, match="UNAVAILABLE: model echo is shutting down"):
+                await client.generate("abc")
+            assert not draining.done()
+            served.runner.gate.set()
+            assert (await accepted).hypotheses[0].text == "abc"
+            await draining
+
+    asyncio.run(run())
+
+
+def test_what_is_unfinished_when_the_drain_ends_is_told_so(caplog):
+    async def run():
+        async with serving(drain_seconds=0.0) as served, AsyncClient(served.address) as client:
+            served.runner.gate.clear()
+            call = asyncio.ensure_future(client.generate("abc"))
+            await asyncio.to_thread(served.runner.stepping.wait, 20)
+            await served.app.drain()
+            engine = served.model.engine
+            stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
+            served.runner.gate.set()
+            await stopping
+            with pytest.raises(ClientError, match="UNAVAILABLE"):
+                await call
+
+    asyncio.run(run())
+    assert "1 calls were not finished within 0 seconds" in caplog.text
+
+
+def test_while_models_load_calls_are_refused_and_probes_answer():
+    async def run():
+        turns, runners = Turns(), {"echo": EchoRunner()}
+        loading, go_on = asyncio.Event(), asyncio.Event()
+        load = loader_of(runners, turns)
+
+        def slow_loader(path, config, deliveries):
+            async def wait():
+                loading.set()
+                await go_on.wait()
+
+            asyncio.run_coroutine_threadsafe(wait(), turns.loop).result(20)
+            return load(path, config, deliveries)
+
+        app = App([Path("echo")], local_config(), slow_loader)
+        starting = asyncio.create_task(app.start())
+        await loading.wait()
+        async with AsyncClient(f"127.0.0.1:{app.endpoint.port}") as client:
+            with pytest.raises(ClientError, match="UNAVAILABLE: the server is loading its models"):
+                await client.generate("abc")
+            assert await client.health() == "NOT_SERVING"
+            assert await asyncio.to_thread(fetch, app.http.port, "/readyz") == (503, "loading\n")
+            assert await asyncio.to_thread(fetch, app.http.port, "/healthz") == (200, "ok\n")
+            go_on.set()
+            await starting
+            assert await client.translate("abc") == "abc"
+        await app.stop()
+
+    asyncio.run(run())
+
+
+def test_two_bundles_of_one_name_are_refused():
+    async def run():
+        turns, runners = Turns(), {"echo": EchoRunner()}
+        app = App([Path("a/echo"), Path("b/echo")], local_config(), loader_of(runners, turns))
+        try:
+            with pytest.raises(ValueError, match="two bundles are named 'echo': rename one of the folders"):
+                await app.start()
+        finally:
+            await app.stop()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("which", ["port", "metrics_port"])
+def test_a_port_in_use_is_refused_by_name_and_leaves_no_other_open(which):
+    async def run():
+        async with serving() as served:
+            port = served.app.endpoint.port if which == "port" else served.app.http.port
+            with pytest.raises(OSError, match=rf"port {port}.*in use"):
+                App([Path("echo")], replace(local_config(), **{which: port}), loader_of({}, served.turns))
+
+    asyncio.run(run())

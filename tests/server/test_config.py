@@ -1,0 +1,43 @@
+import pytest
+
+from server.config import ServerConfig, format_bytes, parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("1", 1), ("1048576", 2**20), ("512MiB", 512 * 2**20), ("2 GiB", 2**31), (" 4KiB ", 4096)],
+)
+def test_sizes_are_read_as_people_write_them(text, num_bytes):
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "1.5GiB", "-1", "10MB", "1e9", "٣"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ValueError, match="is not a size: write bytes, or a whole number with KiB"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 1023, 1024, 1536, 2**20, 3 * 2**30])
+def test_a_written_size_reads_back(num_bytes):
+    assert parse_bytes(format_bytes(num_bytes)) == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"port": -1}, "port is -1, and must be from 0 to 65535"),
+        ({"metrics_port": 70000}, "metrics_port is 70000"),
+        ({"port": 5, "metrics_port": 5}, "port and metrics_port are both 5, and must differ"),
+        ({"drain_seconds": -1.0}, "drain_seconds is -1.0"),
+        ({"drain_seconds": float("inf")}, "drain_seconds is inf"),
+        ({"log_level": "loud"}, "log_level is 'loud', and must be one of debug, info"),
+        ({"log_format": "xml"}, "log_format is 'xml', and must be one of text, json"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        ServerConfig(**changes)
+
+
+def test_both_ports_may_be_left_to_the_system():
+    assert ServerConfig(port=0, metrics_port=0).port == 0

@@ -1,0 +1,89 @@
+import asyncio
+
+import pytest
+
+from server.deliveries import Deliveries, Mailbox
+from server.errors import Unavailable
+from server.records import FinishReason, Request, Result, StepStats, Timings, Turn, Update
+
+RESULT = Result(FinishReason.EOS, (1, 2), 3, 4, Timings(0, 0, 0, 0))
+STATS = StepStats(0, 0.0, 0, 0.0, (), (), (), (), 0, 0, 0.0, 0)
+
+
+class _Metrics:
+    def __init__(self):
+        self.turns = []
+
+    def record_turn(self, name, stats):
+        self.turns.append((name, stats))
+
+
+class _Engine:
+    def __init__(self, error=None):
+        self.error, self.submitted, self.cancelled = error, [], []
+
+    def submit(self, request):
+        if self.error is not None:
+            raise self.error
+        self.submitted.append(request)
+
+    def cancel(self, request):
+        self.cancelled.append(request)
+
+
+def request() -> Request:
+    return Request("r1", {}, 5, arrival=0.0)
+
+
+def test_tokens_that_come_while_the_reader_is_busy_are_taken_together():
+    async def run():
+        mailbox = Mailbox()
+        mailbox.put((1,), None)
+        mailbox.put((2, 3), None)
+        assert await mailbox.take() == ([1, 2, 3], None)
+        mailbox.put((4,), RESULT)
+        assert await mailbox.take() == ([4], RESULT)
+
+    asyncio.run(run())
+
+
+def test_a_turn_reaches_the_mailbox_of_its_request_and_the_metrics():
+    async def run():
+        metrics, engine = _Metrics(), _Engine()
+        deliveries = Deliveries("echo", asyncio.get_running_loop(), metrics)
+        mine, other = request(), request()
+        with deliveries.submitted(engine, mine) as mailbox:
+            turn = Turn((Update(other, (9,), None), Update(mine, (1,), None)), STATS)
+            await asyncio.to_thread(deliveries.deliver, turn)
+            assert await mailbox.take() == ([1], None)
+            await asyncio.to_thread(deliveries.deliver, Turn((Update(mine, (), RESULT),), STATS))
+            assert await mailbox.wait_for_result() is RESULT
+        assert metrics.turns == [("echo", STATS)] * 2
+        assert (engine.submitted, engine.cancelled) == ([mine], [])
+
+    asyncio.run(run())
+
+
+def test_a_request_left_before_its_end_is_cancelled():
+    async def run():
+        engine = _Engine()
+        deliveries = Deliveries("echo", asyncio.get_running_loop(), _Metrics())
+        mine = request()
+        with pytest.raises(RuntimeError, match="the handler gave up"), deliveries.submitted(engine, mine):
+            raise RuntimeError("the handler gave up")
+        assert engine.cancelled == [mine]
+        assert not deliveries._mailboxes
+
+    asyncio.run(run())
+
+
+def test_a_refused_request_leaves_nothing_behind():
+    async def run():
+        engine = _Engine(error=Unavailable("draining"))
+        deliveries = Deliveries("echo", asyncio.get_running_loop(), _Metrics())
+        with pytest.raises(Unavailable, match="draining"), deliveries.submitted(engine, request()):
+            pass
+        assert not engine.cancelled
+        assert not deliveries._mailboxes
+
+    asyncio.run(run())

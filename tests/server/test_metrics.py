@@ -1,0 +1,175 @@
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from server.errors import Cancelled, DeadlineExceeded, EngineFailed
+from server.metrics import LATENCY_BOUNDS, STEP_BOUNDS, Metrics
+from server.records import FinishReason, Result, StepStats, Timings
+
+NAMES = {
+    "seq2seq_requests": "counter",
+    "seq2seq_e2e_request_latency_seconds": "histogram",
+    "seq2seq_request_queue_time_seconds": "histogram",
+    "seq2seq_encode_time_seconds": "histogram",
+    "seq2seq_time_to_first_token_seconds": "histogram",
+    "seq2seq_inter_token_latency_seconds": "histogram",
+    "seq2seq_decode_step_seconds": "histogram",
+    "seq2seq_prompt_tokens": "counter",
+    "seq2seq_generation_tokens": "counter",
+    "seq2seq_request_success": "counter",
+    "seq2seq_wasted_tokens": "counter",
+    "seq2seq_num_requests_running": "gauge",
+    "seq2seq_num_requests_waiting": "gauge",
+    "seq2seq_slots_in_use": "gauge",
+    "seq2seq_slots": "gauge",
+    "seq2seq_kv_cache_usage_ratio": "gauge",
+    "seq2seq_cache_bytes": "gauge",
+    "seq2seq_cache_moved_bytes": "counter",
+    "seq2seq_step_batch_size": "histogram",
+    "seq2seq_engine_heartbeat_timestamp_seconds": "gauge",
+    "seq2seq_model_info": "gauge",
+}
+
+
+def metrics_of(name: str = "echo") -> Metrics:
+    metrics = Metrics()
+    metrics.add_model(
+        name,
+        version="v1",
+        precision="int8",
+        provider="cpu",
+        num_slots=8,
+        cache_bytes=1024,
+        heartbeat=lambda: 123.0,
+    )
+    return metrics
+
+
+def result(reason: FinishReason, num_target_tokens: int, error: Exception | None = None) -> Result:
+    timings = Timings(queue_seconds=0.1, encode_seconds=0.01, first_token_seconds=0.2, total_seconds=0.5)
+    return Result(reason, (), num_target_tokens, 7, timings, error=error)  # type: ignore[arg-type]
+
+
+def stats(*results: Result, **changes: object) -> StepStats:
+    values = {
+        "num_rows": 0,
+        "step_seconds": 0.0,
+        "num_admitted": 0,
+        "encode_seconds": 0.0,
+        "queue_seconds": (),
+        "first_token_seconds": (),
+        "inter_token_seconds": (),
+        "num_running": 0,
+        "num_waiting": 0,
+        "cache_usage_ratio": 0.0,
+        "moved_bytes": 0,
+    }
+    return StepStats(**(values | changes | {"results": results}))  # type: ignore[arg-type]
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, {"model_name": "echo"} | labels)
+
+
+def test_the_names_and_types_are_those_of_the_design_and_no_others():
+    metrics = metrics_of()
+    metrics.record_rpc(model_name="echo", method="Generate", code="OK")
+    families = list(text_string_to_metric_families(generate_latest(metrics.registry).decode()))
+    assert {family.name: family.type for family in families} == NAMES
+
+
+def test_a_fresh_model_shows_its_size_and_zeros():
+    metrics = metrics_of()
+    assert value(metrics, "seq2seq_slots") == 8
+    assert value(metrics, "seq2seq_cache_bytes") == 1024
+    assert value(metrics, "seq2seq_engine_heartbeat_timestamp_seconds") == 123.0
+    assert value(metrics, "seq2seq_model_info", version="v1", precision="int8", provider="cpu") == 1
+    assert value(metrics, "seq2seq_generation_tokens_total") == 0
+    for reason in ("stop", "length", "abort"):
+        assert value(metrics, "seq2seq_request_success_total", finished_reason=reason) == 0
+    for reason in ("cancelled", "deadline"):
+        assert value(metrics, "seq2seq_wasted_tokens_total", reason=reason) == 0
+
+
+def test_a_turn_is_added_up():
+    metrics = metrics_of()
+    metrics.record_turn(
+        "echo",
+        stats(
+            num_rows=3,
+            step_seconds=0.002,
+            num_admitted=2,
+            encode_seconds=0.004,
+            queue_seconds=(0.001, 0.003),
+            first_token_seconds=(0.01, 0.02),
+            inter_token_seconds=(0.005,),
+            num_running=3,
+            num_waiting=5,
+            cache_usage_ratio=0.25,
+            moved_bytes=640,
+        ),
+    )
+    assert value(metrics, "seq2seq_decode_step_seconds_sum") == pytest.approx(0.002)
+    assert value(metrics, "seq2seq_step_batch_size_sum") == 3
+    assert value(metrics, "seq2seq_encode_time_seconds_count") == 1
+    assert value(metrics, "seq2seq_request_queue_time_seconds_sum") == pytest.approx(0.004)
+    assert value(metrics, "seq2seq_time_to_first_token_seconds_count") == 2
+    assert value(metrics, "seq2seq_inter_token_latency_seconds_count") == 1
+    assert value(metrics, "seq2seq_num_requests_running") == 3
+    assert value(metrics, "seq2seq_slots_in_use") == 3
+    assert value(metrics, "seq2seq_num_requests_waiting") == 5
+    assert value(metrics, "seq2seq_kv_cache_usage_ratio") == 0.25
+    assert value(metrics, "seq2seq_cache_moved_bytes_total") == 640
+
+
+def test_a_turn_without_a_step_is_not_a_step_of_zero_rows():
+    metrics = metrics_of()
+    metrics.record_turn("echo", stats())
+    assert value(metrics, "seq2seq_decode_step_seconds_count") == 0
+    assert value(metrics, "seq2seq_step_batch_size_count") == 0
+    assert value(metrics, "seq2seq_encode_time_seconds_count") == 0
+
+
+def test_every_end_is_counted_by_its_reason_and_waste_by_its_cause():
+    metrics = metrics_of()
+    ends = (
+        result(FinishReason.EOS, 5),
+        result(FinishReason.LENGTH, 4),
+        result(FinishReason.CANCELLED, 3, Cancelled("gone")),
+        result(FinishReason.DEADLINE, 2, DeadlineExceeded("late")),
+        result(FinishReason.FAILED, 1, EngineFailed("broken")),
+    )
+    metrics.record_turn("echo", stats(*ends))
+    success = "seq2seq_request_success_total"
+    assert value(metrics, success, finished_reason="stop") == 1
+    assert value(metrics, success, finished_reason="length") == 1
+    assert value(metrics, success, finished_reason="abort") == 3
+    assert value(metrics, "seq2seq_wasted_tokens_total", reason="cancelled") == 3
+    assert value(metrics, "seq2seq_wasted_tokens_total", reason="deadline") == 2
+    assert value(metrics, "seq2seq_generation_tokens_total") == 15
+    assert value(metrics, "seq2seq_prompt_tokens_total") == 35
+    assert value(metrics, "seq2seq_e2e_request_latency_seconds_count") == 5
+
+
+def test_every_finish_reason_is_counted():
+    metrics = metrics_of()
+    for reason in FinishReason:
+        metrics.record_turn("echo", stats(result(reason, 1)))
+    assert value(metrics, "seq2seq_e2e_request_latency_seconds_count") == len(FinishReason)
+
+
+def test_two_servers_in_one_process_do_not_share_numbers():
+    first, second = metrics_of(), metrics_of()
+    first.record_rpc(model_name="echo", method="Generate", code="OK")
+    labels = {"method": "Generate", "code": "OK"}
+    assert value(first, "seq2seq_requests_total", **labels) == 1
+    assert value(second, "seq2seq_requests_total", **labels) is None
+
+
+@pytest.mark.parametrize(
+    ("bounds", "low", "high"), [(LATENCY_BOUNDS, 0.0005, 120.0), (STEP_BOUNDS, 0.0002, 2.5)]
+)
+def test_bounds_rise_and_are_fine_at_the_low_end(bounds, low, high):
+    assert (bounds[0], bounds[-1]) == (low, high)
+    assert list(bounds) == sorted(set(bounds))
+    assert sum(bound <= 20 * low for bound in bounds) >= 8

@@ -1,0 +1,274 @@
+"""The built-in corpus: its size, its splits, and that its sentences are right in both languages."""
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from itertools import combinations
+
+import pytest
+
+from training import grammar, korean, lexicon
+from training.grammar import BuiltinCorpus, Pair, build_corpus
+
+
+@pytest.fixture(scope="module")
+def corpus() -> BuiltinCorpus:
+    return build_corpus()
+
+
+@pytest.fixture(scope="module")
+def pairs(corpus: BuiltinCorpus) -> tuple[Pair, ...]:
+    return corpus.train + corpus.dev + corpus.test
+
+
+def _filler_pairs(pair: Pair) -> set[frozenset[str]]:
+    return {frozenset(two) for two in combinations(pair.fillers, 2)}
+
+
+def _with_pattern(pairs: tuple[Pair, ...], *names: str) -> list[Pair]:
+    found = [pair for pair in pairs if pair.pattern in names]
+    assert found
+    return found
+
+
+def test_training_is_large_and_varied(corpus):
+    assert 30_000 <= len(corpus.train) <= 37_000
+    assert 400 <= len(corpus.dev) <= 700
+    assert 900 <= len(corpus.test) <= 1300
+    assert len({pair.pattern for pair in corpus.train}) >= 25
+    assert len({pair.pattern for pair in corpus.test}) >= 25
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("오늘은 금요일입니다", "Today is Friday."),
+        ("오늘은 금요일 입니다", "Today is Friday."),
+        ("드디어 금요일이다", "It is finally Friday."),
+        ("나는 학생이다", "I am a student."),
+        ("저는 학생입니다.", "I am a student."),
+    ],
+)
+def test_training_holds_the_sentences_of_the_readme_whatever_the_seed(source, target):
+    for seed in (0, 1):
+        assert target in [pair.target for pair in build_corpus(seed).train if pair.source == source]
+
+
+def test_a_source_occurs_once(pairs):
+    assert len({pair.source for pair in pairs}) == len(pairs)
+
+
+def test_no_source_has_two_targets_even_before_the_splits_merge_equal_ones():
+    targets = defaultdict(set)
+    for content in grammar._draw_contents(seed=3):
+        for source in content.sources:
+            targets[source].add(content.target)
+    assert [source for source, found in targets.items() if len(found) > 1] == []
+
+
+def test_the_same_seed_gives_the_same_corpus_and_another_gives_another(corpus):
+    assert build_corpus(0) == corpus
+    assert build_corpus(1).train != corpus.train
+
+
+def test_the_corpus_does_not_depend_on_the_hash_seed():
+    program = (
+        "import hashlib; from training.grammar import build_corpus; c = build_corpus(); "
+        "print(hashlib.sha256(repr(c).encode()).hexdigest())"
+    )
+    digests = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed, "PYTHONUTF8": "1"},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert digests[0] == digests[1]
+
+
+def test_no_side_of_a_held_out_pair_is_in_another_split(corpus):
+    for part in ("source", "target"):
+        train, dev, test = (
+            {getattr(pair, part) for pair in split} for split in (corpus.train, corpus.dev, corpus.test)
+        )
+        assert not train & dev
+        assert not train & test
+        assert not dev & test
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_held_out_pair_holds_two_fillers_that_training_never_sees_together(seed):
+    corpus = build_corpus(seed)
+    seen = set().union(*(_filler_pairs(pair) for pair in corpus.train))
+    for pair in corpus.dev + corpus.test:
+        assert _filler_pairs(pair) - seen, pair
+
+
+def test_every_filler_is_trained_on(corpus, pairs):
+    trained = Counter(filler for pair in corpus.train for filler in pair.fillers)
+    assert {filler: trained[filler] for pair in pairs for filler in pair.fillers if trained[filler] < 8} == {}
+
+
+def test_every_held_out_filler_is_trained_on_in_its_pattern(corpus):
+    trained = Counter((pair.pattern, filler) for pair in corpus.train for filler in pair.fillers)
+    rare = {
+        (pair.pattern, filler)
+        for pair in corpus.dev + corpus.test
+        for filler in pair.fillers
+        if trained[pair.pattern, filler] < 4
+    }
+    assert rare == set()
+
+
+def test_every_english_word_of_a_held_out_pair_is_in_training(corpus):
+    def words(pairs):
+        return {word for pair in pairs for word in re.findall(r"[A-Za-z']+", pair.target)}
+
+    assert words(corpus.dev + corpus.test) <= words(corpus.train)
+
+
+def test_sentences_are_short_and_end_well(pairs):
+    for pair in pairs:
+        assert re.fullmatch(r"[A-Z][A-Za-z0-9 ':.-]*[.?]", pair.target), pair
+        assert re.fullmatch(r"[가-힣]+( [가-힣]+)*[.?]?", pair.source), pair
+        assert pair.source.endswith("?") == pair.target.endswith("?"), pair
+        assert 3 <= len(pair.target.split()) <= 16, pair
+
+
+def test_both_spellings_of_the_copula_and_both_styles_are_common(corpus):
+    sources = [pair.source.rstrip(".?") for pair in corpus.train]
+    assert sum(source.endswith(" 입니다") for source in sources) > 500
+    assert sum(source.endswith("니다") for source in sources) > 10_000
+    assert sum(source.endswith("다") and not source.endswith("니다") for source in sources) > 10_000
+
+
+def test_particles_after_every_person_are_right(pairs):
+    for person in lexicon.PEOPLE:
+        right, wrong = ("은", "는") if korean.final_consonant(person.korean) else ("는", "은")
+        assert any(pair.source.startswith(f"{person.korean}{right} ") for pair in pairs)
+        assert not any(pair.source.startswith(f"{person.korean}{wrong} ") for pair in pairs)
+
+
+def test_a_particle_never_follows_the_wrong_final(pairs):
+    """After a one-syllable check of every word: 을 and 으로 want a consonant, 를 and 로 do not."""
+    nouns = {word.korean for word in (*lexicon.THINGS, *lexicon.LIKED, *lexicon.CITIES, *lexicon.LANGUAGES)}
+    for pair in pairs:
+        for word in pair.source.split():
+            for particle, needs_consonant in (("을", True), ("를", False), ("과", True), ("와", False)):
+                noun = word.removesuffix(particle)
+                if noun != word and noun in nouns:
+                    assert bool(korean.final_consonant(noun)) is needs_consonant, pair
+
+
+def test_direction_after_rieul_is_로(pairs):
+    directed = {word for pair in pairs for word in pair.source.split() if word.endswith("로")}
+    assert {"서울로", "지하철로", "부산으로", "학교로", "공원으로", "호텔로", "병원으로"} <= directed
+    assert not {"서울으로", "지하철으로", "호텔으로", "부산로", "학교으로"} & directed
+
+
+def test_a_and_an_follow_the_sound(pairs):
+    for pair in pairs:
+        for article, word in re.findall(r"\b([Aa]n?) (\w)", pair.target):
+            if article != "a.m.":
+                assert (article.lower() == "an") == (word in "aeiou"), pair
+
+
+def test_subjects_and_verbs_agree(pairs):
+    singular = ("He", "She", "Minsu", "Yuna", "My uncle", "My younger sister")
+    plural = ("We", "They", "The children", "My friends", "The students")
+    for pair in pairs:
+        for subject in singular:
+            assert not re.match(rf"{subject} (am|are|were|do|have|like|go|live|want|plan) ", pair.target), (
+                pair
+            )
+        for subject in plural:
+            assert not re.match(
+                rf"{subject} (am|is|was|does|has|likes|goes|lives|wants|plans) ", pair.target
+            ), pair
+        assert not re.match(r"I (are|is|were|does|has|likes|goes|lives|wants|plans) ", pair.target), pair
+        assert not re.match(r"(Am|Is|Was|Does) (you|they|the|my friends) ", pair.target), pair
+
+
+def test_no_bare_verb_follows_a_singular_subject(pairs):
+    """A name is followed by -s, a past form or an auxiliary, never by the dictionary form."""
+    bare = {action.english.split()[0] for action in (*lexicon.ACTIVITIES, *lexicon.LIKING, *lexicon.KNOWING)}
+    bare -= {"not", "read"}
+    names = "|".join(name.english for name in lexicon.NAMES)
+    for pair in pairs:
+        match = re.match(rf"({names}) (\w+)", pair.target)
+        if match:
+            assert match[2] not in bare, pair
+
+
+def test_tense_follows_the_time_word(pairs):
+    for pair in _with_pattern(pairs, "doing", "going", "eating", "drinking", "travel"):
+        if re.search(r"(tomorrow|tonight|next \w+|this weekend)\.$", pair.target):
+            assert " will " in pair.target, pair
+            assert re.search("것(이|입니)다[.]?$", pair.source), pair
+        elif re.search(r"every \w+\.$", pair.target):
+            assert not re.search(r" (will|did|was|were) ", pair.target), pair
+        else:
+            assert re.search("[가-힣](다|니다)[.]?$", pair.source), pair
+            assert " will " not in pair.target, pair
+
+
+def test_plurals_and_counters_belong_to_their_noun(pairs):
+    for pair in _with_pattern(pairs, "counting", "counted_trading"):
+        thing = next(thing for thing in lexicon.SMALL_THINGS if thing.korean in pair.fillers)
+        assert lexicon.plural(thing.english) in pair.target, pair
+        assert re.search(rf"{thing.korean} \w+ {thing.counter}[이가을를] ", pair.source), pair
+
+
+def test_dates_exist(pairs):
+    for pair in pairs:
+        assert not re.search(r"February (29|3\d)|(April|June|September|November) 31", pair.target), pair
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (12, "12th"), (13, "13th")],
+)
+def test_ordinals(value, text):
+    assert lexicon.ordinal(value) == text
+    assert lexicon.ordinal(value + 100) == "10" + text if value < 10 else "1" + text
+
+
+def test_english_numbers():
+    spelled = {0: "zero", 13: "thirteen", 20: "twenty", 25: "twenty-five", 100: "one hundred"}
+    spelled |= {3500: "three thousand five hundred", 15_000: "fifteen thousand"}
+    assert {value: lexicon.english_number(value) for value in spelled} == spelled
+    with pytest.raises(ValueError, match="got -1"):
+        lexicon.english_number(-1)
+
+
+def test_english_verb_forms():
+    verbs = ("read", "watch", "study", "play", "go", "have", "wash", "plan", "swim", "take")
+    assert [lexicon.third_person(verb) for verb in verbs] == [
+        "reads", "watches", "studies", "plays", "goes", "has", "washes", "plans", "swims", "takes",
+    ]  # fmt: skip
+    assert [lexicon.past(verb) for verb in verbs] == [
+        "read", "watched", "studied", "played", "went", "had", "washed", "planned", "swam", "took",
+    ]  # fmt: skip
+    assert [lexicon.progressive(verb) for verb in ("make", "run", "play", "swim", "meet", "study")] == [
+        "making", "running", "playing", "swimming", "meeting", "studying",
+    ]  # fmt: skip
+
+
+def test_english_nouns_and_adjectives():
+    assert [lexicon.plural(noun) for noun in ("book", "box", "puppy", "knife", "sheep", "actress")] == [
+        "books", "boxes", "puppies", "knives", "sheep", "actresses",
+    ]  # fmt: skip
+    forms = {"big": "bigger", "heavy": "heavier", "cheap": "cheaper", "nice": "nicer", "good": "better"}
+    forms |= {
+        "hot": "hotter",
+        "expensive": "more expensive",
+        "beautiful": "more beautiful",
+        "clean": "cleaner",
+    }
+    forms |= {"diligent": "more diligent", "tall": "taller", "fast": "faster", "strong": "stronger"}
+    assert {adjective: lexicon.comparative(adjective) for adjective in forms} == forms

@@ -1,0 +1,171 @@
+"""The command line of training: `python -m training train|score|corpus|attention`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.logging import RichHandler
+
+from training import commands
+from training.corpus import CorpusFiles
+from training.presets import PRESETS
+
+logger = logging.getLogger("training")
+
+_INTERRUPTED = 130  # 128 and the number of SIGINT, as shells count
+
+_EXAMPLES = {
+    "train": """examples:
+  python -m training train demo --out runs/demo
+  python -m training train small --out runs/mine --source train.ko.gz --target train.en.gz \\
+      --dev-source dev.ko --dev-target dev.en
+  python -m training train small --out runs/mine --resume""",
+    "score": """examples:
+  python -m training score runs/demo --part test
+  python -m training score --hypothesis translations.txt --reference test.en""",
+    "corpus": """example:
+  python -m training corpus --out corpora/built-in""",
+    "attention": """example:
+  python -m training attention runs/demo "오늘은 금요일입니다" --json attention.json""",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every command and flag."""
+    root = argparse.ArgumentParser(
+        prog="python -m training", description="Train and score translation models."
+    )
+    subparsers = root.add_subparsers(dest="command", required=True)
+
+    def add(name: str, summary: str) -> argparse.ArgumentParser:
+        return subparsers.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            epilog=_EXAMPLES[name],
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    _add_train_flags(add("train", "Train a preset on a corpus; without files, on the built-in one."))
+    score = add("score", "Score a run on its own dev or test pairs, or one file against another.")
+    score.add_argument("run", type=Path, nargs="?", help="the folder of a finished run")
+    score.add_argument("--part", choices=("dev", "test"), default="dev", help="which pairs (default: dev)")
+    score.add_argument("--beam-size", type=int, default=1, help="1 is greedy search (default: 1)")
+    score.add_argument(
+        "--alpha", type=float, default=0.6, help="of the length penalty of beams (default: 0.6)"
+    )
+    score.add_argument("--hypothesis", type=Path, help="translations, one a line")
+    score.add_argument("--reference", type=Path, help="what they are compared with")
+    corpus = add("corpus", "Write the built-in corpus as text files.")
+    corpus.add_argument("--out", type=Path, required=True, help="the folder to write to")
+    attention = add("attention", "Translate a text and show what each piece of it attended to.")
+    attention.add_argument("run", type=Path, help="the folder of a finished run")
+    attention.add_argument("text", help="what to translate")
+    attention.add_argument("--json", type=Path, help="a file to write all weights to")
+    return root
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; gives the exit code: 0 done, 1 failed, 130 interrupted (argparse exits with 2)."""
+    console = Console(stderr=True)
+    handler = RichHandler(console=console, show_path=False, markup=False)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", datefmt="%H:%M:%S", handlers=[handler])
+    root = parser()
+    options = root.parse_args(arguments)
+    try:
+        if options.command == "train":
+            _train(root, options, console)
+        elif options.command == "score":
+            _score(root, options)
+        elif options.command == "corpus":
+            commands.write_corpus(options.out)
+        else:
+            commands.show_attention(options.run, options.text, options.json)
+    except (ValueError, OSError) as error:
+        logger.error("%s", error)
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    return 0
+
+
+def _add_train_flags(train: argparse.ArgumentParser) -> None:
+    train.add_argument("preset", choices=tuple(PRESETS), help="model and recipe")
+    train.add_argument("--out", type=Path, required=True, help="the run's folder, such as runs/NAME")
+    train.add_argument("--source", help="source sentences, one a line (.gz: gzip, here and below)")
+    train.add_argument("--target", help="their translations, line by line")
+    train.add_argument("--tsv", help="instead: source, tab, target on each line")
+    train.add_argument("--dev-source", help="held-out sentences (default: some training pairs are held out)")
+    train.add_argument("--dev-target", help="their translations")
+    train.add_argument("--dev-tsv", help="instead: source, tab, target on each line")
+    train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    train.add_argument("--max-steps", type=int, help="where to stop (default: the preset's)")
+    train.add_argument("--seed", type=int, help="of weights, dropout and order (default: the preset's)")
+    train.add_argument("--vocab-size", type=int, help="most tokens of the vocabulary (default: the preset's)")
+    train.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    train.add_argument("--threads", type=int, help="CPU threads (default: one a core)")
+
+
+def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: Console) -> None:
+    if options.resume and (options.seed is not None or options.vocab_size is not None):
+        root.error(
+            "--seed and --vocab-size are those that the run was started with: leave them out with --resume"
+        )
+    if options.threads is not None:
+        if options.threads < 1:
+            root.error(f"--threads is {options.threads}, and must be at least 1")
+        torch.set_num_threads(options.threads)
+    try:
+        files = CorpusFiles(
+            options.source,
+            options.target,
+            options.tsv,
+            options.dev_source,
+            options.dev_target,
+            options.dev_tsv,
+        )
+    except ValueError as error:
+        root.error(str(error))
+    commands.train(
+        options.preset,
+        options.out,
+        files,
+        is_resumed=options.resume,
+        max_steps=options.max_steps,
+        seed=options.seed,
+        vocab_size=options.vocab_size,
+        device=_device(options.device),
+        console=console,
+    )
+
+
+def _score(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    is_files = options.hypothesis is not None and options.reference is not None
+    if (options.run is None) != is_files:
+        root.error("score needs either a run, or both --hypothesis and --reference")
+    if is_files:
+        commands.score_files(options.hypothesis, options.reference)
+    else:
+        commands.score_run(options.run, options.part, options.beam_size, options.alpha)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"unknown device {name!r}: give auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name} is asked for, and torch sees no CUDA device here")
+    return device
+
+
+if __name__ == "__main__":
+    sys.exit(main())

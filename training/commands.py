@@ -1,0 +1,138 @@
+"""What `python -m training` does, one function a command. Results go to standard output."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from training import grammar
+from training.batches import pad_rows
+from training.config import BOS_ID, EOS_ID
+from training.corpus import CorpusFiles, load_corpus, read_parallel, write_lines
+from training.loop import TrainingInterrupted
+from training.prepare import continue_run, start_run
+from training.presets import Preset, preset_named
+from training.run import RunFolder, TrainedModel, load_run
+from training.scoring import score, translate
+from training.search import greedy_search
+
+logger = logging.getLogger(__name__)
+
+
+def train(
+    preset_name: str,
+    out: Path,
+    files: CorpusFiles,
+    *,
+    is_resumed: bool,
+    max_steps: int | None,
+    seed: int | None,
+    vocab_size: int | None,
+    device: torch.device,
+    console: Console,
+) -> None:
+    """Start or resume a run, and print what came out."""
+    folder = RunFolder(out)
+    resume_command = f"python -m training train {preset_name} --out {out} --resume"
+    try:
+        if is_resumed:
+            config = folder.read_config()
+            if config.preset != preset_name:
+                raise ValueError(f"{out} was started with the preset {config.preset}, not {preset_name}")
+            if files.is_built_in:
+                files = config.corpus_files
+            corpus = load_corpus(files, config.training.seed)
+        else:
+            folder.create(f"go on with `{resume_command}`, or give another --out")
+            preset = _adjusted(preset_named(preset_name), max_steps, seed, vocab_size)
+            corpus = load_corpus(files, preset.training.seed)
+            start_run(folder, preset, corpus, files)
+        summary = continue_run(folder, corpus, device, console, max_steps)
+    except KeyboardInterrupt as interrupt:
+        if isinstance(interrupt, TrainingInterrupted):
+            logger.warning("%s; go on with: %s", interrupt, resume_command)
+        elif folder.is_run:
+            logger.warning("interrupted; go on with: %s", resume_command)
+        else:
+            logger.warning("interrupted before anything was trained: start again")
+        raise
+    print(f"{out}: dev BLEU {summary.dev_bleu:.2f} ({summary.bleu_signature}), chrF {summary.dev_chrf:.2f}")
+    print(f"{summary.steps} steps, {summary.seconds:.0f} seconds; weights: {summary.weights}")
+
+
+def score_files(hypothesis: Path, reference: Path) -> None:
+    """Print the scores of a file of translations."""
+    pairs = read_parallel(hypothesis, reference)
+    print(score([pair.source for pair in pairs], [pair.target for pair in pairs]))
+
+
+def score_run(path: Path, part: str, beam_size: int, alpha: float) -> None:
+    """Translate a run's dev or test pairs with the oracle, and print the scores."""
+    run = load_run(path)
+    pairs = RunFolder(path).read_pairs(part)
+    translations = translate(
+        run.model, run.tokenizer, [pair.source for pair in pairs], beam_size=beam_size, alpha=alpha
+    )
+    print(f"{path}, {len(pairs)} {part} pairs, beam {beam_size}")
+    print(score(translations, [pair.target for pair in pairs]))
+
+
+def write_corpus(out: Path) -> None:
+    """Write the built-in corpus as parallel text files, and print how many pairs each pattern has."""
+    out.mkdir(parents=True, exist_ok=True)
+    corpus = grammar.build_corpus(seed=0)
+    parts = {"train": corpus.train, "dev": corpus.dev, "test": corpus.test}
+    counts = {}
+    for name, pairs in parts.items():
+        write_lines(out / f"{name}.ko", [pair.source for pair in pairs])
+        write_lines(out / f"{name}.en", [pair.target for pair in pairs])
+        counts[name] = Counter(pair.pattern for pair in pairs)
+    print(f"{'pattern':<28}" + "".join(f"{name:>8}" for name in parts))
+    for pattern in sorted(counts["train"]):
+        print(f"{pattern:<28}" + "".join(f"{counts[name][pattern]:>8}" for name in parts))
+    print(f"{'all':<28}" + "".join(f"{len(pairs):>8}" for pairs in parts.values()))
+
+
+def show_attention(path: Path, text: str, json_file: Path | None) -> None:
+    """Translate a text, and print which source piece each target piece attends to most."""
+    run = load_run(path)
+    source_ids = run.tokenizer.encode_source(text)
+    limit = run.config.max_target_length
+    (target_ids,) = greedy_search(run.model, [source_ids], bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limit)
+    weights = alignment(run, source_ids, target_ids)
+    source, target = run.tokenizer.pieces(source_ids), run.tokenizer.pieces([*target_ids, EOS_ID])
+    print(run.tokenizer.decode(target_ids))
+    for piece, row in zip(target, weights.tolist(), strict=True):
+        best = max(range(len(row)), key=row.__getitem__)
+        print(f"{piece!r:>16}  {row[best]:.2f}  {source[best]!r}")
+    if json_file:
+        content = {"source": source, "target": target, "attention": weights.tolist()}
+        json_file.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@torch.inference_mode()
+def alignment(run: TrainedModel, source_ids: list[int], target_ids: list[int]) -> Tensor:
+    """(T, S): cross-attention of the last decoder layer, mean over heads; the last row chooses eos."""
+    source = pad_rows([source_ids])
+    source_mask = torch.ones_like(source, dtype=torch.bool)
+    memory = run.model.encode(source, source_mask)
+    _, weights = run.model.decode_with_attention(pad_rows([[BOS_ID, *target_ids]]), memory, source_mask)
+    return weights[-1][0].mean(dim=0)
+
+
+def _adjusted(preset: Preset, max_steps: int | None, seed: int | None, vocab_size: int | None) -> Preset:
+    training, model = preset.training, preset.model
+    if max_steps is not None:
+        training = dataclasses.replace(training, max_steps=max_steps)
+    if seed is not None:
+        training = dataclasses.replace(training, seed=seed)
+    if vocab_size is not None:
+        model = dataclasses.replace(model, vocab_size=vocab_size)
+    return dataclasses.replace(preset, model=model, training=training)

@@ -1,0 +1,123 @@
+"""From a preset and a corpus to a run folder, and from a run folder to a trained model."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import torch
+from rich.console import Console
+
+from bundle.tokenizer import Tokenizer
+from training.batches import encode_pairs
+from training.checkpoint import newest_checkpoint
+from training.config import check_special_ids
+from training.corpus import Corpus, CorpusFiles, CorpusFilters
+from training.loop import Trainer
+from training.presets import Preset
+from training.run import RunConfig, RunFolder, Summary, library_versions, repository_commit
+from training.tokenizer import train_tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def start_run(
+    folder: RunFolder, preset: Preset, corpus: Corpus, files: CorpusFiles | None = None
+) -> RunConfig:
+    """Train the tokenizer and write what stays the same through the whole run; `config.json` last.
+
+    Args:
+        folder: An empty one, or one where a start was interrupted.
+        preset: What is trained.
+        corpus: On what.
+        files: Where it was read from, for a resume that does not say so again; None is the built-in one.
+
+    Raises:
+        ValueError: The folder holds a run.
+    """
+    folder.create()
+    texts = [text for pair in corpus.train for text in pair if text.strip()]
+    if not texts:
+        raise ValueError(
+            f"the training corpus has {len(corpus.train)} pairs and no text: nothing to train on"
+        )
+    tokenizer = train_tokenizer(texts, preset.vocab_size)
+    logger.info("tokenizer: %d tokens, from %d texts", tokenizer.vocab_size, len(texts))
+    tokenizer.save(folder.tokenizer_file)
+    model = dataclasses.replace(preset.model, vocab_size=tokenizer.vocab_size)
+    # What a model can translate is scored, however long its reference: no ratio filter.
+    filters = CorpusFilters(model.max_source_length, model.max_target_length)
+    for part, pairs in (("dev", corpus.dev), ("test", corpus.test)):
+        kept, report = filters.apply(pairs, tokenizer)
+        if report.num_kept < report.num_given:
+            logger.info("%s pairs:\n%s", part, report.table())
+        if part == "dev" and not kept:
+            raise ValueError(f"none of {report.num_given} dev pairs is left: nothing to score")
+        if kept:
+            folder.write_pairs(part, kept)
+    config = RunConfig(
+        preset=preset.name,
+        model=model,
+        training=preset.training,
+        corpus=corpus.description,
+        corpus_files=files or CorpusFiles(),
+        corpus_sha256=corpus.sha256(),
+        commit=repository_commit(),
+        versions=library_versions(),
+    )
+    folder.write_config(config)
+    return config
+
+
+def continue_run(
+    folder: RunFolder,
+    corpus: Corpus,
+    device: torch.device,
+    console: Console,
+    max_steps: int | None = None,
+) -> Summary:
+    """Train from the newest checkpoint that can be read, or from the start, to the end.
+
+    Args:
+        folder: Of a started run.
+        corpus: The one it was started with.
+        device: Where.
+        console: Where the progress bar is drawn.
+        max_steps: Another end than the one the run was started with.
+
+    Raises:
+        ValueError: The folder holds no run, the corpus is another, no checkpoint can be read, or training
+            diverged.
+        TrainingInterrupted: Ctrl-C; a checkpoint was left.
+    """
+    config = folder.read_config()
+    if corpus.sha256() != config.corpus_sha256:
+        raise ValueError(f"{corpus.description} is not the corpus that {folder.path} was started with")
+    if max_steps is not None and max_steps != config.training.max_steps:
+        config = dataclasses.replace(
+            config, training=dataclasses.replace(config.training, max_steps=max_steps)
+        )
+        folder.write_config(config)
+        folder.summary_file.unlink(missing_ok=True)
+    if folder.is_finished:
+        logger.info("%s is finished: nothing to do", folder.path)
+        return folder.read_summary()
+    checkpoint, problems = newest_checkpoint(folder.checkpoints)
+    for problem in problems:
+        logger.warning("passed over: %s", problem)
+    if checkpoint:
+        logger.info("going on after step %d", checkpoint.step)
+    tokenizer = Tokenizer.load(folder.tokenizer_file)
+    check_special_ids(tokenizer)
+    filters = CorpusFilters(
+        config.model.max_source_length,
+        config.model.max_target_length,
+        config.training.max_length_ratio,
+    )
+    train, report = filters.apply(corpus.train, tokenizer)
+    logger.info("corpus: %s\n%s", corpus.description, report.table())
+    dev = folder.read_pairs("dev")
+    trainer = Trainer(config, folder, tokenizer, encode_pairs(train, tokenizer), dev, device, checkpoint)
+    num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    logger.info("model: %s parameters, on %s", f"{num_parameters:,}", device)
+    return trainer.train(console)

@@ -1,0 +1,88 @@
+"""What a training run shows and records while it goes on: progress bar, metrics.jsonl, TensorBoard."""
+
+from __future__ import annotations
+
+import json
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.utils.tensorboard import SummaryWriter
+
+from training.run import RunFolder
+
+
+class Reporter:
+    """Owns the run's metrics files and the bar on the console while training goes on.
+
+    Args:
+        folder: Where metrics.jsonl and tensorboard/ are written.
+        console: Where the bar is drawn; standard error.
+        first_step: The step that training goes on after. What was recorded of later steps, by a session that
+            did not leave a checkpoint there, is removed.
+        max_steps: The end of the bar.
+    """
+
+    def __init__(self, folder: RunFolder, console: Console, first_step: int, max_steps: int) -> None:
+        _drop_later_metrics(folder, first_step)
+        self._metrics = folder.metrics_file.open("a", encoding="utf-8")
+        self._tensorboard = SummaryWriter(folder.tensorboard, purge_step=first_step + 1)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task("training", total=max_steps, completed=first_step, figures="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+        self._metrics.close()
+        self._tensorboard.close()
+
+    def advance(self, step: int) -> None:
+        """Move the bar."""
+        self._bar.update(self._task, completed=step)
+
+    def show(self, figures: str) -> None:
+        """Put figures beside the bar."""
+        self._bar.update(self._task, figures=figures)
+
+    def record(self, step: int, kind: str, values: dict[str, float]) -> None:
+        """Write values of one step: a line of metrics.jsonl, and a point each in TensorBoard.
+
+        Args:
+            step: What they belong to.
+            kind: "train" or "dev".
+            values: By name.
+        """
+        self._metrics.write(json.dumps({"step": step, "kind": kind} | values) + "\n")
+        self._metrics.flush()
+        for name, value in values.items():
+            self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
+
+
+def _drop_later_metrics(folder: RunFolder, first_step: int) -> None:
+    if not folder.metrics_file.is_file():
+        return
+    kept = []
+    for line in folder.metrics_file.read_text(encoding="utf-8").splitlines():
+        try:
+            is_kept = json.loads(line)["step"] <= first_step
+        except ValueError:  # the last line of a session that was killed
+            continue
+        if is_kept:
+            kept.append(f"{line}\n")
+    folder.metrics_file.write_text("".join(kept), encoding="utf-8")

@@ -1,0 +1,15 @@
+"""The learning rate at each step."""
+
+from __future__ import annotations
+
+from training.config import TrainingConfig
+
+
+def learning_rate(step: int, d_model: int, config: TrainingConfig) -> float:
+    """Scale * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5), from step 1.
+
+    Vaswani et al. 2017, equation 3, arXiv:1706.03762, where the scale is 1: linear warm-up, then the inverse
+    square root.
+    """
+    ramp = min(step**-0.5, step * config.warmup_steps**-1.5)
+    return float(config.learning_rate_scale * d_model**-0.5 * ramp)

@@ -1,0 +1,84 @@
+"""Translations compared with references: sacreBLEU and chrF, and the signatures that name their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from bundle.tokenizer import Tokenizer
+from training.config import BOS_ID, EOS_ID
+from training.search import beam_search, greedy_search
+from training.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Score:
+    """BLEU (Papineni et al. 2002) and chrF (Popovic 2015) as sacreBLEU computes them (Post 2018)."""
+
+    bleu: float
+    bleu_signature: str
+    chrf: float
+    chrf_signature: str
+
+    def __str__(self) -> str:
+        return f"BLEU {self.bleu:.2f} ({self.bleu_signature})\nchrF {self.chrf:.2f} ({self.chrf_signature})"
+
+
+def score(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """Score translations against one reference each.
+
+    Raises:
+        ValueError: There are none, or not as many as references.
+    """
+    if len(hypotheses) != len(references) or not references:
+        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
+    bleu, chrf = BLEU(), CHRF()
+    bleu_score = bleu.corpus_score(hypotheses, [references]).score
+    chrf_score = chrf.corpus_score(hypotheses, [references]).score
+    return Score(bleu_score, str(bleu.get_signature()), chrf_score, str(chrf.get_signature()))
+
+
+def translate(
+    model: Transformer,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    beam_size: int = 1,
+    alpha: float = 0.6,
+) -> list[str]:
+    """Translations by the oracle of `training.search`.
+
+    A target has at most twice as many tokens as the longest source and 20 more, and at most what the model
+    allows: this ends only what a model that has not learned yet would repeat without end.
+
+    Args:
+        model: In eval mode.
+        tokenizer: Of source and target.
+        texts: What to translate.
+        beam_size: 1 is greedy search, many sentences at once; beams are searched one sentence at a time.
+        alpha: Of the length penalty; greedy search has none.
+
+    Raises:
+        ValueError: A text is longer than the model's limit.
+    """
+    sources = tokenizer.encode_sources(texts)
+    limit = min(model.config.max_target_length, 2 * max(map(len, sources), default=0) + 20)
+    if beam_size == 1:
+        targets = greedy_search(model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limit)
+    else:
+        targets = [
+            beam_search(
+                model,
+                source,
+                bos_id=BOS_ID,
+                eos_id=EOS_ID,
+                beam_size=beam_size,
+                alpha=alpha,
+                max_new_tokens=limit,
+            )[0].token_ids
+            for source in sources
+        ]
+    return tokenizer.decode_batch(targets)
