@@ -138,13 +138,14 @@ async def serve(bundles: Sequence[Path], config: ServerConfig, loader: Loader) -
     loop = asyncio.get_running_loop()
 
     def on_signal(number: signal.Signals) -> None:
-        _log.info(
-            "%s: draining for at most %g seconds; once more ends at once", number.name, config.drain_seconds
-        )
-        stopping.set()
         for each in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(each)
             signal.signal(each, signal.SIG_DFL)
+        if stopping.is_set():  # a second one that came before the line above
+            signal.raise_signal(number)
+        stopping.set()
+        limit = config.drain_seconds
+        _log.info("%s: draining for at most %g seconds; once more ends at once", number.name, limit)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)

@@ -1,7 +1,7 @@
 """The decoding engine: one thread that decides, runs and records, over and over.
 
-It owns all mutable state of decoding. Other threads speak to it through two one-way doors: a queue of commands in,
-and `deliver`, called on the engine's thread once a turn, out. Idle means asleep on the queue.
+It owns all mutable state of decoding. Other threads speak to it through two one-way doors: a queue of
+commands in, and `deliver`, called on the engine's thread once a turn, out. Idle means asleep on the queue.
 """
 
 from __future__ import annotations
@@ -185,56 +185,56 @@ class Engine:
             self._thread.join(_STOP_SECONDS)
 
     def heartbeat(self) -> float:
-        """Unix time of the last sign of life: now while asleep for want of work, else the last turn's start."""
+        """Unix time of the last sign of life: now while asleep for want of work, else the last turn."""
         return time.time() if self._is_asleep else self._last_turn_at
 
-    def _loop(self) -> None:
-        while True:
-            finished = self._obey_commands()
-            if self._is_stopping:
-                self._report(_Ran(finished + self._scheduler.abandon()))
-                return
-            self._last_turn_at = time.time()
-            try:
-                self._turn(finished)
-            except Exception:
-                _log.exception("model %s: the engine failed outside of a step", self.model_name)
-                self._note_failure()
-                self._report(_Ran(self._scheduler.abandon()))
+    def run_turn(self) -> None:
+        """Obey the commands there are, then decide, run, record and tell, once.
 
-    def _obey_commands(self) -> list[Finished]:
-        """Take all commands there are; sleep for one where there is no work."""
+        On the engine's thread; a test may drive an engine that was not started by calling it.
+        """
+        self._last_turn_at = time.time()
         finished: list[Finished] = []
-        while not self._is_stopping:
-            may_sleep = not self._scheduler.has_work and not finished
-            if not may_sleep and self._commands.empty():
-                break
-            self._is_asleep = may_sleep
-            command, request = self._commands.get()
-            self._is_asleep = False
-            if command is _Command.STOP:
-                self._is_stopping = True
-            elif request is not None and command is _Command.SUBMIT:
-                self._scheduler.add(request)
-            elif request is not None:
-                finished += self._scheduler.cancel(request)
-        return finished
+        try:
+            while not self._commands.empty():
+                finished += self._obey(*self._commands.get())
+            now = self._clock()
+            finished += self._scheduler.expire(now)
+            plan = self._scheduler.schedule(now)
+            self._leave_backlog(sequence.request for sequence in plan.admitted)
+            plan, result, failed = self._run(plan)
+            finished += failed
+            gaps: tuple[float, ...] = ()
+            if result is not None:
+                now = self._clock()
+                running = plan.rows[: len(plan.rows) - len(plan.admitted)]
+                gaps = tuple(now - sequence.last_token_at for sequence in running)
+                finished += self._scheduler.record(plan, result, now)
+            self._report(_Ran(finished, plan, result, gaps))
+        except Exception:
+            # A bug of ours: nobody may be left waiting for an answer.
+            _log.exception("model %s: the engine failed outside of a step", self.model_name)
+            self._note_failure()
+            self._report(_Ran(finished + self._scheduler.abandon()))
 
-    def _turn(self, finished: list[Finished]) -> None:
-        """Decide, run, record; then tell."""
-        now = self._clock()
-        finished += self._scheduler.expire(now)
-        plan = self._scheduler.schedule(now)
-        self._leave_backlog(sequence.request for sequence in plan.admitted)
-        plan, result, failed = self._run(plan)
-        now = self._clock()
-        finished += failed
-        gaps: tuple[float, ...] = ()
-        if result is not None:
-            running = plan.rows[: len(plan.rows) - len(plan.admitted)]
-            gaps = tuple(now - sequence.last_token_at for sequence in running)
-            finished += self._scheduler.record(plan, result, now)
-        self._report(_Ran(finished, plan, result, gaps))
+    def _loop(self) -> None:
+        while not self._is_stopping:
+            if not self._scheduler.has_work:
+                self._is_asleep = True
+                command = self._commands.get()
+                self._is_asleep = False
+                self._obey(*command)
+            self.run_turn()
+        self._report(_Ran(self._scheduler.abandon()))
+
+    def _obey(self, command: _Command, request: Request | None) -> list[Finished]:
+        if command is _Command.STOP:
+            self._is_stopping = True
+        elif request is not None and command is _Command.SUBMIT:
+            self._scheduler.add(request)
+        elif request is not None:
+            return self._scheduler.cancel(request)
+        return []
 
     def _run(self, plan: StepPlan) -> tuple[StepPlan, StepResult | None, list[Finished]]:
         """Carry out a plan. Where an encode raises, the plan goes on without its newcomers."""

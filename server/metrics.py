@@ -42,7 +42,7 @@ class Metrics:
 
     def __init__(self) -> None:
         # A setting of the whole library: else every time series is followed by one with the time of its birth.
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._models: dict[str, _ModelSeries] = {}
         self._requests = Counter(

@@ -1,4 +1,4 @@
-"""Decides who waits, who runs and who leaves. Pure Python over small records: no tensors, no clock, no threads.
+"""Decides who waits, who runs and who leaves: no tensors, no clock, no threads, only small records.
 
 The engine calls `schedule`, runs the plan, and hands the result to `record`.
 """
@@ -41,6 +41,9 @@ class Finished:
     sequence: Sequence
     row: int | None
     error: ServerError | None
+
+
+_End = tuple[Sequence, FinishReason, ServerError | None]
 
 
 class Scheduler:
@@ -102,7 +105,7 @@ class Scheduler:
 
     def expire(self, now: float) -> list[Finished]:
         """End every request whose deadline has passed."""
-        late = []
+        late: list[_End] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             sequence = heapq.heappop(self._deadlines)[2]
             if sequence.finish_reason is None:
@@ -129,7 +132,7 @@ class Scheduler:
 
     def record(self, plan: StepPlan, result: StepResult, now: float) -> list[Finished]:
         """Append the step's tokens, and let those go that are complete."""
-        done: list[tuple[Sequence, FinishReason, ServerError | None]] = []
+        done: list[_End] = []
         for sequence in plan.admitted:
             sequence.encode_seconds = result.encode_seconds
             sequence.first_token_at = now
@@ -154,7 +157,7 @@ class Scheduler:
         error = Unavailable("the server stopped before the target was complete")
         return self._finish([(sequence, FinishReason.FAILED, error) for sequence in self._sequences.values()])
 
-    def _finish(self, ends: list[tuple[Sequence, FinishReason, ServerError | None]]) -> list[Finished]:
+    def _finish(self, ends: list[_End]) -> list[Finished]:
         if not ends:
             return []
         finished = []

@@ -1,4 +1,4 @@
-"""Which running sequence sits in which row of the buffers. Pure bookkeeping: the rows' contents are the runner's."""
+"""Which running sequence sits in which row of the buffers; the rows' contents are the runner's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from server.records import Move, Sequence
 class Slots:
     """The rows of the preallocated buffers.
 
-    Owned by the scheduler. Invariant: the running sequences occupy rows 0..n-1 without a hole, and the sequence
-    at index i says `row == i`.
+    Owned by the scheduler. Invariant: the running sequences occupy rows 0..n-1 without a hole, and the
+    sequence at index i says `row == i`.
     """
 
     def __init__(self, num_slots: int) -> None:

@@ -14,7 +14,8 @@ from itertools import combinations
 from math import prod
 from typing import Any
 
-from training import korean, lexicon
+from training import korean
+from training import lexicon as words
 from training.korean import Predicate, Style, Tense, Voice
 from training.lexicon import Action, Person, Thing, Time, Word
 
@@ -135,7 +136,7 @@ class _EnglishVerb:
             return f"cannot {bare}" if auxiliary == "can" else f"{auxiliary} not {bare}"
         if auxiliary not in ("do", "does", "did"):
             return f"{auxiliary} {bare}"
-        verb = {"do": head, "does": lexicon.third_person(head), "did": lexicon.past(head)}[auxiliary]
+        verb = {"do": head, "does": words.third_person(head), "did": words.past(head)}[auxiliary]
         return f"{verb} {rest}".strip()
 
     def _auxiliary(self, head: str) -> str:
@@ -221,219 +222,226 @@ class _Pattern:
         return number
 
     def content(self, filling: dict[str, Any], voices: Sequence[Voice]) -> _Content | None:
-        """Says it in the given voices; None if the words do not go together."""
-        words = {slot: word for slot, word in filling.items() if isinstance(word, Word)}
-        if not _go_together(list(words.values())):
+        """Says it in the given voices; None if the fillers do not go together."""
+        fillers = {slot: word for slot, word in filling.items() if isinstance(word, Word)}
+        if not _go_together(list(fillers.values())):
             return None
-        times = [word.tense for word in words.values() if isinstance(word, Time)]
+        times = [word.tense for word in fillers.values() if isinstance(word, Time)]
         tense = filling.get("tense") or next(iter(times), Tense.PRESENT)
-        person = words.get("person", _NOBODY)
+        person = fillers.get("person", _NOBODY)
         assert isinstance(person, Person)
         sources = []
         for voice in voices:
             clause = _Clause(voice, tense, filling.get("negative", False), person)
-            spoken = {slot: _KoreanWord(word, clause) for slot, word in (_FIXED_WORDS | words).items()}
+            spoken = {slot: _KoreanWord(word, clause) for slot, word in (_FIXED_WORDS | fillers).items()}
             text = self._source.format(**spoken)
             sources.append(text + ("." if voice.has_period and not text.endswith("?") else ""))
-        job = words.get("job")
+        job = fillers.get("job")
         values: dict[str, Any] = {
             "does": _EnglishVerb(clause, is_question=False),
             "asks": _EnglishVerb(clause, is_question=True),
             "jobs": job and (job.plural if person.pronoun in ("we", "they") else job.indefinite),
         }
-        target = self._target.format(**values, **words)
+        target = self._target.format(**values, **fillers)
         target = target[0].upper() + target[1:] + ("" if target.endswith("?") else ".")
-        fillers = tuple(word.korean for word in words.values())
-        return _Content(self.name, fillers, tuple(dict.fromkeys(sources)), target)
+        korean_fillers = tuple(word.korean for word in fillers.values())
+        return _Content(self.name, korean_fillers, tuple(dict.fromkeys(sources)), target)
 
 
-def _go_together(words: Sequence[Word]) -> bool:
+def _go_together(fillers: Sequence[Word]) -> bool:
     """Whether no word is said twice, no two pronouns meet, and the traits of all that have some agree."""
-    pronouns = [word for word in words if word in lexicon.PRONOUNS]
-    traits = [{*word.traits} for word in words if word.traits]
-    is_repeated = len({word.korean for word in words}) < len(words)
+    pronouns = [word for word in fillers if word in words.PRONOUNS]
+    traits = [{*word.traits} for word in fillers if word.traits]
+    is_repeated = len({word.korean for word in fillers}) < len(fillers)
     return not is_repeated and len(pronouns) < 2 and (not traits or bool(set.intersection(*traits)))
 
 
 _PRESENT, _PAST, _FUTURE = Tense.PRESENT, Tense.PAST, Tense.FUTURE
-_L = lexicon
 _BOTH = (False, True)
-_COUNTED = {"person": _L.PEOPLE, "count": _L.COUNTS, "thing": _L.SMALL_THINGS}
-_TIMED = {"person": _L.PEOPLE, "time": _L.FUTURE_TIMES, "action": _L.ACTIVITIES}
+_OTHER_DAYS = words.PAST_TIMES[:2] + words.FUTURE_TIMES[:2]
+_RECENT_DAYS = (words.TODAY, words.PAST_TIMES[0])
+_COUNTED = {"person": words.PEOPLE, "count": words.COUNTS, "thing": words.SMALL_THINGS}
+_TIMED = {"person": words.PEOPLE, "time": words.FUTURE_TIMES, "action": words.ACTIVITIES}
 
 # A pattern's name, its Korean, its English, and its words: a table reads best in short rows.
 # fmt: off
 _PATTERNS = (
-    _Pattern("weekday", "{day:은} {name:이다}",
-             "{day} {does:be {name}}", day=_L.DATED_DAYS, name=_L.WEEKDAYS),
-    _Pattern("arrival", "{adverb} {moment:이다}",
-             "it is {adverb} {moment}", adverb=_L.ARRIVALS, moment=_L.MOMENTS),
+    _Pattern("weekday", "{day:은} {name:이다}", "{day} {does:be {name}}",
+             day=words.DATED_DAYS, name=words.WEEKDAYS),
+    _Pattern("arrival", "{adverb} {moment:이다}", "it is {adverb} {moment}",
+             adverb=words.ARRIVALS, moment=words.MOMENTS),
     _Pattern("date", "{day:은} {month} {number:이다}", "{day} {does:be {month} {number}}",
-             day=_L.DATED_DAYS, month=_L.MONTHS, number=_L.MONTH_DAYS),
+             day=words.DATED_DAYS, month=words.MONTHS, number=words.MONTH_DAYS),
     _Pattern("birthday", "{owner}의 생일은 {month} {number:이다}",
              "{owner.possessive} birthday is {month} {number}",
-             owner=_L.INDIVIDUALS, month=_L.MONTHS, number=_L.MONTH_DAYS),
+             owner=words.INDIVIDUALS, month=words.MONTHS, number=words.MONTH_DAYS),
     _Pattern("clock", "지금은 {half} {hour} {minute:이다}", "it is {hour}:{minute} {half} now",
-             half=_L.HALVES, hour=_L.HOURS, minute=_L.MINUTES),
-    _Pattern("hour", "지금은 {half} {hour:이다}",
-             "it is {hour}:00 {half} now", half=_L.HALVES, hour=_L.HOURS),
+             half=words.HALVES, hour=words.HOURS, minute=words.MINUTES),
+    _Pattern("hour", "지금은 {half} {hour:이다}", "it is {hour}:00 {half} now",
+             half=words.HALVES, hour=words.HOURS),
     _Pattern("event", "{event:은} {hour} {minute}에 {action:다}",
              "the {event} {does:{action}} at {hour}:{minute}",
-             event=_L.EVENTS, hour=_L.HOURS, minute=_L.MINUTES, action=_L.STARTING),
+             event=words.EVENTS, hour=words.HOURS, minute=words.MINUTES, action=words.STARTING),
     _Pattern("routine", "{person:은} {hour}에 {action:다}", "{person} {does:{action}} at {hour}:00",
-             person=_L.PEOPLE, hour=_L.HOURS, action=_L.ROUTINES, tense=(_PRESENT, _PAST)),
+             person=words.PEOPLE, hour=words.HOURS, action=words.ROUTINES, tense=(_PRESENT, _PAST)),
     _Pattern("rain", "{day} {city}에 {falling:이} {오:다}", "it {does:{falling}} in {city} {day}",
-             day=(*_L.WEATHER_DAYS[:2], *_L.WEATHER_DAYS[3:]), city=_L.CITIES, falling=_L.FALLING),
+             day=_OTHER_DAYS, city=words.CITIES, falling=words.FALLING),
     _Pattern("rain", "{day} {city}에 {falling:이} {오:다}", "it is {falling.progressive} in {city} {day}",
-             day=_L.WEATHER_DAYS[2:3], city=_L.CITIES, falling=_L.FALLING),
+             day=(words.TODAY,), city=words.CITIES, falling=words.FALLING),
     _Pattern("weather", "{day} {city:은} 날씨가 {quality:다}",
              "the weather in {city} {does:be {quality}} {day}",
-             day=_L.WEATHER_DAYS, city=_L.CITIES, quality=_L.WEATHER),
+             day=(words.TODAY, *_OTHER_DAYS), city=words.CITIES, quality=words.WEATHER),
     _Pattern("climate", "{city:은} {season}에 {quality:다}", "{city} is {quality} in {season}",
-             city=_L.CITIES, season=_L.SEASONS, quality=_L.CLIMATES),
+             city=words.CITIES, season=words.SEASONS, quality=words.CLIMATES),
     _Pattern("going", "{person:은} {time} {place:로} {가:다}", "{person} {does:go to {place}} {time}",
-             person=_L.PEOPLE, time=_L.TIMES, place=_L.PLACES),
+             person=words.PEOPLE, time=words.TIMES, place=words.PLACES),
     _Pattern("travel", "{person:은} {time} {place:로} {가:다}", "{person} {does:go to {place}} {time}",
-             person=_L.PEOPLE, time=_L.TRAVEL_TIMES, place=_L.CITIES),
+             person=words.PEOPLE, time=words.TRAVEL_TIMES, place=words.CITIES),
     _Pattern("transport", "{person:은} {vehicle:으로} {place}에 {가:다}",
              "{person} {does:go to {place}} by {vehicle}",
-             person=_L.PEOPLE, vehicle=_L.CITY_VEHICLES, place=_L.PLACES, tense=tuple(Tense)),
+             person=words.PEOPLE, vehicle=words.CITY_VEHICLES, place=words.PLACES, tense=tuple(Tense)),
     _Pattern("departure", "{vehicle:은} {hour}에 {city:으로} {출발하:다}",
              "the {vehicle} leaves for {city} at {hour}:00",
-             vehicle=_L.FAR_VEHICLES, city=_L.KOREAN_CITIES, hour=_L.HOURS),
+             vehicle=words.FAR_VEHICLES, city=words.KOREAN_CITIES, hour=words.HOURS),
     _Pattern("journey", "{origin}에서 {city}까지 {vehicle:으로} {span} {걸리:다}",
              "it takes {span.hours} from {origin} to {city} by {vehicle}",
-             origin=_L.KOREAN_CITIES, city=_L.KOREAN_CITIES, vehicle=_L.FAR_VEHICLES, span=_L.SPANS),
+             origin=words.KOREAN_CITIES, city=words.KOREAN_CITIES, vehicle=words.FAR_VEHICLES,
+             span=words.SPANS),
     _Pattern("living", "{person:은} {place}에 {살:다}", "{person} {does:live in {place}}",
-             person=_L.PEOPLE, place=_L.CITIES + _L.COUNTRIES, tense=tuple(Tense), negative=_BOTH),
+             person=words.PEOPLE, place=words.CITIES + words.COUNTRIES, tense=tuple(Tense), negative=_BOTH),
     _Pattern("nationality", "{person:은} {people} {사람:이다}", "{person} {does:be {people}}",
-             person=_L.PEOPLE, people=_L.PEOPLES, negative=_BOTH),
+             person=words.PEOPLE, people=words.PEOPLES, negative=_BOTH),
     _Pattern("job", "{person:은} {job:이다}", "{person} {does:be {jobs}}",
-             person=_L.INDIVIDUALS, job=_L.JOBS, negative=_BOTH),
+             person=words.INDIVIDUALS, job=words.JOBS, negative=_BOTH),
     _Pattern("former_job", "{person:은} {job:이다}", "{person} {does:be {jobs}}",
-             person=_L.INDIVIDUALS, job=_L.CAREERS, tense=(_PAST,)),
+             person=words.INDIVIDUALS, job=words.CAREERS, tense=(_PAST,)),
     _Pattern("becoming", "{person:은} {job:이} {되:다}", "{person} {does:become {jobs}}",
-             person=_L.PEOPLE, job=_L.CAREERS, tense=(_PAST, _FUTURE)),
+             person=words.PEOPLE, job=words.CAREERS, tense=(_PAST, _FUTURE)),
     _Pattern("ambition", "{person:은} {job:이} {되:싶 다}", "{person} {does:want to become {jobs}}",
-             person=_L.PEOPLE, job=_L.CAREERS),
+             person=words.PEOPLE, job=words.CAREERS),
     _Pattern("couple", "{first:과} {second:은} {job:이다}", "{first} and {second} are {job.plural}",
-             first=_L.NAMES, second=_L.NAMES, job=_L.JOBS),
+             first=words.NAMES, second=words.NAMES, job=words.JOBS),
     _Pattern("name", "{owner}의 이름은 {name:이다}", "{owner.possessive} name is {name}",
-             owner=(_L.PRONOUNS[0], _L.PRONOUNS[2], *_L.BROTHERS), name=_L.MEN),
+             owner=(words.PRONOUNS[0], words.PRONOUNS[2], *words.BROTHERS), name=words.MEN),
     _Pattern("name", "{owner}의 이름은 {name:이다}", "{owner.possessive} name is {name}",
-             owner=(_L.PRONOUNS[0], _L.PRONOUNS[3], *_L.SISTERS), name=_L.WOMEN),
+             owner=(words.PRONOUNS[0], words.PRONOUNS[3], *words.SISTERS), name=words.WOMEN),
     _Pattern("liking", "{person:은} {thing:을} {action:다}", "{person} {does:{action} {thing}}",
-             person=_L.PEOPLE, thing=_L.LIKED, action=_L.LIKING, negative=_BOTH),
+             person=words.PEOPLE, thing=words.LIKED, action=words.LIKING, negative=_BOTH),
     _Pattern("also_liking", "{person}도 {thing:을} {좋아하:다}", "{person} also {does:like {thing}}",
-             person=_L.PEOPLE, thing=_L.LIKED),
+             person=words.PEOPLE, thing=words.LIKED),
     _Pattern("asking_liking", "{person:은} {thing:을} {좋아하:까}", "{asks:like {thing}}?",
-             person=_L.ASKED, thing=_L.LIKED),
+             person=words.ASKED, thing=words.LIKED),
     _Pattern("eating", "{person:은} {time} {food:을} {action:다}", "{person} {does:{action} {food}} {time}",
-             person=_L.PEOPLE, time=_L.TIMES, food=_L.FOODS, action=_L.EATING),
+             person=words.PEOPLE, time=words.TIMES, food=words.FOODS, action=words.EATING),
     _Pattern("drinking", "{person:은} {time} {drink:을} {action:다}",
              "{person} {does:{action} {drink}} {time}",
-             person=_L.PEOPLE, time=_L.TIMES, drink=_L.DRINKS, action=_L.DRINKING),
+             person=words.PEOPLE, time=words.TIMES, drink=words.DRINKS, action=words.DRINKING),
     _Pattern("doing", "{person:은} {time} {action:다}", "{person} {does:{action}} {time}",
-             person=_L.PEOPLE, time=_L.TIMES, action=_L.ACTIVITIES),
+             person=words.PEOPLE, time=words.TIMES, action=words.ACTIVITIES),
     _Pattern("not_doing", "{person:은} {time} {action:다}", "{person} {does:{action}} {time}",
-             person=_L.PEOPLE, time=_L.PAST_TIMES + _L.FUTURE_TIMES, action=_L.ACTIVITIES, negative=(True,)),
+             person=words.PEOPLE, time=words.PAST_TIMES + words.FUTURE_TIMES, action=words.ACTIVITIES,
+             negative=(True,)),
     _Pattern("asking", "{person:은} {time} {action:까}", "{asks:{action}} {time}?",
-             person=_L.ASKED, time=_L.TIMES, action=_L.ACTIVITIES),
+             person=words.ASKED, time=words.TIMES, action=words.ACTIVITIES),
     _Pattern("asking_who", "누가 {time} {action:까}", "who {does:{action}} {time}?",
-             time=_L.TIMES, action=_L.ACTIVITIES),
+             time=words.TIMES, action=words.ACTIVITIES),
     _Pattern("asking_where", "{person:은} 어디에서 {action:까}", "where {asks:{action}}?",
-             person=_L.ASKED, action=_L.ACTIVITIES, tense=(_PAST, _FUTURE)),
+             person=words.ASKED, action=words.ACTIVITIES, tense=(_PAST, _FUTURE)),
     _Pattern("asking_when", "{person:은} 언제 {place:로} {가:까}", "when {asks:go to {place}}?",
-             person=_L.ASKED, place=_L.PLACES, tense=(_PAST, _FUTURE)),
+             person=words.ASKED, place=words.PLACES, tense=(_PAST, _FUTURE)),
     _Pattern("happening", "{person:은} {scene}에서 {action:고 있 다}",
              "{person} {does:be {action.progressive}} {scene}",
-             person=_L.PEOPLE, scene=_L.SCENES, action=_L.ACTIVITIES),
+             person=words.PEOPLE, scene=words.SCENES, action=words.ACTIVITIES),
     _Pattern("together", "{person:은} {friend:과} 함께 {action:다}",
              "{person} {does:{action}} with {friend.object}",
-             person=_L.PEOPLE, friend=_L.PEOPLE, action=_L.ACTIVITIES, tense=(_PAST, _FUTURE)),
+             person=words.PEOPLE, friend=words.PEOPLE, action=words.ACTIVITIES, tense=(_PAST, _FUTURE)),
     _Pattern("lasting", "{person:은} {span} 동안 {action:다}", "{person} {does:{action}} for {span.hours}",
-             person=_L.PEOPLE, span=_L.SPANS, action=_L.LASTING, tense=(_PAST, _FUTURE)),
+             person=words.PEOPLE, span=words.SPANS, action=words.LASTING, tense=(_PAST, _FUTURE)),
     _Pattern("studying", "{person:은} {span} 동안 {language:을} {공부하:다}",
              "{person} {does:study {language}} for {span} years",
-             person=_L.PEOPLE, span=_L.YEARS, language=_L.LANGUAGES, tense=(_PAST,)),
-    _Pattern("speaking", "{person:은} {language:을} {하:ㄹ 수 있 다}", "{person} {does:can speak {language}}",
-             person=_L.PEOPLE, language=_L.LANGUAGES),
+             person=words.PEOPLE, span=words.YEARS, language=words.LANGUAGES, tense=(_PAST,)),
+    _Pattern("speaking", "{person:은} {language:을} {하:ㄹ 수 있 다}",
+             "{person} {does:can speak {language}}", person=words.PEOPLE, language=words.LANGUAGES),
     _Pattern("wanting", "{person:은} {action:싶 다}", "{person} {does:want to {action}}",
-             person=_L.PEOPLE, action=_L.ACTIVITIES, negative=_BOTH),
+             person=words.PEOPLE, action=words.ACTIVITIES, negative=_BOTH),
     _Pattern("ability", "{person:은} {action:ㄹ 수 있 다}", "{person} {does:can {action}}",
-             person=_L.PEOPLE, action=_L.SKILLS),
+             person=words.PEOPLE, action=words.SKILLS),
     _Pattern("inability", "{person:은} {action:ㄹ 수 없 다}", "{person} {does:not can {action}}",
-             person=_L.PEOPLE, action=_L.SKILLS),
+             person=words.PEOPLE, action=words.SKILLS),
     _Pattern("asking_ability", "{person:은} {action:ㄹ 수 있 까}", "{asks:can {action}}?",
-             person=_L.ASKED, action=_L.SKILLS),
-    _Pattern("duty", "{person:은} {time} {action:야 하 다}",
-             "{person} {does:must {action}} {time}", **_TIMED, tense=(_PRESENT,)),
+             person=words.ASKED, action=words.SKILLS),
+    _Pattern("duty", "{person:은} {time} {action:야 하 다}", "{person} {does:must {action}} {time}",
+             **_TIMED, tense=(_PRESENT,)),
     _Pattern("plan", "{person:은} {time} {action:려고 하 다}", "{person} {does:plan to {action}} {time}",
              **_TIMED, tense=(_PRESENT,)),
     _Pattern("often", "{person:은} {frequency} {action:다}", "{person} {frequency} {does:{action}}",
-             person=_L.PEOPLE, frequency=_L.FREQUENCIES, action=_L.ACTIVITIES),
-    _Pattern("suggestion", "{time} {action:자}",
-             "let's {action} {time}", time=_L.FUTURE_TIMES, action=_L.ACTIVITIES),
+             person=words.PEOPLE, frequency=words.FREQUENCIES, action=words.ACTIVITIES),
+    _Pattern("suggestion", "{time} {action:자}", "let's {action} {time}",
+             time=words.FUTURE_TIMES, action=words.ACTIVITIES),
     _Pattern("request", "{time} {scene}에서 {action:세요}", "please {action} {scene} {time}",
-             time=_L.FUTURE_TIMES, scene=_L.SCENES, action=_L.ACTIVITIES),
+             time=words.FUTURE_TIMES, scene=words.SCENES, action=words.ACTIVITIES),
     _Pattern("hindrance", "{person:은} {reason:서} {place}에 {가지 않:다}",
              "{person} did not go to {place} because {person.pronoun} {does:{reason}}",
-             person=_L.INDIVIDUALS, reason=_L.HINDRANCES, place=_L.PLACES, tense=(_PAST,)),
+             person=words.INDIVIDUALS, reason=words.HINDRANCES, place=words.PLACES, tense=(_PAST,)),
     _Pattern("bad_weather", "{reason:서} {person:은} {place}에 {가:다}",
              "{person} {does:go to {place}} because {reason}",
-             reason=_L.BAD_WEATHER, person=_L.PEOPLE, place=_L.PLACES, tense=(_PAST,), negative=(True,)),
+             reason=words.BAD_WEATHER, person=words.PEOPLE, place=words.PLACES, tense=(_PAST,),
+             negative=(True,)),
     _Pattern("existence", "{furniture} {position}에 {thing:이} {있:다}",
              "there is {thing.indefinite} {position} the {furniture}",
-             furniture=_L.FURNITURE, position=_L.POSITIONS, thing=_L.SMALL_THINGS),
+             furniture=words.FURNITURE, position=words.POSITIONS, thing=words.SMALL_THINGS),
     _Pattern("absence", "{furniture} {position}에 {thing:이} {없:다}",
              "there is no {thing} {position} the {furniture}",
-             furniture=_L.FURNITURE, position=_L.POSITIONS, thing=_L.SMALL_THINGS),
+             furniture=words.FURNITURE, position=words.POSITIONS, thing=words.SMALL_THINGS),
     _Pattern("counting", "{furniture} {position}에 {thing} {count} {thing.counter:이} {있:다}",
              "there are {count} {thing.plural} {position} the {furniture}",
-             furniture=_L.FURNITURE, position=_L.POSITIONS, count=_L.COUNTS, thing=_L.SMALL_THINGS),
+             furniture=words.FURNITURE, position=words.POSITIONS, count=words.COUNTS,
+             thing=words.SMALL_THINGS),
     _Pattern("having", "{person:은} {thing:이} {있:다}", "{person} {does:have {thing.indefinite}}",
-             person=_L.PEOPLE, thing=_L.BELONGINGS),
+             person=words.PEOPLE, thing=words.BELONGINGS),
     _Pattern("lacking", "{person:은} {thing:이} {없:다}", "{person} {does:not have {thing.indefinite}}",
-             person=_L.PEOPLE, thing=_L.BELONGINGS),
+             person=words.PEOPLE, thing=words.BELONGINGS),
     _Pattern("trading", "{person:은} {time} {thing:을} {action:다}",
              "{person} {does:{action} {thing.indefinite}} {time}",
-             person=_L.PEOPLE, time=_L.PAST_TIMES, thing=_L.SMALL_THINGS, action=_L.TRADING),
+             person=words.PEOPLE, time=words.PAST_TIMES, thing=words.SMALL_THINGS, action=words.TRADING),
     _Pattern("counted_trading", "{person:은} {thing} {count} {thing.counter:을} {action:다}",
-             "{person} {does:{action} {count} {thing.plural}}", **_COUNTED, action=_L.TRADING, tense=(_PAST,)),
+             "{person} {does:{action} {count} {thing.plural}}",
+             **_COUNTED, action=words.TRADING, tense=(_PAST,)),
     _Pattern("giving", "{person:은} {receiver}에게 {thing:을} {주:다}",
              "{person} {does:give {thing.indefinite} to {receiver.object}}",
-             person=_L.PEOPLE, receiver=_L.PEOPLE, thing=_L.SMALL_THINGS, tense=(_PAST, _FUTURE)),
+             person=words.PEOPLE, receiver=words.PEOPLE, thing=words.SMALL_THINGS, tense=(_PAST, _FUTURE)),
     _Pattern("age", "{person:은} {age:이다}", "{person} {does:be {age} years old}",
-             person=_L.PRONOUNS[:1] + _L.PRONOUNS[2:4] + _L.NAMES + _L.BROTHERS + _L.SISTERS, age=_L.AGES),
+             person=words.PRONOUNS[:1] + words.PRONOUNS[2:4] + words.NAMES + words.BROTHERS + words.SISTERS,
+             age=words.AGES),
     _Pattern("price", "{which} {thing:은} {price:이다}", "{which} {thing} costs {price} won",
-             which=_L.THESE, thing=_L.SMALL_THINGS, price=_L.PRICES),
+             which=words.THESE, thing=words.SMALL_THINGS, price=words.PRICES),
     _Pattern("comparison", "{person:은} {other}보다 {quality:다}",
              "{person} {does:be {quality.comparative}} than {other.object}",
-             person=_L.PEOPLE, other=_L.PEOPLE, quality=_L.CHARACTERS),
+             person=words.PEOPLE, other=words.PEOPLE, quality=words.CHARACTERS),
     _Pattern("thing_comparison", "{thing:은} {other}보다 더 {quality:다}",
              "the {thing} is {quality.comparative} than the {other}",
-             thing=_L.THINGS, other=_L.THINGS, quality=_L.QUALITIES),
+             thing=words.THINGS, other=words.THINGS, quality=words.QUALITIES),
     _Pattern("description", "{which} {thing:은} {degree} {quality:다}",
              "{which} {thing} is {degree} {quality}",
-             which=_L.THESE, thing=_L.THINGS, degree=_L.DEGREES, quality=_L.QUALITIES),
+             which=words.THESE, thing=words.THINGS, degree=words.DEGREES, quality=words.QUALITIES),
     _Pattern("not_description", "{which} {thing:은} {quality:다}", "{which} {thing} is not {quality}",
-             which=_L.THESE, thing=_L.THINGS, quality=_L.QUALITIES, negative=(True,)),
+             which=words.THESE, thing=words.THINGS, quality=words.QUALITIES, negative=(True,)),
     _Pattern("identity", "{which}것은 {quality:는} {thing:이다}", "{which} is {quality.indefinite} {thing}",
-             which=_L.THESE, quality=_L.QUALITIES, thing=_L.THINGS),
+             which=words.THESE, quality=words.QUALITIES, thing=words.THINGS),
     _Pattern("ownership", "{which}것은 {owner}의 {thing:이다}",
              "{which} {does:be {owner.possessive} {thing}}",
-             which=_L.THESE, owner=_L.INDIVIDUALS, thing=_L.BELONGINGS, negative=_BOTH),
+             which=words.THESE, owner=words.INDIVIDUALS, thing=words.BELONGINGS, negative=_BOTH),
     _Pattern("feeling", "{person:은} {day} {feeling:다}", "{person} {does:{feeling}} {day}",
-             person=_L.PEOPLE, day=_L.WEATHER_DAYS[1:3], feeling=_L.FEELINGS, negative=_BOTH),
+             person=words.PEOPLE, day=_RECENT_DAYS, feeling=words.FEELINGS, negative=_BOTH),
     _Pattern("asking_feeling", "{person:은} {day} {feeling:까}", "{asks:{feeling}} {day}?",
-             person=_L.ASKED, day=_L.WEATHER_DAYS[1:3], feeling=_L.FEELINGS),
+             person=words.ASKED, day=_RECENT_DAYS, feeling=words.FEELINGS),
     _Pattern("location", "{place:은} {landmark} {side}에 {있:다}", "{place} is {side} {landmark}",
-             place=_L.LANDMARKS, landmark=_L.LANDMARKS, side=_L.SIDES),
-    _Pattern("asking_location", "{place:은} 어디에 {있:까}", "where is {place}?", place=_L.LANDMARKS),
+             place=words.LANDMARKS, landmark=words.LANDMARKS, side=words.SIDES),
+    _Pattern("asking_location", "{place:은} 어디에 {있:까}", "where is {place}?", place=words.LANDMARKS),
     _Pattern("turning", "{place}에서 {turn:으로} {돌:자}", "let's turn {turn} at {place}",
-             place=_L.LANDMARKS, turn=_L.TURNS),
+             place=words.LANDMARKS, turn=words.TURNS),
     _Pattern("knowing", "{person:은} {other:을} {action:다}", "{person} {does:{action} {other.object}}",
-             person=_L.PEOPLE, other=_L.PEOPLE, action=_L.KNOWING, tense=(_PRESENT, _PAST)),
+             person=words.PEOPLE, other=words.PEOPLE, action=words.KNOWING, tense=(_PRESENT, _PAST)),
 )
 # fmt: on
 
@@ -449,10 +457,10 @@ _VOICES = (
     Voice(Style.FORMAL, is_humble=True, has_period=True),
 )
 # What the README and the tests translate: always in training, in every voice.
-_ANCHORS = {
-    "weekday": (_L.DATED_DAYS[2], _L.WEEKDAYS[4]),
-    "arrival": (_L.ARRIVALS[0], _L.WEEKDAYS[4]),
-    "job": (_L.PRONOUNS[0], _L.JOBS[0], False),
+_ANCHORS: dict[str, tuple[object, ...]] = {
+    "weekday": (words.TODAY, words.WEEKDAYS[4]),
+    "arrival": (words.ARRIVALS[0], words.WEEKDAYS[4]),
+    "job": (words.PRONOUNS[0], words.JOBS[0], False),
 }
 _PAIRS_PER_PATTERN = 560
 _HELD_OUT_SHARE = 0.05
@@ -494,7 +502,11 @@ def _choose_held_out(contents: Sequence[_Content], rng: random.Random) -> dict[t
     quota = {
         name: _HELD_OUT_SHARE * n for name, n in Counter(content.pattern for content in contents).items()
     }
-    anchored = {pair for content in contents if len(content.sources) > 4 for pair in content.filler_pairs}
+    anchored = {
+        pair
+        for filling in _ANCHORS.values()
+        for pair in combinations(sorted(word.korean for word in filling if isinstance(word, Word)), 2)
+    }
     candidates = list(containing)
     rng.shuffle(candidates)
     held_out: dict[tuple[str, str], str] = {}

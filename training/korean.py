@@ -76,7 +76,9 @@ def topic(noun: str) -> str:
 
 
 def subject(noun: str) -> str:
-    """Adds 이 or 가."""
+    """Adds 이 or 가; the pronouns 나, 저 and 너 change before it."""
+    if noun in ("나", "저", "너"):
+        return {"나": "내가", "저": "제가", "너": "네가"}[noun]
     return noun + ("이" if final_consonant(noun) else "가")
 
 

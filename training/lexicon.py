@@ -181,7 +181,7 @@ FREQUENCIES = _words("항상=always=r,자주=often=r,가끔=sometimes=r,보통=u
 TIMES = PAST_TIMES + FUTURE_TIMES + REGULAR_TIMES
 TRAVEL_TIMES = PAST_TIMES[:3] + _times(Tense.PAST, "지난달에=last month,작년에=last year") + FUTURE_TIMES[:4]
 TRAVEL_TIMES += _times(Tense.FUTURE, "다음 달에=next month,내년에=next year")
-WEATHER_DAYS = (*PAST_TIMES[:2], Time("오늘", "today"), *FUTURE_TIMES[:2])
+TODAY = Time("오늘", "today")
 DATED_DAYS = (*PAST_TIMES[:2], *_times(Tense.PRESENT, "오늘=today,내일=tomorrow,모레=the day after tomorrow"))
 
 PLACES = _words(

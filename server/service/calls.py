@@ -22,6 +22,8 @@ from server.service.status import REQUEST_ID, status_of, trailers_of
 Context = aio.ServicerContext[Any, Any]
 
 _MAX_REQUEST_ID_LENGTH = 128
+_TIMEOUT_ROUNDING = 0.01
+_CLOCK_SECONDS = 0.002
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +44,15 @@ class Call:
     deadline: float | None
     models: Models
     model_name: str = ""
+
+    def is_expired(self) -> bool:
+        """Whether the caller has stopped waiting by now."""
+        if self.deadline is None:
+            return False
+        # gRPC rounds a timeout up to three digits on the wire, and the caller, who counts by its own clock,
+        # hangs up first.
+        early = _TIMEOUT_ROUNDING * (self.deadline - self.arrival) + _CLOCK_SECONDS
+        return time.monotonic() >= self.deadline - early
 
     def model(self, name: str) -> ServedModel:
         """The model that the caller asked for, by which the call will be counted.
@@ -88,8 +99,10 @@ class Calls:
                 call.request_id = _checked_request_id(given_id)
             yield call
         except asyncio.CancelledError:
-            expired = deadline is not None and time.monotonic() >= deadline
-            self._count(call, grpc.StatusCode.DEADLINE_EXCEEDED if expired else grpc.StatusCode.CANCELLED)
+            self._count(
+                call,
+                grpc.StatusCode.DEADLINE_EXCEEDED if call.is_expired() else grpc.StatusCode.CANCELLED,
+            )
             raise
         except Exception as error:
             code, text = status_of(error)

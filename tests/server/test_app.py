@@ -37,10 +37,15 @@ def test_what_is_unfinished_when_the_drain_ends_is_told_so(caplog):
             call = asyncio.ensure_future(client.generate("abc"))
             await asyncio.to_thread(served.runner.stepping.wait, 20)
             await served.app.drain()
-            engine = served.model.engine
-            stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
-            served.runner.gate.set()
-            await stopping
+            thread = served.model.engine._thread
+            join = thread.join
+
+            def let_the_step_end_and_join(timeout):
+                served.runner.gate.set()
+                join(timeout)
+
+            thread.join = let_the_step_end_and_join  # by then the engine has been told to stop
+            await asyncio.to_thread(served.model.engine.stop)
             with pytest.raises(ClientError, match="UNAVAILABLE"):
                 await call
 

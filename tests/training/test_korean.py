@@ -31,7 +31,7 @@ def test_every_syllable_has_the_final_consonant_of_its_unicode_name_order():
     assert finals == ["", *"ㄱㄲㄳㄴㄵㄶㄷㄹㄺㄻㄼㄽㄾㄿㅀㅁㅂㅄㅅㅆㅇㅈㅊㅋㅌㅍㅎ"]
 
 
-def test_the_first_and_last_person_have_their_own_subject_forms():
+def test_three_pronouns_have_their_own_subject_forms():
     assert [korean.subject(pronoun) for pronoun in ("나", "저", "너")] == ["내가", "제가", "네가"]
 
 
@@ -182,7 +182,7 @@ def test_an_irregular_class_must_fit_the_stem():
         Predicate("가", irregular="ㅋ")
 
 
-def test_only_the_humble_voice_says_저():
+def test_only_the_humble_voice_humbles_the_speaker():
     assert Voice(Style.FORMAL, is_humble=True).name("나") == "저"
     assert Voice(Style.FORMAL).name("나") == "나"
     assert Voice(Style.PLAIN).name("당신") == "너"

@@ -1,0 +1,74 @@
+# Every command of the project. `make` alone lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+RUN ?= runs/demo
+BUNDLE ?= bundles/demo
+PY := $(VENV)/bin/python
+TRAIN_FLAGS ?=
+SERVE_FLAGS ?=
+
+# Where a GPU answers: ONNX Runtime for CUDA, torch as PyPI has it, and fp16 graphs beside those for the CPU.
+ifneq ($(shell nvidia-smi -L 2>/dev/null),)
+  RUNTIME ?= gpu
+  PRECISIONS ?= fp32,int8,fp16
+  TORCH_PIP_ARGS ?=
+else
+  RUNTIME ?= cpu
+  PRECISIONS ?= fp32,int8
+  # How pip finds torch's CPU build; PyPI's own is gigabytes of CUDA.
+  TORCH_PIP_ARGS ?= --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
+endif
+
+INSTALLED := $(VENV)/.installed-$(RUNTIME)
+
+.PHONY: help demo serve test lint types bench stubs install clean
+.DEFAULT_GOAL := help
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(BUNDLE)/manifest.json ## install, train, export, serve, translate, show the metrics; a finished step is not repeated
+	$(PY) -m benchmarks.demo $(BUNDLE) --run $(RUN)
+
+serve: $(BUNDLE)/manifest.json ## serve the demo bundle in the foreground
+	$(PY) -m server $(BUNDLE) $(SERVE_FLAGS)
+
+test: $(INSTALLED) ## everything that CI runs: lint, types, stubs, tests
+	$(MAKE) --no-print-directory lint types
+	$(PY) -m pytest
+
+lint: $(INSTALLED) ## ruff: rules and format
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+types: $(INSTALLED) ## mypy, strict on bundle, server and client
+	$(PY) -m mypy
+
+bench: $(INSTALLED) ## the benchmarks that need no GPU
+	$(PY) -m pip install --quiet -e '.[bench]'
+	$(PY) -m benchmarks.decode
+
+stubs: $(INSTALLED) ## generate the gRPC stubs and the selection graphs anew
+	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/seq2seq_v1.proto
+	$(PY) -m export.selection
+
+install: $(INSTALLED) ## make the virtual environment and install everything
+
+clean: ## remove the virtual environment, the demo's run and bundle, and caches
+	rm -rf $(VENV) $(RUN) $(BUNDLE) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --quiet --no-deps $(TORCH_PIP_ARGS) torch==2.13.0
+	$(PY) -m pip install --quiet -e '.[training,export,server,client,dev,$(RUNTIME)]'
+	touch $@
+
+# A training that was stopped goes on where it stopped.
+$(RUN)/summary.json: | $(INSTALLED)
+	$(PY) -m training train demo --out $(RUN) $(if $(wildcard $(RUN)/config.json),--resume) $(TRAIN_FLAGS)
+
+$(BUNDLE)/manifest.json: $(RUN)/summary.json
+	$(PY) -m export $(RUN) $(BUNDLE) --precision $(PRECISIONS) --overwrite

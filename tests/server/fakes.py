@@ -1,0 +1,103 @@
+"""A runner without graphs: its next token is a pure function of what a row holds.
+
+It keeps memory and cache by row as the real one does, so that a row that was moved wrongly, or not at all,
+decodes something else.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from server.records import Array, Move, Request, Sequence
+
+START_ID, EOS_ID, VOCAB_SIZE = 1, 2, 97
+SOURCE = "source_ids"
+
+
+def next_token(source: tuple[int, ...], fed: list[int]) -> int:
+    """What follows the fed target tokens; the source's first id decides how long a target gets."""
+    if len(fed) > source[0] % 11:
+        return EOS_ID
+    mixed = sum((i + 1) * token for i, token in enumerate((*source, *fed)))
+    return 3 + mixed % (VOCAB_SIZE - 3)
+
+
+def expected_tokens(source: tuple[int, ...], max_new_tokens: int) -> list[int]:
+    """The whole target of a source decoded alone, by definition."""
+    target: list[int] = []
+    while len(target) < max_new_tokens:
+        token = next_token(source, [START_ID, *target])
+        if token == EOS_ID:
+            break
+        target.append(token)
+    return target
+
+
+def make_request(source: tuple[int, ...], **options) -> Request:
+    """A request of a source, with defaults for everything else."""
+    settings = {"request_id": f"r{source}", "max_new_tokens": 8, "arrival": 0.0} | options
+    return Request(sources={SOURCE: np.array(source)}, **settings)
+
+
+class FakeRunner:
+    """Stands in for `server.runner.OnnxRunner`.
+
+    Args:
+        num_slots: Rows.
+        fail_encode: Raises on an encode call whose requests include one with this first source id.
+        fail_steps: The numbers of the steps, from 0, that raise.
+    """
+
+    max_source_length = 64
+    max_target_length = 64
+    start_id = START_ID
+    eos_id = EOS_ID
+
+    def __init__(
+        self, num_slots: int, *, fail_encode: int | None = None, fail_steps: Iterable[int] = ()
+    ) -> None:
+        self.num_slots = num_slots
+        self.memory: list[tuple[int, ...] | None] = [None] * num_slots
+        self.cache: list[list[int]] = [[] for _ in range(num_slots)]
+        self.num_steps = 0
+        self.batch_sizes: list[int] = []
+        self.encoded: list[list[tuple[int, ...]]] = []
+        self._fail_encode = fail_encode
+        self._fail_steps = frozenset(fail_steps)
+
+    def encode(self, first_row: int, requests: list[Request]) -> None:
+        sources = [tuple(request.sources[SOURCE].tolist()) for request in requests]
+        self.encoded.append(sources)
+        if any(source[0] == self._fail_encode for source in sources):
+            raise RuntimeError("this encode was told to fail")
+        for row, source in enumerate(sources, first_row):
+            self.memory[row] = source
+
+    def step(self, rows: tuple[Sequence, ...]) -> list[int]:
+        self.num_steps += 1
+        if self.num_steps - 1 in self._fail_steps:
+            raise RuntimeError("this step was told to fail")
+        self.batch_sizes.append(len(rows))
+        tokens = []
+        for row, sequence in enumerate(rows):
+            assert sequence.row == row
+            memory = self.memory[row]
+            assert memory is not None
+            self.cache[row] = [*self.cache[row][: sequence.cache_length], sequence.next_token_id]
+            tokens.append(next_token(memory, self.cache[row]))
+        return tokens
+
+    def move(self, moves: Iterable[Move]) -> int:
+        num_bytes = 0
+        for move in moves:
+            self.memory[move.to_row] = self.memory[move.from_row]
+            self.cache[move.to_row] = self.cache[move.from_row][: move.cache_length]
+            num_bytes += move.cache_length + move.source_length
+        return num_bytes
+
+    def align(self, row: int, target_ids: list[int], source_length: int) -> Array:
+        memory = self.memory[row]
+        assert memory is not None
+        assert len(memory) == source_length
+        weights = np.array([[token + position for position in memory] for token in target_ids], np.float32)
+        return weights / weights.sum(axis=1, keepdims=True)

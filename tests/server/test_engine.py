@@ -1,0 +1,352 @@
+"""The engine over a fake runner: an answer depends on its request alone, and every slot is given back."""
+
+import random
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.engine import Engine, QueueLimits
+from server.errors import Cancelled, DeadlineExceeded, EngineFailed, Overloaded, Unavailable
+from server.records import FinishReason, Request, Result, Turn
+from server.scheduler import SchedulerLimits
+from tests.server.fakes import EOS_ID, START_ID, FakeRunner, expected_tokens, make_request
+
+
+class Driver:
+    """An engine that a test drives turn by turn, with a clock of its own."""
+
+    def __init__(self, runner: FakeRunner, **options) -> None:
+        self.runner = runner
+        self.now = 0.0
+        self.turns: list[Turn] = []
+        self.results: dict[Request, Result] = {}
+        self.streamed: dict[Request, list[int]] = {}
+        self.engine = Engine(
+            runner, model_name="fake", deliver=self._deliver, clock=lambda: self.now, **options
+        )
+
+    def _deliver(self, turn: Turn) -> None:
+        self.turns.append(turn)
+        for update in turn.updates:
+            assert update.request not in self.results, "news of a request that has ended"
+            self.streamed.setdefault(update.request, []).extend(update.token_ids)
+            if update.result is not None:
+                self.results[update.request] = update.result
+
+    def submit(self, *requests: Request) -> None:
+        for request in requests:
+            self.engine.submit(request)
+
+    def turn(self, count: int = 1, seconds: float = 1.0) -> None:
+        for _ in range(count):
+            self.now += seconds
+            self.engine.run_turn()
+
+    def finish(self) -> None:
+        for _ in range(10_000):
+            self.turn()
+            if not self.engine._scheduler.has_work:
+                break
+        assert_empty(self.engine)
+
+
+def assert_empty(engine: Engine) -> None:
+    """Nothing waits, nothing runs, every slot is back."""
+    scheduler = engine._scheduler
+    assert scheduler.num_waiting == 0
+    assert scheduler.num_running == 0
+    assert scheduler.slots.rows == ()
+    assert scheduler.slots.num_free == engine.num_slots
+    assert not engine._backlog
+    assert engine._backlog_tokens == 0
+
+
+sources = st.lists(
+    st.lists(st.integers(3, 96), min_size=1, max_size=9).map(tuple), min_size=1, max_size=25, unique=True
+)
+
+
+@given(sources, st.integers(1, 9), st.integers(1, 40), st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None)
+def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(sources, num_slots, max_encode_tokens, seed):
+    chance = random.Random(seed)
+    driver = Driver(FakeRunner(num_slots), limits=SchedulerLimits(max_encode_tokens=max_encode_tokens))
+    requests = [make_request(source, max_new_tokens=chance.randint(1, 12), stream=True) for source in sources]
+    waiting = list(requests)
+    while waiting:
+        for _ in range(chance.randint(0, 4)):
+            if waiting:
+                driver.submit(waiting.pop())
+        driver.turn(chance.randint(0, 3))
+    driver.finish()
+    for request, source in zip(requests, sources, strict=True):
+        expected = expected_tokens(source, request.max_new_tokens)
+        result = driver.results[request]
+        assert list(result.token_ids) == expected
+        assert driver.streamed[request] == expected
+        is_cut = len(expected) == request.max_new_tokens
+        assert result.finish_reason is (FinishReason.LENGTH if is_cut else FinishReason.EOS)
+        assert result.num_target_tokens == len(expected) + (not is_cut)
+
+
+@given(sources, st.integers(1, 6), st.integers(0, 2**32))
+@settings(max_examples=150, deadline=None)
+def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_slots, seed):
+    chance = random.Random(seed)
+    runner = FakeRunner(num_slots, fail_encode=sources[-1][0], fail_steps=[chance.randint(0, 20)])
+    driver = Driver(runner)
+    requests = []
+    for source in sources:
+        deadline = driver.now + chance.randint(1, 6) if chance.random() < 0.3 else None
+        request = make_request(source, deadline=deadline, arrival=driver.now)
+        requests.append(request)
+        driver.submit(request)
+        if chance.random() < 0.3:
+            driver.engine.cancel(chance.choice(requests))
+        driver.turn(chance.randint(0, 2))
+    driver.finish()
+    assert driver.results.keys() == set(requests)
+    for request, source in zip(requests, sources, strict=True):
+        result = driver.results[request]
+        expected = expected_tokens(source, request.max_new_tokens)
+        assert list(result.token_ids) == expected[: len(result.token_ids)]
+        if result.error is None:
+            assert list(result.token_ids) == expected
+    stats = [turn.stats for turn in driver.turns]
+    assert sum(len(stat.results) for stat in stats) == len(requests)
+    assert stats[-1].num_running == stats[-1].num_waiting == 0
+    assert stats[-1].cache_usage_ratio == 0
+
+
+def test_a_newcomer_joins_the_running_batch_at_the_next_step():
+    driver = Driver(FakeRunner(4))
+    driver.submit(make_request((10, 5)))
+    driver.turn(2)
+    driver.submit(make_request((10, 6)))
+    driver.turn(1)
+    assert driver.runner.batch_sizes == [1, 1, 2]
+    driver.finish()
+
+
+def test_cancel_frees_the_slot_before_the_next_step():
+    driver = Driver(FakeRunner(1))
+    first, second = make_request((10, 5)), make_request((10, 6))
+    driver.submit(first, second)
+    driver.turn(3)
+    driver.engine.cancel(first)
+    driver.turn(1)
+    assert driver.results[first].finish_reason is FinishReason.CANCELLED
+    assert isinstance(driver.results[first].error, Cancelled)
+    assert driver.engine._scheduler.slots.rows[0].request is second
+    driver.finish()
+    assert list(driver.results[second].token_ids) == expected_tokens((10, 6), 8)
+
+
+def test_cancelling_what_waits_has_ended_or_was_never_there_is_harmless():
+    driver = Driver(FakeRunner(1))
+    running, waiting, stranger = make_request((10, 5)), make_request((10, 6)), make_request((9, 9))
+    driver.submit(running, waiting)
+    driver.turn()
+    driver.engine.cancel(waiting)
+    driver.engine.cancel(stranger)
+    driver.finish()
+    driver.engine.cancel(running)
+    driver.turn()
+    assert driver.results[waiting].finish_reason is FinishReason.CANCELLED
+    assert driver.results[running].error is None
+    assert stranger not in driver.results
+    assert_empty(driver.engine)
+
+
+def test_a_deadline_ends_running_and_waiting_requests():
+    driver = Driver(FakeRunner(1))
+    running = make_request((10, 5), deadline=3.5)
+    waiting = make_request((10, 6), deadline=2.5)
+    driver.submit(running, waiting)
+    driver.turn(3)
+    assert driver.results[waiting].finish_reason is FinishReason.DEADLINE
+    assert running not in driver.results
+    driver.turn(1)
+    assert isinstance(driver.results[running].error, DeadlineExceeded)
+    assert 0 < len(driver.results[running].token_ids) < len(expected_tokens((10, 5), 8))
+    assert_empty(driver.engine)
+
+
+def test_a_step_that_raises_fails_its_sequences_only_and_the_engine_goes_on(caplog):
+    driver = Driver(FakeRunner(2, fail_steps=[1]))
+    running = [make_request((10, 5)), make_request((10, 6))]
+    waiting = make_request((10, 7))
+    driver.submit(*running, waiting)
+    driver.finish()
+    for request in running:
+        assert isinstance(driver.results[request].error, EngineFailed)
+    assert list(driver.results[waiting].token_ids) == expected_tokens((10, 7), 8)
+    assert driver.engine.is_healthy
+    assert running[0].request_id in caplog.text
+
+
+def test_an_encode_that_raises_fails_its_newcomers_only():
+    driver = Driver(FakeRunner(3, fail_encode=20))
+    running, broken, later = make_request((10, 5)), make_request((20, 5)), make_request((10, 6))
+    driver.submit(running)
+    driver.turn()
+    driver.submit(broken)
+    driver.turn()
+    driver.submit(later)
+    driver.finish()
+    assert isinstance(driver.results[broken].error, EngineFailed)
+    for request, source in ((running, (10, 5)), (later, (10, 6))):
+        assert list(driver.results[request].token_ids) == expected_tokens(source, 8)
+
+
+def test_an_engine_that_keeps_failing_says_that_it_is_not_healthy():
+    driver = Driver(FakeRunner(1, fail_steps=range(3)))
+    driver.submit(*(make_request((10, i)) for i in range(3, 7)))
+    driver.turn(3)
+    assert not driver.engine.is_healthy
+    driver.finish()
+    assert driver.engine.is_healthy
+
+
+def test_the_more_urgent_goes_first_and_waiting_makes_urgent():
+    driver = Driver(FakeRunner(1), limits=SchedulerLimits(aging_seconds=10))
+    old = make_request((10, 3), arrival=0.0, priority=1)
+    plain = make_request((10, 4), arrival=5.0)
+    urgent = make_request((10, 5), arrival=6.0, priority=-1)
+    patient = make_request((10, 6), arrival=15.0)
+    driver.submit(plain, urgent, patient, old)
+    driver.finish()
+    assert [batch[0][1] for batch in driver.runner.encoded] == [5, 4, 3, 6]
+
+
+def test_one_encode_call_is_bounded_but_a_long_source_is_still_encoded():
+    driver = Driver(FakeRunner(8), limits=SchedulerLimits(max_encode_tokens=6))
+    driver.submit(*(make_request((10, i)) for i in range(3, 8)), make_request((10, *range(3, 20))))
+    driver.finish()
+    assert [len(batch) for batch in driver.runner.encoded] == [3, 2, 1]
+
+
+def test_a_full_queue_refuses_by_requests_and_by_tokens():
+    driver = Driver(FakeRunner(1), queue_limits=QueueLimits(max_waiting_requests=2, max_waiting_tokens=5))
+    driver.submit(make_request((3, 4, 5)))
+    with pytest.raises(Overloaded, match="3 source tokens are waiting, and the limit is 5"):
+        driver.submit(make_request((3, 4, 5)))
+    driver.submit(make_request((3,)))
+    with pytest.raises(Overloaded, match="2 requests are waiting, and the limit is 2"):
+        driver.submit(make_request((4,)))
+    driver.turn()
+    driver.submit(make_request((5,)))
+    driver.finish()
+
+
+def test_draining_refuses_newcomers_and_finishes_who_is_in():
+    driver = Driver(FakeRunner(1))
+    inside = make_request((10, 5))
+    driver.submit(inside)
+    driver.engine.drain()
+    with pytest.raises(Unavailable, match="shutting down"):
+        driver.submit(make_request((10, 6)))
+    driver.finish()
+    assert driver.results[inside].error is None
+
+
+def test_the_alignment_belongs_to_the_finished_row_even_when_rows_move():
+    driver = Driver(FakeRunner(3))
+    asking = [
+        make_request((length, length + 20, 7), attention=True) for length in (11, 14, 17)
+    ]  # 0, 3, 6 tokens
+    driver.submit(*asking)
+    driver.finish()
+    for request in asking:
+        source = tuple(request.sources["source_ids"].tolist())
+        result = driver.results[request]
+        fed = [START_ID, *result.token_ids]
+        assert result.finish_reason is FinishReason.EOS
+        assert result.attention.shape == (result.num_target_tokens, len(source))
+        np.testing.assert_array_equal(result.attention, expected_alignment(source, fed))
+
+
+def expected_alignment(source: tuple[int, ...], fed: list[int]) -> np.ndarray:
+    runner = FakeRunner(1)
+    runner.memory[0] = source
+    return runner.align(0, fed, len(source))
+
+
+def test_alignment_of_a_target_cut_by_length_has_a_row_per_token():
+    driver = Driver(FakeRunner(1))
+    request = make_request((10, 5), max_new_tokens=3, attention=True)
+    driver.submit(request)
+    driver.finish()
+    assert driver.results[request].attention.shape == (3, 2)
+
+
+def test_timings_add_up():
+    driver = Driver(FakeRunner(1))
+    first, second = make_request((10, 5), max_new_tokens=2), make_request((10, 6), max_new_tokens=1)
+    driver.submit(first, second)
+    driver.finish()
+    timings = driver.results[second].timings
+    assert timings.queue_seconds == 3.0
+    assert timings.first_token_seconds == timings.total_seconds == 3.0
+    assert driver.turns[1].stats.inter_token_seconds == (1.0,)
+
+
+def test_the_thread_sleeps_when_idle_wakes_for_work_and_stops():
+    results: dict[Request, Result] = {}
+    done = threading.Event()
+    requests = [make_request((random.Random(i).randint(3, 90), i + 3)) for i in range(40)]
+
+    def deliver(turn: Turn) -> None:
+        results.update({u.request: u.result for u in turn.updates if u.result is not None})
+        if len(results) == len(requests):
+            done.set()
+
+    engine = Engine(FakeRunner(5), model_name="fake", deliver=deliver)
+    engine.start()
+    for request in requests:
+        engine.submit(request)
+    assert done.wait(10)
+    engine.stop()
+    for request in requests:
+        assert list(results[request].token_ids) == expected_tokens(tuple(request.sources["source_ids"]), 8)
+    assert_empty(engine)
+    with pytest.raises(Unavailable, match="shutting down"):
+        engine.submit(make_request((3,)))
+
+
+def test_what_is_unfinished_when_the_engine_stops_is_told_so():
+    results: list[Result] = []
+    entered, leave = threading.Event(), threading.Event()
+
+    class SlowRunner(FakeRunner):
+        def step(self, rows):
+            entered.set()
+            assert leave.wait(10)
+            return super().step(rows)
+
+    def deliver(turn: Turn) -> None:
+        results.extend(u.result for u in turn.updates if u.result is not None)
+
+    engine = Engine(SlowRunner(1), model_name="fake", deliver=deliver)
+    engine.start()
+    engine.submit(make_request((10, 5)))
+    assert entered.wait(10)
+    stopper = threading.Thread(target=engine.stop)
+    stopper.start()
+    leave.set()
+    stopper.join(10)
+    assert isinstance(results[0].error, Unavailable)
+    assert_empty(engine)
+
+
+def test_the_end_token_is_never_part_of_a_target():
+    driver = Driver(FakeRunner(1))
+    request = make_request((11, 5), stream=True)  # ends at once
+    driver.submit(request)
+    driver.finish()
+    assert driver.results[request].token_ids == ()
+    assert driver.results[request].num_target_tokens == 1
+    assert EOS_ID not in driver.streamed[request]

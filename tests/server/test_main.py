@@ -1,0 +1,158 @@
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from client import Client
+from server.__main__ import _config, _parser, main
+from server.config import ServerConfig
+
+# A whole server process whose models echo, and whose first step waits for a line on standard input.
+ECHO_SERVER = textwrap.dedent("""
+    import asyncio, sys, threading
+    from pathlib import Path
+    from server.app import serve
+    from server.logs import configure_logging
+    from tests.server.service.harness import EchoRunner, Turns, loader_of, local_config
+
+    runner = EchoRunner()
+
+    def open_gate():
+        sys.stdin.readline()
+        runner.gate.set()
+
+    async def run():
+        await serve([Path("echo")], local_config(), loader_of({"echo": runner}, Turns()))
+
+    configure_logging("info", "text")
+    if "--gate" in sys.argv:
+        runner.gate.clear()
+        threading.Thread(target=open_gate, daemon=True).start()
+    asyncio.run(run())
+""")
+
+
+@contextmanager
+def echo_server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int, list[str]]]:
+    """The process, its port, and its log until it was ready."""
+    with subprocess.Popen(
+        [sys.executable, "-c", ECHO_SERVER, *arguments],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        log = []
+        while not log or "ready" not in log[-1]:
+            log.append(process.stderr.readline())
+            assert log[-1], log
+        try:
+            yield process, int(re.search(r"gRPC on 127\.0\.0\.1:(\d+)", log[-1])[1]), log
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_what_was_accepted_and_exits_0(number):
+    with echo_server("--gate") as (process, port, log):
+        assert re.search(
+            r"ready: gRPC on 127\.0\.0\.1:\d+, metrics on 127\.0\.0\.1:\d+; echo: fp32 on cpu, 4 slots",
+            log[-1],
+        )
+        with Client(f"127.0.0.1:{port}") as client:
+            pending = client.submit("abc")
+            assert client.health() == "SERVING"  # on the same connection, so the request is in
+            process.send_signal(number)
+            assert "draining for at most 30 seconds" in process.stderr.readline()
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert pending.result().hypotheses[0].text == "abc"
+        assert process.wait(20) == 0
+        assert process.stderr.read().endswith("stopped\n")
+
+
+def test_a_second_signal_ends_at_once():
+    with echo_server("--gate") as (process, port, _), Client(f"127.0.0.1:{port}") as client:
+        pending = client.submit("abc")
+        assert client.health() == "SERVING"
+        process.send_signal(signal.SIGTERM)
+        assert "once more ends at once" in process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == -signal.SIGTERM
+        pending.cancel()
+
+
+def run_main(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    return caught.value.code
+
+
+def test_help_has_an_example_and_every_default(capsys):
+    assert run_main("--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "example: python -m server bundles/demo --port 50051" in text
+    for default in ("50051", "9464", "auto", "1GiB", "1024", "30"):
+        assert f"(default {default})" in text
+
+
+def test_no_flag_means_the_defaults_of_the_configuration():
+    assert _config(_parser().parse_args(["bundles/demo"])) == ServerConfig()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "the following arguments are required: BUNDLE"),
+        (["b", "--port", "x"], "invalid int value: 'x'"),
+        (["b", "--port", "70000"], "port is 70000, and must be from 0 to 65535"),
+        (["b", "--memory-budget", "lots"], "'lots' is not a size"),
+        (["b", "--threads", "0"], "num_threads is 0, and must be at least 1"),
+        (["b", "--provider", "tpu"], "provider is 'tpu'"),
+        (["b", "--max-waiting-requests", "0"], "max_waiting_requests is 0, and must be at least 1"),
+    ],
+)
+def test_wrong_usage_exits_2_and_says_what_is_wrong(arguments, message, capsys):
+    assert run_main(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def _no_log_left():
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("_no_log_left")
+def test_a_folder_that_is_no_bundle_exits_1_and_says_why(tmp_path, capsys):
+    assert run_main(str(tmp_path / "none"), "--host", "127.0.0.1", "--port", "0", "--metrics-port", "0") == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"error: .*none is not a usable bundle: there is no manifest\.json .*", line)
+
+
+@pytest.mark.parametrize("flag", ["--port", "--metrics-port"])
+def test_a_port_in_use_exits_1_with_one_line(flag, tmp_path):
+    other = "--metrics-port" if flag == "--port" else "--port"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        arguments = [str(tmp_path), "--host", "127.0.0.1", flag, str(port), other, "0"]
+        command = [sys.executable, "-m", "server", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    assert re.match(rf"error: .*port {port}.*in use.*choose another {flag}$", line)
+
+
+def test_importing_the_server_never_imports_torch():
+    code = "import sys; sys.modules['torch'] = None; import server.__main__, client"
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": "."})
