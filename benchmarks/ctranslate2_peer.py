@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import ctranslate2
 import numpy as np
 from ctranslate2.specs import TransformerSpec
-from torch import nn
 
-from training.attention import MultiHeadAttention
 from training.config import BOS, EOS, PAD, UNK
 from training.transformer import Transformer
 
@@ -33,7 +32,7 @@ def convert(model: Transformer, path: Path) -> list[str]:
         _set_feed_forward(theirs.ffn, ours)
     for ours, theirs in zip(model.decoder_layers, decoder.layer, strict=True):
         _set_self_attention(theirs.self_attention, ours.self_attention, ours.self_attention_norm)
-        cross = ours.cross_attention
+        cross: Any = ours.cross_attention
         _set_linear(theirs.attention.linear[0], cross.query)
         _set_linear(theirs.attention.linear[1], cross.key, cross.value)
         _set_linear(theirs.attention.linear[2], cross.output)
@@ -90,26 +89,26 @@ class CTranslate2Peer:
         return [[self._ids[token] for token in result.hypotheses[0]] for result in results]
 
 
-def _array(tensor: nn.Parameter) -> np.ndarray:
+def _array(tensor: Any) -> Any:
     return tensor.detach().numpy()
 
 
-def _set_linear(theirs, *ours: nn.Linear) -> None:
+def _set_linear(theirs: Any, *ours: Any) -> None:
     theirs.weight = np.concatenate([_array(layer.weight) for layer in ours])
     theirs.bias = np.concatenate([_array(layer.bias) for layer in ours])
 
 
-def _set_norm(theirs, ours: nn.Module) -> None:
+def _set_norm(theirs: Any, ours: Any) -> None:
     theirs.gamma, theirs.beta = _array(ours.weight), _array(ours.bias)
 
 
-def _set_self_attention(theirs, ours: MultiHeadAttention, norm: nn.Module) -> None:
+def _set_self_attention(theirs: Any, ours: Any, norm: Any) -> None:
     _set_linear(theirs.linear[0], ours.query, ours.key, ours.value)
     _set_linear(theirs.linear[1], ours.output)
     _set_norm(theirs.layer_norm, norm)
 
 
-def _set_feed_forward(theirs, ours: nn.Module) -> None:
+def _set_feed_forward(theirs: Any, ours: Any) -> None:
     _set_linear(theirs.linear_0, ours.feed_forward.inner)
     _set_linear(theirs.linear_1, ours.feed_forward.outer)
     _set_norm(theirs.layer_norm, ours.feed_forward_norm)

@@ -1,13 +1,15 @@
 """The engine against CTranslate2 on the same weights: `python -m benchmarks.decode`.
 
-Measured: whole greedy requests, encoding included, in this process and without gRPC: a `base` Transformer with
-random weights, V = 32,000, 20 source tokens, 32 target tokens, at 1, 8 and 32 requests at once, fp32 and int8, on two
-cores. CTranslate2 runs at both of its thread settings on those cores; the faster one counts. All contenders take turns
-within each round, and medians over the rounds are compared: this kind of machine changes speed by itself, so only
-ratios within one run mean anything. First the fp32 tokens of both engines are compared.
+Measured: whole greedy requests, encoding included, in this process and without gRPC: a `base` Transformer
+with random weights, V = 32,000, 20 source tokens, 32 target tokens, at 1, 8 and 32 requests at once, fp32
+and int8, on two cores. CTranslate2 runs at both of its thread settings on those cores; the faster one
+counts. All contenders take turns within each round, and medians over the rounds are compared: such machines
+change speed by themselves, so only ratios within one run mean anything. First the fp32 tokens of both
+engines are compared.
 
-Also: ms a step, the share of a turn that is not spent inside ONNX Runtime ("python"), and the floor: the bytes that a
-step must read (weights, and the rows' live cache and memory) over the copy bandwidth of the same cores.
+Also: ms a step, the share of the time that is not spent inside ONNX Runtime ("python"), and the floor: the
+bytes that a step must read (weights, and the rows' live cache and memory) over the copy bandwidth of the
+same cores.
 
 Not measured: tokenization, gRPC, waiting. The last line on standard output is one JSON object.
 """
@@ -197,22 +199,22 @@ def measure(folder: Path, num_rounds: int, num_cores: int, console: Console) -> 
     num_equal = sum(a == b for a, b in zip(ours, theirs, strict=True))
     console.print(f"fp32 greedy tokens equal for {num_equal} of {len(sources)} requests")
     bandwidth = copy_bandwidth(num_cores)
-    contenders: dict[tuple[str, str], Callable[[list[list[int]]], Any]] = {}
+    contenders: dict[tuple[Precision, str], Callable[[list[list[int]], int], list[list[int]]]] = {}
     for precision, engine in engines.items():
-        contenders[precision, "ours"] = lambda rows, engine=engine: engine.greedy(rows, _NUM_TOKENS)
+        contenders[precision, "ours"] = engine.greedy
     for (precision, setting), peer in peers.items():
-        contenders[precision, f"ct2 {setting}"] = lambda rows, peer=peer: peer.greedy(rows, _NUM_TOKENS)
+        contenders[precision, f"ct2 {setting}"] = peer.greedy
     seconds: dict[tuple[str, str, int], list[float]] = {}
     python_shares: dict[tuple[str, int], list[float]] = {}
     steps: dict[tuple[str, int], list[float]] = {}
     for round_number in track(range(num_rounds + 1), "measuring", console=console):
         for num_rows in _ROWS:
             for (precision, name), run in contenders.items():
-                engine = engines[Precision(precision)]
+                engine = engines[precision]
                 engine.graph_seconds.clear()
                 engine.step_seconds.clear()
                 started = time.perf_counter()
-                run(sources[:num_rows])
+                run(sources[:num_rows], _NUM_TOKENS)
                 elapsed = time.perf_counter() - started
                 if round_number == 0:
                     continue  # warm-up

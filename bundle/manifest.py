@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,6 +53,10 @@ class TensorSpec(_Record):
     dtype: str
     axes: tuple[int | str, ...]
     role: Role
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The axes as numbers, with the named ones' sizes given."""
+        return tuple(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ package is never imported, because importing it changes matplotlib's settings.
 from __future__ import annotations
 
 import importlib.util
+import unicodedata
 from pathlib import Path
 
 from matplotlib import font_manager, get_data_path
@@ -18,7 +19,8 @@ from matplotlib.ft2font import FT2Font
 from protos.seq2seq_v1_pb2 import Attention
 
 _FONT_PACKAGE, _FONT_FILE = "koreanize_matplotlib", "fonts/NanumGothic.ttf"
-_CELL_INCHES = 0.42
+_CELL_INCHES = 0.5
+_CELL_HALF_WIDTHS = 6  # Latin letters that fit over a cell; a Hangul syllable is as wide as two
 _MARGIN_INCHES = 1.6  # for the tokens' texts
 _MAX_INCHES = 60.0
 _DPI = 150
@@ -44,10 +46,10 @@ def save_heatmap(attention: Attention, path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     axes.imshow(weights, cmap="gray", vmin=0.0, vmax=1.0)
-    font.set_size(min(11.0, cell * 30))
-    axes.set_xticks(
-        range(num_columns), [_label(token, known) for token in attention.source_tokens], rotation=90
-    )
+    font.set_size(min(11.0, cell * 25))
+    source_labels = [_label(token, known) for token in attention.source_tokens]
+    is_narrow = cell == _CELL_INCHES and max(map(_half_widths, source_labels)) <= _CELL_HALF_WIDTHS
+    axes.set_xticks(range(num_columns), source_labels, rotation=0 if is_narrow else 90)
     axes.set_yticks(range(num_rows), [_label(token, known) for token in attention.target_tokens])
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
@@ -75,3 +77,7 @@ def _label(token: str, known: frozenset[int]) -> str:
         for character in token.strip()
     )
     return text or _EMPTY
+
+
+def _half_widths(label: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in label)

@@ -1,1 +1,1 @@
-"""From a training run to a bundle: graphs, precisions, and the proof that they agree with the trained model."""
+"""From a training run to a bundle: graphs, precisions, and the proof that they compute the same."""

@@ -26,6 +26,7 @@ def calibrate(
     (Migacz 2017, "8-bit inference with TensorRT"; here the criterion is the squared error).
 
     Args:
+        model: In eval mode.
         pairs: `(source token ids, target token ids with the start token)`.
 
     Returns:

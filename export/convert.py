@@ -18,8 +18,8 @@ OPSET = 24  # the first with TensorScatter
 WEIGHTS_FILE = "weights.bin"
 _ALIGNMENT_BYTES = 4096  # so that every tensor can be mapped straight from the file
 
-# Odd sizes, none equal to another: an axis that the exporter took for a constant, or two that it took for one,
-# would show at once.
+# Odd sizes, none equal to another: an axis that the exporter took for a constant, or two that it took for
+# one, would show at once.
 _EXAMPLE_SIZES = {
     "batch": 3,
     "source_length": 5,
@@ -33,10 +33,7 @@ def convert(graph: Graph) -> ir.Model:
     """Trace one graph with its named dynamic axes."""
     graph.eval()
     inputs = tuple(
-        torch.ones(
-            [_EXAMPLE_SIZES.get(str(axis), axis) for axis in spec.axes], dtype=getattr(torch, spec.dtype)
-        )  # type: ignore[misc]
-        for spec in graph.inputs
+        torch.ones(spec.shape(_EXAMPLE_SIZES), dtype=getattr(torch, spec.dtype)) for spec in graph.inputs
     )
     dims = {axis: Dim(axis) for axis in _EXAMPLE_SIZES}
     shapes = tuple(
@@ -69,7 +66,7 @@ def convert(graph: Graph) -> ir.Model:
 
 
 def _strip_traces(model: ir.Model) -> None:
-    """Drop what the exporter notes of the source: paths of the machine that exported are nobody's business."""
+    """Drop what the exporter notes of the source: the paths of the machine that exported."""
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
     for node in model.graph:
@@ -104,7 +101,7 @@ def save(models: Mapping[Verb, ir.Model], folder: Path) -> dict[Verb, Path]:
                     offsets[key],
                     len(raw),
                     tensor.dtype,
-                    shape=ir.Shape(tensor.shape),
+                    shape=ir.Shape(tensor.shape.numpy()),
                     name=value.name or "",
                     base_dir=folder,
                 )

@@ -1,15 +1,16 @@
 """The three graphs of a Transformer, as small torch modules over its trained weights.
 
-Each module says its inputs and outputs as `TensorSpec`s, so that names, axes and roles of a graph stand in one
-place, and re-expresses the model with the operators that ONNX Runtime has fused kernels for. What the modules
-compute is defined by `training.transformer`; `export.parity` proves that it is the same. Inside a graph every
-token is one row of a matrix; only attention sees batch and position apart.
+Each module says its inputs and outputs as `TensorSpec`s, so that names, axes and roles of a graph stand in
+one place, and re-expresses the model with the operators that ONNX Runtime has fused kernels for. What the
+modules compute is defined by `training.transformer`; `export.parity` proves that it is the same. Inside a
+graph every token is one row of a matrix; only attention sees batch and position apart.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 import torch
 from bundle import names
@@ -26,6 +27,16 @@ from export.linear import Linear, LinearFactory
 # F d_ff   V vocabulary   L layers   N slots   C cache capacity
 
 _NUMPY_NAMES = {torch.float32: "float32", torch.float16: "float16"}
+
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+class _Modules(nn.ModuleList, Generic[_Module]):
+    """A `ModuleList` that knows what it holds."""
+
+    def __iter__(self) -> Iterator[_Module]:  # type: ignore[override]
+        return super().__iter__()
 
 
 class AddNorm(nn.Module):
@@ -121,7 +132,7 @@ class DecoderBlock(nn.Module):
         self.num_heads = num_heads
 
     def attend(
-        self, x: Tensor, cache: Sequence[Tensor], lengths: Tensor, capacity: Tensor, target_length: int
+        self, x: Tensor, cache: tuple[Tensor, Tensor], lengths: Tensor, capacity: Tensor, target_length: int
     ) -> tuple[tuple[Tensor, Tensor | None], Tensor, Tensor]:
         """Masked self-attention of `(B·T, D)` rows; the cache grows by T positions."""
         packed = self.query_key_value(x)  # (B*T, 3D)
@@ -197,7 +208,9 @@ class Graph(nn.Module):
             for name in (names.last_key, names.last_value)
         ]
 
-    def _layer_specs(self, key_name, value_name, role: Role, capacity: Axis) -> list[TensorSpec]:
+    def _layer_specs(
+        self, key_name: Callable[[int], str], value_name: Callable[[int], str], role: Role, capacity: Axis
+    ) -> list[TensorSpec]:
         axes = (Axis.BATCH, self.config.num_heads, capacity, self.config.d_head)
         return [
             TensorSpec(name(layer), _NUMPY_NAMES[self.dtype], axes, role)
@@ -212,14 +225,14 @@ class EncodeGraph(Graph):
     def __init__(self, model: Transformer, linear: LinearFactory) -> None:
         super().__init__(model, linear)
         H = self.config.num_heads
-        self.blocks = nn.ModuleList(
+        self.blocks = _Modules[EncoderBlock](
             EncoderBlock(layer, f"encoder_layers.{i}", linear, H)
-            for i, layer in enumerate(model.encoder_layers)
+            for i, layer in enumerate(_Modules[EncoderLayer](model.encoder_layers))
         )
         self.norms = _norms(
             self.config, _sublayer_norms(model.encoder_layers), model.encoder_norm, self.dtype
         )
-        cross = [layer.cross_attention for layer in model.decoder_layers]
+        cross = [layer.cross_attention for layer in _Modules[DecoderLayer](model.decoder_layers)]
         self.memory = linear("memory", [module for a in cross for module in (a.key, a.value)])
         memory = self._memory_specs()
         self.inputs = (
@@ -285,7 +298,9 @@ class StepGraph(Graph):
         new_memory: list[Tensor] = []
         for layer, block in enumerate(self.decoder.blocks):
             pair = slice(2 * layer, 2 * layer + 2)
-            output, key, value = block.attend(hidden, cache[pair], cache_lengths, cache_capacity, 1)
+            output, key, value = block.attend(
+                hidden, (cache[2 * layer], cache[2 * layer + 1]), cache_lengths, cache_capacity, 1
+            )
             new_cache += (key, value)
             hidden, residual = next(norms)(*output, residual)
             output, key, value = block.attend_memory(
@@ -335,7 +350,9 @@ class DecodeGraph(Graph):
         alignment = x
         for layer, block in enumerate(self.decoder.blocks):
             pair = slice(2 * layer, 2 * layer + 2)
-            output, key, value = block.attend(hidden, cache[pair], last_position, new_length, T)
+            output, key, value = block.attend(
+                hidden, (cache[2 * layer], cache[2 * layer + 1]), last_position, new_length, T
+            )
             new_cache += (key, value)
             hidden, residual = next(norms)(*output, residual)
             output, weights = block.attend_memory_fully(hidden, *memory[pair], mask, T)
@@ -354,9 +371,9 @@ class _Decoder(nn.Module):
     def __init__(self, model: Transformer, linear: LinearFactory) -> None:
         super().__init__()
         config = model.config
-        self.blocks = nn.ModuleList(
+        self.blocks = _Modules[DecoderBlock](
             DecoderBlock(layer, f"decoder_layers.{i}", linear, config.num_heads)
-            for i, layer in enumerate(model.decoder_layers)
+            for i, layer in enumerate(_Modules[DecoderLayer](model.decoder_layers))
         )
         self.norms = _norms(config, _sublayer_norms(model.decoder_layers), model.decoder_norm, linear.dtype)
         self.output: Linear | None = linear.tied_output(model.embedding)
@@ -364,7 +381,8 @@ class _Decoder(nn.Module):
     def logits(self, hidden: Tensor, embedding: Embedding) -> Tensor:
         """float32 logits `(rows, V)`, by the embedding matrix itself where the precision allows."""
         if self.output is not None:
-            return self.output(hidden)
+            logits: Tensor = self.output(hidden)
+            return logits
         return operators.gemm(hidden, embedding.weight, None, transposed=True).to(torch.float32)
 
 
@@ -378,19 +396,17 @@ def _sublayer_norms(layers: nn.ModuleList) -> list[nn.LayerNorm]:
 
 def _norms(
     config: TransformerConfig, norms: list[nn.LayerNorm], final: nn.Module, dtype: torch.dtype
-) -> nn.ModuleList:
+) -> _Modules[AddNorm]:
     """The norms in the order in which a graph meets them."""
     pre_norm = config.norm == "pre"
     if pre_norm:
         assert isinstance(final, nn.LayerNorm)
         norms = [*norms, final]
-    return nn.ModuleList(AddNorm(norm, pre_norm=pre_norm, dtype=dtype) for norm in norms)
+    return _Modules(AddNorm(norm, pre_norm=pre_norm, dtype=dtype) for norm in norms)
 
 
-def _enter(x: Tensor, norms: Iterator[nn.Module], config: TransformerConfig) -> tuple[Tensor, Tensor]:
+def _enter(x: Tensor, norms: Iterator[AddNorm], config: TransformerConfig) -> tuple[Tensor, Tensor]:
     """What the first sublayer reads, and what its output will be added to."""
     if config.norm == "post":
         return x, x
-    first = next(norms)
-    assert isinstance(first, AddNorm)
-    return first.enter(x), x
+    return next(norms).enter(x), x

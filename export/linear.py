@@ -36,7 +36,8 @@ class LinearFactory(Protocol):
         dtype: Of everything in the graph that is not a quantised weight.
     """
 
-    dtype: torch.dtype
+    @property
+    def dtype(self) -> torch.dtype: ...
 
     def __call__(self, name: str, layers: Sequence[nn.Linear]) -> Linear:
         """The layers side by side as one map; `name` is where their common input was calibrated."""
@@ -88,6 +89,12 @@ class Int8Linear(Linear):
     A constant scale keeps rows independent of each other: with one computed from the whole batch, a row's
     tokens would depend on its neighbours.
     """
+
+    weight: Tensor
+    weight_scale: Tensor
+    scale: Tensor
+    zero_point: Tensor
+    bias: Tensor | None
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: ActivationRange) -> None:
         super().__init__()

@@ -21,8 +21,8 @@ def worst_difference(
 ) -> float:
     """The largest difference of log-probabilities and alignments, over every position and token.
 
-    Sources and targets are random; in a batch the first row is full and the others are padded. `step` is compared
-    for the whole vocabulary at every position, `decode` for random labels, with its alignment.
+    Sources and targets are random; in a batch the first row is full and the others are padded. `step` is
+    compared for the whole vocabulary at every position, `decode` for random labels, with its alignment.
     """
     rng = np.random.default_rng(0)
     worst = 0.0

@@ -1,4 +1,4 @@
-"""Runs a bundle's three graphs, plainly: what the export proves, it proves of the files that will be served."""
+"""Runs a bundle's three graphs, plainly: the export proves things of the files that will be served."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Graphs:
         """Zeroed cache buffers `(B, H, C, K)`, by tensor name."""
         sizes = {"batch": num_rows, "cache_capacity": capacity}
         return {
-            spec.name: np.zeros([sizes.get(str(axis), axis) for axis in spec.axes], spec.dtype)  # type: ignore[misc]
+            spec.name: np.zeros(spec.shape(sizes), spec.dtype)
             for spec in self._graphs[Verb.STEP].inputs
             if spec.role == names.Role.CACHE
         }
@@ -102,14 +102,13 @@ class Graphs:
         return targets
 
     def _run(self, verb: Verb, feeds: dict[str, Array], sizes: dict[str, int]) -> dict[str, Array]:
-        """Run a graph; an output whose twin is an input is bound to that input's buffer, as the server does."""
+        """Run a graph; an output whose twin is an input is bound to that input's buffer, as when serving."""
         binding = self._sessions[verb].io_binding()
         in_place = {names.out(name): name for name in feeds}
         graph = self._graphs[verb]
         for spec in graph.inputs:
             if spec.name not in feeds:  # memory that encode writes
-                shape = [sizes.get(str(axis), axis) for axis in spec.axes]
-                feeds[spec.name] = np.zeros(shape, spec.dtype)  # type: ignore[arg-type]
+                feeds[spec.name] = np.zeros(spec.shape(sizes), spec.dtype)
                 in_place[names.out(spec.name)] = spec.name
         values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
         for name, value in values.items():

@@ -1,7 +1,7 @@
 """Makes the weightless graphs that select a step's tokens from its logits: `python -m export.selection`.
 
-The server cannot build graphs, so they are committed beside it, and a test makes them anew and compares. One graph a
-need, so that a step pays only for the kinds of row that are in it.
+The server cannot build graphs, so they are committed beside it, and a test makes them anew and compares. One
+graph a need, so that a step pays only for the kinds of row that are in it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
+from bundle import names
 from onnx import TensorProto, helper
 
-from bundle import names
 from export.convert import OPSET
 
 _IR_VERSION = 10

@@ -41,7 +41,8 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        # A setting of the whole library: else every time series is followed by one with the time of its birth.
+        # A setting of the whole library: else every time series is followed by one with the time of its
+        # birth.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._models: dict[str, _ModelSeries] = {}

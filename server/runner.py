@@ -1,8 +1,9 @@
 """Runs a bundle's graphs with ONNX Runtime, which no other module of the server imports.
 
-Buffers are allocated once, on the device that runs the graphs, with a row a slot. A step binds the first n rows by
-pointer and the graph writes in place: nothing is copied, and a binding made for n rows serves every later step of n
-rows. What a tensor is for is read from its role in the manifest; the runner knows no model kind.
+Buffers are allocated once, on the device that runs the graphs, with a row a slot. A step binds the first n
+rows by pointer and the graph writes in place: nothing is copied, and a binding made for n rows serves every
+later step of n rows. What a tensor is for is read from its role in the manifest; the runner knows no model
+kind.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-
 from bundle import names
 from bundle.manifest import Bundle, TensorSpec
 from bundle.names import Axis, Precision, Role, Verb
+
 from server.records import Array, Move, Request, Sequence
 
 _log = logging.getLogger(__name__)
@@ -100,13 +101,14 @@ class _Buffers:
     def move(self, move: Move) -> int:
         """Copy one row's live positions; returns the bytes copied."""
         assert self.host is not None
-        live: tuple[slice, ...] = ()
+        live: list[slice] = []
         if self.live_axis is not None:
             length = move.cache_length if self.role is Role.CACHE else move.source_length
-            live = (*[slice(None)] * (self.live_axis - 1), slice(length))
-        rows = self.host[(slice(None), move.from_row, *live)]
-        self.host[(slice(None), move.to_row, *live)] = rows
-        return rows.nbytes
+            live = [slice(None)] * (self.live_axis - 1) + [slice(length)]
+        everything: Any = slice(None)
+        rows = self.host[(everything, move.from_row, *live)]
+        self.host[(everything, move.to_row, *live)] = rows
+        return int(rows.nbytes)
 
 
 class OnnxRunner:
@@ -125,10 +127,7 @@ class OnnxRunner:
 
     def __init__(self, bundle: Bundle, config: RunnerConfig) -> None:
         manifest = bundle.manifest
-        available = [
-            name for name, provider in _PROVIDERS.items() if provider in ort.get_available_providers()
-        ]
-        self.provider, self.precision = _choose(bundle, config, available)
+        self.provider, self.precision = _choose(bundle, config)
         self._device_id = config.device_id if self.provider == _CUDA else 0
         self._graphs = manifest.variants[self.precision].graphs
         self.max_source_length = _limit(
@@ -137,7 +136,7 @@ class OnnxRunner:
         self.max_target_length = _limit(
             "max_target_length", config.max_target_length, manifest.max_target_length
         )
-        self._sizes = {
+        self._sizes: dict[str, int] = {
             Axis.CACHE_CAPACITY: self.max_target_length,
             Axis.MEMORY_CAPACITY: self.max_source_length,
         }
@@ -151,8 +150,9 @@ class OnnxRunner:
         self.num_slots = min(config.memory_budget_bytes // self.slot_bytes, config.max_slots)
         if self.num_slots < 1:
             raise ValueError(
-                f"a slot takes {self.slot_bytes} bytes and the memory budget is {config.memory_budget_bytes}: "
-                "raise the budget, or lower max_source_length and max_target_length"
+                f"a slot takes {self.slot_bytes} bytes and the memory budget is "
+                f"{config.memory_budget_bytes}: raise the budget, or lower max_source_length and "
+                "max_target_length"
             )
         self._buffers: dict[str, _Buffers] = {}
         for specs in groups:
@@ -209,7 +209,7 @@ class OnnxRunner:
             source_length: Of its source.
         """
         ids = np.array([target_ids], np.int64)
-        feeds = {
+        feeds: dict[str, Array] = {
             names.TARGET_IDS: ids,
             names.LABEL_IDS: ids,
             names.SOURCE_LENGTHS: np.array([source_length], np.int32),
@@ -234,7 +234,7 @@ class OnnxRunner:
         return list(groups.values())
 
     def _row_shape(self, spec: TensorSpec) -> tuple[int, ...]:
-        return tuple(axis if isinstance(axis, int) else self._sizes[Axis(axis)] for axis in spec.axes[1:])
+        return TensorSpec(spec.name, spec.dtype, spec.axes[1:], spec.role).shape(self._sizes)
 
     def _session(self, path: Path, num_threads: int) -> ort.InferenceSession:
         options = ort.SessionOptions()
@@ -362,42 +362,46 @@ class _Columns:
         )
 
     def _pointer(self, name: str) -> int:
-        pointer: int
-        if self._device == _CPU:
-            pointer = self._host[name].ctypes.data
-        else:
-            pointer = self._values[name].data_ptr()
-        return pointer
+        on_host = self._device == _CPU
+        return int(self._host[name].ctypes.data if on_host else self._values[name].data_ptr())
 
     def _write(self, name: str) -> None:
         if self._device != _CPU:
             self._values[name].update_inplace(self._host[name])
 
 
-def _choose(bundle: Bundle, config: RunnerConfig, available: list[str]) -> tuple[str, Precision]:
-    """The provider and precision to run, refusing by name what does not fit."""
+def usable_precisions(bundle: Bundle, provider: str = "auto") -> tuple[str, list[Precision]]:
+    """The provider that would run a bundle here, and which of its precisions fit it, the fastest first.
+
+    Raises:
+        ValueError: ONNX Runtime does not have the provider, or the bundle has nothing for it.
+    """
+    available = [name for name, full in _PROVIDERS.items() if full in ort.get_available_providers()]
     held = list(bundle.manifest.variants)
-    provider = config.provider
     if provider == "auto":
-        usable = _CUDA in available and any(precision in held for precision in _PRECISIONS[_CUDA])
-        provider = _CUDA if usable else _CPU
+        has_cuda = _CUDA in available and any(precision in held for precision in _PRECISIONS[_CUDA])
+        provider = _CUDA if has_cuda else _CPU
     if provider not in available:
         raise ValueError(f"ONNX Runtime has no {provider} provider here; it has {', '.join(available)}")
     fitting = [precision for precision in _PRECISIONS[provider] if precision in held]
-    if config.precision is not None:
-        if config.precision not in held:
-            raise ValueError(f"the bundle has no {config.precision} graphs; it has {', '.join(held)}")
-        if config.precision not in fitting:
-            raise ValueError(
-                f"{config.precision} graphs do not run on {provider}, which takes "
-                f"{', '.join(_PRECISIONS[provider])}"
-            )
-        fitting = [config.precision]
     if not fitting:
-        raise ValueError(
-            f"the bundle has {', '.join(held)} graphs, and {provider} takes {', '.join(_PRECISIONS[provider])}"
-        )
-    return provider, fitting[0]
+        takes = ", ".join(_PRECISIONS[provider])
+        raise ValueError(f"the bundle has {', '.join(held)} graphs, and {provider} takes {takes}")
+    return provider, fitting
+
+
+def _choose(bundle: Bundle, config: RunnerConfig) -> tuple[str, Precision]:
+    """The provider and precision to run, refusing by name what does not fit."""
+    provider, fitting = usable_precisions(bundle, config.provider)
+    if config.precision is None:
+        return provider, fitting[0]
+    if config.precision not in bundle.manifest.variants:
+        held = ", ".join(bundle.manifest.variants)
+        raise ValueError(f"the bundle has no {config.precision} graphs; it has {held}")
+    if config.precision not in fitting:
+        takes = ", ".join(_PRECISIONS[provider])
+        raise ValueError(f"{config.precision} graphs do not run on {provider}, which takes {takes}")
+    return provider, config.precision
 
 
 def _limit(name: str, asked: int | None, manifest_limit: int) -> int:

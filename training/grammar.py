@@ -156,20 +156,9 @@ class _EnglishVerb:
 _NOBODY = Person("", "", "", "it")
 # The words that frames use without a slot, by the name that they have there.
 _FIXED_WORDS: dict[str, Word] = {
-    "가": Action("가", ""),
-    "가지 않": Action("가지 않", ""),
-    "오": Action("오", ""),
-    "살": Action("살", ""),
-    "주": Action("주", ""),
-    "되": Action("되", ""),
-    "돌": Action("돌", ""),
-    "하": Action("하", ""),
-    "좋아하": Action("좋아하", ""),
-    "공부하": Action("공부하", ""),
-    "걸리": Action("걸리", ""),
-    "출발하": Action("출발하", ""),
-    "있": Action("있", "", is_verb=False),
-    "없": Action("없", "", is_verb=False),
+    **{stem: Action(stem, "") for stem in ("가", "가지 않", "오", "살", "주", "되", "돌", "하")},
+    **{stem: Action(stem, "") for stem in ("좋아하", "공부하", "걸리", "출발하")},
+    **{stem: Action(stem, "", is_verb=False) for stem in ("있", "없")},
     "사람": Word("사람", ""),
 }
 
@@ -204,22 +193,15 @@ class _Pattern:
 
     def size(self) -> int:
         """The number of ways to fill the slots."""
-        return prod(len(words) for words in self._slots.values())
+        return prod(len(choices) for choices in self._slots.values())
 
     def filling(self, number: int) -> dict[str, Any]:
         """The words of the slots, for a number below `size`."""
         chosen = {}
-        for slot, words in self._slots.items():
-            number, position = divmod(number, len(words))
-            chosen[slot] = words[position]
+        for slot, choices in self._slots.items():
+            number, position = divmod(number, len(choices))
+            chosen[slot] = choices[position]
         return chosen
-
-    def number(self, *words: object) -> int:
-        """The number whose filling has just these words, in the order of the slots."""
-        number = 0
-        for choices, word in reversed(list(zip(self._slots.values(), words, strict=True))):
-            number = number * len(choices) + list(choices).index(word)
-        return number
 
     def content(self, filling: dict[str, Any], voices: Sequence[Voice]) -> _Content | None:
         """Says it in the given voices; None if the fillers do not go together."""
@@ -457,10 +439,10 @@ _VOICES = (
     Voice(Style.FORMAL, is_humble=True, has_period=True),
 )
 # What the README and the tests translate: always in training, in every voice.
-_ANCHORS: dict[str, tuple[object, ...]] = {
-    "weekday": (words.TODAY, words.WEEKDAYS[4]),
-    "arrival": (words.ARRIVALS[0], words.WEEKDAYS[4]),
-    "job": (words.PRONOUNS[0], words.JOBS[0], False),
+_ANCHORS: dict[str, dict[str, Any]] = {
+    "weekday": {"day": words.TODAY, "name": words.WEEKDAYS[4]},
+    "arrival": {"adverb": words.ARRIVALS[0], "moment": words.WEEKDAYS[4]},
+    "job": {"person": words.PRONOUNS[0], "job": words.JOBS[0], "negative": False},
 }
 _PAIRS_PER_PATTERN = 560
 _HELD_OUT_SHARE = 0.05
@@ -472,15 +454,16 @@ def _draw_contents(seed: int) -> list[_Content]:
     contents = []
     for position, pattern in enumerate(_PATTERNS):
         rng = random.Random(f"{seed} {position}")
-        size = pattern.size()
-        numbers = rng.sample(range(size), min(size, 5 * _PAIRS_PER_PATTERN))
-        anchor = pattern.number(*_ANCHORS[pattern.name]) if pattern.name in _ANCHORS else None
+        anchor = _ANCHORS.get(pattern.name)
+        drawn = rng.sample(range(pattern.size()), min(pattern.size(), 5 * _PAIRS_PER_PATTERN))
+        fillings = [pattern.filling(number) for number in drawn]
         if anchor is not None:
-            numbers = [anchor, *(number for number in numbers if number != anchor)]
+            fillings = [anchor, *(filling for filling in fillings if filling != anchor)]
+        num_voices = 1 if pattern.size() > _PAIRS_PER_PATTERN else 4
         num_pairs = 0
-        for number in numbers:
-            num_voices = len(_VOICES) if number == anchor else 1 if size > _PAIRS_PER_PATTERN else 4
-            content = pattern.content(pattern.filling(number), rng.sample(_VOICES, num_voices))
+        for filling in fillings:
+            voices = _VOICES if filling is anchor else rng.sample(_VOICES, num_voices)
+            content = pattern.content(filling, voices)
             if content is not None and num_pairs < _PAIRS_PER_PATTERN:
                 contents.append(content)
                 num_pairs += len(content.sources)
@@ -505,7 +488,9 @@ def _choose_held_out(contents: Sequence[_Content], rng: random.Random) -> dict[t
     anchored = {
         pair
         for filling in _ANCHORS.values()
-        for pair in combinations(sorted(word.korean for word in filling if isinstance(word, Word)), 2)
+        for pair in combinations(
+            sorted(word.korean for word in filling.values() if isinstance(word, Word)), 2
+        )
     }
     candidates = list(containing)
     rng.shuffle(candidates)

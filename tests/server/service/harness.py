@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -235,3 +236,32 @@ async def serving(
         for each in runners.values():
             each.gate.set()
         await app.stop()
+
+
+@contextmanager
+def serving_on_a_thread(runner: EchoRunner | None = None, **changes: Any) -> Iterator[Served]:
+    """The same for tests of code that blocks: the server's loop runs on a thread of its own."""
+    box: queue.Queue[tuple[Served, asyncio.Event] | BaseException] = queue.Queue()
+
+    async def run() -> None:
+        try:
+            async with serving(runner, **changes) as served:
+                done = asyncio.Event()
+                box.put((served, done))
+                await done.wait()
+        except BaseException as error:
+            box.put(error)
+
+    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread.start()
+    started = box.get(timeout=20)
+    if isinstance(started, BaseException):
+        raise started
+    served, done = started
+    try:
+        yield served
+    finally:
+        served.turns.loop.call_soon_threadsafe(done.set)
+        thread.join(30)
+    if not box.empty():
+        raise box.get()  # type: ignore[misc]

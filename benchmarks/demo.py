@@ -1,0 +1,144 @@
+"""Shows a bundle at work, as `make demo` does: `python -m benchmarks.demo bundles/demo --run runs/demo`.
+
+Starts the real server, translates through its gRPC client, prints each translation with its attention
+alignment; then scores the run's held-out test set through the server, once in every precision that runs
+here, and prints the latencies that `/metrics` shows. The last line on standard output is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import sacrebleu
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from benchmarks.serving import RunningServer, serving
+from bundle.manifest import load_bundle
+from client import Client, ClientError, GenerateOptions
+from protos.seq2seq_v1_pb2 import Attention
+from server.runner import usable_precisions
+
+_SENTENCES = (
+    "오늘은 금요일 입니다",
+    "오늘은 금요일입니다",
+    "드디어 금요일이다",
+    "나는 학생이다",
+)
+_LATENCIES = {
+    "whole request": "seq2seq_e2e_request_latency_seconds",
+    "waiting for a slot": "seq2seq_request_queue_time_seconds",
+    "encoding": "seq2seq_encode_time_seconds",
+    "first token": "seq2seq_time_to_first_token_seconds",
+    "between tokens": "seq2seq_inter_token_latency_seconds",
+    "one step": "seq2seq_decode_step_seconds",
+}
+_IN_FLIGHT = 64
+
+
+def main() -> int:
+    """Run the demonstration; 0 done, 1 failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.demo",
+        description="Show a bundle at work: translations, alignment, latencies, test score.",
+        epilog="example:\n  python -m benchmarks.demo bundles/demo --run runs/demo",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("bundle", type=Path, help="folder that `python -m export` made")
+    parser.add_argument("--run", type=Path, help="the run that it came from, for its test set")
+    options = parser.parse_args()
+    console = Console(stderr=True)
+    try:
+        _, precisions = usable_precisions(load_bundle(options.bundle))
+        report: dict[str, Any] = {"benchmark": "demo", "scores": {}}
+        for precision in precisions:
+            with serving(options.bundle, ["--precision", precision]) as server:
+                if precision == precisions[0]:
+                    show_translations(server, console)
+                if options.run:
+                    report["scores"][precision] = score(server, options.run, precision, console)
+                if precision == precisions[0]:
+                    report["latencies_seconds"] = show_latencies(server, console)
+    except (ClientError, OSError, RuntimeError, ValueError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(report))
+    return 0
+
+
+def show_translations(server: RunningServer, console: Console) -> None:
+    """Translate a few sentences, with the source token that each target token looked at most."""
+    table = Table(title="translated through gRPC")
+    for column in ("Korean", "English", "alignment"):
+        table.add_column(column)
+    with Client(server.address) as client:
+        for sentence in _SENTENCES:
+            answer = client.generate(sentence, options=GenerateOptions(attention=True))
+            best = answer.hypotheses[0]
+            table.add_row(sentence, best.text, _alignment(best.attention))
+    console.print(table)
+
+
+def show_latencies(server: RunningServer, console: Console) -> dict[str, Any]:
+    """The quantiles of what the server has measured since it started."""
+    table = Table(title=f"latencies from {server.metrics_url}/metrics")
+    for column in ("", "count", "p50 ms", "p99 ms"):
+        table.add_column(column, justify="right")
+    report = {}
+    for label, name in _LATENCIES.items():
+        histogram = server.histogram(name)
+        p50, p99 = histogram.quantile(0.5), histogram.quantile(0.99)
+        table.add_row(label, str(histogram.count), f"{1e3 * p50:.2f}", f"{1e3 * p99:.2f}")
+        report[name] = {"count": histogram.count, "p50": p50, "p99": p99}
+    console.print(table)
+    return report
+
+
+def score(server: RunningServer, run: Path, precision: str, console: Console) -> dict[str, Any]:
+    """The sacreBLEU of the run's held-out test set, translated by the server with many requests in flight."""
+    sources = (run / "test.source.txt").read_text(encoding="utf-8").splitlines()
+    references = (run / "test.target.txt").read_text(encoding="utf-8").splitlines()
+    started = time.perf_counter()
+    hypotheses = translate_all(server, sources, f"test set, {precision}", console)
+    seconds = time.perf_counter() - started
+    metric = sacrebleu.BLEU()
+    bleu = metric.corpus_score(hypotheses, [references]).score
+    console.print(
+        f"test set through the server, {precision}: [bold]{bleu:.2f}[/] sacreBLEU, {len(sources)} sentences, "
+        f"{len(sources) / seconds:.0f} a second  ({metric.get_signature()})",
+        highlight=False,
+    )
+    return {"bleu": bleu, "signature": str(metric.get_signature()), "sentences": len(sources)}
+
+
+def translate_all(server: RunningServer, sources: Sequence[str], label: str, console: Console) -> list[str]:
+    """All translations in order."""
+    with Client(server.address) as client:
+        pending = [client.submit(source) for source in sources[:_IN_FLIGHT]]
+        texts = []
+        for i in track(range(len(sources)), label, console=console):
+            texts.append(pending[i].result().hypotheses[0].text)
+            if i + _IN_FLIGHT < len(sources):
+                pending.append(client.submit(sources[i + _IN_FLIGHT]))
+    return texts
+
+
+def _alignment(attention: Attention) -> str:
+    num_sources = len(attention.source_tokens)
+    arrows = []
+    for i, token in enumerate(attention.target_tokens):
+        weights = attention.weights[i * num_sources : (i + 1) * num_sources]
+        looked_at = max(range(num_sources), key=weights.__getitem__)
+        arrows.append(f"{token.strip()}←{attention.source_tokens[looked_at].strip()}")
+    return "  ".join(arrows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

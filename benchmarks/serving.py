@@ -1,0 +1,115 @@
+"""A real server process for benchmarks and tests: started, awaited, and ended with SIGTERM."""
+
+from __future__ import annotations
+
+import math
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+_READY_SECONDS, _STOP_SECONDS = 120.0, 60.0
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """Where a server process answers.
+
+    Attributes:
+        address: Of gRPC.
+        metrics_url: Of HTTP, without a path.
+    """
+
+    process: subprocess.Popen[bytes]
+    address: str
+    metrics_url: str
+
+    def histogram(self, name: str) -> Histogram:
+        """One histogram as `/metrics` shows it now, over all its labels."""
+        with urllib.request.urlopen(f"{self.metrics_url}/metrics", timeout=10) as answer:
+            text = answer.read().decode()
+        buckets: dict[float, float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == f"{name}_bucket":
+                    bound = float(sample.labels["le"])
+                    buckets[bound] = buckets.get(bound, 0.0) + sample.value
+        return Histogram(sorted(buckets.items()))
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Cumulative counts by upper bound, as Prometheus keeps them."""
+
+    buckets: list[tuple[float, float]]
+
+    @property
+    def count(self) -> int:
+        """Observations."""
+        return int(self.buckets[-1][1]) if self.buckets else 0
+
+    def quantile(self, q: float) -> float:
+        """Interpolated within its bucket, as Prometheus does; NaN where nothing was observed."""
+        if not self.count:
+            return math.nan
+        rank, low_bound, low_count = q * self.count, 0.0, 0.0
+        for bound, count in self.buckets:
+            if count >= rank:
+                if math.isinf(bound):
+                    return low_bound
+                return low_bound + (bound - low_bound) * (rank - low_count) / (count - low_count)
+            low_bound, low_count = bound, count
+        return low_bound
+
+
+@contextmanager
+def serving(bundle: Path, flags: Sequence[str] = ()) -> Iterator[RunningServer]:
+    """`python -m server bundle`, ready on entry and ended on exit.
+
+    Raises:
+        RuntimeError: It did not become ready, or did not exit with 0 when asked to end.
+    """
+    port, metrics_port = _free_ports(2)
+    command = [sys.executable, "-m", "server", str(bundle), "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--metrics-port", str(metrics_port), "--log-level", "warning", *flags]
+    process = subprocess.Popen(command)
+    try:
+        url = f"http://127.0.0.1:{metrics_port}"
+        _wait_until_ready(process, f"{url}/readyz")
+        yield RunningServer(process, f"127.0.0.1:{port}", url)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        code = process.wait(_STOP_SECONDS)
+    if code != 0:
+        raise RuntimeError(f"the server exited with {code}")
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + _READY_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server exited with {process.returncode} before it was ready")
+        try:
+            with urllib.request.urlopen(url, timeout=1):
+                return
+        except (urllib.error.URLError, TimeoutError):
+            time.sleep(0.05)
+    raise RuntimeError(f"the server was not ready after {_READY_SECONDS:.0f} s")
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [opened.getsockname()[1] for opened in sockets]
+    for opened in sockets:
+        opened.close()
+    return ports

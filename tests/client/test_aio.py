@@ -1,0 +1,79 @@
+import asyncio
+import inspect
+
+import pytest
+
+from client import AsyncClient, Client, ClientError, GenerateOptions
+from tests.server.service.harness import EchoRunner, serving
+
+
+def test_the_async_client_does_what_the_sync_one_does():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            assert await client.translate("금요일") == "금요일"
+            answer = await client.generate("abc", options=GenerateOptions(max_new_tokens=1), request_id="r1")
+            assert (answer.request_id, answer.hypotheses[0].text) == ("r1", "a")
+            events = [event async for event in client.stream("금요일")]
+            assert "".join(event.piece.text for event in events) == "금요일"
+            assert [model.name for model in await client.models()] == ["echo"]
+            assert await client.health() == "SERVING"
+            with pytest.raises(ClientError, match="NOT_FOUND"):
+                await client.generate("abc", model="nobody")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["translate", "generate", "stream", "models", "health", "__init__"])
+def test_both_clients_take_the_same_arguments(method):
+    names = [list(inspect.signature(getattr(kind, method)).parameters) for kind in (Client, AsyncClient)]
+    assert names[0] == names[1]
+
+
+def test_deadline_and_cancelled_task_free_the_slot():
+    async def run():
+        runner = EchoRunner()
+        async with serving(runner) as served, AsyncClient(served.address, timeout_seconds=0.3) as client:
+            runner.gate.clear()
+            with pytest.raises(ClientError, match="DEADLINE_EXCEEDED"):
+                await client.generate("abc")
+            task = asyncio.create_task(client.generate("abc", timeout_seconds=50))
+            await served.turns.until(lambda: served.turns.num_submitted == 2)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            runner.gate.set()
+            stream = client.stream("abc", timeout_seconds=50)
+            await anext(stream)
+            await stream.aclose()
+
+    asyncio.run(run())
+
+
+def test_a_server_that_is_not_there_is_said_to_be_not_there():
+    async def run():
+        async with AsyncClient("127.0.0.1:1") as client:
+            with pytest.raises(ClientError, match=r"^UNAVAILABLE: no server answers at 127\.0\.0\.1:1 "):
+                await client.health()
+
+    asyncio.run(run())
+
+
+def test_a_refused_call_is_not_retried_and_a_restarting_server_is():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            with pytest.raises(ClientError, match="INVALID_ARGUMENT"):
+                await client.generate("")
+            labels = {"model_name": "echo", "method": "Generate"}
+            assert served.metric("seq2seq_requests_total", **labels, code="INVALID_ARGUMENT") == 1
+            model = served.app._models._by_name.pop("echo")
+
+            def come_back(**labels):
+                record(**labels)
+                served.app._models._by_name["echo"] = model
+
+            record, served.app._metrics.record_rpc = served.app._metrics.record_rpc, come_back
+            assert await client.translate("abc") == "abc"
+            refused = {"model_name": "", "method": "Generate", "code": "UNAVAILABLE"}
+            assert served.metric("seq2seq_requests_total", **refused) == 1
+
+    asyncio.run(run())

@@ -1,0 +1,240 @@
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from client.__main__ import _parser, main
+from protos.seq2seq_v1_pb2 import GenerateOptions
+from tests.server.service.harness import EchoRunner, serving_on_a_thread
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving_on_a_thread() as served:
+        yield served
+
+
+@pytest.fixture
+def run(server, capsys, monkeypatch, tmp_path):
+    """Run the command against the server: exit code, lines of stdout, lines of stderr."""
+
+    def run(*arguments: str, stdin: bytes | None = None) -> tuple[int, list[str], list[str]]:
+        if stdin is not None:
+            (tmp_path / "stdin").write_bytes(stdin)
+            monkeypatch.setattr(sys, "stdin", (tmp_path / "stdin").open())
+        code = main([arguments[0], "--address", server.address, *arguments[1:]])
+        out, err = capsys.readouterr()
+        if stdin is not None:
+            sys.stdin.close()
+        return code, out.split("\n")[:-1], err.split("\n")[:-1]
+
+    return run
+
+
+def test_texts_are_translated_one_line_each(run):
+    assert run("translate", "오늘은 금요일", "abc") == (0, ["오늘은 금요일", "abc"], [])
+
+
+def test_lines_of_standard_input_keep_their_order(run):
+    texts = [f"문장 {number}" * (1 + number % 3) for number in range(200)]
+    assert run("translate", stdin="\n".join(texts).encode()) == (0, texts, [])
+
+
+def test_a_failed_line_keeps_its_place_and_loses_no_other(run):
+    stdin = "첫째\n\n".encode() + b"\xff\xfe\n" + b"x" * 1_000_000 + "\r\n끝".encode()
+    code, out, err = run("translate", stdin=stdin)
+    assert code == 1
+    assert out == ["첫째", "", "", "", "끝"]
+    assert err[0] == "error: line 2: INVALID_ARGUMENT: the text is empty"
+    assert err[1] == "error: line 3: INVALID_ARGUMENT: not valid UTF-8 at byte 1"
+    assert err[2].startswith(
+        "error: line 4: INVALID_ARGUMENT: the text has 1000000 bytes, and echo takes at most"
+    )
+    assert len(err) == 3
+
+
+def test_a_byte_order_mark_is_not_part_of_the_first_line(run):
+    assert run("translate", stdin=b"\xef\xbb\xbfabc\n")[1] == ["abc"]
+
+
+def test_empty_standard_input_is_nothing_to_do(run):
+    assert run("translate", stdin=b"") == (0, [], [])
+
+
+def test_a_text_with_line_breaks_takes_one_line_of_the_output(run):
+    assert run("translate", "a\nb")[1] == ["a b"]
+    assert run("translate", "--stream", "a\nb")[1] == ["a b"]
+
+
+@pytest.mark.parametrize("text", ["", "  "])
+def test_a_single_text_that_fails_is_one_clear_line(run, text):
+    code, out, err = run("translate", text)
+    assert (code, out) == (1, [""])
+    assert len(err) == 1
+    assert err[0].startswith("error: INVALID_ARGUMENT: the text ")
+
+
+def test_an_argument_that_is_not_utf8_is_refused(run):
+    code, out, err = run("translate", "abc", os.fsdecode(b"a\xff"))
+    assert (code, out) == (1, ["abc", ""])
+    assert err == ["error: text 2: INVALID_ARGUMENT: not valid UTF-8 at character 2"]
+
+
+def test_stream_prints_the_same_text(run):
+    assert run("translate", "--stream", "금요일", "", "abc")[:2] == (1, ["금요일", "", "abc"])
+
+
+def test_stream_prints_pieces_as_they_come(server, monkeypatch):
+    class Output(io.StringIO):
+        def __init__(self):
+            super().__init__()
+            self.flushed = []
+
+        def flush(self):
+            self.flushed.append(self.getvalue())
+
+    monkeypatch.setattr(sys, "stdout", output := Output())
+    assert main(["translate", "--address", server.address, "--stream", "금요일"]) == 0
+    assert output.flushed[-1] == "금요일\n"
+    assert output.flushed[-2] == "금요일"
+    assert all("금요일".startswith(text) for text in output.flushed[:-1])
+
+
+def test_json_has_everything_the_server_answered(run):
+    code, [line], _ = run("translate", "--json", "--max-new-tokens", "2", "abc")
+    assert code == 0
+    answer = json.loads(line)
+    assert answer["source"] == "abc"
+    assert answer["hypotheses"][0]["text"] == "ab"
+    assert answer["hypotheses"][0]["finish_reason"] == "FINISH_REASON_LENGTH"
+    assert answer["usage"] == {"source_tokens": 4, "target_tokens": 2}
+    assert set(answer["timings"]) == {
+        "queue_seconds",
+        "encode_seconds",
+        "first_token_seconds",
+        "total_seconds",
+    }
+
+
+def test_json_of_a_failed_line_is_its_error(run):
+    code, lines, _ = run("translate", "--json", stdin=b"abc\n\n")
+    assert code == 1
+    error = json.loads(lines[1])
+    assert error["source"] == ""
+    assert error["error"]["code"] == "INVALID_ARGUMENT"
+    assert error["error"]["field_violations"][0]["field"] == "sources[0].text"
+
+
+def test_json_of_a_stream_is_a_line_for_each_event(run):
+    _, lines, _ = run("translate", "--json", "--stream", "abc")
+    events = [json.loads(line) for line in lines]
+    assert "".join(event["piece"]["text"] for event in events[:-1]) == "abc"
+    assert events[-1]["result"]["hypotheses"][0]["text"] == "abc"
+
+
+@pytest.mark.parametrize("stream", [(), ("--stream",)])
+def test_attention_is_written_as_image_or_numbers(run, tmp_path, stream):
+    png, numbers = tmp_path / "attention.png", tmp_path / "attention.json"
+    assert run("translate", *stream, "가나", "--attention", str(png))[:2] == (0, ["가나"])
+    assert png.read_bytes().startswith(b"\x89PNG")
+    assert run("translate", *stream, "ab", "--attention", str(numbers))[:2] == (0, ["ab"])
+    content = json.loads(numbers.read_text())
+    assert content["source_tokens"] == content["target_tokens"] == ["a", "b", "</s>"]
+    assert content["weights"] == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+
+
+def test_attention_that_cannot_be_written_fails_after_the_translation(run, tmp_path):
+    path = tmp_path / "none" / "attention.json"
+    code, out, err = run("translate", "ab", "--attention", str(path))
+    assert (code, out) == (1, ["ab"])
+    assert err == [f"error: {path}: No such file or directory"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["translate", "a", "--attention", "a.txt"], "the name must end in .png or .json"),
+        (["translate", "a", "b", "--attention", "a.png"], "--attention shows one text, and 2 TEXT was given"),
+        (["translate", "--attention", "a.png"], "--attention shows one text, and no TEXT was given"),
+        (["translate", "a", "--max-new-tokens", str(2**70)], "alue out of range"),
+        (["translate", "a", "--timeout-seconds", "0"], "0 is not a number of seconds above 0"),
+        (["translate", "a", "--nothing"], "unrecognized arguments: --nothing"),
+        ([], "the following arguments are required: COMMAND"),
+    ],
+)
+def test_wrong_usage_exits_2(arguments, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_every_option_of_the_api_has_a_flag_spelled_like_its_field(capsys):
+    with pytest.raises(SystemExit):
+        _parser().parse_args(["translate", "--help"])
+    text = capsys.readouterr().out
+    for field in GenerateOptions.DESCRIPTOR.fields:
+        assert f"--{field.name.replace('_', '-')} " in text
+
+
+def test_models_lists_each_on_a_line(run):
+    code, [line], _ = run("models")
+    assert code == 0
+    assert line.startswith("echo: echo, version 0123456789ab, fp32 on cpu, 4 slots")
+    assert json.loads(run("models", "--json")[1][0])["provenance"] == {"preset": "echo"}
+
+
+def test_health_exits_0_only_when_serving(run, server):
+    assert run("health") == (0, ["SERVING"], [])
+    assert run("health", "echo") == (0, ["SERVING"], [])
+    assert run("health", "nobody")[::2] == (1, ["error: NOT_FOUND: unknown service 'nobody'"])
+    server.model.engine.is_healthy = False
+    try:
+        assert run("health") == (1, ["NOT_SERVING"], [])
+    finally:
+        server.model.engine.is_healthy = True
+
+
+@pytest.mark.parametrize(
+    "command", [["translate", "a", "b"], ["translate", "--stream", "a"], ["models"], ["health"]]
+)
+def test_a_server_that_is_not_there_is_one_clear_line(command):
+    done = subprocess.run(
+        [sys.executable, "-m", "client", *command, "--address", "127.0.0.1:1"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: UNAVAILABLE: no server answers at 127.0.0.1:1 (")
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback(server):
+    command = [sys.executable, "-m", "client", "translate", "--address", server.address]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdin.write(b"abc\n")
+        process.stdin.flush()
+        # An answer is there although more lines may come.
+        assert process.stdout.readline() == b"abc\n"
+        process.stdout.close()
+        process.stdin.write(b"abc\n" * 100)
+        process.stdin.flush()
+        assert process.wait(20) == 1
+        assert process.stderr.read() == b""
+
+
+def test_priority_reaches_the_engine(server, capsys):
+    runner = EchoRunner()
+    with serving_on_a_thread(runner) as served:
+        seen = []
+        submit = served.model.engine.submit
+        served.model.engine.submit = lambda request: (seen.append(request.priority), submit(request))
+        assert main(["translate", "--address", served.address, "--priority", "-5", "abc"]) == 0
+    assert seen == [-5]

@@ -1,0 +1,94 @@
+import pytest
+
+from client import Client, ClientError, GenerateOptions
+from tests.server.service.harness import EchoRunner, serving_on_a_thread
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving_on_a_thread(names=("echo", "other")) as served:
+        yield served
+
+
+@pytest.fixture
+def client(server):
+    with Client(server.address) as client:
+        yield client
+
+
+def test_translate_gives_the_best_text(client):
+    assert client.translate("오늘은 금요일") == "오늘은 금요일"
+
+
+def test_every_option_of_the_api_can_be_given(client):
+    options = GenerateOptions(max_new_tokens=2, attention=True, priority=-1)
+    answer = client.generate("abc", model="other", options=options, request_id="r9")
+    assert (answer.model, answer.request_id) == ("other", "r9")
+    assert answer.hypotheses[0].text == "ab"
+    assert answer.hypotheses[0].attention.target_tokens == ["a", "b"]
+
+
+def test_token_ids_are_a_source_too(client, server):
+    ids = server.model.source_tokenizer.encode_source("abc")
+    assert client.translate(ids) == "abc"
+
+
+def test_streamed_pieces_join_to_the_result(client):
+    *pieces, last = client.stream("금요일")
+    assert "".join(event.piece.text for event in pieces) == last.result.hypotheses[0].text == "금요일"
+
+
+def test_many_calls_can_be_in_flight(client):
+    texts = [f"text {number}" for number in range(30)]
+    pending = [client.submit(text) for text in texts]
+    assert [each.result().hypotheses[0].text for each in pending] == texts
+
+
+def test_models_and_health(client):
+    assert [model.name for model in client.models()] == ["echo", "other"]
+    assert client.health() == client.health("other") == "SERVING"
+    with pytest.raises(ClientError, match="NOT_FOUND: unknown service 'nobody'"):
+        client.health("nobody")
+
+
+def test_a_refusal_says_which_field(client):
+    with pytest.raises(
+        ClientError, match=r"^INVALID_ARGUMENT: max_new_tokens is 0, and echo takes 1 to 64$"
+    ) as caught:
+        client.generate("abc", options=GenerateOptions(max_new_tokens=0))
+    error = caught.value
+    assert error.code == "INVALID_ARGUMENT"
+    assert [violation.field for violation in error.field_violations] == ["options.max_new_tokens"]
+    assert error.retry_after_seconds is None
+    assert error.request_id
+
+
+def test_text_that_is_not_unicode_is_refused_here(client):
+    with pytest.raises(ValueError, match="surrogates not allowed"):
+        client.generate("\udcff")
+
+
+def test_deadline_and_cancel_free_the_slot():
+    runner = EchoRunner()
+    runner.gate.clear()
+    with serving_on_a_thread(runner) as served, Client(served.address, timeout_seconds=0.3) as client:
+        with pytest.raises(ClientError, match="DEADLINE_EXCEEDED"):
+            client.generate("abc")
+        pending = client.submit("abc", timeout_seconds=50)
+        pending.cancel()
+        with pytest.raises(ClientError, match="CANCELLED"):
+            pending.result()
+        runner.gate.set()
+        for _ in client.stream("abc", timeout_seconds=50):
+            break  # the harness checks that this request's slot comes back too
+
+
+def test_a_server_that_is_not_there_is_said_to_be_not_there():
+    with Client("127.0.0.1:1") as client:
+        with pytest.raises(
+            ClientError, match=r"^UNAVAILABLE: no server answers at 127\.0\.0\.1:1 "
+        ) as caught:
+            client.health()
+        assert caught.value.request_id == ""
+        with pytest.raises(ClientError, match="no server answers"):
+            client.generate("abc")

@@ -1,0 +1,50 @@
+import asyncio
+
+import grpc
+import pytest
+from grpc import aio
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from protos import seq2seq_v1_pb2 as pb
+from server.service.endpoint import MAX_MESSAGE_BYTES
+from tests.server.service.harness import serving
+
+
+def test_reflection_lists_every_service():
+    async def run():
+        async with serving() as served:
+            stub = reflection_pb2_grpc.ServerReflectionStub(served.channel)
+            call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+            answer = await anext(aiter(call))
+            names = {service.name for service in answer.list_services_response.service}
+            assert names == {
+                "seq2seq.v1.Seq2Seq",
+                "grpc.health.v1.Health",
+                "grpc.reflection.v1alpha.ServerReflection",
+            }
+            call.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_message_over_the_limit_is_refused_before_it_is_read():
+    async def run():
+        async with serving() as served:
+            request = pb.GenerateRequest(sources=[pb.Source(text="x" * MAX_MESSAGE_BYTES)])
+            with pytest.raises(aio.AioRpcError, match="larger than max") as caught:
+                await served.stub.Generate(request)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert served.turns.num_submitted == 0
+
+    asyncio.run(run())
+
+
+def test_an_unknown_method_is_unimplemented():
+    async def run():
+        async with serving() as served:
+            call = served.channel.unary_unary("/seq2seq.v1.Seq2Seq/Summon")
+            with pytest.raises(aio.AioRpcError) as caught:
+                await call(b"")
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+    asyncio.run(run())
