@@ -80,6 +80,8 @@ def _health(client: Client, service: str) -> int:
 
 
 def _translation(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Translation:
+    if not options.texts and sys.stdin is None:
+        parser.error("no TEXT was given, and standard input is closed")
     attention_file: Path | None = options.attention
     if attention_file is not None:
         if attention_file.suffix not in (_IMAGE, _DATA):

@@ -6,11 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from bundle.names import Precision
 from rich.console import Console
-from training.run import load_run
 
+from bundle.names import Precision
 from export.exporter import ExportError, export_bundle
+from training.run import load_run
 
 _EXAMPLE = """example:
   python -m export runs/demo bundles/demo --precision fp32,int8

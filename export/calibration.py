@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from training.transformer import Transformer
 
 from export.linear import ActivationRange
+from training.transformer import Transformer
 
 _VALUES_PER_MAP = 100_000
 _SHRINK_FACTORS = [1.0 - 0.05 * i for i in range(15)]  # of the interval seen, down to 0.3 of it

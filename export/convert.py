@@ -9,9 +9,9 @@ from pathlib import Path
 
 import onnx_ir as ir
 import torch
-from bundle.names import Verb
 from torch.export import Dim
 
+from bundle.names import Verb
 from export.graphs import Graph
 
 OPSET = 24  # the first with TensorScatter

@@ -11,6 +11,7 @@ from pathlib import Path
 import onnxruntime as ort
 import sacrebleu
 import torch
+
 from bundle.manifest import (
     FileSpec,
     GraphSpec,
@@ -22,15 +23,14 @@ from bundle.manifest import (
     write_manifest,
 )
 from bundle.names import FORMAT_VERSION, TOKENIZER_FILE, Precision, Verb
-from training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from training.run import TrainedModel
-from training.search import greedy_search
-
 from export import convert, parity
 from export.calibration import calibrate
 from export.graphs import DecodeGraph, EncodeGraph, Graph, StepGraph
 from export.linear import FloatFactory, Int8Factory, LinearFactory
 from export.runtime import Graphs
+from training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from training.run import TrainedModel
+from training.search import greedy_search
 
 FP32_TOLERANCE = 1e-4  # of a log-probability: float32 sums in another order
 FP16_TOLERANCE = 0.1  # 11 significant bits in logits of about ±30

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import torch
+from torch import Tensor, nn
+
 from bundle import names
 from bundle.manifest import TensorSpec
 from bundle.names import Axis, Role
-from torch import Tensor, nn
-from training.config import TransformerConfig
-from training.transformer import DecoderLayer, EncoderLayer, Transformer
-
 from export import operators
 from export.linear import Linear, LinearFactory
+from training.config import TransformerConfig
+from training.transformer import DecoderLayer, EncoderLayer, Transformer
 
 # B batch rows   S source length   T target length   D d_model   H heads   K d_head
 # F d_ff   V vocabulary   L layers   N slots   C cache capacity
@@ -35,8 +35,8 @@ _Module = TypeVar("_Module", bound=nn.Module)
 class _Modules(nn.ModuleList, Generic[_Module]):
     """A `ModuleList` that knows what it holds."""
 
-    def __iter__(self) -> Iterator[_Module]:  # type: ignore[override]
-        return super().__iter__()
+    def __iter__(self) -> Iterator[_Module]:
+        return super().__iter__()  # type: ignore[return-value]
 
 
 class AddNorm(nn.Module):
@@ -349,13 +349,14 @@ class DecodeGraph(Graph):
         new_cache: list[Tensor] = []
         alignment = x
         for layer, block in enumerate(self.decoder.blocks):
-            pair = slice(2 * layer, 2 * layer + 2)
             output, key, value = block.attend(
                 hidden, (cache[2 * layer], cache[2 * layer + 1]), last_position, new_length, T
             )
             new_cache += (key, value)
             hidden, residual = next(norms)(*output, residual)
-            output, weights = block.attend_memory_fully(hidden, *memory[pair], mask, T)
+            output, weights = block.attend_memory_fully(
+                hidden, memory[2 * layer], memory[2 * layer + 1], mask, T
+            )
             if layer == self.alignment_layer:
                 alignment = weights.to(torch.float32).mean(dim=1)  # (B, T, C)
             hidden, residual = next(norms)(*output, residual)

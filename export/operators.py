@@ -93,8 +93,13 @@ def skip_layer_normalization(
 
 def layer_normalization(x: Tensor, weight: Tensor, bias: Tensor, *, epsilon: float) -> Tensor:
     """Layer norm over the last axis (LayerNormalization of the standard)."""
-    attributes: dict[str, int | float] = {"axis": -1, "epsilon": epsilon}
-    return symbolic("LayerNormalization", [x, weight, bias], attributes, dtype=x.dtype, shape=x.shape)
+    return symbolic(
+        "LayerNormalization",
+        [x, weight, bias],
+        {"axis": -1, "epsilon": epsilon},
+        dtype=x.dtype,
+        shape=x.shape,
+    )
 
 
 def gemm(x: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool = False) -> Tensor:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from bundle.names import memory_key, memory_value
-from training.transformer import Transformer
 
+from bundle.names import memory_key, memory_value
 from export.graphs import DecodeGraph
 from export.runtime import Array, Graphs
+from training.transformer import Transformer
 
 # (batch, source length, target length), none of which the export's examples have.
 SHAPES = ((1, 1, 1), (1, 9, 6), (2, 17, 4), (4, 33, 12), (9, 24, 3))

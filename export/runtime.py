@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
+
 from bundle import names
 from bundle.names import Verb
-
 from export.graphs import Graph
 
 Array = npt.NDArray[Any]

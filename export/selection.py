@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnx
-from bundle import names
 from onnx import TensorProto, helper
 
+from bundle import names
 from export.convert import OPSET
 
 _IR_VERSION = 10

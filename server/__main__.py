@@ -12,7 +12,6 @@ from pathlib import Path
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from bundle.names import Precision
-
 from server.app import serve
 from server.config import LOG_FORMATS, LOG_LEVELS, ServerConfig, format_bytes, parse_bytes
 from server.engine import QueueLimits

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from bundle.manifest import load_bundle
-
 from server.config import ServerConfig
 from server.deliveries import Deliveries
 from server.engine import Engine

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from bundle.names import SOURCE_IDS
 from bundle.tokenizer import Tokenizer
-
 from server.deliveries import Deliveries, Mailbox
 from server.engine import Engine
 from server.errors import Unavailable, UnknownModel

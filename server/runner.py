@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+
 from bundle import names
 from bundle.manifest import Bundle, TensorSpec
 from bundle.names import Axis, Precision, Role, Verb
-
 from server.records import Array, Move, Request, Sequence
 
 _log = logging.getLogger(__name__)

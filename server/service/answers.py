@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from protos import seq2seq_v1_pb2 as pb
-
 from server.models import ServedModel
 from server.records import FinishReason, Request, Result
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
-from protos.seq2seq_v1_pb2_grpc import add_Seq2SeqServicer_to_server
 
+from protos.seq2seq_v1_pb2_grpc import add_Seq2SeqServicer_to_server
 from server.models import Models
 from server.service.calls import Calls
 from server.service.health import Health, HealthService

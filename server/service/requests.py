@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from protos.seq2seq_v1_pb2 import GenerateOptions, GenerateRequest, Source
 
+from protos.seq2seq_v1_pb2 import GenerateOptions, GenerateRequest, Source
 from server.errors import InvalidRequest
 from server.models import ServedModel
 from server.records import Array, Request

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from protos import seq2seq_v1_pb2 as pb
 from protos import seq2seq_v1_pb2_grpc as pb_grpc
-
 from server.models import Models
 from server.service.answers import generate_response, model_message
 from server.service.calls import Calls, Context

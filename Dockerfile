@@ -1,0 +1,46 @@
+# The server in a container: ONNX Runtime, gRPC, no torch, no compiler.
+#
+#   docker build -t seq2seq-serve:cpu .
+#   docker build -t seq2seq-serve:gpu --build-arg RUNTIME=gpu .
+#   docker run --init --read-only --stop-timeout 40 -p 50051:50051 -p 9464:9464 \
+#       -v "$PWD/bundles:/bundles:ro" seq2seq-serve:cpu
+#
+# What follows the image's name goes to `python -m server`: bundles and flags. Without any, /bundles/demo.
+ARG PYTHON_VERSION=3.11
+
+FROM python:${PYTHON_VERSION}-slim-bookworm AS build
+# cpu or gpu: the extra of pyproject.toml with ONNX Runtime.
+ARG RUNTIME=cpu
+WORKDIR /app
+# Dependencies before code: changing code does not install them again. The `client` extra is left out: all that
+# it adds to `server` is for drawing heatmaps, and the health check draws none.
+COPY pyproject.toml .
+RUN python -c "import tomllib; extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; print(*extras['server'], *extras['${RUNTIME}'], sep='\n')" > /tmp/requirements.txt \
+ && python -m venv --without-pip /opt/venv \
+ && pip --python /opt/venv/bin/python install --no-cache-dir --only-binary :all: -r /tmp/requirements.txt
+COPY bundle bundle
+COPY protos protos
+COPY server server
+COPY client client
+# Byte code now, as a container can write none; unchecked, as nobody edits it there.
+RUN python -m compileall -q --invalidation-mode unchecked-hash bundle protos server client
+
+FROM python:${PYTHON_VERSION}-slim-bookworm
+LABEL org.opencontainers.image.title="seq2seq-serve" \
+      org.opencontainers.image.description="gRPC server for encoder-decoder models on ONNX Runtime" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/venv /opt/venv
+COPY --from=build /app /app
+ENV PATH=/opt/venv/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1
+WORKDIR /app
+# A number, so that Kubernetes can see that it is not root.
+USER 10001:10001
+EXPOSE 50051 9464
+# Draining may take as long as --drain-seconds: give `docker stop` more than its 10 seconds.
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-m", "client", "health", "--timeout-seconds", "4"]
+ENTRYPOINT ["python", "-m", "server"]
+CMD ["/bundles/demo"]

@@ -1,0 +1,94 @@
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from training.config import TrainingConfig, TransformerConfig
+from training.corpus import Corpus, SentencePair
+from training.presets import Preset
+from training.transformer import Transformer
+
+_WORDS = ("하나", "둘", "셋", "넷"), ("one", "two", "three", "four")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    # Tiny matrices: threads only wait for each other, and 1 thread gives the same sums on every machine.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=StringIO())
+
+
+@pytest.fixture
+def model_config() -> TransformerConfig:
+    return TransformerConfig(
+        vocab_size=300,
+        d_model=32,
+        d_ff=64,
+        num_heads=2,
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        dropout=0.1,
+        max_source_length=24,
+        max_target_length=24,
+    )
+
+
+@pytest.fixture
+def model(model_config: TransformerConfig) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(model_config).eval()
+
+
+@pytest.fixture
+def preset(model_config: TransformerConfig) -> Preset:
+    training = TrainingConfig(
+        max_steps=20,
+        batch_tokens=60,
+        warmup_steps=10,
+        learning_rate_scale=0.2,
+        eval_interval_steps=10,
+        checkpoint_interval_steps=5,
+        num_averaged=2,
+        patience=None,
+    )
+    return Preset("toy", model_config, training)
+
+
+@pytest.fixture
+def corpus() -> Corpus:
+    """Every sentence of up to three of four words, as it is and word by word."""
+    korean, english = _WORDS
+    pairs = [
+        SentencePair(" ".join(korean[i] for i in numbers), " ".join(english[i] for i in numbers))
+        for a in range(4)
+        for b in range(4)
+        for numbers in ([a], [a, b], [a, b, 0])
+    ]
+    pairs = list(dict.fromkeys(pairs))
+    return Corpus("toy", tuple(pairs[4:]), tuple(pairs[:4]), tuple(pairs[4:6]))
+
+
+@pytest.fixture
+def corpus_files(corpus: Corpus, tmp_path: Path) -> list[str]:
+    """The toy corpus as files, as command-line flags."""
+    flags = []
+    for flag, lines in {
+        "--source": [pair.source for pair in corpus.train],
+        "--target": [pair.target for pair in corpus.train],
+        "--dev-source": [pair.source for pair in corpus.dev],
+        "--dev-target": [pair.target for pair in corpus.dev],
+    }.items():
+        path = tmp_path / f"{flag[2:]}.txt"
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        flags += [flag, str(path)]
+    return flags

@@ -1,0 +1,83 @@
+import math
+
+import pytest
+import torch
+
+from training.attention import MultiHeadAttention, causal_mask, scaled_dot_product_attention
+
+INPUTS = torch.tensor([[1.0, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]])
+KEY_WEIGHTS = torch.tensor([[0.0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]])
+QUERY_WEIGHTS = torch.tensor([[1.0, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]])
+VALUE_WEIGHTS = torch.tensor([[0.0, 2, 0], [0, 3, 0], [1, 0, 3], [1, 1, 0]])
+
+
+def test_hand_worked_example_has_the_known_values() -> None:
+    query, key, value = INPUTS @ QUERY_WEIGHTS, INPUTS @ KEY_WEIGHTS, INPUTS @ VALUE_WEIGHTS
+    assert key.tolist() == [[0, 1, 1], [4, 4, 0], [2, 3, 1]]
+    assert value.tolist() == [[1, 2, 3], [2, 8, 0], [2, 6, 3]]
+    assert query.tolist() == [[1, 0, 2], [2, 2, 2], [2, 1, 3]]
+    assert (query @ key.T)[0].tolist() == [2, 4, 4]
+
+    context, weights = scaled_dot_product_attention(query, key, value, scale=1.0)
+
+    # The values are given to four digits.
+    torch.testing.assert_close(weights[0], torch.tensor([0.0634, 0.4683, 0.4683]), atol=5e-5, rtol=0)
+    expected = torch.tensor([[1.9366, 6.6831, 1.5951], [2.0000, 7.9640, 0.0540], [1.9997, 7.7599, 0.3584]])
+    torch.testing.assert_close(context, expected, atol=6e-5, rtol=0)
+
+
+def test_context_is_the_weighted_sum_of_the_encoder_states() -> None:
+    states = torch.tensor([[1.0, 0, 0, 1], [1, 0, 0, 2], [1, 1, 2, 0], [1, 1, 0, 0]])
+    weights = torch.tensor([0.1, 0.055, 0.8, 0.045])
+    # Keys that are the identity make the scores whatever is asked for: here the logarithms of the weights.
+    context, found = scaled_dot_product_attention(weights.log()[None], torch.eye(4), states, scale=1.0)
+    torch.testing.assert_close(found[0], weights)
+    torch.testing.assert_close(context[0], torch.tensor([1.0, 0.845, 1.6, 0.21]))
+
+
+def test_scores_are_divided_by_the_root_of_the_key_width() -> None:
+    query, key = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    _, weights = scaled_dot_product_attention(query, key, torch.randn(2, 7, 3))
+    torch.testing.assert_close(weights, (query @ key.mT / 4.0).softmax(-1))
+
+
+def test_masked_positions_get_no_weight_and_the_others_share_it() -> None:
+    query, key, value = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5, 4)
+    mask = torch.tensor([True, False, True, True, False])
+    context, weights = scaled_dot_product_attention(query, key, value, mask)
+    assert weights[:, ~mask].abs().max() == 0
+    expected, _ = scaled_dot_product_attention(query, key[mask], value[mask])
+    torch.testing.assert_close(context, expected)
+
+
+def test_causal_mask_lets_each_position_see_itself_and_what_is_before() -> None:
+    assert causal_mask(3).tolist() == [[True, False, False], [True, True, False], [True, True, True]]
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_heads_are_the_papers_matrices_side_by_side(has_mask: bool) -> None:
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(d_model=32, num_heads=4)
+    x, memory = torch.randn(2, 3, 32), torch.randn(2, 5, 32)
+    mask = (torch.rand(2, 1, 3, 5) < 0.6).index_fill(3, torch.tensor([0]), True) if has_mask else None
+
+    heads, weights = [], []
+    for head in range(4):
+        rows = slice(8 * head, 8 * head + 8)
+        query, key, value = (
+            source @ layer.weight[rows].T + layer.bias[rows]
+            for source, layer in ((x, attention.query), (memory, attention.key), (memory, attention.value))
+        )
+        scores = query @ key.mT / math.sqrt(8)
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, 0], -math.inf)
+        weights.append(scores.softmax(-1))
+        heads.append(weights[-1] @ value)
+    expected = torch.cat(heads, dim=-1) @ attention.output.weight.T + attention.output.bias
+
+    output, found = attention(x, memory, mask, return_weights=True)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(found, torch.stack(weights, dim=1))
+    fused, none = attention(x, memory, mask)
+    assert none is None
+    torch.testing.assert_close(fused, expected)

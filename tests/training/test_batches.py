@@ -1,0 +1,96 @@
+from collections import Counter
+from random import Random
+
+import pytest
+
+from training.batches import (
+    BatchStream,
+    EncodedPair,
+    batches_in_order,
+    encode_pairs,
+    make_batch,
+    plan_epoch,
+)
+from training.config import BOS_ID, EOS_ID, PAD_ID
+from training.corpus import SentencePair
+from training.tokenizer import train_tokenizer
+
+
+@pytest.fixture
+def pairs() -> list[EncodedPair]:
+    random = Random(0)
+    return [
+        EncodedPair(
+            [*random.choices(range(4, 50), k=random.randint(1, 20)), EOS_ID], [5] * random.randint(0, 25)
+        )
+        for _ in range(300)
+    ]
+
+
+def test_texts_become_framed_sources_and_bare_targets() -> None:
+    tokenizer = train_tokenizer([], 260)
+    ((source_ids, target_ids),) = encode_pairs([SentencePair("ab", "c")], tokenizer)
+    assert source_ids == [*tokenizer.encode("ab"), EOS_ID]
+    assert target_ids == tokenizer.encode("c")
+
+
+def test_a_batch_is_padded_and_its_labels_are_the_target_one_ahead() -> None:
+    batch = make_batch([EncodedPair([7, 8, EOS_ID], [9]), EncodedPair([7, EOS_ID], [10, 11])])
+    assert batch.source_ids.tolist() == [[7, 8, EOS_ID], [7, EOS_ID, PAD_ID]]
+    assert batch.source_mask.tolist() == [[True, True, True], [True, True, False]]
+    assert batch.target_ids.tolist() == [[BOS_ID, 9, PAD_ID], [BOS_ID, 10, 11]]
+    assert batch.label_ids.tolist() == [[9, EOS_ID, PAD_ID], [10, 11, EOS_ID]]
+    assert batch.num_tokens == 3 + 2 + 2 + 3
+
+
+def test_no_batch_is_over_the_budget_and_every_pair_comes_once(pairs: list[EncodedPair]) -> None:
+    plan = plan_epoch(pairs, batch_tokens=120, seed=0, epoch=0)
+    assert Counter(index for rows in plan for index in rows) == Counter(range(len(pairs)))
+    sizes = []
+    for rows in plan:
+        batch = make_batch([pairs[index] for index in rows])
+        sizes.append(max(batch.source_ids.numel(), batch.target_ids.numel()))
+    assert max(sizes) <= 120
+    # Only the last batch of the sorted corpus, and those where the next pair did not fit, are smaller.
+    assert sum(sizes) / len(sizes) > 90
+
+
+def test_pairs_of_a_batch_have_similar_lengths(pairs: list[EncodedPair]) -> None:
+    for rows in plan_epoch(pairs, batch_tokens=120, seed=0, epoch=0):
+        lengths = [pairs[index].target_length for index in rows]
+        assert max(lengths) - min(lengths) <= 3
+
+
+def test_the_order_depends_on_seed_and_epoch_only(pairs: list[EncodedPair]) -> None:
+    plan = plan_epoch(pairs, 120, seed=1, epoch=2)
+    assert plan == plan_epoch(pairs, 120, seed=1, epoch=2)
+    assert plan != plan_epoch(pairs, 120, seed=1, epoch=3)
+    assert plan != plan_epoch(pairs, 120, seed=2, epoch=2)
+
+
+def test_a_pair_over_the_budget_is_refused() -> None:
+    with pytest.raises(ValueError, match="a pair of 12 tokens is over batch_tokens, 10"):
+        plan_epoch([EncodedPair([5, EOS_ID], [5] * 11)], 10, seed=0, epoch=0)
+
+
+def test_a_stream_goes_on_where_another_stopped(pairs: list[EncodedPair]) -> None:
+    whole = BatchStream(pairs, 120, seed=3)
+    num_batches = 2 * len(plan_epoch(pairs, 120, seed=3, epoch=0)) + 5
+    expected = [whole.next_batch() for _ in range(num_batches)]
+    assert whole.epoch == 2
+    for stop in (0, 1, num_batches // 2, num_batches - 6):
+        first = BatchStream(pairs, 120, seed=3)
+        for _ in range(stop):
+            first.next_batch()
+        second = BatchStream(pairs, 120, seed=3, epoch=first.epoch, batch_index=first.batch_index)
+        for batch in expected[stop:]:
+            assert second.next_batch().source_ids.tolist() == batch.source_ids.tolist()
+
+
+def test_a_stream_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 pairs left: nothing to train on"):
+        BatchStream([], 100, seed=0)
+
+
+def test_evaluation_sees_every_pair_once(pairs: list[EncodedPair]) -> None:
+    assert sum(len(batch.source_ids) for batch in batches_in_order(pairs, 120)) == len(pairs)

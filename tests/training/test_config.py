@@ -1,0 +1,82 @@
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from training.config import TrainingConfig, TransformerConfig
+from training.presets import PRESETS, preset_named
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("vocab_size", 3, "vocab_size is 3, and must be an integer of at least 4"),
+        ("d_model", 0, "d_model is 0"),
+        ("d_model", 36, "d_model is 36, and must be a multiple of num_heads times 8, 16"),
+        ("num_heads", 1.5, "num_heads is 1.5"),
+        ("num_decoder_layers", True, "num_decoder_layers is True"),
+        ("dropout", 1.0, "dropout is 1.0, and must be a number below 1"),
+        ("dropout", -0.1, "dropout is -0.1, and must be a number of at least 0"),
+        ("norm", "both", 'norm is .both., and must be either "post" or "pre"'),
+        ("max_target_length", 1, "max_target_length is 1"),
+    ],
+)
+def test_wrong_sizes_are_refused_by_name(
+    model_config: TransformerConfig, field: str, value: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(model_config, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_steps", 0),
+        ("label_smoothing", 1),
+        ("learning_rate_scale", 0),
+        ("max_gradient_norm", "1"),
+        ("patience", 0),
+        ("max_length_ratio", 1.0),
+        ("seed", -1),
+    ],
+)
+def test_a_wrong_recipe_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"TrainingConfig.{field} is"):
+        dataclasses.replace(TrainingConfig(), **{field: value})
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_survive_json(name: str) -> None:
+    preset = preset_named(name)
+    assert preset.name == name
+    for config in (preset.model, preset.training):
+        assert type(config).from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+def test_json_with_a_missing_or_unknown_field_is_refused() -> None:
+    content = TrainingConfig().to_json()
+    content["learning_rat"] = content.pop("seed")
+    with pytest.raises(ValueError, match=r"unknown fields \['learning_rat'\], missing fields \['seed'\]"):
+        TrainingConfig.from_json(content)
+    with pytest.raises(ValueError, match="must be a JSON object, not list"):
+        TrainingConfig.from_json([])
+
+
+def test_presets_have_the_papers_sizes() -> None:
+    base, big, tiny = (preset_named(name).model for name in ("base", "big", "tiny"))
+    assert (base.num_encoder_layers, base.d_model, base.d_ff, base.num_heads) == (6, 512, 2048, 8)
+    assert (big.num_decoder_layers, big.d_model, big.d_ff, big.num_heads, big.dropout) == (
+        6,
+        1024,
+        4096,
+        16,
+        0.3,
+    )
+    assert (tiny.num_encoder_layers, tiny.num_decoder_layers, tiny.d_model, tiny.d_ff) == (4, 4, 128, 256)
+    assert base.d_head == 64
+
+
+def test_an_unknown_preset_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(ValueError, match="unknown preset 'huge'; there are demo, tiny, small, base, big"):
+        preset_named("huge")

@@ -1,0 +1,73 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bundle.tokenizer import Tokenizer
+from training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, check_special_ids
+from training.tokenizer import train_tokenizer
+
+TEXTS = ["나는 학생이다", "I am a student.", "오늘은 금요일입니다", "Today is Friday."] * 3
+TOKENIZER = train_tokenizer(TEXTS, 320)
+
+
+@given(st.text())
+def test_any_text_comes_back_as_it_was(text: str) -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+    assert TOKENIZER.decode(TOKENIZER.encode_source(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", " ", "  a \t\n", "e\u0301 \u1100\u1161", "\u2028\ufeff\x00", "🙂" * 3])
+def test_nothing_is_normalised(text: str) -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+
+
+@pytest.mark.parametrize("special", ["<pad>", "<bos>", "<eos>", "<unk>"])
+def test_a_special_token_that_a_user_typed_is_text(special: str) -> None:
+    text = f"a {special} b{special}"
+    ids = TOKENIZER.encode(text)
+    assert not {PAD_ID, BOS_ID, EOS_ID, UNK_ID} & set(ids)
+    assert TOKENIZER.decode(ids) == text
+
+
+def test_a_source_is_framed_by_eos() -> None:
+    assert TOKENIZER.encode_source("I am") == [*TOKENIZER.encode("I am"), EOS_ID]
+    assert TOKENIZER.encode_source("") == [EOS_ID]
+
+
+def test_special_tokens_have_their_ids() -> None:
+    check_special_ids(TOKENIZER)
+    assert TOKENIZER.token_id("<unk>") == UNK_ID
+
+
+def test_the_same_texts_give_the_same_file(tmp_path: Path) -> None:
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file in files:
+        train_tokenizer(TEXTS, 320).save(file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_a_loaded_tokenizer_cuts_alike(tmp_path: Path) -> None:
+    TOKENIZER.save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    text = "나는 <eos> 학생이다 Ω"
+    assert loaded.encode_source(text) == TOKENIZER.encode_source(text)
+
+
+def test_the_vocabulary_holds_what_was_asked_and_frequent_words_are_one_token() -> None:
+    assert TOKENIZER.vocab_size <= 320
+    assert len(TOKENIZER.encode("나는")) == 1
+
+
+def test_a_vocabulary_without_room_for_all_bytes_is_refused() -> None:
+    with pytest.raises(ValueError, match="a vocabulary of 259 is too small: .* make 260"):
+        train_tokenizer(TEXTS, 259)
+
+
+def test_a_tokenizer_with_other_special_ids_is_refused() -> None:
+    import tokenizers
+
+    other = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel({"<bos>": 0, "<pad>": 1})))
+    with pytest.raises(ValueError, match="gives <pad> the id 1, not 0"):
+        check_special_ids(other)
