@@ -57,30 +57,25 @@ class AddNorm(nn.Module):
         """The norm alone: what the first sublayer of a pre-norm stack reads."""
         return operators.layer_normalization(x, self.weight, self.bias, epsilon=self.epsilon)
 
-    def forward(self, output: Tensor, bias: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, output: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """What the next sublayer reads, and what its output will be added to."""
-        return operators.skip_layer_normalization(
-            output,
-            residual,
-            self.weight,
-            self.bias,
-            bias,
-            epsilon=self.epsilon,
-            keeps_sum=self.pre_norm,
-        )
+        # Not SkipLayerNormalization: ONNX Runtime 1.31 takes 6 times as long for it on the CPU.
+        total = output + residual
+        normalized = self.enter(total)
+        return normalized, total if self.pre_norm else normalized
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = max(0, xW₁ + b₁)W₂ + b₂ (Vaswani et al. 2017, equation 2), the last bias left to AddNorm."""
+    """FFN(x) = max(0, xW₁ + b₁)W₂ + b₂ (Vaswani et al. 2017, equation 2)."""
 
     def __init__(self, layer: EncoderLayer | DecoderLayer, path: str, linear: LinearFactory) -> None:
         super().__init__()
         self.inner = linear(f"{path}.feed_forward.inner", [layer.feed_forward.inner])
         self.outer = linear(f"{path}.feed_forward.outer", [layer.feed_forward.outer])
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Tensor) -> Tensor:
         hidden = self.inner(x)
-        return self.outer.product(hidden if self.outer.clamps_negative else torch.relu(hidden))
+        return self.outer(hidden if self.outer.clamps_negative else torch.relu(hidden))
 
 
 class Embedding(nn.Module):
@@ -108,13 +103,13 @@ class EncoderBlock(nn.Module):
         self.feed_forward = FeedForward(layer, path, linear)
         self.num_heads = num_heads
 
-    def attend(self, x: Tensor, lengths: Tensor, source_length: int) -> tuple[Tensor, Tensor | None]:
+    def attend(self, x: Tensor, lengths: Tensor, source_length: int) -> Tensor:
         """Self-attention within each row of `(B, S)`."""
         packed = self.query_key_value(x)  # (B*S, 3D)
         packed = packed.reshape(-1, source_length, packed.shape[1])  # (B, S, 3D)
         query, key, value = packed.chunk(3, dim=2)
         attended = operators.multi_head_attention(query, key, value, lengths, num_heads=self.num_heads)
-        return self.output.product(attended.reshape(-1, x.shape[1]))
+        return self.output(attended.reshape(-1, x.shape[1]))
 
 
 class DecoderBlock(nn.Module):
@@ -133,18 +128,18 @@ class DecoderBlock(nn.Module):
 
     def attend(
         self, x: Tensor, cache: tuple[Tensor, Tensor], lengths: Tensor, capacity: Tensor, target_length: int
-    ) -> tuple[tuple[Tensor, Tensor | None], Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Masked self-attention of `(B·T, D)` rows; the cache grows by T positions."""
         packed = self.query_key_value(x)  # (B*T, 3D)
         packed = packed.view(-1, target_length, packed.shape[1])  # (B, T, 3D)
         attended, key, value = operators.group_query_attention(
             packed, None, None, *cache, lengths, capacity, num_heads=self.num_heads
         )
-        return self.output.product(attended.reshape(-1, x.shape[1])), key, value
+        return self.output(attended.reshape(-1, x.shape[1])), key, value
 
     def attend_memory(
         self, x: Tensor, memory: Sequence[Tensor], lengths: Tensor, capacity: Tensor
-    ) -> tuple[tuple[Tensor, Tensor | None], Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Cross-attention of one position a row, over the row's own source positions.
 
         The operator always appends; it is handed the last source position again, which lands where it is.
@@ -154,11 +149,11 @@ class DecoderBlock(nn.Module):
         attended, key, value = operators.group_query_attention(
             query, last_key, last_value, key, value, lengths, capacity, num_heads=self.num_heads
         )
-        return self.cross_output.product(attended.squeeze(1)), key, value
+        return self.cross_output(attended.squeeze(1)), key, value
 
     def attend_memory_fully(
         self, x: Tensor, key: Tensor, value: Tensor, mask: Tensor, target_length: int
-    ) -> tuple[tuple[Tensor, Tensor | None], Tensor]:
+    ) -> tuple[Tensor, Tensor]:
         """Cross-attention of T positions a row by its definition (equation 1); also its weights.
 
         Args:
@@ -174,7 +169,7 @@ class DecoderBlock(nn.Module):
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         weights = torch.softmax(scores, dim=-1)
         attended = (weights @ value).transpose(1, 2).reshape(-1, x.shape[1])  # (B*T, D)
-        return self.cross_output.product(attended), weights
+        return self.cross_output(attended), weights
 
 
 class Graph(nn.Module):
@@ -249,8 +244,8 @@ class EncodeGraph(Graph):
         norms = iter(self.norms)
         hidden, residual = _enter(x, norms, self.config)
         for block in self.blocks:
-            hidden, residual = next(norms)(*block.attend(hidden, source_lengths, S), residual)
-            hidden, residual = next(norms)(*block.feed_forward(hidden), residual)
+            hidden, residual = next(norms)(block.attend(hidden, source_lengths, S), residual)
+            hidden, residual = next(norms)(block.feed_forward(hidden), residual)
         packed = self.memory(hidden).view(B, S, len(memory), D)  # (B, S, 2L, D)
         heads = packed.view(B, S, len(memory), H, K).permute(2, 0, 3, 1, 4)  # (2L, B, H, S, K)
         written = [operators.write_prefix(buffer, heads[i]) for i, buffer in enumerate(memory)]
@@ -302,13 +297,13 @@ class StepGraph(Graph):
                 hidden, (cache[2 * layer], cache[2 * layer + 1]), cache_lengths, cache_capacity, 1
             )
             new_cache += (key, value)
-            hidden, residual = next(norms)(*output, residual)
+            hidden, residual = next(norms)(output, residual)
             output, key, value = block.attend_memory(
                 hidden, (*memory[pair], *last[pair]), source_lengths - 1, memory_capacity
             )
             new_memory += (key, value)
-            hidden, residual = next(norms)(*output, residual)
-            hidden, residual = next(norms)(*block.feed_forward(hidden), residual)
+            hidden, residual = next(norms)(output, residual)
+            hidden, residual = next(norms)(block.feed_forward(hidden), residual)
         return (self.decoder.logits(hidden, self.embedding), *new_cache, *new_memory)
 
 
@@ -353,14 +348,14 @@ class DecodeGraph(Graph):
                 hidden, (cache[2 * layer], cache[2 * layer + 1]), last_position, new_length, T
             )
             new_cache += (key, value)
-            hidden, residual = next(norms)(*output, residual)
+            hidden, residual = next(norms)(output, residual)
             output, weights = block.attend_memory_fully(
                 hidden, memory[2 * layer], memory[2 * layer + 1], mask, T
             )
             if layer == self.alignment_layer:
                 alignment = weights.to(torch.float32).mean(dim=1)  # (B, T, C)
-            hidden, residual = next(norms)(*output, residual)
-            hidden, residual = next(norms)(*block.feed_forward(hidden), residual)
+            hidden, residual = next(norms)(output, residual)
+            hidden, residual = next(norms)(block.feed_forward(hidden), residual)
         logits = self.decoder.logits(hidden, self.embedding)  # (B*T, V)
         scores = torch.log_softmax(logits, dim=-1).gather(1, label_ids.view(-1, 1)).view(B, T)
         return (scores, alignment, *new_cache)
@@ -382,8 +377,7 @@ class _Decoder(nn.Module):
     def logits(self, hidden: Tensor, embedding: Embedding) -> Tensor:
         """float32 logits `(rows, V)`, by the embedding matrix itself where the precision allows."""
         if self.output is not None:
-            logits: Tensor = self.output(hidden)
-            return logits
+            return self.output(hidden)
         return operators.gemm(hidden, embedding.weight, None, transposed=True).to(torch.float32)
 
 

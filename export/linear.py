@@ -21,11 +21,11 @@ class Linear(nn.Module):
 
     clamps_negative = False
 
-    def forward(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+    def __call__(self, x: Tensor) -> Tensor:
+        result: Tensor = super().__call__(x)
+        return result
 
-    def product(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The result, and a bias still to be added where the next operator adds it for nothing."""
+    def forward(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
 
@@ -56,9 +56,6 @@ class FloatLinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return operators.gemm(x, self.weight, self.bias)
-
-    def product(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        return operators.gemm(x, self.weight, None), self.bias
 
 
 @dataclass(frozen=True)
@@ -113,9 +110,6 @@ class Int8Linear(Linear):
         return operators.integer_matmul(
             quantized, self.weight, self.scale, self.weight_scale, self.zero_point, self.bias
         )
-
-    def product(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self(x), None
 
 
 @dataclass(frozen=True)

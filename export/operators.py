@@ -65,32 +65,6 @@ def multi_head_attention(
     )
 
 
-def skip_layer_normalization(
-    output: Tensor,
-    skip: Tensor,
-    weight: Tensor,
-    norm_bias: Tensor,
-    bias: Tensor | None,
-    *,
-    epsilon: float,
-    keeps_sum: bool,
-) -> tuple[Tensor, Tensor]:
-    """The layer norm of `s = output + bias + skip`, and s if it is kept, else the norm again.
-
-    SkipLayerNormalization over `(rows, D)`.
-    """
-    statistics = (output.shape[0], 1)
-    outputs = symbolic_multi_out(
-        "com.microsoft::SkipLayerNormalization",
-        [output, skip, weight, norm_bias, bias],
-        {"epsilon": epsilon},
-        dtypes=(output.dtype, torch.float32, torch.float32, output.dtype)[: 4 if keeps_sum else 1],
-        shapes=(output.shape, statistics, statistics, output.shape)[: 4 if keeps_sum else 1],
-        version=1,
-    )
-    return outputs[0], outputs[-1]
-
-
 def layer_normalization(x: Tensor, weight: Tensor, bias: Tensor, *, epsilon: float) -> Tensor:
     """Layer norm over the last axis (LayerNormalization of the standard)."""
     return symbolic(
