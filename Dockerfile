@@ -31,9 +31,11 @@ LABEL org.opencontainers.image.title="seq2seq-serve" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /app /app
+# Since 1.29 ONNX Runtime tells Microsoft about every session, unless it is forbidden to.
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
-    PYTHONDONTWRITEBYTECODE=1
+    PYTHONDONTWRITEBYTECODE=1 \
+    ORT_DISABLE_TELEMETRY=1
 WORKDIR /app
 # A number, so that Kubernetes can see that it is not root.
 USER 10001:10001

@@ -49,9 +49,9 @@ bench: $(INSTALLED) ## the benchmarks that need no GPU
 	$(PY) -m pip install --quiet -e '.[bench]'
 	$(PY) -m benchmarks.decode
 
-stubs: $(INSTALLED) ## generate the gRPC stubs and the selection graphs anew
+stubs: $(INSTALLED) ## generate the gRPC stubs and the weightless graphs anew
 	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/seq2seq_v1.proto
-	$(PY) -m export.selection
+	$(PY) -m export.weightless
 
 install: $(INSTALLED) ## make the virtual environment and install everything
 

@@ -68,6 +68,12 @@ LOG_PROBABILITIES = "log_probabilities"  # (B, T) float32
 ATTENTION = "attention"  # (B, T, memory capacity) float32
 
 
+# The graph that moves rows
+BUFFER = "buffer"  # (rows, row size)
+FROM_ROWS = "from_rows"  # (moves,) int64
+TO_ROWS = "to_rows"  # (moves, 1) int64
+
+
 def out(name: str) -> str:
     """The output that is bound to the same buffer as the input `name`."""
     return f"{name}_out"

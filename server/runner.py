@@ -12,7 +12,7 @@ import logging
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import onnxruntime as ort
 from bundle import names
 from bundle.manifest import Bundle, TensorSpec
 from bundle.names import Axis, Precision, Role, Verb
+from server.buffers import Buffers, Columns
 from server.records import Array, Move, Request, Sequence
 
 _log = logging.getLogger(__name__)
@@ -67,48 +68,49 @@ class RunnerConfig:
                 raise ValueError(f"{name} is {value}, and must be at least 1")
 
 
-class _Buffers:
-    """All tensors of one role, shape and element type, a row a slot, in one allocation `(G, N, …)`.
+class _OnnxDevice:
+    """A device of one execution provider."""
 
-    Owned by the runner; never moves.
-    """
+    def __init__(self, provider: str, device_id: int) -> None:
+        self.is_host = provider == _CPU
+        self._provider = provider
+        self._id = 0 if self.is_host else device_id
 
-    def __init__(self, specs: list[TensorSpec], shape: tuple[int, ...], device: str, device_id: int) -> None:
-        self.index = {spec.name: i for i, spec in enumerate(specs)}
-        self.dtype = np.dtype(specs[0].dtype)
-        self.row_shape = shape[1:]
-        self.shape = (len(specs), *shape)
-        self.row_bytes = math.prod(self.row_shape) * self.dtype.itemsize
-        self.tensor_bytes = self.row_bytes * shape[0]
-        # The axis along which a row is only filled up to its length; None where rows are always full.
-        axes = specs[0].axes
-        capacities = (Axis.CACHE_CAPACITY, Axis.MEMORY_CAPACITY)
-        self.live_axis = next((i for i, axis in enumerate(axes) if axis in capacities), None)
-        self.role = specs[0].role
-        # Zeros: a NaN in memory's padding would leak through a mask.
-        zeros = np.zeros(self.shape, self.dtype)
-        self.host: Array | None = None
-        if device == _CPU:
-            self.host = zeros
-            self._base = zeros.ctypes.data
-        else:
-            self._value = ort.OrtValue.ortvalue_from_numpy(zeros, device, device_id)
-            self._base = self._value.data_ptr()
+    def session(self, path: Path, num_threads: int) -> ort.InferenceSession:
+        """Load a graph.
 
-    def pointer(self, name: str, row: int) -> int:
-        return self._base + self.index[name] * self.tensor_bytes + row * self.row_bytes
+        Raises:
+            ValueError: ONNX Runtime would run it elsewhere.
+        """
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = num_threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        # Threads that spin after a run would take the CPU from the event loop, and from the next graph.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        full_name = _PROVIDERS[self._provider]
+        provider: Any = full_name if self.is_host else (full_name, {"device_id": str(self._id)})
+        session = ort.InferenceSession(path, options, providers=[provider])
+        if session.get_providers()[0] != full_name:
+            raise ValueError(f"{path} would run on {session.get_providers()[0]} instead of {full_name}")
+        return session
 
-    def move(self, move: Move) -> int:
-        """Copy one row's live positions; returns the bytes copied."""
-        assert self.host is not None
-        live: list[slice] = []
-        if self.live_axis is not None:
-            length = move.cache_length if self.role is Role.CACHE else move.source_length
-            live = [slice(None)] * (self.live_axis - 1) + [slice(length)]
-        everything: Any = slice(None)
-        rows = self.host[(everything, move.from_row, *live)]
-        self.host[(everything, move.to_row, *live)] = rows
-        return int(rows.nbytes)
+    def weightless(self, name: str) -> ort.InferenceSession:
+        """Load a graph that `export.weightless` made."""
+        return self.session(Path(str(files("server") / "weightless" / f"{name}.onnx")), num_threads=1)
+
+    def value(self, array: Array) -> ort.OrtValue:
+        return ort.OrtValue.ortvalue_from_numpy(array, self._provider, self._id)
+
+    def bind_input(
+        self, binding: ort.IOBinding, name: str, dtype: Any, shape: tuple[int, ...], pointer: int
+    ) -> None:
+        binding.bind_input(name, self._provider, self._id, dtype, shape, pointer)
+
+    def bind_output(
+        self, binding: ort.IOBinding, name: str, dtype: Any, shape: tuple[int, ...], pointer: int
+    ) -> None:
+        binding.bind_output(name, self._provider, self._id, dtype, shape, pointer)
 
 
 class OnnxRunner:
@@ -128,7 +130,7 @@ class OnnxRunner:
     def __init__(self, bundle: Bundle, config: RunnerConfig) -> None:
         manifest = bundle.manifest
         self.provider, self.precision = _choose(bundle, config)
-        self._device_id = config.device_id if self.provider == _CUDA else 0
+        self._device = _OnnxDevice(self.provider, config.device_id)
         self._graphs = manifest.variants[self.precision].graphs
         self.max_source_length = _limit(
             "max_source_length", config.max_source_length, manifest.max_source_length
@@ -154,23 +156,23 @@ class OnnxRunner:
                 f"{config.memory_budget_bytes}: raise the budget, or lower max_source_length and "
                 "max_target_length"
             )
-        self._buffers: dict[str, _Buffers] = {}
+        self._buffers: dict[str, Buffers] = {}
         for specs in groups:
             shape = (self.num_slots, *self._row_shape(specs[0]))
-            buffers = _Buffers(specs, shape, self.provider, self._device_id)
+            buffers = Buffers(specs, shape, self._device)
             self._buffers |= dict.fromkeys(buffers.index, buffers)
         self._groups_of_buffers = tuple(dict.fromkeys(self._buffers.values()))
-        self._columns = _Columns(self.num_slots, self.vocab_size, self.provider, self._device_id)
+        self._columns = Columns(self.num_slots, self.vocab_size, self._device)
         self._capacities = {
             names.CACHE_CAPACITY: np.array(self.max_target_length, np.int32),
             names.MEMORY_CAPACITY: np.array(self.max_source_length, np.int32),
         }
         num_threads = config.num_threads or len(os.sched_getaffinity(0))
         self._sessions = {
-            verb: self._session(bundle.path / graph.file.file, num_threads)
+            verb: self._device.session(bundle.path / graph.file.file, num_threads)
             for verb, graph in self._graphs.items()
         }
-        self._select = self._session(Path(str(files("server") / "selection" / "greedy.onnx")), 1)
+        self._select = self._device.weightless("greedy")
         self._bindings: dict[int, tuple[ort.IOBinding, ort.IOBinding]] = {}
         self._rows: tuple[Sequence, ...] = ()
 
@@ -222,33 +224,16 @@ class OnnxRunner:
 
     def _groups(self) -> list[list[TensorSpec]]:
         """The memory and cache tensors of all graphs, those of like shape together."""
-        specs = {
-            spec.name: spec
-            for graph in self._graphs.values()
-            for spec in (*graph.inputs, *(_without_out(output) for output in graph.outputs))
-            if spec.role in (Role.MEMORY, Role.CACHE)
-        }
-        groups: dict[tuple[Any, ...], list[TensorSpec]] = {}
-        for spec in specs.values():
-            groups.setdefault((spec.role, spec.axes, spec.dtype), []).append(spec)
-        return list(groups.values())
+        groups: dict[tuple[Any, ...], dict[str, TensorSpec]] = {}
+        for graph in self._graphs.values():
+            for spec in (*graph.inputs, *graph.outputs):
+                if spec.role in (Role.MEMORY, Role.CACHE):
+                    twin = replace(spec, name=names.buffer_of(spec.name))
+                    groups.setdefault((spec.role, spec.axes, spec.dtype), {})[twin.name] = twin
+        return [list(specs.values()) for specs in groups.values()]
 
     def _row_shape(self, spec: TensorSpec) -> tuple[int, ...]:
-        return TensorSpec(spec.name, spec.dtype, spec.axes[1:], spec.role).shape(self._sizes)
-
-    def _session(self, path: Path, num_threads: int) -> ort.InferenceSession:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = num_threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-        provider: Any = _PROVIDERS[self.provider]
-        if self.provider == _CUDA:
-            provider = (provider, {"device_id": str(self._device_id)})
-        session = ort.InferenceSession(path, options, providers=[provider])
-        if session.get_providers()[0] != _PROVIDERS[self.provider]:
-            raise ValueError(f"{path} would run on {session.get_providers()[0]} instead of {self.provider}")
-        return session
+        return replace(spec, axes=spec.axes[1:]).shape(self._sizes)
 
     def _bind(self, verb: Verb, first_row: int, num_rows: int, feeds: Mapping[str, Array]) -> ort.IOBinding:
         """Bind a graph to `num_rows` rows from `first_row` on, and to host arrays."""
@@ -256,15 +241,7 @@ class OnnxRunner:
         graph = self._graphs[verb]
         for spec in graph.inputs:
             if spec.name in self._buffers:
-                buffers = self._buffers[spec.name]
-                binding.bind_input(
-                    spec.name,
-                    self.provider,
-                    self._device_id,
-                    buffers.dtype,
-                    (num_rows, *buffers.row_shape),
-                    buffers.pointer(spec.name, first_row),
-                )
+                self._buffers[spec.name].bind_input(binding, spec.name, first_row, num_rows)
             elif spec.name in feeds:
                 binding.bind_cpu_input(spec.name, feeds[spec.name])
             elif spec.role is Role.CAPACITY:
@@ -272,102 +249,20 @@ class OnnxRunner:
             else:
                 self._columns.bind_input(binding, spec.name, num_rows)
         for spec in graph.outputs:
-            name = _without_out(spec).name
+            name = names.buffer_of(spec.name)
             if name in self._buffers:
-                buffers = self._buffers[name]
-                binding.bind_output(
-                    spec.name,
-                    self.provider,
-                    self._device_id,
-                    buffers.dtype,
-                    (num_rows, *buffers.row_shape),
-                    buffers.pointer(name, first_row),
-                )
+                self._buffers[name].bind_output(binding, spec.name, first_row, num_rows)
             elif spec.role is Role.LOGITS:
-                self._columns.bind_logits_output(binding, num_rows)
+                self._columns.bind_logits(self._device.bind_output, binding, num_rows)
             else:
                 binding.bind_output(spec.name, _CPU)
         return binding
 
     def _bind_step(self, num_rows: int) -> tuple[ort.IOBinding, ort.IOBinding]:
         select = self._select.io_binding()
-        self._columns.bind_selection(select, num_rows)
+        self._columns.bind_logits(self._device.bind_input, select, num_rows)
+        self._columns.bind_selected(select, num_rows)
         return self._bind(Verb.STEP, 0, num_rows, {}), select
-
-
-class _Columns:
-    """What a step is fed and answers: one element, or one row of logits, a row.
-
-    Owned by the runner. The selection writes its ids where the next step reads them.
-    """
-
-    def __init__(self, num_slots: int, vocab_size: int, device: str, device_id: int) -> None:
-        self._device, self._device_id = device, device_id
-        self._vocab_size = vocab_size
-        self._host: dict[str, Array] = {
-            names.TOKEN_IDS: np.zeros(num_slots, np.int64),
-            names.CACHE_LENGTHS: np.zeros(num_slots, np.int32),
-            names.SOURCE_LENGTHS: np.ones(num_slots, np.int32),
-        }
-        self._values = {
-            name: ort.OrtValue.ortvalue_from_numpy(array, device, device_id)
-            for name, array in self._host.items()
-        }
-        self._logits = ort.OrtValue.ortvalue_from_shape_and_type(
-            [num_slots, vocab_size], np.float32, device, device_id
-        )
-
-    def fill(self, rows: tuple[Sequence, ...], *, is_same: bool) -> None:
-        """Write what the step of `rows` is fed; the same rows as last time only grew by a position."""
-        n = len(rows)
-        if is_same:
-            self._host[names.CACHE_LENGTHS][:n] += 1
-            self._write(names.CACHE_LENGTHS)
-            return
-        self._host[names.TOKEN_IDS][:n] = [sequence.next_token_id for sequence in rows]
-        self._host[names.CACHE_LENGTHS][:n] = [sequence.cache_length for sequence in rows]
-        self._host[names.SOURCE_LENGTHS][:n] = [sequence.source_length for sequence in rows]
-        for name in self._host:
-            self._write(name)
-
-    def read_token_ids(self, num_rows: int) -> list[int]:
-        array = self._host[names.TOKEN_IDS]
-        if self._device != _CPU:
-            array[:] = self._values[names.TOKEN_IDS].numpy()
-        ids: list[int] = array[:num_rows].tolist()
-        return ids
-
-    def bind_input(self, binding: ort.IOBinding, name: str, num_rows: int) -> None:
-        pointer, dtype = self._pointer(name), self._host[name].dtype
-        binding.bind_input(name, self._device, self._device_id, dtype, (num_rows,), pointer)
-
-    def bind_logits_output(self, binding: ort.IOBinding, num_rows: int) -> None:
-        shape = (num_rows, self._vocab_size)
-        binding.bind_output(
-            names.LOGITS, self._device, self._device_id, np.float32, shape, self._logits.data_ptr()
-        )
-
-    def bind_selection(self, binding: ort.IOBinding, num_rows: int) -> None:
-        shape = (num_rows, self._vocab_size)
-        binding.bind_input(
-            names.LOGITS, self._device, self._device_id, np.float32, shape, self._logits.data_ptr()
-        )
-        binding.bind_output(
-            names.TOKEN_IDS,
-            self._device,
-            self._device_id,
-            np.int64,
-            (num_rows, 1),
-            self._pointer(names.TOKEN_IDS),
-        )
-
-    def _pointer(self, name: str) -> int:
-        on_host = self._device == _CPU
-        return int(self._host[name].ctypes.data if on_host else self._values[name].data_ptr())
-
-    def _write(self, name: str) -> None:
-        if self._device != _CPU:
-            self._values[name].update_inplace(self._host[name])
 
 
 def usable_precisions(bundle: Bundle, provider: str = "auto") -> tuple[str, list[Precision]]:
@@ -408,11 +303,6 @@ def _limit(name: str, asked: int | None, manifest_limit: int) -> int:
     if asked is not None and asked > manifest_limit:
         raise ValueError(f"{name} is {asked}, and the model's limit is {manifest_limit}")
     return asked or manifest_limit
-
-
-def _without_out(spec: TensorSpec) -> TensorSpec:
-    """An output's twin among the inputs, where it has one."""
-    return TensorSpec(names.buffer_of(spec.name), spec.dtype, spec.axes, spec.role)
 
 
 def _pad(arrays: list[Array], dtype: str) -> Array:

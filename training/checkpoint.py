@@ -6,7 +6,7 @@ Which files a run has besides stands in `training.run`.
 from __future__ import annotations
 
 import os
-import pickle
+import zipfile
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +76,14 @@ def load_tensors(path: Path, keys: Sequence[str]) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path}: no such checkpoint")
     try:
+        with zipfile.ZipFile(path) as archive:  # torch's loader does not look at the checksums
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"wrong checksum of {damaged}")
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError, ValueError, KeyError) as error:
+    except PermissionError:
+        raise
+    except Exception as error:  # a damaged zip file or pickle makes its reader raise almost anything
         reason = str(error).partition("\n")[0]
         raise ValueError(f"{path}: damaged or half-written checkpoint ({reason})") from error
     if not isinstance(content, dict) or content.get("format") != CHECKPOINT_FORMAT:

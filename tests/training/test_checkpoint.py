@@ -110,7 +110,7 @@ def test_the_newest_that_can_be_read_is_taken_and_the_others_are_told(tmp_path: 
 def test_when_no_checkpoint_can_be_read_all_are_named(tmp_path: Path) -> None:
     for step in (5, 10):
         checkpoint_path(tmp_path, step).write_bytes(b"half")
-    with pytest.raises(ValueError, match="no checkpoint can be read: .*00000010.*00000005"):
+    with pytest.raises(ValueError, match=r"no checkpoint can be read: .*00000010.*00000005"):
         newest_checkpoint(tmp_path)
 
 
@@ -139,7 +139,7 @@ def test_average_is_the_mean_of_the_weights(tmp_path: Path) -> None:
 def test_checkpoints_of_another_model_are_not_averaged(tmp_path: Path) -> None:
     first = save_checkpoint(tmp_path, checkpoint(1))
     other = save_checkpoint(tmp_path, dataclasses.replace(checkpoint(2), model={"weight": torch.ones(2)}))
-    with pytest.raises(ValueError, match="step-00000002.pt: its weights have other names or shapes"):
+    with pytest.raises(ValueError, match=r"step-00000002\.pt: its weights have other names or shapes"):
         average_weights([first, other])
     with pytest.raises(ValueError, match="no checkpoint to average"):
         average_weights([])

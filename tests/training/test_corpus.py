@@ -84,7 +84,7 @@ def test_tsv_has_a_pair_a_line(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(("line", "count"), [("alone", 1), ("a\tb\tc", 3), ("", 1)])
 def test_tsv_with_another_number_of_columns_is_refused(tmp_path: Path, line: str, count: int) -> None:
     path = write(tmp_path / "a.tsv", f"a\tb\n{line}\na\tb\n".encode())
-    with pytest.raises(ValueError, match=f"line 2: {count} columns"):
+    with pytest.raises(ValueError, match=f"line 2: expected 2 columns, source and target, found {count}"):
         read_tsv(path)
 
 

@@ -61,7 +61,7 @@ def test_the_vocabulary_holds_what_was_asked_and_frequent_words_are_one_token() 
 
 
 def test_a_vocabulary_without_room_for_all_bytes_is_refused() -> None:
-    with pytest.raises(ValueError, match="a vocabulary of 259 is too small: .* make 260"):
+    with pytest.raises(ValueError, match=r"a vocabulary of 259 is too small: .* make 260"):
         train_tokenizer(TEXTS, 259)
 
 

@@ -1,0 +1,177 @@
+"""The tensors that live as long as the server, a row a slot, on whichever device runs the graphs.
+
+They are allocated once and never moved, so that graphs can be bound to them by pointer. Nothing here imports ONNX
+Runtime: what must be done on a device is asked of a `Device`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from bundle import names
+from bundle.manifest import TensorSpec
+from bundle.names import Axis, Role
+from server.records import Array, Move, Sequence
+
+BindPointer = Callable[[Any, str, Any, tuple[int, ...], int], None]
+
+
+class Device(Protocol):
+    """Where buffers lie and graphs run.
+
+    Attributes:
+        is_host: Whether its memory is the process's own, so that numpy may read and write it.
+    """
+
+    is_host: bool
+
+    def value(self, array: Array) -> Any:
+        """A copy of `array` on the device, with `data_ptr`, `numpy` and `update_inplace`."""
+
+    def bind_input(self, binding: Any, name: str, dtype: Any, shape: tuple[int, ...], pointer: int) -> None:
+        """Bind memory of the device as an input."""
+
+    def bind_output(self, binding: Any, name: str, dtype: Any, shape: tuple[int, ...], pointer: int) -> None:
+        """Bind memory of the device as an output."""
+
+    def weightless(self, name: str) -> Any:
+        """A session of one of the graphs beside the server."""
+
+
+class Buffers:
+    """All tensors of one role, shape and element type in one allocation `(G, N, …)`.
+
+    Owned by the runner. G tensors, N slots.
+
+    Args:
+        specs: The tensors; alike but for their names.
+        shape: Of one tensor: N, then the shape of a row.
+        device: Where they lie.
+    """
+
+    def __init__(self, specs: list[TensorSpec], shape: tuple[int, ...], device: Device) -> None:
+        self.index = {spec.name: i for i, spec in enumerate(specs)}
+        self._dtype = np.dtype(specs[0].dtype)
+        self._row_shape = shape[1:]
+        self._row_bytes = math.prod(self._row_shape) * self._dtype.itemsize
+        self._num_rows = shape[0]
+        self._device = device
+        self._is_cache = specs[0].role is Role.CACHE
+        # The axis along which a row is only filled up to its length; None where rows are always full.
+        capacities = (Axis.CACHE_CAPACITY, Axis.MEMORY_CAPACITY)
+        self._live_axis = next((i for i, axis in enumerate(specs[0].axes) if axis in capacities), None)
+        # Zeros: a NaN in memory's padding would leak through a mask.
+        zeros = np.zeros((len(specs), *shape), self._dtype)
+        if device.is_host:
+            self._host, self._base = zeros, int(zeros.ctypes.data)
+        else:
+            self._value = device.value(zeros)
+            self._base = int(self._value.data_ptr())
+            self._mover = device.weightless(f"move_{self._dtype}")
+
+    def bind_input(self, binding: Any, name: str, first_row: int, num_rows: int) -> None:
+        """Bind rows of the tensor `name` as a graph's input of that name."""
+        pointer = self._pointer(name, first_row)
+        self._device.bind_input(binding, name, self._dtype, (num_rows, *self._row_shape), pointer)
+
+    def bind_output(self, binding: Any, output: str, first_row: int, num_rows: int) -> None:
+        """Bind the same rows as the output that is the tensor's twin."""
+        pointer = self._pointer(names.buffer_of(output), first_row)
+        self._device.bind_output(binding, output, self._dtype, (num_rows, *self._row_shape), pointer)
+
+    def move(self, move: Move) -> int:
+        """Copy one row into another, on the host its live positions only; returns the bytes copied."""
+        return self._move_on_host(move) if self._device.is_host else self._move_on_device(move)
+
+    def _move_on_host(self, move: Move) -> int:
+        live: list[slice] = []
+        if self._live_axis is not None:
+            length = move.cache_length if self._is_cache else move.source_length
+            live = [slice(None)] * (self._live_axis - 1) + [slice(length)]
+        every_tensor: Any = slice(None)
+        rows = self._host[(every_tensor, move.from_row, *live)]
+        self._host[(every_tensor, move.to_row, *live)] = rows
+        return int(rows.nbytes)
+
+    def _move_on_device(self, move: Move) -> int:
+        """All tensors are one matrix with a row a tensor and slot."""
+        first_rows = np.arange(len(self.index)) * self._num_rows
+        shape = (len(self.index) * self._num_rows, math.prod(self._row_shape))
+        binding = self._mover.io_binding()
+        self._device.bind_input(binding, names.BUFFER, self._dtype, shape, self._base)
+        binding.bind_cpu_input(names.FROM_ROWS, first_rows + move.from_row)
+        binding.bind_cpu_input(names.TO_ROWS, first_rows[:, None] + move.to_row)
+        self._device.bind_output(binding, names.out(names.BUFFER), self._dtype, shape, self._base)
+        self._mover.run_with_iobinding(binding)
+        return len(self.index) * self._row_bytes
+
+    def _pointer(self, name: str, row: int) -> int:
+        return self._base + (self.index[name] * self._num_rows + row) * self._row_bytes
+
+
+class Columns:
+    """What a step is fed and answers: one element, or one row of logits, a row.
+
+    Owned by the runner. The selection writes its ids where the next step reads them.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int, device: Device) -> None:
+        self._device = device
+        self._vocab_size = vocab_size
+        self._host: dict[str, Array] = {
+            names.TOKEN_IDS: np.zeros(num_slots, np.int64),
+            names.CACHE_LENGTHS: np.zeros(num_slots, np.int32),
+            names.SOURCE_LENGTHS: np.ones(num_slots, np.int32),
+        }
+        logits = np.zeros((num_slots, vocab_size), np.float32)
+        if device.is_host:
+            self._pointers = {name: int(array.ctypes.data) for name, array in self._host.items()}
+            self._logits, self._logits_pointer = logits, int(logits.ctypes.data)
+        else:
+            self._values = {name: device.value(array) for name, array in self._host.items()}
+            self._pointers = {name: int(value.data_ptr()) for name, value in self._values.items()}
+            self._logits = device.value(logits)
+            self._logits_pointer = int(self._logits.data_ptr())
+
+    def fill(self, rows: tuple[Sequence, ...], *, is_same: bool) -> None:
+        """Write what the step of `rows` is fed; the same rows as last time only grew by a position."""
+        n = len(rows)
+        if is_same:
+            self._host[names.CACHE_LENGTHS][:n] += 1
+            self._write(names.CACHE_LENGTHS)
+            return
+        self._host[names.TOKEN_IDS][:n] = [sequence.next_token_id for sequence in rows]
+        self._host[names.CACHE_LENGTHS][:n] = [sequence.cache_length for sequence in rows]
+        self._host[names.SOURCE_LENGTHS][:n] = [sequence.source_length for sequence in rows]
+        for name in self._host:
+            self._write(name)
+
+    def read_token_ids(self, num_rows: int) -> list[int]:
+        """The selected ids."""
+        array = self._host[names.TOKEN_IDS]
+        if not self._device.is_host:
+            array[:] = self._values[names.TOKEN_IDS].numpy()
+        ids: list[int] = array[:num_rows].tolist()
+        return ids
+
+    def bind_input(self, binding: Any, name: str, num_rows: int) -> None:
+        """Bind a column as a graph's input of that name."""
+        dtype = self._host[name].dtype
+        self._device.bind_input(binding, name, dtype, (num_rows,), self._pointers[name])
+
+    def bind_logits(self, bind: BindPointer, binding: Any, num_rows: int) -> None:
+        """Bind the logits, with the device's `bind_output` for a step and `bind_input` for a selection."""
+        bind(binding, names.LOGITS, np.float32, (num_rows, self._vocab_size), self._logits_pointer)
+
+    def bind_selected(self, binding: Any, num_rows: int) -> None:
+        """Bind the ids of the next step as the selection's output."""
+        pointer = self._pointers[names.TOKEN_IDS]
+        self._device.bind_output(binding, names.TOKEN_IDS, np.int64, (num_rows, 1), pointer)
+
+    def _write(self, name: str) -> None:
+        if not self._device.is_host:
+            self._values[name].update_inplace(self._host[name])

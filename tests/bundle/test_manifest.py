@@ -1,0 +1,231 @@
+"""A bundle is refused whole when anything in it is wrong, and every problem is named."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bundle.manifest import BundleError, TensorSpec, load_bundle
+from bundle.names import FORMAT_VERSION, Axis, Precision, Role, Verb
+from training.config import BOS_ID, EOS_ID
+
+
+@pytest.fixture
+def damaged(bundle_path: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(bundle_path, tmp_path / "damaged"))
+
+
+def edit(path: Path, *keys: str, value) -> None:
+    """Write another value into the manifest."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    place = manifest
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+def problems_of(path: Path) -> tuple[str, ...]:
+    with pytest.raises(BundleError, match=re.escape(f"{path} is not a usable bundle: ")) as caught:
+        load_bundle(path)
+    for problem in caught.value.problems:
+        assert problem in str(caught.value)
+    return caught.value.problems
+
+
+def test_a_whole_bundle_is_loaded_with_all_that_the_server_needs(bundle_path, random_trained):
+    bundle = load_bundle(bundle_path)
+    manifest, config = bundle.manifest, random_trained.config
+    assert manifest.format_version == FORMAT_VERSION
+    assert manifest.sizes["vocab_size"] == config.vocab_size
+    assert (manifest.max_source_length, manifest.max_target_length) == (48, 48)
+    assert manifest.special_ids.decoder_start_id == BOS_ID
+    assert manifest.special_ids.eos_id == EOS_ID
+    assert manifest.variants.keys() == {Precision.FP32, Precision.INT8}
+    for variant in manifest.variants.values():
+        assert variant.graphs.keys() == set(Verb)
+    text = "오늘은 금요일입니다"
+    assert bundle.source_tokenizer.encode_source(text) == random_trained.tokenizer.encode_source(text)
+    assert bundle.target_tokenizer.vocab_size == config.vocab_size
+
+
+def test_a_bundle_can_be_moved(bundle_path, damaged):
+    assert load_bundle(damaged).version == load_bundle(bundle_path).version
+
+
+def test_another_manifest_is_another_version(bundle_path, damaged):
+    edit(damaged, "provenance", "commit", value="another")
+    assert load_bundle(damaged).version != load_bundle(bundle_path).version
+
+
+FILES = ["tokenizer.json", "fp32/weights.bin", "int8/step.onnx"]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_changed_byte_is_found(file, damaged):
+    content = bytearray((damaged / file).read_bytes())
+    content[len(content) // 2] ^= 1
+    (damaged / file).write_bytes(content)
+    assert any(
+        re.fullmatch(rf"{file} was changed: its sha256 is .{{12}}…, not .{{12}}…", problem)
+        for problem in problems_of(damaged)
+    )
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_missing_file_is_named(file, damaged):
+    (damaged / file).unlink()
+    assert f"{file} is missing" in problems_of(damaged)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_of_another_size_is_named_with_both_sizes(file, damaged):
+    size = (damaged / file).stat().st_size
+    with (damaged / file).open("ab") as stream:
+        stream.write(b" ")
+    assert problems_of(damaged) == (f"{file} has {size + 1} bytes, and the manifest says {size}",)
+
+
+def test_a_folder_without_a_manifest_says_how_to_make_one(damaged):
+    (damaged / "manifest.json").unlink()
+    assert problems_of(damaged) == ("there is no manifest.json (make one with `python -m export`)",)
+
+
+def test_a_path_that_is_a_file_or_nothing_is_no_bundle(tmp_path):
+    (tmp_path / "file").write_text("")
+    for name in ("file", "nothing"):
+        assert problems_of(tmp_path / name)[0].startswith("there is no manifest.json")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
+def test_a_half_written_manifest_is_found(share, damaged):
+    content = (damaged / "manifest.json").read_bytes()
+    (damaged / "manifest.json").write_bytes(content[: int(share * len(content))])
+    [problem] = problems_of(damaged)
+    assert problem.startswith("manifest.json is not JSON: ")
+
+
+def test_a_manifest_that_is_not_utf_8_is_found(damaged):
+    (damaged / "manifest.json").write_bytes(b'{"kind": "\xff"}')
+    [problem] = problems_of(damaged)
+    assert problem.startswith("manifest.json is not JSON: ")
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '"bundle"', "null", "{}"])
+def test_json_that_is_no_manifest_is_found(content, damaged):
+    (damaged / "manifest.json").write_text(content)
+    assert problems_of(damaged) == ("format_version is None, and this program reads format_version 1",)
+
+
+@pytest.mark.parametrize("version", [0, FORMAT_VERSION + 1, "1", None])
+def test_an_unknown_format_version_is_refused_with_both_numbers(version, damaged):
+    edit(damaged, "format_version", value=version)
+    # A newer manifest may have fields that this program does not know: they are not worth a word.
+    edit(damaged, "future", value=True)
+    assert problems_of(damaged) == (
+        f"format_version is {version!r}, and this program reads format_version {FORMAT_VERSION}",
+    )
+
+
+def test_unknown_missing_and_wrong_fields_are_all_named(damaged):
+    edit(damaged, "colour", value="red")
+    edit(damaged, "special_ids", "eos_id", value="two")
+    edit(damaged, "variants", "int8", "graphs", "step", "file", value={"file": "int8/step.onnx"})
+    manifest = json.loads((damaged / "manifest.json").read_text())
+    del manifest["alignment_layer"]
+    (damaged / "manifest.json").write_text(json.dumps(manifest))
+    fields = [problem.split(": ")[1] for problem in problems_of(damaged)]
+    assert sorted(fields) == [
+        "alignment_layer",
+        "colour",
+        "special_ids.eos_id",
+        "variants.int8.graphs.step.file.sha256",
+        "variants.int8.graphs.step.file.size_bytes",
+    ]
+
+
+@pytest.mark.parametrize("d_head", [0, 4, 12])
+def test_a_head_width_that_the_operators_refuse_is_named(d_head, damaged):
+    edit(damaged, "sizes", "d_head", value=d_head)
+    assert problems_of(damaged) == (f"sizes.d_head is {d_head}, and must be a multiple of 8",)
+
+
+@pytest.mark.parametrize(
+    "name", ["pad_id", "bos_id", "eos_id", "unk_id", "decoder_start_id", "forced_bos_id"]
+)
+def test_a_special_id_outside_the_vocabulary_is_named(name, damaged, random_trained):
+    vocab_size = random_trained.config.vocab_size
+    for token_id in (vocab_size, -1):
+        edit(damaged, "special_ids", name, value=token_id)
+        problem = f"special_ids.{name} is {token_id}, outside the vocabulary of {vocab_size}"
+        assert problems_of(damaged) == (problem,)
+
+
+@pytest.mark.parametrize("name", ["max_source_length", "max_target_length"])
+def test_a_model_that_takes_nothing_is_refused(name, damaged):
+    edit(damaged, name, value=0)
+    assert problems_of(damaged) == (f"{name} is 0, and must be at least 1",)
+
+
+def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(damaged, random_trained):
+    edit(damaged, "sizes", "vocab_size", value=200)
+    vocab_size = random_trained.config.vocab_size
+    assert problems_of(damaged) == (
+        f"tokenizer.json has {vocab_size} tokens, more than the model's vocabulary of 200",
+    )
+
+
+def test_a_bundle_without_a_graph_is_refused(damaged):
+    manifest = json.loads((damaged / "manifest.json").read_text())
+    del manifest["variants"]["int8"]["graphs"]["decode"]
+    (damaged / "manifest.json").write_text(json.dumps(manifest))
+    assert problems_of(damaged) == ("int8 lacks the graphs decode",)
+    edit(damaged, "variants", value={})
+    assert problems_of(damaged) == ("variants is empty: there is no graph to run",)
+
+
+def test_a_file_outside_the_folder_is_refused(damaged, tmp_path):
+    shutil.copy(damaged / "fp32" / "step.onnx", tmp_path / "step.onnx")
+    edit(damaged, "variants", "fp32", "graphs", "step", "file", "file", value="../step.onnx")
+    assert problems_of(damaged) == ("../step.onnx lies outside the bundle",)
+
+
+def test_a_link_that_leads_outside_is_refused(damaged, tmp_path):
+    (damaged / "tokenizer.json").rename(tmp_path / "elsewhere.json")
+    (damaged / "tokenizer.json").symlink_to(tmp_path / "elsewhere.json")
+    assert "tokenizer.json lies outside the bundle" in problems_of(damaged)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b"\xff\xfe", b'{"version": "9.0"}'])
+def test_a_damaged_tokenizer_is_named(content, damaged):
+    (damaged / "tokenizer.json").write_bytes(content)
+    assert any("tokenizer.json: not a tokenizer file" in problem for problem in problems_of(damaged))
+
+
+def test_all_problems_are_listed_at_once(damaged):
+    edit(damaged, "sizes", "d_head", value=12)
+    edit(damaged, "special_ids", "eos_id", value=10_000)
+    (damaged / "tokenizer.json").write_bytes(b"{}")
+    (damaged / "fp32" / "step.onnx").unlink()
+    content = bytearray((damaged / "int8" / "weights.bin").read_bytes())
+    content[0] ^= 255
+    (damaged / "int8" / "weights.bin").write_bytes(content)
+    problems = problems_of(damaged)
+    for pattern in (
+        "sizes.d_head is 12",
+        "special_ids.eos_id is 10000",
+        "tokenizer.json has 2 bytes",
+        "tokenizer.json: not a tokenizer file",
+        "fp32/step.onnx is missing",
+        "int8/weights.bin was changed",
+    ):
+        assert sum(pattern in problem for problem in problems) == 1, pattern
+    assert len(problems) == 6
+
+
+def test_a_tensor_knows_its_shape_for_given_sizes():
+    spec = TensorSpec("cache_key_0", "float32", (Axis.BATCH, 4, Axis.CACHE_CAPACITY, 8), Role.CACHE)
+    assert spec.shape({"batch": 3, "cache_capacity": 7}) == (3, 4, 7, 8)

@@ -1,0 +1,146 @@
+"""Text to ids and back, whole and piece by piece."""
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from bundle.tokenizer import Tokenizer
+from training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+
+TEXTS = [
+    "오늘은 금요일입니다",
+    "Today is Friday.",
+    " two  spaces ",
+    "🎉👨‍👩‍👧",
+    "\n\t",
+    "e\u0301",
+    "\ufffd",
+    "\x00",
+]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(random_trained) -> Tokenizer:
+    return random_trained.tokenizer
+
+
+any_text = st.text(max_size=40)
+# Any ids, and halves of characters among whole ones.
+any_ids = st.lists(
+    st.one_of(st.integers(0, 299).map(str), st.tuples(st.sampled_from(TEXTS), st.integers(0, 9))), max_size=8
+)
+
+
+@given(any_text)
+@settings(max_examples=300, deadline=None)
+def test_any_text_comes_back(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_hard_texts_come_back(text, tokenizer):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.encode_source(text) == [*tokenizer.encode(text), EOS_ID]
+
+
+def test_many_texts_at_once_are_the_same_as_one_by_one(tokenizer):
+    sources = tokenizer.encode_sources(TEXTS)
+    assert sources == [tokenizer.encode_source(text) for text in TEXTS]
+    assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
+    assert tokenizer.decode_batch(sources) == TEXTS
+
+
+@pytest.mark.parametrize("text", ["<eos>", "a<pad>b", "<bos><bos>", "<unk>"])
+def test_a_special_token_that_a_user_types_is_text(text, tokenizer, tmp_path):
+    tokenizer.save(tmp_path / "tokenizer.json")
+    for each in (tokenizer, Tokenizer.load(tmp_path / "tokenizer.json")):
+        for token_ids in (
+            each.encode(text),
+            each.encode_batch([text])[0],
+            each.encode_sources([text])[0][:-1],
+        ):
+            assert not {PAD_ID, BOS_ID, EOS_ID, UNK_ID} & set(token_ids)
+            assert each.decode(token_ids) == text
+
+
+def test_special_tokens_have_no_text(tokenizer):
+    token_ids = [BOS_ID, *tokenizer.encode("오늘"), EOS_ID, PAD_ID]
+    assert tokenizer.decode(token_ids) == "오늘"
+    stream = tokenizer.stream()
+    assert stream.push(token_ids) + stream.finish() == "오늘"
+
+
+def streamed(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
+    stream = tokenizer.stream()
+    return [*(stream.push([token_id]) for token_id in token_ids), stream.finish()]
+
+
+@given(any_ids)
+@settings(max_examples=500, deadline=None)
+def test_streamed_pieces_joined_are_the_whole_text(tokenizer, parts):
+    token_ids: list[int] = []
+    for part in parts:
+        token_ids += [int(part)] if isinstance(part, str) else tokenizer.encode(part[0])[part[1] :]
+    assert "".join(streamed(tokenizer, token_ids)) == tokenizer.decode(token_ids)
+
+
+@given(any_text)
+@settings(max_examples=300, deadline=None)
+@example("🎉👨‍👩‍👧 오늘")
+def test_streamed_pieces_are_whole_characters(tokenizer, text):
+    pieces = streamed(tokenizer, tokenizer.encode(text))
+    assert "".join(pieces) == text
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece in pieces)
+        assert pieces[-1] == ""
+
+
+@given(any_text, st.lists(st.integers(1, 5), min_size=1))
+@settings(max_examples=100, deadline=None)
+def test_it_does_not_matter_how_many_ids_come_at_once(tokenizer, text, sizes):
+    token_ids = tokenizer.encode(text)
+    stream, joined = tokenizer.stream(), ""
+    while token_ids:
+        size = sizes[len(joined) % len(sizes)]
+        joined += stream.push(token_ids[:size])
+        token_ids = token_ids[size:]
+    assert joined + stream.finish() == text
+
+
+def test_bytes_that_never_become_a_character_come_at_the_end(tokenizer):
+    token_ids = tokenizer.encode("ab") + tokenizer.encode("힣")[:-1]
+    pieces = streamed(tokenizer, token_ids)
+    assert "".join(pieces[:-1]) == "ab"
+    assert pieces[-1] == tokenizer.decode(token_ids)[2:] == "\ufffd"
+    stream = tokenizer.stream()
+    stream.push(token_ids)
+    stream.finish()
+    assert stream.finish() == ""
+
+
+@given(any_text)
+@settings(max_examples=200, deadline=None)
+def test_pieces_say_which_token_completes_what(tokenizer, text):
+    token_ids = tokenizer.encode(text)
+    pieces = tokenizer.pieces(token_ids)
+    assert len(pieces) == len(token_ids)
+    assert "".join(pieces) == text
+
+
+def test_pieces_name_special_tokens_and_leave_half_characters_empty(tokenizer):
+    hangul = tokenizer.encode("힣")
+    assert len(hangul) == 3  # its bytes: the tokenizer never saw it
+    pieces = tokenizer.pieces([BOS_ID, *hangul, EOS_ID, *tokenizer.encode("<eos>")])
+    assert pieces[:5] == ["<bos>", "", "", "힣", "<eos>"]
+    assert "".join(pieces[5:]) == "<eos>"
+
+
+def test_the_id_of_a_token_is_known_or_refused_by_name(tokenizer):
+    assert tokenizer.token_id("<eos>") == EOS_ID
+    with pytest.raises(ValueError, match="no token '<sep>'"):
+        tokenizer.token_id("<sep>")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match="tokenizer.json: no such tokenizer file"):
+        Tokenizer.load(tmp_path / "tokenizer.json")

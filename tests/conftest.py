@@ -1,0 +1,162 @@
+"""Models and bundles that many tests read: made once a session, and never written to."""
+
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from bundle.manifest import Bundle, load_bundle
+from bundle.names import Precision
+from export.__main__ import main as export_main
+from export.exporter import export_bundle
+from training.config import TrainingConfig, TransformerConfig
+from training.corpus import Corpus, SentencePair
+from training.prepare import continue_run, start_run
+from training.presets import Preset
+from training.run import RunFolder, TrainedModel, load_run
+from training.tokenizer import train_tokenizer
+from training.transformer import Transformer
+
+_KOREAN = "하나", "둘", "셋", "넷", "다섯"
+_ENGLISH = "one", "two", "three", "four", "five"
+_DEV = [
+    ("오늘은 금요일입니다", "Today is Friday."),
+    ("나는 학생이다", "I am a student."),
+    ("드디어 금요일이다 🎉", "It is finally Friday 🎉"),
+    ("비가 온다", "It rains."),
+]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _two_threads() -> None:
+    torch.set_num_threads(2)
+
+
+def make_random_trained(**sizes) -> TrainedModel:
+    """A model in which every weight, biases and norms included, is random, so that each of them matters."""
+    tokenizer = train_tokenizer([text for pair in _DEV for text in pair], vocab_size=300)
+    settings = {
+        "d_model": 32,
+        "d_ff": 64,
+        "num_heads": 4,
+        "num_encoder_layers": 2,
+        "num_decoder_layers": 2,
+        "max_source_length": 48,
+        "max_target_length": 48,
+    } | sizes
+    config = TransformerConfig(vocab_size=tokenizer.vocab_size, **settings)
+    model = Transformer(config).eval()
+    chance = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=chance)
+            if name.endswith("norm.weight"):
+                parameter.copy_(1 + 0.2 * noise)
+            elif parameter.ndim == 1:
+                parameter.copy_(0.2 * noise)
+            else:
+                parameter.copy_(noise / parameter.shape[1] ** 0.5)
+    return TrainedModel(model, tokenizer, config, {"preset": "random"}, _DEV, dev_score=0.0)
+
+
+@pytest.fixture(scope="session")
+def random_trained() -> TrainedModel:
+    return make_random_trained(norm="post")
+
+
+@pytest.fixture(scope="session")
+def random_pre_norm() -> TrainedModel:
+    return make_random_trained(norm="pre")
+
+
+@pytest.fixture(scope="session")
+def one_layer_trained() -> TrainedModel:
+    """The smallest that can be exported, for tests of the export itself."""
+    return make_random_trained(num_encoder_layers=1, num_decoder_layers=1)
+
+
+@pytest.fixture(scope="session")
+def bundle_path(random_trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of random weights in fp32 and int8; copy it to damage it."""
+    path = tmp_path_factory.mktemp("bundles") / "random"
+    export_bundle(random_trained, path, [Precision.FP32, Precision.INT8])
+    return path
+
+
+@pytest.fixture(scope="session")
+def random_bundle(bundle_path: Path) -> Bundle:
+    return load_bundle(bundle_path)
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A model that the real loop trained for seconds: number words from Korean to English, one by one.
+
+    Attributes:
+        run: The run's folder.
+        bundle: Exported from it in fp32 and int8, by the command.
+        stdout: What the command printed as its result.
+        stderr: What it told besides.
+    """
+
+    run: Path
+    bundle: Path
+    trained: TrainedModel
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture(scope="session")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
+    folder = tmp_path_factory.mktemp("trained")
+    run = RunFolder(folder / "run")
+    corpus, console = _numbers(), Console(file=StringIO())
+    start_run(run, _numbers_preset(), corpus)
+    continue_run(run, corpus, torch.device("cpu"), console)
+    path = folder / "numbers"
+    with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
+        assert export_main([str(run.path), str(path)]) == 0
+    return TrainedRun(run.path, path, load_run(run.path), stdout.getvalue(), stderr.getvalue())
+
+
+def _numbers() -> Corpus:
+    """Every sequence of one to four number words."""
+    pairs = [
+        SentencePair(" ".join(_KOREAN[i] for i in numbers), " ".join(_ENGLISH[i] for i in numbers))
+        for length in range(1, 5)
+        for numbers in product(range(len(_KOREAN)), repeat=length)
+    ]
+    held_out = pairs[60::23]
+    train = [pair for pair in pairs if pair not in held_out]
+    return Corpus("number words", tuple(train), tuple(held_out))
+
+
+def _numbers_preset() -> Preset:
+    model = TransformerConfig(
+        vocab_size=290,
+        d_model=32,
+        d_ff=64,
+        num_heads=2,
+        num_encoder_layers=2,
+        num_decoder_layers=2,
+        dropout=0.0,
+        max_source_length=32,
+        max_target_length=32,
+    )
+    training = TrainingConfig(
+        max_steps=300,
+        batch_tokens=600,
+        warmup_steps=60,
+        learning_rate_scale=0.5,
+        eval_interval_steps=150,
+        checkpoint_interval_steps=50,
+        num_averaged=2,
+        patience=None,
+        max_length_ratio=None,
+    )
+    return Preset("numbers", model, training)

@@ -1,0 +1,172 @@
+"""The files: named axes, weights once, and nothing of the machine that exported."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from bundle.manifest import Bundle, FileSpec
+from bundle.names import Precision, Verb
+
+PRECISIONS = [Precision.FP32, Precision.INT8]
+
+
+def graph_of(bundle: Bundle, precision: Precision, verb: Verb) -> onnx.GraphProto:
+    path = bundle.path / bundle.manifest.variants[precision].graphs[verb].file.file
+    return onnx.load(path, load_external_data=False).graph
+
+
+def described(value: onnx.ValueInfoProto) -> tuple[str, str, tuple[int | str, ...]]:
+    tensor = value.type.tensor_type
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
+    return value.name, dtype, tuple(d.dim_param or d.dim_value for d in tensor.shape.dim)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("verb", Verb)
+def test_the_graphs_have_the_names_types_and_axes_of_the_manifest(precision, verb, random_bundle):
+    graph = graph_of(random_bundle, precision, verb)
+    spec = random_bundle.manifest.variants[precision].graphs[verb]
+    for values, tensors in ((graph.input, spec.inputs), (graph.output, spec.outputs)):
+        assert [described(value) for value in values] == [
+            (tensor.name, tensor.dtype, tensor.axes) for tensor in tensors
+        ]
+    named = {axis for tensor in spec.inputs for axis in tensor.axes if isinstance(axis, str)}
+    assert (
+        named
+        == {
+            Verb.ENCODE: {"batch", "source_length", "memory_capacity"},
+            Verb.STEP: {"batch", "cache_capacity", "memory_capacity"},
+            Verb.DECODE: {"batch", "target_length", "cache_capacity", "memory_capacity"},
+        }[verb]
+    )
+
+
+def external(bundle: Bundle, precision: Precision) -> list[tuple[int, int]]:
+    """Offset and length of every weight in the file of weights, by every graph that has it."""
+    places = []
+    for verb in Verb:
+        for tensor in graph_of(bundle, precision, verb).initializer:
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            if entries:
+                assert entries["location"] == "weights.bin"
+                places.append((int(entries["offset"]), int(entries["length"])))
+    return places
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_weight_is_stored_once(precision, random_bundle):
+    places = Counter(external(random_bundle, precision))
+    content = (random_bundle.path / precision / "weights.bin").read_bytes()
+    end = 0
+    for offset, length in sorted(places):
+        assert offset == -(-end // 4096) * 4096, "weights lie one after the other, at whole pages"
+        end = offset + length
+    assert end == len(content) > 20_000
+    blobs = [content[offset : offset + length] for offset, length in places]
+    assert len(set(blobs)) == len(blobs)
+    assert max(places.values()) == 3  # the embedding belongs to all graphs
+    for verb in Verb:
+        file = random_bundle.manifest.variants[precision].graphs[verb].file
+        assert file.size_bytes < 100_000, "large weights are not in the graph itself"
+
+
+def test_the_embedding_is_the_output_projection(random_bundle, random_trained):
+    content = (random_bundle.path / "fp32" / "weights.bin").read_bytes()
+    weight = random_trained.model.embedding.weight.detach().numpy()
+    assert content.count(weight.tobytes()) == 1
+    assert content.count(np.ascontiguousarray(weight.T).tobytes()) == 0
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("verb", Verb)
+def test_nothing_of_the_exporting_machine_is_in_a_graph(precision, verb, random_bundle):
+    file = random_bundle.path / precision / f"{verb}.onnx"
+    content = file.read_bytes()
+    for trace in (b".py", b'File "', b"pkg.torch", b"site-packages", str(Path.cwd()).encode(), b"/home/"):
+        assert trace not in content
+    assert str(random_bundle.path).encode() not in content
+    graph = onnx.load(file, load_external_data=False).graph
+    assert not any(node.doc_string or node.metadata_props for node in graph.node)
+
+
+@pytest.mark.parametrize("verb", Verb)
+def test_the_graphs_are_valid_by_the_checker_of_onnx(verb, random_bundle):
+    onnx.checker.check_model(str(random_bundle.path / "fp32" / f"{verb}.onnx"))
+
+
+def test_the_fused_operators_are_in_place(random_bundle):
+    """One node a projection, the operators that are fast, and no shape arithmetic in a step."""
+    L = 2
+    step = Counter(node.op_type for node in graph_of(random_bundle, Precision.FP32, Verb.STEP).node)
+    assert step["GroupQueryAttention"] == 2 * L
+    assert step["SkipLayerNormalization"] == 3 * L
+    # Query, key and value together, their output, the two of cross-attention, two of the feed-forward; logits.
+    assert step["Gemm"] == 6 * L + 1
+    assert not step.keys() & {"MatMul", "Softmax", "Shape", "Where", "Concat", "Attention", "TensorScatter"}
+    encode = Counter(node.op_type for node in graph_of(random_bundle, Precision.FP32, Verb.ENCODE).node)
+    assert encode["MultiHeadAttention"] == L
+    assert encode["TensorScatter"] == 2 * L
+    assert encode["Gemm"] == 4 * L + 1  # and the decoder's cross-attention keys and values, all at once
+    decode = Counter(node.op_type for node in graph_of(random_bundle, Precision.FP32, Verb.DECODE).node)
+    assert (decode["GroupQueryAttention"], decode["Softmax"]) == (L, L)
+
+
+@pytest.mark.parametrize(("verb", "num_maps"), [(Verb.ENCODE, 9), (Verb.STEP, 13), (Verb.DECODE, 13)])
+def test_int8_graphs_quantise_every_map_with_constant_scales(verb, num_maps, random_bundle):
+    graph = graph_of(random_bundle, Precision.INT8, verb)
+    operators = Counter(node.op_type for node in graph.node)
+    assert operators["MatMulIntegerToFloat"] == num_maps
+    assert operators["Gemm"] == operators["DynamicQuantizeLinear"] == operators["MatMulInteger"] == 0
+    # What is left are no maps by weights: queries by keys and weights by values, in decode's cross-attention.
+    assert operators["MatMul"] == (4 if verb is Verb.DECODE else 0)
+    constants = {tensor.name for tensor in graph.initializer}
+    constants |= {node.output[0] for node in graph.node if node.op_type == "Constant"}
+    for node in graph.node:
+        if node.op_type == "MatMul":
+            assert not constants & set(node.input)
+        if node.op_type == "QuantizeLinear":
+            assert set(node.input[1:]) <= constants
+        if node.op_type == "MatMulIntegerToFloat":
+            assert {name for name in node.input[1:] if name} <= constants
+
+
+def test_int8_weights_are_a_quarter(random_bundle):
+    sizes = {precision: total(random_bundle.manifest.variants[precision].weights) for precision in PRECISIONS}
+    # The embedding stays in float32 too, and every weight begins a page.
+    assert sizes[Precision.INT8] < 0.8 * sizes[Precision.FP32]
+
+
+def total(file: FileSpec) -> int:
+    return file.size_bytes
+
+
+def test_fp16_graphs_hold_float16_and_answer_in_float32(fp16_manifest):
+    path, manifest = fp16_manifest
+    graphs = manifest.variants[Precision.FP16].graphs
+    for verb, spec in graphs.items():
+        graph = onnx.load(path / spec.file.file, load_external_data=False).graph
+        for values, tensors in ((graph.input, spec.inputs), (graph.output, spec.outputs)):
+            assert [described(value)[:2] for value in values] == [
+                (tensor.name, tensor.dtype) for tensor in tensors
+            ]
+        weights = {tensor.data_type for tensor in graph.initializer if len(tensor.dims) == 2}
+        assert weights == {onnx.TensorProto.FLOAT16}
+        buffers = [t for t in (*spec.inputs, *spec.outputs) if t.role in ("cache", "memory")]
+        assert {tensor.dtype for tensor in buffers} == {"float16"}
+        answers = {tensor.name: tensor.dtype for tensor in spec.outputs if tensor not in buffers}
+        assert (
+            answers
+            == {
+                Verb.ENCODE: {},
+                Verb.STEP: {"logits": "float32"},
+                Verb.DECODE: {"log_probabilities": "float32", "attention": "float32"},
+            }[verb]
+        )
+
+
+def test_fp16_was_proved_within_its_tolerance(fp16_manifest):
+    parity = fp16_manifest[1].variants[Precision.FP16].parity
+    assert 0 < parity.max_log_probability_difference < parity.tolerance == 0.1

@@ -1,0 +1,235 @@
+import dataclasses
+import json
+import math
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from training import loop
+from training.checkpoint import (
+    average_weights,
+    checkpoint_path,
+    list_checkpoints,
+    load_checkpoint,
+    load_tensors,
+)
+from training.corpus import Corpus
+from training.loop import TrainingInterrupted, label_smoothed_loss
+from training.prepare import continue_run, start_run
+from training.presets import Preset
+from training.progress import Reporter
+from training.run import RunFolder, Summary
+from training.scoring import Score
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def train(
+    tmp_path: Path, preset: Preset, corpus: Corpus, console: Console
+) -> Callable[..., tuple[RunFolder, Summary]]:
+    """Starts a run, or goes on with it where the name was there before."""
+
+    def run(name: str, **changes: object) -> tuple[RunFolder, Summary]:
+        folder = RunFolder(tmp_path / name)
+        if not folder.is_run:
+            recipe = dataclasses.replace(preset.training, **changes)
+            start_run(folder, dataclasses.replace(preset, training=recipe), corpus)
+        return folder, continue_run(folder, corpus, CPU, console)
+
+    return run
+
+
+@pytest.fixture
+def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sends the signal during a step."""
+
+    def arrange(at_step: int) -> None:
+        advance = Reporter.advance
+
+        def advance_and_interrupt(self: Reporter, step: int) -> None:
+            advance(self, step)
+            if step == at_step:
+                signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(Reporter, "advance", advance_and_interrupt)
+
+    return arrange
+
+
+def final_weights(folder: RunFolder) -> dict[str, Tensor]:
+    return load_tensors(folder.model_file, keys=["weights"])["weights"]
+
+
+def metrics(folder: RunFolder, kind: str) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in folder.metrics_file.read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def assert_equal_weights(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+@pytest.mark.parametrize("at_step", [3, 10, 13])
+def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(
+    train: Callable[..., tuple[RunFolder, Summary]], press_ctrl_c: Callable[[int], None], at_step: int
+) -> None:
+    whole, whole_summary = train("whole")
+    press_ctrl_c(at_step)
+    with pytest.raises(TrainingInterrupted, match=f"interrupted at step {at_step}"):
+        train("interrupted")
+    interrupted, summary = train("interrupted")
+
+    newest = [load_checkpoint(checkpoint_path(folder.checkpoints, 20)) for folder in (whole, interrupted)]
+    assert_equal_weights(newest[0].model, newest[1].model)
+    assert newest[0].batch_index == newest[1].batch_index
+    assert torch.equal(newest[0].random_states["cpu"], newest[1].random_states["cpu"])
+    for a, b in zip(*(list(each.optimizer["state"].values()) for each in newest), strict=True):
+        assert torch.equal(a["exp_avg_sq"], b["exp_avg_sq"])
+    assert_equal_weights(final_weights(whole), final_weights(interrupted))
+    assert (summary.weights, summary.dev_bleu) == (whole_summary.weights, whole_summary.dev_bleu)
+    losses = [[line["loss"] for line in metrics(folder, "dev")] for folder in (whole, interrupted)]
+    assert losses[0] == losses[1]
+
+
+def test_dropout_and_order_depend_on_the_seed(train: Callable[..., tuple[RunFolder, Summary]]) -> None:
+    first, _ = train("first")
+    other, _ = train("other", seed=1)
+    assert not torch.equal(final_weights(first)["embedding.weight"], final_weights(other)["embedding.weight"])
+
+
+def test_ctrl_c_leaves_a_checkpoint_of_that_step_and_python_its_handler(
+    train: Callable[..., tuple[RunFolder, Summary]], press_ctrl_c: Callable[[int], None], tmp_path: Path
+) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    press_ctrl_c(7)
+    with pytest.raises(TrainingInterrupted) as caught:
+        train("run")
+    assert caught.value.step == 7
+    folder = RunFolder(tmp_path / "run")
+    assert load_checkpoint(list_checkpoints(folder.checkpoints)[-1]).step == 7
+    assert not folder.is_finished
+    assert not folder.model_file.exists()
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_second_ctrl_c_ends_at_once(
+    train: Callable[..., tuple[RunFolder, Summary]], press_ctrl_c: Callable[[int], None]
+) -> None:
+    press_ctrl_c(7)
+    press_ctrl_c(7)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train("run")
+    assert not isinstance(caught.value, TrainingInterrupted)
+
+
+def test_final_weights_are_the_average_or_the_best_whichever_scores_better(
+    train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scores(*bleus: float) -> None:
+        values = iter(bleus)
+        monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c"))
+
+    # Two evaluations on the way, then the average, then the chosen one again if it is a single checkpoint.
+    scores(30.0, 20.0, 40.0)
+    folder, summary = train("average")
+    assert summary.weights == "average of the checkpoints at steps 15, 20"
+    assert summary.dev_bleu == 40.0
+    paths = [checkpoint_path(folder.checkpoints, step) for step in (15, 20)]
+    assert_equal_weights(final_weights(folder), average_weights(paths))
+
+    scores(30.0, 20.0, 25.0, 30.0)
+    folder, summary = train("best")
+    assert summary.weights == "checkpoint at step 10"
+    assert_equal_weights(
+        final_weights(folder), load_checkpoint(checkpoint_path(folder.checkpoints, 10)).model
+    )
+
+
+def test_training_stops_when_the_dev_score_has_stopped_rising(
+    train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = iter([10.0, 20.0, 15.0, 20.0, 20.0, 20.0])
+    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c"))
+    folder, summary = train("run", max_steps=100, eval_interval_steps=3, patience=2)
+    assert summary.steps == 12
+    assert [line["step"] for line in metrics(folder, "dev")] == [3, 6, 9, 12]
+
+
+def test_only_the_newest_and_the_best_checkpoints_are_kept(
+    train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = iter([10.0, *[5.0] * 20])
+    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c"))
+    folder, _ = train("run", max_steps=30, eval_interval_steps=5)
+    steps = [load_checkpoint(path).step for path in list_checkpoints(folder.checkpoints)]
+    assert steps == [5, 25, 30]
+
+
+def test_metrics_are_written_and_shown_in_tensorboard(
+    train: Callable[..., tuple[RunFolder, Summary]],
+) -> None:
+    folder, summary = train("run")
+    (line,) = metrics(folder, "train")
+    assert line["step"] == 20
+    assert line["tokens_per_second"] > 0
+    assert line["learning_rate"] == pytest.approx(0.2 * 32**-0.5 * 20**-0.5)
+    assert [line["step"] for line in metrics(folder, "dev")] == [10, 20]
+    assert list(folder.tensorboard.glob("events.out.tfevents.*"))
+    assert "tok:13a" in summary.bleu_signature
+
+
+def test_a_loss_that_is_not_finite_ends_training_with_advice(
+    train: Callable[..., tuple[RunFolder, Summary]],
+) -> None:
+    with pytest.raises(
+        ValueError, match="the loss is nan at step 20: train with a lower learning_rate_scale"
+    ):
+        train("run", learning_rate_scale=1e30, max_gradient_norm=1e30)
+
+
+def test_a_few_pairs_are_learnt_by_heart(
+    tmp_path: Path, preset: Preset, corpus: Corpus, console: Console
+) -> None:
+    recipe = dataclasses.replace(
+        preset.training, max_steps=200, warmup_steps=40, eval_interval_steps=200, label_smoothing=0.0
+    )
+    model = dataclasses.replace(preset.model, dropout=0.0)
+    seen = dataclasses.replace(corpus, dev=corpus.train)
+    folder = RunFolder(tmp_path / "run")
+    start_run(folder, dataclasses.replace(preset, model=model, training=recipe), seen)
+    summary = continue_run(folder, seen, CPU, console)
+    assert summary.dev_chrf == pytest.approx(100)  # BLEU needs four words
+    assert metrics(folder, "dev")[-1]["loss"] < 0.1
+
+
+def test_label_smoothing_spreads_its_share_over_the_vocabulary() -> None:
+    logits = torch.tensor([[2.0, 0.0, 1.0, -1.0]])
+    log_probabilities = logits.log_softmax(-1)[0]
+    expected = -(0.9 * log_probabilities[2] + 0.1 * log_probabilities.mean())
+    torch.testing.assert_close(label_smoothed_loss(logits, torch.tensor([2]), 0.1), expected)
+
+
+def test_dev_loss_is_per_token_whatever_the_batches(
+    tmp_path: Path, preset: Preset, corpus: Corpus, console: Console
+) -> None:
+    losses = []
+    for name, batch_tokens in (("small", 30), ("large", 500)):
+        folder = RunFolder(tmp_path / name)
+        recipe = dataclasses.replace(preset.training, max_steps=1, learning_rate_scale=1e-9)
+        start_run(folder, dataclasses.replace(preset, training=recipe), corpus)
+        config = folder.read_config()
+        config = dataclasses.replace(
+            config, training=dataclasses.replace(config.training, batch_tokens=batch_tokens)
+        )
+        folder.write_config(config)
+        continue_run(folder, corpus, CPU, console)
+        losses.append(metrics(folder, "dev")[0]["loss"])
+    assert math.isclose(losses[0], losses[1], rel_tol=1e-4)

@@ -1,0 +1,199 @@
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from training.__main__ import main, parser
+from training.presets import PRESETS, Preset
+from training.run import RunFolder, load_run
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def _toy_preset(monkeypatch: pytest.MonkeyPatch, preset: Preset) -> None:
+    monkeypatch.setitem(PRESETS, "toy", lambda: preset)
+
+
+@pytest.fixture
+def run(tmp_path: Path, corpus_files: list[str], capsys: pytest.CaptureFixture[str]) -> Path:
+    """A run that the command trained."""
+    out = tmp_path / "run"
+    assert main(["train", "toy", "--out", str(out), *corpus_files]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith(f"{out}: dev BLEU ")
+    assert "20 steps" in captured.out
+    return out
+
+
+def failed(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, *arguments: str) -> str:
+    """The one message of a command that fails."""
+    caplog.clear()
+    assert main(arguments) == 1
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.exc_info is None
+    assert capsys.readouterr().out == ""
+    return record.getMessage()
+
+
+def test_train_leaves_a_run_and_a_second_start_is_refused(
+    run: Path,
+    corpus_files: list[str],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert load_run(run).provenance["preset"] == "toy"
+    message = failed(capsys, caplog, "train", "toy", "--out", str(run), *corpus_files)
+    assert message == (
+        f"{run} already holds a run: go on with `python -m training train toy --out {run} --resume`, "
+        "or give another --out"
+    )
+
+
+def test_resume_needs_no_corpus_flags_and_can_go_further(
+    run: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main(["train", "toy", "--out", str(run), "--resume", "--max-steps", "25"]) == 0
+    assert "25 steps" in capsys.readouterr().out
+    message = failed(capsys, caplog, "train", "demo", "--out", str(run), "--resume")
+    assert message == f"{run} was started with the preset toy, not demo"
+
+
+def test_seed_and_vocabulary_are_the_flags(tmp_path: Path, corpus_files: list[str]) -> None:
+    out = tmp_path / "run"
+    flags = ["--max-steps", "1", "--seed", "5", "--vocab-size", "265", "--device", "cpu", "--threads", "1"]
+    assert main(["train", "toy", "--out", str(out), *corpus_files, *flags]) == 0
+    config = RunFolder(out).read_config()
+    assert (config.training.seed, config.model.vocab_size, config.training.max_steps) == (5, 265, 1)
+
+
+def test_score_translates_a_runs_pairs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{run}, 4 dev pairs, beam 1"
+    assert lines[1].startswith(f"BLEU {load_run(run).dev_score:.2f} (nrefs:1|")
+    assert lines[2].startswith("chrF ")
+    assert main(["score", str(run), "--beam-size", "2"]) == 0
+
+
+def test_score_compares_two_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.write_text("Today is Friday .\nIt is finally Friday .\n")
+    b.write_text("Today is Friday .\n")
+    assert main(["score", "--hypothesis", str(a), "--reference", str(a)]) == 0
+    assert capsys.readouterr().out.startswith("BLEU 100.00 (")
+    message = failed(capsys, caplog, "score", "--hypothesis", str(a), "--reference", str(b))
+    assert message == f"{a} has 2 lines and {b} has 1: not a parallel corpus"
+
+
+def test_attention_prints_the_alignment_and_writes_json(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "attention.json"
+    assert main(["attention", str(run), "하나 둘", "--json", str(file)]) == 0
+    content = json.loads(file.read_text())
+    assert content["source"][-1] == content["target"][-1] == "<eos>"
+    assert "".join(content["source"][:-1]) == "하나 둘"
+    assert len(content["attention"]) == len(content["target"])
+    for row in content["attention"]:
+        assert len(row) == len(content["source"])
+        assert sum(row) == pytest.approx(1, abs=1e-5)
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(content["target"])
+
+
+def test_corpus_writes_parallel_files_and_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "corpus"
+    assert main(["corpus", "--out", str(out)]) == 0
+    totals = capsys.readouterr().out.splitlines()[-1].split()
+    for part, total in zip(("train", "dev", "test"), totals[1:], strict=True):
+        for language in ("ko", "en"):
+            assert len((out / f"{part}.{language}").read_text().split("\n")) - 1 == int(total)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["train", "huge", "--out", "x"],
+        ["train", "toy"],
+        ["train", "toy", "--out", "x", "--source", "only-one-side"],
+        ["train", "toy", "--out", "x", "--threads", "0"],
+        ["train", "toy", "--out", "x", "--resume", "--seed", "1"],
+        ["score"],
+        ["score", "x", "--hypothesis", "y", "--reference", "z"],
+        ["attention", "x"],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: python -m training" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "toy", "--out", "{}/run", "--source", "{}/no", "--target", "{}/no"], "no: no such file"),
+        (["train", "toy", "--out", "{}/file/run"], "Not a directory"),
+        (["train", "toy", "--out", "{}/none", "--resume"], "config.json: no such file"),
+        (["train", "toy", "--out", "{}/run", "--device", "abacus"], "unknown device 'abacus'"),
+        (["train", "toy", "--out", "{}/run", "--max-steps", "0"], "max_steps is 0"),
+        (["score", "{}"], "is not a training run"),
+        (["attention", "{}", "text"], "is not a training run"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_exit_code_1(
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "file").write_text("")
+    found = failed(capsys, caplog, *(argument.replace("{}", str(tmp_path)) for argument in arguments))
+    assert message in found
+    assert "\n" not in found
+
+
+@pytest.mark.parametrize("command", ["train", "score", "corpus", "attention"])
+def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parser().parse_args([command, "--help"])
+    assert caught.value.code == 0
+    assert f"  python -m training {command} " in capsys.readouterr().out
+
+
+def test_ctrl_c_exits_with_130_and_says_how_to_go_on(tmp_path: Path, corpus_files: list[str]) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "training", "train", "demo", "--out", str(out), *corpus_files]
+    environment = os.environ | {"COLUMNS": "500"}
+    with subprocess.Popen(
+        [*command, "--threads", "1"], stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        metrics = RunFolder(out).metrics_file
+        while not (metrics.is_file() and metrics.stat().st_size):  # training is under way
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"go on with: python -m training train demo --out {out} --resume" in errors
+    assert "Traceback" not in errors
+    assert list(RunFolder(out).checkpoints.glob("step-*.pt"))

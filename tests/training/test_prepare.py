@@ -1,0 +1,94 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from training.checkpoint import checkpoint_path, list_checkpoints
+from training.corpus import Corpus, SentencePair
+from training.prepare import continue_run, start_run
+from training.presets import Preset
+from training.run import RunFolder, load_run
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder(tmp_path / "run")
+
+
+def test_a_run_from_start_to_end_can_be_loaded(
+    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
+) -> None:
+    config = start_run(folder, preset, corpus)
+    assert config.model.vocab_size <= preset.vocab_size
+    summary = continue_run(folder, corpus, CPU, console)
+    assert summary.steps == 20
+    assert load_run(folder.path).dev_score == summary.dev_bleu
+    assert [tuple(pair) for pair in folder.read_pairs("test")] == list(corpus.test)
+
+
+def test_a_finished_run_is_not_trained_again(
+    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
+) -> None:
+    start_run(folder, preset, corpus)
+    first = continue_run(folder, corpus, CPU, console)
+    before = folder.model_file.stat().st_mtime_ns
+    assert continue_run(folder, corpus, CPU, console) == first
+    assert folder.model_file.stat().st_mtime_ns == before
+
+
+def test_a_finished_run_can_be_trained_further(
+    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
+) -> None:
+    start_run(folder, preset, corpus)
+    continue_run(folder, corpus, CPU, console)
+    assert continue_run(folder, corpus, CPU, console, max_steps=25).steps == 25
+    assert folder.read_config().training.max_steps == 25
+
+
+def test_another_corpus_is_refused_on_resume(
+    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
+) -> None:
+    start_run(folder, preset, corpus)
+    other = dataclasses.replace(corpus, train=corpus.train[1:])
+    with pytest.raises(ValueError, match=r"toy is not the corpus that .* was started with"):
+        continue_run(folder, other, CPU, console)
+
+
+def test_resume_falls_back_to_the_newest_whole_checkpoint_and_says_so(
+    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console, caplog: pytest.LogCaptureFixture
+) -> None:
+    start_run(folder, preset, corpus)
+    continue_run(folder, corpus, CPU, console)
+    newest = list_checkpoints(folder.checkpoints)[-1]
+    assert newest == checkpoint_path(folder.checkpoints, 20)
+    newest.write_bytes(newest.read_bytes()[:5000])
+    folder.summary_file.unlink()
+    with caplog.at_level("INFO"):
+        continue_run(folder, corpus, CPU, console)
+    assert f"passed over: {newest}: damaged or half-written" in caplog.text
+    assert "going on after step 15" in caplog.text
+
+
+def test_pairs_that_cannot_be_scored_are_left_out(folder: RunFolder, preset: Preset, corpus: Corpus) -> None:
+    dev = (SentencePair("", "empty"), SentencePair("하나 " * 40, "long"), *corpus.dev)
+    start_run(folder, preset, dataclasses.replace(corpus, dev=dev))
+    assert folder.read_pairs("dev") == list(corpus.dev)
+
+
+def test_a_corpus_with_nothing_to_score_or_to_train_on_is_refused(
+    tmp_path: Path, preset: Preset, corpus: Corpus, console: Console
+) -> None:
+    with pytest.raises(ValueError, match="none of 1 dev pairs is left: nothing to score"):
+        start_run(
+            RunFolder(tmp_path / "a"), preset, dataclasses.replace(corpus, dev=(SentencePair(" ", "a"),))
+        )
+    with pytest.raises(ValueError, match="has 0 pairs and no text: nothing to train on"):
+        start_run(RunFolder(tmp_path / "b"), preset, dataclasses.replace(corpus, train=()))
+    too_long = dataclasses.replace(corpus, train=(SentencePair("word " * 30, "a b"),))
+    start_run(RunFolder(tmp_path / "c"), preset, too_long)
+    with pytest.raises(ValueError, match="0 pairs left: nothing to train on"):
+        continue_run(RunFolder(tmp_path / "c"), too_long, CPU, console)

@@ -1,0 +1,125 @@
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from training.corpus import Corpus
+from training.prepare import start_run
+from training.presets import Preset
+from training.run import RunConfig, RunFolder, Summary, load_run
+from training.transformer import Transformer
+
+SUMMARY = Summary(
+    dev_bleu=51.234,
+    dev_chrf=60.0,
+    bleu_signature="nrefs:1",
+    chrf_signature="nrefs:1",
+    weights="checkpoint at step 3",
+    steps=3,
+    seconds=1.0,
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, preset: Preset, corpus: Corpus) -> RunFolder:
+    """A run with everything but what training leaves."""
+    folder = RunFolder(tmp_path / "run")
+    start_run(folder, preset, corpus)
+    return folder
+
+
+@pytest.fixture
+def finished(folder: RunFolder) -> RunFolder:
+    torch.manual_seed(0)
+    folder.write_model(Transformer(folder.read_config().model).state_dict())
+    folder.write_summary(SUMMARY)
+    return folder
+
+
+def test_a_finished_run_is_loaded(finished: RunFolder, corpus: Corpus) -> None:
+    run = load_run(finished.path)
+    assert not run.model.training
+    assert run.config == run.model.config
+    assert run.config.vocab_size == run.tokenizer.vocab_size
+    assert run.dev == [tuple(pair) for pair in corpus.dev]
+    assert run.dev_score == 51.234
+    assert run.provenance["preset"] == "toy"
+    assert run.provenance["corpus_sha256"] == corpus.sha256()
+    assert run.provenance["dev_bleu"] == "51.23"
+    assert re.fullmatch(r"unknown|[0-9a-f]{40}(-dirty)?", run.provenance["commit"])
+    assert all(isinstance(value, str) for value in run.provenance.values())
+
+
+def test_all_that_is_missing_is_listed_with_how_to_go_on(folder: RunFolder) -> None:
+    folder.text_files("dev")[1].unlink()
+    with pytest.raises(
+        ValueError, match=r"lacks model.pt, dev.target.txt, summary.json: .* train toy --out .*/run --resume"
+    ):
+        load_run(folder.path)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"is not a training run: there is no config\.json in it"):
+        load_run(tmp_path)
+
+
+def test_damaged_weights_are_named(finished: RunFolder) -> None:
+    finished.model_file.write_bytes(finished.model_file.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"model\.pt: damaged or half-written"):
+        load_run(finished.path)
+
+
+def test_weights_of_another_model_are_refused(finished: RunFolder) -> None:
+    finished.write_model({"embedding.weight": torch.ones(3, 3)})
+    with pytest.raises(ValueError, match=r"model\.pt: not the weights of this model"):
+        load_run(finished.path)
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(finished: RunFolder) -> None:
+    config = finished.read_config()
+    model = dataclasses.replace(config.model, vocab_size=config.model.vocab_size + 1)
+    finished.write_config(dataclasses.replace(config, model=model))
+    with pytest.raises(ValueError, match=r"tokenizer\.json has \d+ tokens, and config\.json says \d+"):
+        load_run(finished.path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "not the configuration of a run of format 1"),
+        ('{"format": 2}', "not the configuration of a run of format 1"),
+        ('{"format": 1}', "a field is missing or wrong: 'preset'"),
+    ],
+)
+def test_a_damaged_config_is_named(folder: RunFolder, content: str, message: str) -> None:
+    folder.config_file.write_text(content)
+    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
+        folder.read_config()
+
+
+def test_a_wrong_size_in_the_config_is_named(folder: RunFolder) -> None:
+    content = json.loads(folder.config_file.read_text())
+    content["model"]["num_heads"] = 3
+    folder.config_file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"config\.json: TransformerConfig\.d_model is 32"):
+        folder.read_config()
+
+
+def test_config_comes_back_as_it_was(folder: RunFolder) -> None:
+    config = folder.read_config()
+    assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+def test_a_damaged_summary_is_named(finished: RunFolder) -> None:
+    finished.summary_file.write_text('{"dev_bleu": 1}')
+    with pytest.raises(ValueError, match=r"summary\.json: .*missing 6 required positional arguments"):
+        load_run(finished.path)
+
+
+def test_a_folder_with_a_run_is_not_started_again(folder: RunFolder, preset: Preset, corpus: Corpus) -> None:
+    with pytest.raises(ValueError, match="already holds a run: give another folder"):
+        start_run(folder, preset, corpus)

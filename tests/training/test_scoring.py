@@ -1,0 +1,44 @@
+import pytest
+import sacrebleu
+
+from training.scoring import score, translate
+from training.tokenizer import train_tokenizer
+from training.transformer import Transformer
+
+REFERENCES = ["Today is Friday .", "I am a student who reads a book .", "It is finally Friday ."]
+
+
+def test_perfect_translations_score_100_with_a_signature() -> None:
+    result = score(REFERENCES, REFERENCES)
+    assert result.bleu == pytest.approx(100)
+    assert result.chrf == pytest.approx(100)
+    assert "nrefs:1|case:mixed" in result.bleu_signature
+    assert f"version:{sacrebleu.__version__}" in result.chrf_signature
+    assert result.bleu_signature in str(result)
+
+
+def test_scores_are_sacrebleus_own() -> None:
+    hypotheses = ["Today is Monday .", "I am a student who reads books .", "It is Friday ."]
+    result = score(hypotheses, REFERENCES)
+    assert result.bleu == sacrebleu.corpus_bleu(hypotheses, [REFERENCES]).score
+    assert 0 < result.bleu < 100
+    assert result.chrf == sacrebleu.corpus_chrf(hypotheses, [REFERENCES]).score
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_wrong_number_of_hypotheses_is_refused(count: int) -> None:
+    with pytest.raises(ValueError, match=f"{count} hypotheses for {3 if count else 0} references"):
+        score(REFERENCES[:count], REFERENCES if count else [])
+
+
+def test_translations_keep_the_order_and_end_without_eos(model: Transformer) -> None:
+    tokenizer = train_tokenizer([], 260)
+    texts = ["abcdef", "a", "abc"]
+    together = translate(model, tokenizer, texts)
+    assert together == [translate(model, tokenizer, [text, "abcdef"])[0] for text in texts]
+    assert translate(model, tokenizer, []) == []
+
+
+def test_beams_are_searched_too(model: Transformer) -> None:
+    tokenizer = train_tokenizer([], 260)
+    assert len(translate(model, tokenizer, ["ab", "c"], beam_size=3)) == 2
