@@ -231,6 +231,7 @@ def _provider(precision: Precision) -> str:
     """fp16 graphs are CUDA graphs, and are proved there where there is a device."""
     cuda = "CUDAExecutionProvider"
     if precision is Precision.FP16 and cuda in ort.get_available_providers():
+        ort.preload_dlls()  # the CUDA and cuDNN libraries that pip installed
         return cuda
     return "CPUExecutionProvider"
 

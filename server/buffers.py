@@ -1,7 +1,7 @@
 """The tensors that live as long as the server, a row a slot, on whichever device runs the graphs.
 
-They are allocated once and never moved, so that graphs can be bound to them by pointer. Nothing here imports ONNX
-Runtime: what must be done on a device is asked of a `Device`.
+They are allocated once and never moved, so that graphs can be bound to them by pointer. Nothing here imports
+ONNX Runtime: what must be done on a device is asked of a `Device`.
 """
 
 from __future__ import annotations
@@ -127,14 +127,14 @@ class Columns:
             names.CACHE_LENGTHS: np.zeros(num_slots, np.int32),
             names.SOURCE_LENGTHS: np.ones(num_slots, np.int32),
         }
-        logits = np.zeros((num_slots, vocab_size), np.float32)
+        self._logits: Any = np.zeros((num_slots, vocab_size), np.float32)
         if device.is_host:
             self._pointers = {name: int(array.ctypes.data) for name, array in self._host.items()}
-            self._logits, self._logits_pointer = logits, int(logits.ctypes.data)
+            self._logits_pointer = int(self._logits.ctypes.data)
         else:
             self._values = {name: device.value(array) for name, array in self._host.items()}
             self._pointers = {name: int(value.data_ptr()) for name, value in self._values.items()}
-            self._logits = device.value(logits)
+            self._logits = device.value(self._logits)
             self._logits_pointer = int(self._logits.data_ptr())
 
     def fill(self, rows: tuple[Sequence, ...], *, is_same: bool) -> None:

@@ -21,6 +21,7 @@ def load_model(path: Path, config: ServerConfig, deliveries: Deliveries) -> Serv
     bundle = load_bundle(path)
     try:
         runner = OnnxRunner(bundle, config.runner)
+        runner.warm_up()
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     engine = Engine(

@@ -34,6 +34,9 @@ _PROVIDERS = {_CPU: "CPUExecutionProvider", _CUDA: "CUDAExecutionProvider"}
 # run on the CPU. fp16 has no fast kernels on the CPU.
 _PRECISIONS = {_CPU: (Precision.INT8, Precision.FP32), _CUDA: (Precision.FP16,)}
 
+if _PROVIDERS[_CUDA] in ort.get_available_providers():
+    ort.preload_dlls()  # the CUDA and cuDNN libraries that pip installed
+
 
 @dataclass(frozen=True)
 class RunnerConfig:
@@ -175,6 +178,18 @@ class OnnxRunner:
         self._select = self._device.weightless("greedy")
         self._bindings: dict[int, tuple[ort.IOBinding, ort.IOBinding]] = {}
         self._rows: tuple[Sequence, ...] = ()
+
+    def warm_up(self) -> None:
+        """Run every graph once, so that no request pays for first-time work."""
+        sources = {
+            spec.name: np.zeros(spec.shape({Axis.BATCH: 1, Axis.SOURCE_LENGTH: 1})[1:], spec.dtype)
+            for spec in self._graphs[Verb.ENCODE].inputs
+            if spec.role is Role.SOURCE and spec.name != names.SOURCE_LENGTHS
+        }
+        request = Request("warm-up", sources, max_new_tokens=1, arrival=0.0)
+        self.encode(0, [request])
+        self.step((Sequence(request, self.start_id, request.source_length),))
+        self.align(0, [self.start_id], request.source_length)
 
     def encode(self, first_row: int, requests: list[Request]) -> None:
         """Encode newcomers into the memory of the rows from `first_row` on."""

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.logging import RichHandler
 
 from training import commands
 from training.corpus import CorpusFiles
@@ -34,6 +33,19 @@ _EXAMPLES = {
     "attention": """example:
   python -m training attention runs/demo "오늘은 금요일입니다" --json attention.json""",
 }
+
+
+class _ConsoleHandler(logging.Handler):
+    """Prints above the progress bar, each message unbroken however narrow the console is."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        text = level + self.format(record)
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -74,8 +86,7 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; gives the exit code: 0 done, 1 failed, 130 interrupted (argparse exits with 2)."""
     console = Console(stderr=True)
-    handler = RichHandler(console=console, show_path=False, markup=False)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", datefmt="%H:%M:%S", handlers=[handler])
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_ConsoleHandler(console)])
     root = parser()
     options = root.parse_args(arguments)
     try:

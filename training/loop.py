@@ -140,8 +140,9 @@ class Trainer:
                     self._report(reporter, meter)
                     meter = _Meter()
                 if self.step % recipe.eval_interval_steps == 0 or self.step == recipe.max_steps:
+                    start = time.monotonic()
                     self._evaluate(reporter)
-                    meter = _Meter()
+                    meter.leave_out(time.monotonic() - start)
                 if self._is_scheduled(self.step):
                     self._save()
                 reporter.advance(self.step)
@@ -301,6 +302,10 @@ class _Meter:
         self._losses.append(loss)
         self._gradient_norms.append(gradient_norm)
         self._num_tokens += num_tokens
+
+    def leave_out(self, seconds: float) -> None:
+        """Do not count time that was not spent training."""
+        self._start += seconds
 
     def read(self) -> tuple[float, float, float]:
         """Mean loss, mean gradient norm, tokens a second."""

@@ -87,7 +87,7 @@ class Summary:
     Attributes:
         weights: Which weights `model.pt` holds.
         steps: Optimizer steps until training stopped.
-        seconds: From start to end, tokenizer and scoring included; of all sessions.
+        seconds: Training and scoring, of all sessions.
     """
 
     dev_bleu: float

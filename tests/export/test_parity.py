@@ -37,7 +37,7 @@ def test_any_changed_weight_is_seen(exported):
         before = parameter.detach().clone()
         with torch.no_grad():
             parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-        if parity.worst_difference(model, exported.graphs, exported.decode, [(4, 9, 6)]) < TOLERANCE:
+        if parity.worst_difference(model, exported.graphs, exported.decode, [(2, 5, 3)]) < TOLERANCE:
             unseen.append(name)
         with torch.no_grad():
             parameter.copy_(before)
@@ -58,5 +58,5 @@ def test_what_is_not_a_number_is_infinitely_wrong(post_fp32):
 
 
 def test_int8_is_near_the_trained_model(post_int8):
-    # 8 bits of calibrated activations; measured 0.9 with random weights, and a graph that is wrong is off by 5.
+    # 8 bits of calibrated activations; measured 0.7 with random weights.
     assert parity.worst_difference(post_int8.trained.model, post_int8.graphs, post_int8.decode) < 2

@@ -1,6 +1,5 @@
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -183,10 +182,7 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
 def test_ctrl_c_exits_with_130_and_says_how_to_go_on(tmp_path: Path, corpus_files: list[str]) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "training", "train", "demo", "--out", str(out), *corpus_files]
-    environment = os.environ | {"COLUMNS": "500"}
-    with subprocess.Popen(
-        [*command, "--threads", "1"], stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
+    with subprocess.Popen([*command, "--threads", "1"], stderr=subprocess.PIPE, text=True) as process:
         metrics = RunFolder(out).metrics_file
         while not (metrics.is_file() and metrics.stat().st_size):  # training is under way
             assert process.poll() is None

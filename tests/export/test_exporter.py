@@ -1,0 +1,139 @@
+"""A bundle is written whole or not at all."""
+
+import os
+import shutil
+import stat
+
+import pytest
+
+from bundle.manifest import load_bundle
+from bundle.names import Precision
+from export import exporter, parity
+from export.exporter import FP32_TOLERANCE, ExportError, alignment_layer, describe, export_bundle
+
+FP32 = [Precision.FP32]
+
+
+def refuse_to_go_on(line: str) -> None:
+    raise AssertionError(f"the export went on to {line!r}")
+
+
+def test_the_manifest_tells_sizes_limits_and_where_the_model_comes_from(random_trained, random_bundle):
+    manifest = random_bundle.manifest
+    assert manifest.kind == "transformer"
+    assert manifest.sizes == {
+        "vocab_size": random_trained.config.vocab_size,
+        "d_model": 32,
+        "d_ff": 64,
+        "d_head": 8,
+        "num_heads": 4,
+        "num_encoder_layers": 2,
+        "num_decoder_layers": 2,
+    }
+    assert manifest.attention_scale == 8**-0.5
+    assert manifest.alignment_layer == alignment_layer(2) == 0
+    assert manifest.provenance == {"preset": "random", "dev_score": "0.00"}
+
+
+def test_the_manifest_holds_the_proof(random_bundle):
+    proof = random_bundle.manifest.variants[Precision.FP32].parity
+    assert 0 < proof.max_log_probability_difference < proof.tolerance == FP32_TOLERANCE
+    assert proof.shapes == parity.SHAPES
+    proof = random_bundle.manifest.variants[Precision.INT8].parity
+    assert proof.tolerance is None
+    assert proof.bleu >= proof.reference_bleu - 1
+
+
+def test_int8_of_a_trained_model_translates_as_well(trained_run):
+    proof = load_bundle(trained_run.bundle).manifest.variants[Precision.INT8].parity
+    assert proof.reference_bleu > 80
+    assert proof.bleu > proof.reference_bleu - 1
+
+
+def test_a_bundle_is_for_everybody_to_read(bundle_path):
+    assert stat.S_IMODE(bundle_path.stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize(("num_layers", "layer"), [(1, 0), (2, 0), (3, 1), (6, 4)])
+def test_the_layer_before_the_last_aligns(num_layers, layer):
+    assert alignment_layer(num_layers) == layer
+
+
+def test_a_folder_that_is_there_is_not_replaced_unasked(one_layer_trained, tmp_path):
+    (tmp_path / "precious").write_text("")
+    with pytest.raises(ExportError, match=r"is there already; give another folder, or --overwrite"):
+        export_bundle(one_layer_trained, tmp_path, FP32, report=refuse_to_go_on)
+    assert os.listdir(tmp_path) == ["precious"]
+
+
+def test_a_failing_proof_leaves_the_old_bundle_and_nothing_else(one_layer_trained, tmp_path, monkeypatch,
+told):
+    path = tmp_path / "bundle"
+    path.mkdir()
+    (path / "old").write_text("")
+    monkeypatch.setattr(exporter, "FP32_TOLERANCE", 1e-12)
+    lines, report = told
+    with pytest.raises(
+        ExportError, match=r"fp32 differs from the trained model by .*e-0. in a log-probability, and 1e-12"
+    ):
+        export_bundle(one_layer_trained, path, FP32, overwrite=True, report=report)
+    assert lines == ["fp32: converting", "fp32: comparing with the trained model"]
+    assert os.listdir(tmp_path) == ["bundle"]
+    assert os.listdir(path) == ["old"]
+    monkeypatch.undo()
+    export_bundle(one_layer_trained, path, FP32, overwrite=True)
+    assert os.listdir(tmp_path) == ["bundle"]
+    load_bundle(path)
+    assert not (path / "old").exists()
+
+
+def test_int8_that_translates_worse_is_refused(random_trained, post_int8, monkeypatch):
+    monkeypatch.setattr(exporter, "_dev_bleu", lambda *_: (88.9, 90.0))
+    with pytest.raises(ExportError, match=r"int8 scores 88.90 BLEU on dev where the trained model scores
+    90.00"):
+        exporter._prove(random_trained, post_int8.graphs, post_int8.decode, Precision.INT8)
+    monkeypatch.setattr(exporter, "_dev_bleu", lambda *_: (89.1, 90.0))
+    proof = exporter._prove(random_trained, post_int8.graphs, post_int8.decode, Precision.INT8)
+    assert describe(proof).endswith("dev BLEU 89.10 (trained model 90.00)")
+
+
+def test_a_difference_that_is_not_a_number_is_no_proof(random_trained, post_fp32, monkeypatch):
+    monkeypatch.setattr(parity, "worst_difference", lambda *_: float("nan"))
+    with pytest.raises(ExportError, match="fp32 differs from the trained model by nan"):
+        exporter._prove(random_trained, post_fp32.graphs, post_fp32.decode, Precision.FP32)
+
+
+def test_ctrl_c_leaves_nothing(one_layer_trained, tmp_path):
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_bundle(one_layer_trained, tmp_path / "new" / "bundle", FP32, report=interrupt)
+    assert os.listdir(tmp_path / "new") == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_write_permission_is_named(one_layer_trained, tmp_path):
+    tmp_path.chmod(0o555)
+    try:
+        with pytest.raises(ExportError, match=r"cannot write into .*: Permission denied"):
+            export_bundle(one_layer_trained, tmp_path / "bundle", FP32, report=refuse_to_go_on)
+    finally:
+        tmp_path.chmod(0o755)
+
+
+def test_a_parent_that_is_a_file_is_named(one_layer_trained, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ExportError, match=r"cannot write into .*/file: "):
+        export_bundle(one_layer_trained, tmp_path / "file" / "bundle", FP32, report=refuse_to_go_on)
+
+
+def test_a_full_disk_while_writing_is_told_and_leaves_nothing(one_layer_trained, tmp_path, monkeypatch):
+    def full(*_) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(exporter, "_export_variant", full)
+    with pytest.raises(OSError, match="No space left"):
+        export_bundle(one_layer_trained, tmp_path / "bundle", FP32)
+    assert os.listdir(tmp_path) == []
+    assert shutil.disk_usage(tmp_path).free > 0

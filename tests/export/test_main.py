@@ -1,0 +1,103 @@
+"""The command `python -m export`."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from bundle.names import Precision
+from export.__main__ import main
+
+
+@pytest.fixture
+def run(trained_run, tmp_path: Path) -> Path:
+    """A copy of a finished run, to damage."""
+    return Path(shutil.copytree(trained_run.run, tmp_path / "run"))
+
+
+def refusal(run: Path, capsys, *arguments: str) -> str:
+    """The one line that a refused export says."""
+    bundle = run.parent / "bundle"
+    assert main([str(run), str(bundle), *arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert sorted(path.name for path in run.parent.iterdir()) == ["run"]
+    [line] = captured.err.splitlines()
+    assert line.startswith("export: ")
+    return line
+
+
+def test_the_result_is_the_folder_and_the_proof_is_told(trained_run):
+    assert trained_run.stdout == f"{trained_run.bundle}\n"
+    told = " ".join(trained_run.stderr.split())
+    assert re.search(r"fp32: worst difference of log-probabilities \S+ \(tolerance 1e-04\)", told)
+    assert re.search(r"int8: worst difference .* dev BLEU \S+ \(trained model \S+\)", told)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "tokenizer.json", "summary.json", "dev.source.txt"])
+def test_a_run_that_lacks_a_file_is_refused_by_its_name(name, run, capsys):
+    (run / name).unlink()
+    line = refusal(run, capsys)
+    assert f"lacks {name}: training has not finished" in line
+    assert "--resume" in line
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_a_half_written_checkpoint_is_refused(share, run, capsys):
+    content = (run / "model.pt").read_bytes()
+    (run / "model.pt").write_bytes(content[: int(share * len(content))])
+    assert "model.pt: damaged or half-written checkpoint" in refusal(run, capsys)
+
+
+def test_a_changed_byte_in_a_checkpoint_is_refused(run, capsys):
+    content = bytearray((run / "model.pt").read_bytes())
+    content[len(content) // 2] ^= 255
+    (run / "model.pt").write_bytes(content)
+    assert "model.pt: damaged or half-written checkpoint" in refusal(run, capsys)
+
+
+def test_a_checkpoint_of_another_model_is_refused(run, capsys):
+    config = (run / "config.json").read_text()
+    (run / "config.json").write_text(config.replace('"d_ff": 64', '"d_ff": 128'))
+    assert "model.pt: not the weights of this model" in refusal(run, capsys)
+
+
+def test_a_half_written_configuration_is_refused(run, capsys):
+    config = (run / "config.json").read_text()
+    (run / "config.json").write_text(config[:100])
+    assert "config.json: " in refusal(run, capsys)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    assert "is not a training run: there is no config.json in it" in refusal(tmp_path / "run", capsys)
+
+
+def test_a_bundle_that_is_there_is_refused_without_overwrite(trained_run, capsys):
+    assert main([str(trained_run.run), str(trained_run.bundle)]) == 1
+    assert "is there already; give another folder, or --overwrite" in capsys.readouterr().err
+    assert (trained_run.bundle / "manifest.json").is_file()
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["run"], ["run", "bundle", "--precision", "fp64"], ["run", "b", "--x"]]
+)
+def test_wrong_usage_exits_2(arguments, capsys):
+    with pytest.raises(SystemExit, match="^2$"):
+        main(arguments)
+    assert "usage: python -m export" in capsys.readouterr().err
+
+
+def test_an_unknown_precision_is_named_with_those_there_are(capsys):
+    with pytest.raises(SystemExit, match="^2$"):
+        main(["run", "bundle", "--precision", "fp32,bf16"])
+    assert "'fp32,bf16' is not a list of fp32, fp16, int8" in capsys.readouterr().err
+
+
+def test_help_has_an_example_and_every_precision(capsys):
+    with pytest.raises(SystemExit, match="^0$"):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert "python -m export runs/demo bundles/demo" in text
+    assert all(precision in text for precision in Precision)
