@@ -78,13 +78,13 @@ def serving(bundle: Path, flags: Sequence[str] = ()) -> Iterator[RunningServer]:
     Raises:
         RuntimeError: It did not become ready, or did not exit with 0 when asked to end.
     """
-    port, metrics_port = _free_ports(2)
+    port, metrics_port = free_ports(2)
     command = [sys.executable, "-m", "server", str(bundle), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--metrics-port", str(metrics_port), "--log-level", "warning", *flags]
     process = subprocess.Popen(command)
     try:
         url = f"http://127.0.0.1:{metrics_port}"
-        _wait_until_ready(process, f"{url}/readyz")
+        wait_until_ready(process, f"{url}/readyz")
         yield RunningServer(process, f"127.0.0.1:{port}", url)
     finally:
         if process.poll() is None:
@@ -94,7 +94,12 @@ def serving(bundle: Path, flags: Sequence[str] = ()) -> Iterator[RunningServer]:
         raise RuntimeError(f"the server exited with {code}")
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+    """Wait until `url` answers with 200.
+
+    Raises:
+        RuntimeError: The process ended, or time ran out.
+    """
     deadline = time.monotonic() + _READY_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -107,7 +112,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
     raise RuntimeError(f"the server was not ready after {_READY_SECONDS:.0f} s")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody listens on now."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [opened.getsockname()[1] for opened in sockets]
     for opened in sockets:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from bundle.names import Precision
-from export.exporter import ExportError, export_bundle
+from export.exporter import export_bundle
 from training.run import load_run
 
 _EXAMPLE = """example:
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
             export_bundle(
                 trained, options.bundle, options.precision, overwrite=options.overwrite, report=report
             )
-    except (ExportError, ValueError) as error:
+    except (OSError, ValueError) as error:
         print(f"export: {error}", file=sys.stderr)
         return 1
     print(options.bundle)

@@ -22,7 +22,7 @@ from bundle.manifest import (
     file_spec,
     write_manifest,
 )
-from bundle.names import FORMAT_VERSION, TOKENIZER_FILE, Precision, Verb
+from bundle.names import FORMAT_VERSION, MANIFEST_FILE, TOKENIZER_FILE, Precision, Verb
 from export import convert, parity
 from export.calibration import calibrate
 from export.graphs import DecodeGraph, EncodeGraph, Graph, StepGraph
@@ -63,7 +63,7 @@ def export_bundle(
         trained: The model, its tokenizer and its dev pairs.
         path: The folder to make.
         precisions: At least one.
-        overwrite: Whether a folder that is there already is replaced.
+        overwrite: Whether a bundle that is there already is replaced.
         report: Is told each step as it begins or ends.
 
     Raises:
@@ -71,6 +71,8 @@ def export_bundle(
     """
     if path.exists() and not overwrite:
         raise ExportError(f"{path} is there already; give another folder, or --overwrite")
+    if path.exists() and not _may_be_replaced(path):
+        raise ExportError(f"{path} is no bundle, and is not replaced; give another folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
@@ -85,6 +87,10 @@ def export_bundle(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return manifest
+
+
+def _may_be_replaced(path: Path) -> bool:
+    return (path / MANIFEST_FILE).is_file() or (path.is_dir() and not any(path.iterdir()))
 
 
 def _write(

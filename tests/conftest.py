@@ -33,8 +33,9 @@ _DEV = [
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _two_threads() -> None:
-    torch.set_num_threads(2)
+def _one_torch_thread() -> None:
+    # Matrices this small only wait for a second thread, ten times longer where the machine is busy.
+    torch.set_num_threads(1)
 
 
 def make_random_trained(**sizes) -> TrainedModel:
@@ -139,9 +140,9 @@ def _numbers() -> Corpus:
 def _numbers_preset() -> Preset:
     model = TransformerConfig(
         vocab_size=290,
-        d_model=32,
-        d_ff=64,
-        num_heads=2,
+        d_model=64,
+        d_ff=128,
+        num_heads=4,
         num_encoder_layers=2,
         num_decoder_layers=2,
         dropout=0.0,
@@ -149,11 +150,11 @@ def _numbers_preset() -> Preset:
         max_target_length=32,
     )
     training = TrainingConfig(
-        max_steps=300,
+        max_steps=400,
         batch_tokens=600,
         warmup_steps=60,
         learning_rate_scale=0.5,
-        eval_interval_steps=150,
+        eval_interval_steps=400,
         checkpoint_interval_steps=50,
         num_averaged=2,
         patience=None,

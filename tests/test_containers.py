@@ -24,15 +24,16 @@ from urllib.parse import urlencode
 import pytest
 
 from client import Client, ClientError
+from server.config import ServerConfig
 from tests.conftest import TrainedRun
 
 pytestmark = pytest.mark.docker
 
 ROOT = Path(__file__).parent.parent
 MAX_IMAGE_BYTES = 500 * 10**6
-T = TypeVar("T")
+DRAIN_SECONDS = int(ServerConfig().drain_seconds)
 
-DRAIN_SECONDS = 30  # of the server, by default; `docker stop` must wait longer
+T = TypeVar("T")
 
 
 def run(*command: str) -> str:
@@ -51,7 +52,7 @@ def wait_for(probe: Callable[[], T | None], what: str, limit_seconds: float = 60
     return answer
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # before the models of conftest.py are made
 def compose() -> tuple[str, ...]:
     """The command of Compose 2 or 1.29, where there is an engine to talk to."""
     if shutil.which("docker") is None:
@@ -68,7 +69,7 @@ def compose() -> tuple[str, ...]:
     pytest.skip("there is neither `docker compose` nor docker-compose")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def bundles(trained_run: TrainedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder like ./bundles, with a model of number words as its demo."""
     path = tmp_path_factory.mktemp("containers") / "bundles"  # pytest's own folder is closed to other users
@@ -94,6 +95,17 @@ class Stack:
         return run(*self.compose, "port", service, str(port))
 
 
+def wait_until_ready(address: str) -> None:
+    def serving() -> bool | None:
+        try:
+            return client.health() == "SERVING" or None
+        except ClientError:
+            return None
+
+    with Client(address) as client:
+        wait_for(serving, f"{address} serves")
+
+
 @pytest.fixture(scope="module")
 def stack(
     compose: tuple[str, ...], bundles: Path, tmp_path_factory: pytest.TempPathFactory
@@ -106,21 +118,13 @@ def stack(
     command = ("env", *ports, *compose, "-p", name, "-f", "docker-compose.yml", "-f", str(override))
     try:
         run(*command, "up", "--build", "--detach")
-        yield Stack(server["image"], run(*command, "ps", "-q", "server"), command)
+        stack = Stack(server["image"], run(*command, "ps", "-q", "server"), command)
+        wait_until_ready(stack.address("server", 50051))
+        yield stack
     finally:
+        subprocess.run([*command, "logs", "--no-color", "server"], cwd=ROOT)  # shown where the start failed
         subprocess.run([*command, "down", "--volumes", "--timeout", "5"], cwd=ROOT, capture_output=True)
         subprocess.run(["docker", "image", "rm", server["image"]], capture_output=True)
-
-
-def wait_until_ready(address: str) -> None:
-    def serving() -> str | None:
-        try:
-            return client.health()
-        except ClientError:
-            return None
-
-    with Client(address) as client:
-        assert wait_for(serving, f"{address} serves") == "SERVING"
 
 
 def test_image_is_small(stack):
@@ -158,8 +162,11 @@ def test_server_is_not_root_and_can_write_nothing(stack):
     assert run("docker", "exec", stack.server, "id", "-u") == "10001"
 
 
+def test_compose_waits_longer_than_the_server_drains(stack):
+    assert int(run("docker", "inspect", "-f", "{{.Config.StopTimeout}}", stack.server)) > DRAIN_SECONDS
+
+
 def test_log_has_no_complaint(stack):
-    wait_until_ready(stack.address("server", 50051))
     log = subprocess.run(["docker", "logs", stack.server], capture_output=True, text=True)
     assert log.stdout == ""
     assert re.fullmatch(r".* ready: gRPC on 0\.0\.0\.0:50051, .*\n", log.stderr), log.stderr
@@ -167,7 +174,6 @@ def test_log_has_no_complaint(stack):
 
 def test_a_sentence_is_translated_from_outside(stack):
     address = stack.address("server", 50051)
-    wait_until_ready(address)
     answer = run(sys.executable, "-m", "client", "translate", "--address", address, "하나 둘 셋")
     assert answer.startswith("one"), answer  # it was trained for seconds: the first word is sure
 
@@ -181,9 +187,7 @@ def test_container_becomes_healthy(stack):
 
 
 def test_prometheus_scrapes_the_server(stack):
-    address = stack.address("server", 50051)
-    wait_until_ready(address)
-    with Client(address) as client:
+    with Client(stack.address("server", 50051)) as client:
         client.translate("하나")
     prometheus = stack.address("prometheus", 9090)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -120,7 +121,7 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
     train.add_argument("--seed", type=int, help="of weights, dropout and order (default: the preset's)")
     train.add_argument("--vocab-size", type=int, help="most tokens of the vocabulary (default: the preset's)")
     train.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    train.add_argument("--threads", type=int, help="CPU threads (default: one a core)")
+    train.add_argument("--threads", type=int, help="CPU threads (default: the CPUs it may use)")
 
 
 def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: Console) -> None:
@@ -128,10 +129,10 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
         root.error(
             "--seed and --vocab-size are those that the run was started with: leave them out with --resume"
         )
-    if options.threads is not None:
-        if options.threads < 1:
-            root.error(f"--threads is {options.threads}, and must be at least 1")
-        torch.set_num_threads(options.threads)
+    if options.threads is not None and options.threads < 1:
+        root.error(f"--threads is {options.threads}, and must be at least 1")
+    # More threads than CPUs, as torch would take in a process tied to a few, are many times slower.
+    torch.set_num_threads(options.threads or len(os.sched_getaffinity(0)))
     try:
         files = CorpusFiles(
             options.source,

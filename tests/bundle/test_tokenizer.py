@@ -142,5 +142,5 @@ def test_the_id_of_a_token_is_known_or_refused_by_name(tokenizer):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match="tokenizer.json: no such tokenizer file"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: no such tokenizer file"):
         Tokenizer.load(tmp_path / "tokenizer.json")

@@ -26,10 +26,10 @@ def test_calibration_leaves_the_model_as_it_was(random_trained):
 
 
 def test_far_values_are_cut_off_where_that_costs_less():
-    values = torch.linspace(-1, 1, 20_001)
+    values = torch.linspace(0, 1, 100_000)
     assert _range(values).high == 1.0
     values[-1] = 3.0
-    assert _range(values).high < 2.0
+    assert 1.0 < _range(values).high < 2.9
 
 
 @pytest.mark.parametrize("values", [torch.zeros(5), torch.full((5,), -2.0), torch.full((5,), 2.0)])

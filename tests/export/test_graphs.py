@@ -92,7 +92,7 @@ def test_what_stands_after_a_position_does_not_change_it(case):
 
 @pytest.mark.parametrize("exported", TOLERANCES, indirect=True)
 def test_padding_and_what_a_row_held_before_do_not_matter(case):
-    """Ids past a source's end, old memory past it, and old cache past a row's length are all read by nobody."""
+    """Nobody reads ids or memory past a source's end, nor cache past a row's length."""
     exported, memory, source_ids, target_ids, _ = case
     other_ids = source_ids.copy()
     for row, length in enumerate(SOURCE_LENGTHS):

@@ -25,8 +25,9 @@ def test_int8_weights_are_at_most_half_a_level_off(layers):
     assert isinstance(made, Int8Linear)
     weight = torch.cat([layer.weight.t() for layer in layers], dim=1)
     assert made.weight.dtype == torch.int8
-    assert (made.weight.float() * made.weight_scale - weight).abs().max() <= made.weight_scale.max() / 2 +
-    1e-7 assert made.weight.abs().amax(dim=0).tolist() == [127] * 8, "every column uses its whole range"
+    error = (made.weight.float() * made.weight_scale - weight).abs().max()
+    assert error <= made.weight_scale.max() / 2 + 1e-7
+    assert made.weight.abs().amax(dim=0).tolist() == [127] * 8, "every column uses its whole range"
 
 
 def test_zero_is_exactly_a_level_of_the_activation(layers):

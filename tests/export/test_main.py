@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from bundle.names import Precision
+from export import exporter
 from export.__main__ import main
 
 
@@ -17,7 +18,7 @@ def run(trained_run, tmp_path: Path) -> Path:
 
 
 def refusal(run: Path, capsys, *arguments: str) -> str:
-    """The one line that a refused export says."""
+    """The line that a refused export says."""
     bundle = run.parent / "bundle"
     assert main([str(run), str(bundle), *arguments]) == 1
     captured = capsys.readouterr()
@@ -59,14 +60,23 @@ def test_a_changed_byte_in_a_checkpoint_is_refused(run, capsys):
 
 def test_a_checkpoint_of_another_model_is_refused(run, capsys):
     config = (run / "config.json").read_text()
-    (run / "config.json").write_text(config.replace('"d_ff": 64', '"d_ff": 128'))
-    assert "model.pt: not the weights of this model" in refusal(run, capsys)
+    (run / "config.json").write_text(config.replace('"d_ff": 128', '"d_ff": 64'))
+    assert main([str(run), str(run.parent / "bundle")]) == 1
+    assert "model.pt: not the weights of this model" in capsys.readouterr().err
 
 
 def test_a_half_written_configuration_is_refused(run, capsys):
     config = (run / "config.json").read_text()
     (run / "config.json").write_text(config[:100])
     assert "config.json: " in refusal(run, capsys)
+
+
+def test_a_full_disk_is_one_line(run, capsys, monkeypatch):
+    def full(*_) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(exporter, "_export_variant", full)
+    assert "No space left on device" in refusal(run, capsys)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
@@ -84,19 +94,19 @@ def test_a_bundle_that_is_there_is_refused_without_overwrite(trained_run, capsys
     "arguments", [[], ["run"], ["run", "bundle", "--precision", "fp64"], ["run", "b", "--x"]]
 )
 def test_wrong_usage_exits_2(arguments, capsys):
-    with pytest.raises(SystemExit, match="^2$"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         main(arguments)
     assert "usage: python -m export" in capsys.readouterr().err
 
 
 def test_an_unknown_precision_is_named_with_those_there_are(capsys):
-    with pytest.raises(SystemExit, match="^2$"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         main(["run", "bundle", "--precision", "fp32,bf16"])
     assert "'fp32,bf16' is not a list of fp32, fp16, int8" in capsys.readouterr().err
 
 
 def test_help_has_an_example_and_every_precision(capsys):
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         main(["--help"])
     text = capsys.readouterr().out
     assert "python -m export runs/demo bundles/demo" in text

@@ -1,0 +1,100 @@
+"""From a bundle's folder to a model that can be served."""
+
+import asyncio
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from bundle.manifest import load_bundle
+from bundle.names import SOURCE_IDS
+from server.config import ServerConfig
+from server.deliveries import Deliveries
+from server.engine import QueueLimits
+from server.errors import Overloaded
+from server.loading import load_model
+from server.metrics import Metrics
+from server.records import FinishReason, Request, Result
+from server.runner import RunnerConfig
+
+CONFIG = ServerConfig(
+    queue=QueueLimits(max_waiting_requests=2), runner=RunnerConfig(provider="cpu", num_threads=2, max_slots=3)
+)
+
+
+@pytest.fixture
+def deliveries():
+    loop = asyncio.new_event_loop()
+    yield Deliveries("random", loop, Metrics())
+    loop.close()
+
+
+def test_a_model_knows_what_its_bundle_says(bundle_path, deliveries):
+    model, bundle = load_model(bundle_path, CONFIG, deliveries), load_bundle(bundle_path)
+    assert (model.name, model.version, model.kind) == ("random", bundle.version, "transformer")
+    assert (model.precision, model.provider) == ("int8", "cpu")
+    assert (model.vocab_size, model.eos_id) == (300, 2)
+    assert model.engine.num_slots == 3
+    assert (model.engine.max_source_length, model.engine.max_target_length) == (48, 48)
+    assert model.cache_bytes == 3 * 4 * 2 * 2 * 32 * (48 + 48 + 1)
+    assert model.provenance == bundle.manifest.provenance
+    assert model.source_name in {tensor.name for tensor in _encode_inputs(bundle)}
+    text = "오늘은 금요일입니다"
+    assert model.source_tokenizer.encode_source(text) == bundle.source_tokenizer.encode_source(text)
+
+
+def _encode_inputs(bundle):
+    return bundle.manifest.variants["int8"].graphs["encode"].inputs
+
+
+def test_its_engine_is_not_started_and_has_the_limits_of_the_configuration(bundle_path, deliveries):
+    engine = load_model(bundle_path, CONFIG, deliveries).engine
+    assert not engine._thread.is_alive()
+    for _ in range(2):
+        engine.submit(Request("r", {SOURCE_IDS: np.array([5, 2])}, max_new_tokens=1, arrival=0.0))
+    with pytest.raises(Overloaded, match="the limit is 2"):
+        engine.submit(Request("r", {SOURCE_IDS: np.array([5, 2])}, max_new_tokens=1, arrival=0.0))
+
+
+def test_a_started_engine_delivers_to_who_submitted(bundle_path):
+    async def answer() -> Result:
+        metrics = Metrics()
+        deliveries = Deliveries("random", asyncio.get_running_loop(), metrics)
+        model = await asyncio.to_thread(load_model, bundle_path, CONFIG, deliveries)
+        metrics.add_model(
+            model.name,
+            version=model.version,
+            precision=model.precision,
+            provider=model.provider,
+            num_slots=model.engine.num_slots,
+            cache_bytes=model.cache_bytes,
+            heartbeat=model.engine.heartbeat,
+        )
+        model.engine.start()
+        try:
+            request = Request("r", {SOURCE_IDS: np.array([5, 6, 2])}, max_new_tokens=3, arrival=0.0)
+            with model.submitted(request) as mailbox:
+                return await asyncio.wait_for(mailbox.wait_for_result(), 20)
+        finally:
+            await asyncio.to_thread(model.engine.stop)
+
+    result = asyncio.run(answer())
+    assert result.finish_reason is FinishReason.LENGTH
+    assert len(result.token_ids) == 3
+
+
+def test_a_damaged_bundle_is_named(bundle_path, tmp_path, deliveries):
+    path = shutil.copytree(bundle_path, tmp_path / "damaged")
+    (path / "int8" / "step.onnx").unlink()
+    (path / "fp32" / "weights.bin").write_bytes(b"")
+    with pytest.raises(ValueError, match=re.escape(f"{path} is not a usable bundle:")) as caught:
+        load_model(path, CONFIG, deliveries)
+    assert "int8/step.onnx is missing" in str(caught.value)
+    assert "fp32/weights.bin has 0 bytes" in str(caught.value)
+
+
+def test_a_bundle_that_does_not_fit_this_server_is_named(bundle_path, deliveries):
+    config = ServerConfig(runner=RunnerConfig(provider="cpu", memory_budget_bytes=10))
+    with pytest.raises(ValueError, match=re.escape(f"{bundle_path}: a slot takes ")):
+        load_model(bundle_path, config, deliveries)

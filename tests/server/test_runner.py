@@ -1,0 +1,376 @@
+"""The real runner under the real engine: a request gets the same tokens alone and in any batch."""
+
+import dataclasses
+import random
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from bundle.manifest import Bundle, load_bundle
+from bundle.names import SOURCE_IDS, Precision
+from server import runner as runner_module
+from server.records import Array, FinishReason, Request, Sequence
+from server.runner import OnnxRunner, RunnerConfig, usable_precisions
+from server.scheduler import SchedulerLimits
+from tests.server.test_engine import Driver
+from training.config import BOS_ID, EOS_ID
+from training.run import TrainedModel
+from training.search import greedy_search
+
+
+@pytest.fixture(scope="session")
+def trained_bundle(trained_run) -> Bundle:
+    return load_bundle(trained_run.bundle)
+
+
+class RecordingRunner(OnnxRunner):
+    """Keeps the logits of every request's every step."""
+
+    def __init__(self, bundle: Bundle, config: RunnerConfig) -> None:
+        super().__init__(bundle, config)
+        self.logits: dict[Request, list[Array]] = defaultdict(list)
+
+    def step(self, rows: tuple[Sequence, ...]) -> list[int]:
+        token_ids = super().step(rows)
+        for row, sequence in enumerate(rows):
+            self.logits[sequence.request].append(self._columns._logits[row].copy())
+        return token_ids
+
+
+def make_runner(bundle: Bundle, num_slots: int = 4, precision=Precision.FP32, **options) -> RecordingRunner:
+    settings = {"provider": "cpu", "precision": precision, "num_threads": 2, "max_slots": num_slots} | options
+    return RecordingRunner(bundle, RunnerConfig(**settings))
+
+
+def make_request(source, max_new_tokens: int = 16, **options) -> Request:
+    return Request("r", {SOURCE_IDS: np.array(source, np.int64)}, max_new_tokens, arrival=0.0, **options)
+
+
+def random_requests(bundle: Bundle, count: int, seed: int) -> list[Request]:
+    """Sources of any length, some of them of one token and some as long as the model takes."""
+    chance = random.Random(seed)
+    manifest = bundle.manifest
+    lengths = [1, manifest.max_source_length] + [
+        chance.randint(1, manifest.max_source_length) for _ in range(count - 2)
+    ]
+    return [
+        make_request(
+            [chance.randrange(3, manifest.sizes["vocab_size"]) for _ in range(length)],
+            chance.randint(1, manifest.max_target_length),
+        )
+        for length in lengths
+    ]
+
+
+def numbers(trained: TrainedModel, seed: int, count: int = 40) -> list[list[int]]:
+    """Sources like those that the model was trained on."""
+    chance = random.Random(seed)
+    words = "하나", "둘", "셋", "넷", "다섯"
+    texts = [" ".join(chance.choices(words, k=chance.randint(1, 4))) for _ in range(count)]
+    return trained.tokenizer.encode_sources(texts)
+
+
+@pytest.fixture(scope="module")
+def alone(random_bundle, trained_bundle):
+    """What each of some requests gets alone in a runner of one slot: its tokens and logits."""
+    answers = {}
+    for name, bundle in (("random", random_bundle), ("trained", trained_bundle)):
+        for precision in (Precision.FP32, Precision.INT8):
+            runner = make_runner(bundle, 1, precision)
+            requests = random_requests(bundle, 40, seed=1)
+            for request in requests:
+                driver = Driver(runner)
+                driver.submit(request)
+                driver.finish()
+                answers[name, precision, request] = driver.results[request], runner.logits[request]
+    return answers
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
+@pytest.mark.parametrize("name", ["random", "trained"])
+@pytest.mark.parametrize("num_slots", [1, 2, 3, 5, 16])
+def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(
+    name, precision, num_slots, alone, random_bundle, trained_bundle
+):
+    """Any arrival order, any number of slots, any bound on encoding, whoever else comes and goes."""
+    bundle = random_bundle if name == "random" else trained_bundle
+    runner = make_runner(bundle, num_slots, precision)
+    expected = {key[2]: answer for key, answer in alone.items() if key[:2] == (name, precision)}
+    for seed in range(4):
+        chance = random.Random(100 * num_slots + seed)
+        runner.logits.clear()
+        limits = SchedulerLimits(max_encode_tokens=chance.choice([1, 60, 200, 1000]))
+        driver = Driver(runner, limits=limits)  # rows hold what the history before left in them
+        # The same request twice would be another object: these copies are compared with the originals.
+        copies = {dataclasses.replace(request, stream=chance.random() < 0.5): request for request in expected}
+        strangers = random_requests(bundle, 10, seed=2)
+        waiting = [*copies, *strangers]
+        chance.shuffle(waiting)
+        while waiting:
+            for _ in range(chance.randint(0, 5)):
+                if waiting:
+                    driver.submit(waiting.pop())
+            driver.turn(chance.randint(0, 3))
+            driver.engine.cancel(chance.choice(strangers))
+        driver.finish()
+        for copy, request in copies.items():
+            result, logits = expected[request]
+            assert driver.results[copy].token_ids == result.token_ids
+            assert driver.results[copy].finish_reason is result.finish_reason
+            assert len(runner.logits[copy]) == len(logits)
+            difference = max(np.abs(a - b).max() for a, b in zip(runner.logits[copy], logits, strict=True))
+            assert difference <= (0 if HAS_AVX512 else 1e-5)
+            if copy.stream:
+                assert tuple(driver.streamed[copy]) == result.token_ids
+
+
+def _has_avx512() -> bool:
+    information = Path("/proc/cpuinfo")
+    return information.is_file() and "avx512f" in information.read_text()
+
+
+# Where it was measured the numbers of a row are the same bit for bit; on another CPU to a float32's rounding.
+HAS_AVX512 = _has_avx512()
+
+
+def test_the_requests_of_that_test_end_in_both_ways(alone):
+    reasons = {(key[0], result.finish_reason) for key, (result, _) in alone.items()}
+    assert reasons >= {("trained", FinishReason.EOS), ("trained", FinishReason.LENGTH)}
+    targets = {result.token_ids for key, (result, _) in alone.items() if key[:2] == ("random", "fp32")}
+    assert len(targets) > 30, "different sources get different targets"
+
+
+def test_served_greedy_is_the_oracle_on_a_trained_model(trained_run, trained_bundle):
+    trained = trained_run.trained
+    sources = numbers(trained, seed=0)
+    oracle = greedy_search(trained.model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=32)
+    chance = random.Random(0)
+    limits = [chance.choice([3, 32, 32, 32]) for _ in sources]
+    driver = Driver(make_runner(trained_bundle))
+    requests = [make_request(source, limit) for source, limit in zip(sources, limits, strict=True)]
+    driver.submit(*requests)
+    driver.finish()
+    reasons = []
+    for request, target in zip(requests, oracle, strict=True):
+        result = driver.results[request]
+        assert list(result.token_ids) == target[: request.max_new_tokens]
+        is_whole = len(target) < request.max_new_tokens
+        assert result.finish_reason is (FinishReason.EOS if is_whole else FinishReason.LENGTH)
+        assert result.num_target_tokens == len(result.token_ids) + is_whole
+        reasons.append(result.finish_reason)
+    assert min(reasons.count(FinishReason.EOS), reasons.count(FinishReason.LENGTH)) > 5
+
+
+def test_served_greedy_is_the_oracle_up_to_the_last_position_of_cache_and_memory(
+    random_trained, random_bundle
+):
+    chance = random.Random(5)
+    sources = [[chance.randrange(4, 300) for _ in range(length)] for length in (48, 48, 1, 30, 48)]
+    oracle = greedy_search(random_trained.model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=48)
+    assert max(map(len, oracle)) == 48
+    driver = Driver(make_runner(random_bundle, 3))
+    requests = [make_request(source, 48) for source in sources]
+    driver.submit(*requests)
+    driver.finish()
+    assert [list(driver.results[request].token_ids) for request in requests] == oracle
+
+
+def torch_alignment(trained: TrainedModel, source: list[int], fed: list[int], layer: int) -> Array:
+    source_mask = torch.ones(1, len(source), dtype=torch.bool)
+    with torch.no_grad():
+        memory = trained.model.encode(torch.tensor([source]), source_mask)
+        weights = trained.model.decode_with_attention(torch.tensor([fed]), memory, source_mask)[1]
+    return weights[layer][0].mean(dim=0).numpy()  # (T, S)
+
+
+@pytest.mark.parametrize("limit", [32, 3])
+def test_the_attention_of_an_answer_is_that_of_torch(limit, trained_run, trained_bundle):
+    trained = trained_run.trained
+    sources = numbers(trained, seed=3, count=12)
+    driver = Driver(make_runner(trained_bundle, 3))
+    requests = [
+        make_request(source, limit, attention=i % 3 != 0, stream=True) for i, source in enumerate(sources)
+    ]
+    driver.submit(*requests)
+    driver.finish()
+    for request, source in zip(requests, sources, strict=True):
+        result = driver.results[request]
+        if not request.attention:
+            assert result.attention is None
+            continue
+        fed = [BOS_ID, *result.token_ids][: result.num_target_tokens]
+        expected = torch_alignment(trained, source, fed, trained_bundle.manifest.alignment_layer)
+        assert result.attention.shape == (result.num_target_tokens, len(source))
+        np.testing.assert_allclose(result.attention, expected, atol=1e-5)
+
+
+class FarDevice(runner_module._OnnxDevice):
+    """The CPU, treated as a device whose memory numpy cannot reach."""
+
+    def __init__(self, provider: str, device_id: int) -> None:
+        super().__init__(provider, device_id)
+        self.is_host = False
+
+    def session(self, path, num_threads):
+        self.is_host = True  # the CPU's provider takes no device id
+        try:
+            return super().session(path, num_threads)
+        finally:
+            self.is_host = False
+
+
+def test_a_device_that_is_not_the_host_gives_the_same_answers(trained_run, trained_bundle, monkeypatch):
+    sources = numbers(trained_run.trained, seed=4)
+    answers = []
+    for device in (runner_module._OnnxDevice, FarDevice):
+        monkeypatch.setattr(runner_module, "_OnnxDevice", device)
+        runner = OnnxRunner(trained_bundle, RunnerConfig(provider="cpu", num_threads=2, max_slots=3))
+        assert runner._device.is_host is (device is not FarDevice)
+        driver = Driver(runner)
+        requests = [make_request(source, attention=True) for source in sources]
+        driver.submit(*requests)
+        driver.finish()
+        answers.append([driver.results[request] for request in requests])
+        assert sum(turn.stats.moved_bytes for turn in driver.turns) > 0
+    for near, far in zip(*answers, strict=True):
+        assert far.token_ids == near.token_ids
+        np.testing.assert_array_equal(far.attention, near.attention)
+
+
+def test_warming_up_leaves_no_trace(random_bundle):
+    cold, warm = make_runner(random_bundle, 2), make_runner(random_bundle, 2)
+    warm.warm_up()
+    targets = []
+    for runner in (cold, warm):
+        driver = Driver(runner)
+        requests = random_requests(random_bundle, 6, seed=6)
+        driver.submit(*requests)
+        driver.finish()
+        targets.append([driver.results[request].token_ids for request in requests])
+    assert targets[0] == targets[1]
+
+
+def test_the_number_of_slots_follows_the_budget(random_bundle):
+    slot_bytes = make_runner(random_bundle).slot_bytes
+    L, D, S, C = 2, 32, 48, 48
+    assert slot_bytes == 4 * 2 * L * D * (
+        C + S + 1
+    )  # keys and values of cache, memory, and its last position
+    for budget, num_slots in ((slot_bytes, 1), (4 * slot_bytes - 1, 3), (4 * slot_bytes, 4), (1 << 30, 7)):
+        runner = make_runner(random_bundle, 7, memory_budget_bytes=budget)
+        assert runner.num_slots == num_slots
+        allocated = sum(group._host.nbytes for group in runner._groups_of_buffers)
+        assert allocated == num_slots * slot_bytes <= budget
+    message = f"a slot takes {slot_bytes} bytes and the memory budget is {slot_bytes - 1}: raise the budget"
+    with pytest.raises(ValueError, match=message):
+        make_runner(random_bundle, memory_budget_bytes=slot_bytes - 1)
+
+
+def test_lower_limits_are_honoured_and_change_no_answer(trained_run, trained_bundle):
+    sources = [source for source in numbers(trained_run.trained, seed=7) if len(source) <= 12]
+    assert len(sources) > 10
+    answers = []
+    for options in ({}, {"max_source_length": 12, "max_target_length": 9}):
+        runner = make_runner(trained_bundle, 3, **options)
+        driver = Driver(runner)
+        requests = [make_request(source, max_new_tokens=9) for source in sources]
+        driver.submit(*requests)
+        driver.finish()
+        answers.append([driver.results[request].token_ids for request in requests])
+    assert answers[0] == answers[1]
+    assert (runner.max_source_length, runner.max_target_length) == (12, 9)
+    assert (driver.engine.max_source_length, driver.engine.max_target_length) == (12, 9)
+    assert runner.slot_bytes == 4 * 2 * 2 * 64 * (12 + 9 + 1)
+
+
+@pytest.mark.parametrize("name", ["max_source_length", "max_target_length"])
+def test_a_limit_above_the_models_is_refused(name, random_bundle):
+    with pytest.raises(ValueError, match=f"{name} is 49, and the model's limit is 48"):
+        make_runner(random_bundle, **{name: 49})
+
+
+def test_the_fastest_precision_is_taken_where_none_is_asked_for(random_bundle):
+    assert make_runner(random_bundle, precision=None).precision is Precision.INT8
+    assert usable_precisions(random_bundle, "cpu") == ("cpu", [Precision.INT8, Precision.FP32])
+
+
+def without(bundle: Bundle, *kept: Precision) -> Bundle:
+    """The bundle with graphs of these precisions only, whatever they really hold."""
+    variants = dict.fromkeys(kept, bundle.manifest.variants[Precision.FP32])
+    return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, variants=variants))
+
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+@pytest.mark.parametrize(
+    ("providers", "held", "options", "message"),
+    [
+        ([CPU], "fp32 int8", {"provider": "cuda"}, r"ONNX Runtime has no cuda provider here; it has cpu"),
+        (
+            [CPU],
+            "fp32 int8",
+            {"precision": Precision.FP16},
+            "the bundle has no fp16 graphs; it has fp32, int8",
+        ),
+        ([CPU], "int8", {"precision": Precision.FP32}, "the bundle has no fp32 graphs; it has int8"),
+        ([CPU], "fp16", {"provider": "cpu"}, "the bundle has fp16 graphs, and cpu takes int8, fp32"),
+        ([CPU], "fp16", {}, "the bundle has fp16 graphs, and cpu takes int8, fp32"),
+        (
+            [CPU],
+            "fp16 fp32",
+            {"precision": Precision.FP16},
+            "fp16 graphs do not run on cpu, which takes int8, fp32",
+        ),
+        (
+            [CUDA, CPU],
+            "fp32 int8",
+            {"provider": "cuda"},
+            "the bundle has fp32, int8 graphs, and cuda takes fp16",
+        ),
+        (
+            [CUDA, CPU],
+            "fp32 fp16",
+            {"precision": Precision.FP32},
+            "fp32 graphs do not run on cuda, which takes fp16",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(providers, held, options, message, random_bundle, monkeypatch):
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+    bundle = without(random_bundle, *map(Precision, held.split()))
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        OnnxRunner(bundle, RunnerConfig(**{"provider": "auto"} | options))
+
+
+@pytest.mark.parametrize(
+    ("providers", "held", "expected"),
+    [
+        ([CUDA, CPU], "fp32 int8", ("cpu", [Precision.INT8, Precision.FP32])),
+        ([CUDA, CPU], "fp32 fp16", ("cuda", [Precision.FP16])),
+        ([CPU], "fp32 fp16", ("cpu", [Precision.FP32])),
+    ],
+)
+def test_auto_takes_cuda_where_the_bundle_has_its_graphs(
+    providers, held, expected, random_bundle, monkeypatch
+):
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+    assert usable_precisions(without(random_bundle, *map(Precision, held.split()))) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"provider": "tpu"}, "provider is 'tpu', and must be auto, cpu or cuda"),
+        ({"num_threads": 0}, "num_threads is 0, and must be at least 1"),
+        ({"max_slots": 0}, "max_slots is 0, and must be at least 1"),
+        ({"max_source_length": -1}, "max_source_length is -1, and must be at least 1"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        RunnerConfig(**options)

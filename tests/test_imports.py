@@ -1,0 +1,136 @@
+"""Who may import whom: DESIGN section 1, read from the sources and tried in fresh interpreters."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+OURS = {"protos", "bundle", "training", "export", "server", "client", "benchmarks", "tests"}
+MAY_IMPORT = {
+    "protos": set(),
+    "bundle": set(),
+    "training": {"bundle"},
+    "export": {"training", "bundle"},
+    "server": {"bundle", "protos"},
+    "client": {"protos"},
+}
+# Of what is not ours: what belongs to some folders only.
+AT_HOME = {
+    "torch": {"training", "export"},
+    "onnx": {"export"},
+    "onnx_ir": {"export"},
+    "onnxscript": {"export"},
+    "onnxruntime": {"export", "server"},
+    "grpc": {"protos", "server", "client"},
+    "sacrebleu": {"training", "export"},
+    "matplotlib": {"client"},
+    "prometheus_client": {"server"},
+}
+# Inside the server, from the top: each may import what stands below it.
+SERVER_LAYERS = [["service"], ["engine"], ["scheduler", "slots", "runner", "search"], ["records"]]
+
+
+def sources(folder: str) -> list[Path]:
+    return [path for path in sorted((ROOT / folder).rglob("*.py")) if "__pycache__" not in path.parts]
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """The full names of all that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_every_folder_with_code_has_a_rule():
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert folders - {"benchmarks"} == MAY_IMPORT.keys()
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_imports_point_one_way(folder):
+    files = sources(folder)
+    assert files
+    for path in files:
+        roots = {name.partition(".")[0] for name in imports(path)}
+        assert roots & OURS <= MAY_IMPORT[folder] | {folder}, path
+        assert {root for root in roots & AT_HOME.keys() if folder not in AT_HOME[root]} == set(), path
+
+
+def layer_of(module: str) -> int | None:
+    part = module.split(".")[1] if module.startswith("server.") else ""
+    return next((i for i, layer in enumerate(SERVER_LAYERS) if part in layer), None)
+
+
+def test_inside_the_server_imports_point_down():
+    num_checked = 0
+    for path in sources("server"):
+        here = layer_of(module_of(path))
+        for name in imports(path):
+            there = layer_of(name)
+            if here is not None and there is not None:
+                assert here <= there, f"{path} imports {name}"
+                num_checked += 1
+    assert num_checked > 10
+
+
+def test_one_module_of_the_server_imports_onnxruntime_and_one_package_grpc():
+    for path in sources("server"):
+        roots = {name.partition(".")[0] for name in imports(path)}
+        if path.name != "runner.py":
+            assert "onnxruntime" not in roots, path
+        if path.parent.name != "service":
+            assert not roots & {"grpc", "grpc_status", "grpc_health", "grpc_reflection"}, path
+
+
+def modules(*folders: str) -> list[str]:
+    return [module_of(path) for folder in folders for path in sources(folder)]
+
+
+def import_without(blocked: list[str], names: list[str]) -> subprocess.CompletedProcess[str]:
+    """Import modules in a fresh interpreter in which others cannot be imported."""
+    code = (
+        "import importlib, sys\n"
+        f"sys.modules.update(dict.fromkeys({blocked!r}))\n"
+        f"for name in {names!r}:\n"
+        "    importlib.import_module(name)\n"
+    )
+    command = [sys.executable, "-W", "error", "-c", code]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("blocked", "folders"),
+    [
+        (["torch", "onnx", "onnx_ir", "onnxscript", "training", "export", "client"], ["bundle", "server"]),
+        (
+            ["torch", "onnx", "onnxruntime", "tokenizers", "bundle", "training", "export", "server"],
+            ["protos", "client"],
+        ),
+        (["onnx", "onnxruntime", "onnx_ir", "grpc", "export", "server", "client"], ["training"]),
+    ],
+    ids=["bundle and server", "protos and client", "training"],
+)
+def test_every_module_is_imported_without_what_is_not_its_own(blocked, folders):
+    names = modules(*folders)
+    assert len(names) > 5
+    done = import_without(blocked, names)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_blocked_import_is_an_error():
+    done = import_without(["torch"], ["training.transformer"])
+    assert done.returncode == 1
+    assert "import of torch halted" in done.stderr

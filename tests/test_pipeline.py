@@ -1,0 +1,170 @@
+"""The whole way with real processes: a trained bundle, `python -m server`, `python -m client`."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.serving import RunningServer, serving
+from training.scoring import translate
+
+TEXTS = ["하나 둘 셋", "넷", "다섯 다섯 하나 둘", "둘 하나", " 셋  셋 "]
+
+
+@pytest.fixture(scope="module")
+def server(trained_run) -> Iterator[RunningServer]:
+    with serving(
+        trained_run.bundle, ["--precision", "fp32", "--threads", "2", "--max-slots", "3"]
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def oracle(trained_run) -> dict[str, str]:
+    """What greedy search by definition makes of the texts."""
+    trained = trained_run.trained
+    return dict(zip(TEXTS, translate(trained.model, trained.tokenizer, TEXTS), strict=True))
+
+
+def run_client(
+    server: RunningServer, *arguments: str, stdin: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "client", "translate", *arguments, "--address", server.address]
+    return subprocess.run(
+        command, input=stdin, capture_output=True, encoding="utf-8", timeout=60, check=False
+    )
+
+
+def output(done: subprocess.CompletedProcess[str]) -> list[str]:
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+def test_the_oracle_translates(oracle):
+    assert oracle["하나 둘 셋"] == "one two three"
+    assert oracle["넷"] == "four"
+
+
+def test_texts_are_translated_as_the_oracle_does(server, oracle):
+    assert output(run_client(server, *TEXTS)) == [oracle[text] for text in TEXTS]
+
+
+def test_lines_of_standard_input_are_answered_in_their_order(server, oracle):
+    lines = [*TEXTS, *reversed(TEXTS)] * 4
+    given = output(run_client(server, stdin="\n".join(lines) + "\n"))
+    assert given == [oracle[line] for line in lines]
+
+
+def test_a_stream_shows_the_same_text(server, oracle):
+    assert output(run_client(server, *TEXTS, "--stream")) == [oracle[text] for text in TEXTS]
+
+
+def test_json_tells_everything(server, oracle, trained_run):
+    lines = [json.loads(line) for line in output(run_client(server, *TEXTS, "--json"))]
+    tokenizer = trained_run.trained.tokenizer
+    for text, answer in zip(TEXTS, lines, strict=True):
+        assert answer["source"] == text
+        [hypothesis] = answer["hypotheses"]
+        assert hypothesis["text"] == oracle[text]
+        assert tokenizer.decode(hypothesis["token_ids"]) == oracle[text]
+        assert answer["usage"]["source_tokens"] == len(tokenizer.encode_source(text))
+
+
+def test_streamed_json_has_the_pieces_of_the_result(server, oracle):
+    text = TEXTS[2]
+    events = [json.loads(line) for line in output(run_client(server, text, "--stream", "--json"))]
+    pieces = [event["piece"] for event in events[:-1]]
+    assert pieces  # one or more: they pile up while the last one is being sent
+    assert "".join(piece["text"] for piece in pieces) == oracle[text]
+    [hypothesis] = events[-1]["result"]["hypotheses"]
+    assert hypothesis["text"] == oracle[text]
+    assert [i for piece in pieces for i in piece["token_ids"]] == hypothesis["token_ids"]
+
+
+def test_attention_is_written_as_numbers_and_as_a_picture(server, oracle, tmp_path):
+    text = TEXTS[0]
+    assert output(run_client(server, text, "--attention", str(tmp_path / "a.json"))) == [oracle[text]]
+    attention = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    weights = np.array(attention["weights"])
+    assert weights.shape == (len(attention["target_tokens"]), len(attention["source_tokens"]))
+    np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-4)
+    assert "".join(attention["source_tokens"]) == f"{text}<eos>"
+    assert "".join(attention["target_tokens"]) == f"{oracle[text]}<eos>"
+    run = run_client(server, text, "--stream", "--attention", str(tmp_path / "a.png"))
+    assert output(run) == [oracle[text]]
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_source_that_is_too_long_is_refused_and_the_others_are_answered(server, oracle):
+    done = run_client(server, TEXTS[0], "하나 " * 200, TEXTS[1])
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [oracle[TEXTS[0]], "", oracle[TEXTS[1]]]
+    assert "text 2: " in done.stderr
+    assert "32" in done.stderr, "the limit is named"
+
+
+def test_metrics_count_what_was_served(server):
+    before = server.histogram("seq2seq_e2e_request_latency_seconds").count
+    output(run_client(server, *TEXTS))
+    assert server.histogram("seq2seq_e2e_request_latency_seconds").count == before + len(TEXTS)
+
+
+def test_sigterm_ends_a_real_server_with_0(trained_run):
+    with serving(trained_run.bundle, ["--precision", "int8"]) as running:
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(30) == 0
+
+
+def refused_server(bundle: Path, port: int = 0) -> str:
+    """What a server that does not start says; it must exit with 1."""
+    command = [sys.executable, "-m", "server", str(bundle), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--metrics-port", "0", "--log-level", "warning"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_a_damaged_bundle_is_refused_with_one_line(trained_run, tmp_path):
+    path = Path(shutil.copytree(trained_run.bundle, tmp_path / "damaged"))
+    content = bytearray((path / "fp32" / "weights.bin").read_bytes())
+    content[100] ^= 1
+    (path / "fp32" / "weights.bin").write_bytes(content)
+    [line] = refused_server(path).splitlines()
+    assert line.startswith(f"error: {path} is not a usable bundle: fp32/weights.bin was changed")
+
+
+def test_all_that_is_wrong_with_a_bundle_is_listed(trained_run, tmp_path):
+    path = Path(shutil.copytree(trained_run.bundle, tmp_path / "damaged"))
+    (path / "fp32" / "step.onnx").unlink()
+    (path / "tokenizer.json").write_text("{}")
+    lines = refused_server(path).splitlines()
+    assert lines[0] == f"error: {path} is not a usable bundle: "
+    assert all(line.startswith("  - ") for line in lines[1:])
+    assert len(lines) == 4
+
+
+def test_a_port_in_use_is_refused_with_one_line(trained_run):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        [line] = refused_server(trained_run.bundle, port).splitlines()
+    assert line.startswith("error: ")
+    assert str(port) in line
+
+
+def test_a_client_without_a_server_says_so_in_one_line():
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "client", "translate", "하나", "--address", f"127.0.0.1:{port}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=os.environ)
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ")

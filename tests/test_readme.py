@@ -1,0 +1,99 @@
+"""The README's commands do what it says. Only the training is cut to seconds, and the ports are free ones."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.serving import free_ports, wait_until_ready
+from training.grammar import build_corpus
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def code_blocks(heading: str) -> list[str]:
+    """The fenced blocks of one section."""
+    section = README.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    return re.findall(r"```\w*\n(.*?)```", section, flags=re.DOTALL)
+
+
+def run(command: str, folder: Path, **options) -> subprocess.CompletedProcess[str]:
+    """Run a shell command with this interpreter as `python`, and this repository importable."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, **options
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def write_corpus(folder: Path) -> None:
+    corpus = build_corpus()
+    for split, pairs in (("train", corpus.train[:300]), ("dev", corpus.dev[:8])):
+        (folder / f"{split}.ko").write_text("".join(f"{pair.source}\n" for pair in pairs), encoding="utf-8")
+        (folder / f"{split}.en").write_text("".join(f"{pair.target}\n" for pair in pairs), encoding="utf-8")
+
+
+def test_train_export_serve_and_call(tmp_path):
+    write_corpus(tmp_path)
+    commands, program, *_ = code_blocks("Train, export, serve, call")
+    train, export, serve, call = commands.strip().splitlines()
+    run(f"{train} --max-steps 3", tmp_path, timeout=300)
+    run(export, tmp_path, timeout=300)
+    port, metrics_port = free_ports(2)
+    serve = serve.replace("50051", str(port)).replace("9464", str(metrics_port))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    server = subprocess.Popen(
+        ["bash", "-c", f"exec {serve}"],
+        cwd=tmp_path,
+        env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        wait_until_ready(server, f"http://127.0.0.1:{metrics_port}/readyz")
+        answer = run(f"{call} --address localhost:{port} --max-new-tokens 5", tmp_path, timeout=60)
+        assert answer.stdout.count("\n") == 1
+        (tmp_path / "program.py").write_text(program.replace("50051", str(port)), encoding="utf-8")
+        printed = run("python program.py", tmp_path, timeout=60).stdout
+        assert float(printed.splitlines()[0].split()[-1]) > 0
+    finally:
+        server.terminate()
+        assert server.wait(60) == 0
+
+
+def make_demo(folder: Path, flags: str) -> str:
+    variables = f"VENV={Path(sys.executable).parent.parent} RUN={folder}/run BUNDLE={folder}/bundle"
+    command = f"make --no-print-directory -C {ROOT} demo {variables} TRAIN_FLAGS='{flags}'"
+    return run(command, folder, timeout=1200).stdout
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_make_demo_goes_through_and_does_not_repeat_a_finished_step(tmp_path):
+    first = make_demo(tmp_path, "--max-steps 20")
+    assert (
+        "오늘은 금요일 입니다" not in first
+    )  # people's tables go to standard error, results to standard output
+    assert '"scores": {"int8": {"bleu":' in first
+    second = make_demo(tmp_path, "--max-steps 20")
+    assert "training train" in first
+    assert "training train" not in second
+    assert "export" not in second
+
+
+@pytest.mark.slow
+def test_the_full_demo_reaches_its_score_in_every_precision(tmp_path):
+    report = make_demo(tmp_path, "").splitlines()[-1]
+    scores = [float(score) for score in re.findall(r'"bleu": ([0-9.]+)', report)]
+    assert min(scores) >= 90
+    assert max(scores) - min(scores) <= 1.0
+
+
+def test_make_lists_every_target_that_the_readme_names():
+    listed = run(f"make --no-print-directory -C {ROOT}", ROOT).stdout
+    for target in set(re.findall(r"`?make ([a-z]+)", README)):
+        assert re.search(rf"^  make {target} ", listed, flags=re.MULTILINE), target
