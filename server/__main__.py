@@ -10,6 +10,8 @@ from pathlib import Path
 
 # gRPC's own log repeats in its words what our messages say; read when grpc is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# ONNX Runtime reports every session to its maker unless this is set before it is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from bundle.names import Precision
 from server.app import serve

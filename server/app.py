@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -138,11 +139,8 @@ async def serve(bundles: Sequence[Path], config: ServerConfig, loader: Loader) -
     loop = asyncio.get_running_loop()
 
     def on_signal(number: signal.Signals) -> None:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(each)
-            signal.signal(each, signal.SIG_DFL)
-        if stopping.is_set():  # a second one that came before the line above
-            signal.raise_signal(number)
+        if stopping.is_set():
+            os._exit(128 + number)  # not SIG_DFL: the kernel spares the first process of a container
         stopping.set()
         limit = config.drain_seconds
         _log.info("%s: draining for at most %g seconds; once more ends at once", number.name, limit)

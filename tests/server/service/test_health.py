@@ -116,3 +116,18 @@ def test_health_answers_while_the_engine_is_busy():
             await call
 
     asyncio.run(run())
+
+
+def test_list_has_every_name_with_its_status():
+    async def run():
+        async with serving(names=("first", "second")) as served:
+            health = served.app._health
+            assert set(health.names()) == {"", "seq2seq.v1.Seq2Seq", "first", "second"}
+            if hasattr(health_pb2, "HealthListRequest"):  # grpcio-health-checking from 1.85 on
+                stub = health_pb2_grpc.HealthStub(served.channel)
+                answer = await stub.List(health_pb2.HealthListRequest())
+                assert {name: status.status for name, status in answer.statuses.items()} == dict.fromkeys(
+                    health.names(), SERVING
+                )
+
+    asyncio.run(run())
