@@ -124,6 +124,7 @@ class App:
         """End the engines, then the ports: what is unfinished is answered with UNAVAILABLE."""
         for model in self._models:
             await asyncio.to_thread(model.engine.stop)
+        self._health.close()
         await self.endpoint.stop()
         await asyncio.to_thread(self.http.stop)
 

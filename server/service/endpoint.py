@@ -30,9 +30,8 @@ _OPTIONS = (
     ("grpc.max_connection_age_grace_ms", 600_000),
 )
 
-# For answers that are still on their way when the last handler has returned; also what open health watchers,
-# which never end by themselves, delay the end by.
-_CLOSE_SECONDS = 0.5
+# For answers on their way and refusals of calls that came last; what is still open then is cut off.
+_CLOSE_SECONDS = 3.0
 
 
 class Endpoint:
@@ -66,5 +65,5 @@ class Endpoint:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Close the port, and end whatever is still open after a moment."""
+        """Close the port, and let the open calls end, for a moment."""
         await self._server.stop(_CLOSE_SECONDS)

@@ -26,11 +26,15 @@ class Health:
     """Whether the server loads, serves, drains, or has failed.
 
     Owned by the app, changed on the event loop. `unready` and `unhealthy` only read, from any thread.
+
+    Attributes:
+        is_closed: Whether the server is about to end.
     """
 
     def __init__(self, models: Models) -> None:
         self._models = models
         self._is_draining = False
+        self.is_closed = False
         self._changed = asyncio.Event()
 
     def unhealthy(self) -> str | None:
@@ -61,6 +65,11 @@ class Health:
     def drain(self) -> None:
         """Not serving, from now on."""
         self._is_draining = True
+        self.refresh()
+
+    def close(self) -> None:
+        """Let every watcher go, which by itself never ends."""
+        self.is_closed = True
         self.refresh()
 
     def refresh(self) -> None:
@@ -104,9 +113,9 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     async def Watch(  # noqa: N802
         self, message: health_pb2.HealthCheckRequest, context: Context
     ) -> None:
-        """Answer with the status now and at every change, until the caller leaves."""
+        """Answer with the status now and at every change, until the caller leaves or the server ends."""
         last = None
-        while True:
+        while not self._health.is_closed:
             status = self._health.status(message.service)
             if status != last:
                 await context.write(Status(status=status))

@@ -65,6 +65,17 @@ def test_a_watcher_hears_every_change_also_after_another_watcher_left():
     asyncio.run(run())
 
 
+def test_watchers_are_let_go_when_the_server_ends():
+    async def run():
+        async with serving() as served:
+            call = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest())
+            assert (await anext(aiter(call))).status == SERVING
+            served.app._health.close()
+            assert await call.code() is grpc.StatusCode.OK
+
+    asyncio.run(run())
+
+
 def test_watching_an_unknown_name_stays_open():
     async def run():
         async with serving() as served:
