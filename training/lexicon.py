@@ -1,4 +1,4 @@
-"""The words of the built-in corpus, Korean beside English, and how English words change form.
+"""The words of the built-in corpus, Korean beside English.
 
 A word's Korean form is its identity: the same form in two slots is the same filler. Within the sentences
 that the grammar makes, one Korean word has one English word. Knows nothing of patterns and splits.
@@ -7,6 +7,7 @@ that the grammar makes, one Korean word has one English word. Knows nothing of p
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from training import english
 from training.korean import Predicate, Tense, month_name, native_number, sino_number
 
 
@@ -35,7 +36,7 @@ class Word:
     @property
     def plural(self) -> str:
         """Books, boxes, puppies, knives, sheep."""
-        return plural(self.english)
+        return english.plural(self.english)
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,12 @@ class Action(Word):
     def progressive(self) -> str:
         """Reading a book."""
         verb, _, rest = self.english.partition(" ")
-        return f"{progressive(verb)} {rest}".strip()
+        return f"{english.progressive(verb)} {rest}".strip()
 
     @property
     def comparative(self) -> str:
         """Bigger, heavier, more expensive, better."""
-        return comparative(self.english)
+        return english.comparative(self.english)
 
 
 @dataclass(frozen=True)
@@ -354,107 +355,21 @@ ARRIVALS = _words("드디어=finally,벌써=already,아직=still,이제=now")
 MOMENTS = (*WEEKDAYS, *SEASONS, *MONTHS, Word("주말", "the weekend"))
 TURNS = _words("오른쪽=right,왼쪽=left")
 
-_ONES = """
-    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
-    seventeen eighteen nineteen"""
-_TENS = "zero ten twenty thirty forty fifty sixty seventy eighty ninety"
-
-
-def english_number(value: int) -> str:
-    """Spells 0 to 999,999: twenty-five, fifteen thousand, three thousand five hundred.
-
-    Raises:
-        ValueError: `value` is out of that range.
-    """
-    if not 0 <= value < 1_000_000:
-        raise ValueError(f"English numbers are spelled from 0 to 999,999, got {value}")
-    for size, name in ((1000, "thousand"), (100, "hundred")):
-        count, rest = divmod(value, size)
-        if count:
-            return f"{english_number(count)} {name}" + (f" {english_number(rest)}" if rest else "")
-    if value < 20:
-        return _ONES.split()[value]
-    tens, ones = divmod(value, 10)
-    return _TENS.split()[tens] + (f"-{_ONES.split()[ones]}" if ones else "")
-
-
-def ordinal(value: int) -> str:
-    """Returns 1st, 2nd, 3rd, 4th, 11th, 21st."""
-    is_teen = value % 100 in (11, 12, 13)
-    return f"{value}" + ("th" if is_teen else {1: "st", 2: "nd", 3: "rd"}.get(value % 10, "th"))
-
 
 def _numbers(values: Iterable[int], spell: Callable[[int], str], unit: str) -> tuple[Number, ...]:
-    return tuple(Number(spell(value) + unit, english_number(value)) for value in values)
+    return tuple(Number(spell(value) + unit, english.cardinal(value)) for value in values)
 
 
 _LATE_DAYS = {29: "l", 30: "l", 31: "x"}
 HALVES = _words("오전=a.m.,오후=p.m.")
 HOURS = tuple(Number(f"{native_number(n)} 시", str(n)) for n in range(1, 13))
 MINUTES = (*(Number(f"{sino_number(n)} 분", f"{n:02d}") for n in range(5, 60, 5)), Number("반", "30"))
-MONTH_DAYS = tuple(Number(f"{sino_number(n)}일", ordinal(n), _LATE_DAYS.get(n, "")) for n in range(1, 32))
+MONTH_DAYS = tuple(
+    Number(f"{sino_number(n)}일", english.ordinal(n), _LATE_DAYS.get(n, "")) for n in range(1, 32)
+)
 AGES = _numbers((*range(5, 31), 40, 50), native_number, " 살")
 COUNTS = _numbers(range(2, 11), native_number, "")
 SPANS = _numbers(range(1, 10), native_number, " 시간")
 YEARS = _numbers(range(2, 11), sino_number, " 년")
 PRICES = _numbers((*range(1000, 10_000, 1000), *range(10_000, 60_000, 5000)), sino_number, " 원")
 PRICES += _numbers((500, 1500, 2500, 3500), sino_number, " 원")
-
-_PAST_FORMS = {
-    row[0]: row[1]
-    for row in _rows("""
-    be=was,become=became,bring=brought,buy=bought,do=did,draw=drew,drink=drank,eat=ate,find=found,get=got,
-    give=gave,go=went,have=had,know=knew,leave=left,lose=lost,make=made,meet=met,read=read,ride=rode,
-    run=ran,sell=sold,sing=sang,sleep=slept,speak=spoke,swim=swam,take=took,teach=taught,write=wrote
-    """)
-}
-_DOUBLING = ("get", "plan", "run", "swim")
-
-
-def third_person(verb: str) -> str:
-    """Returns the form after he or she: reads, watches, studies, has."""
-    if verb == "have":
-        return "has"
-    if verb.endswith("y") and verb[-2] not in "aeiou":
-        return verb[:-1] + "ies"
-    return verb + ("es" if verb.endswith(("s", "sh", "ch", "x", "o")) else "s")
-
-
-def past(verb: str) -> str:
-    """Returns the past form: read, watched, studied, planned."""
-    if verb in _PAST_FORMS:
-        return _PAST_FORMS[verb]
-    if verb.endswith("y") and verb[-2] not in "aeiou":
-        return verb[:-1] + "ied"
-    return verb + (verb[-1] if verb in _DOUBLING else "") + ("d" if verb.endswith("e") else "ed")
-
-
-def progressive(verb: str) -> str:
-    """Returns the -ing form: reading, making, running."""
-    if verb.endswith("e") and not verb.endswith("ee") and verb != "be":
-        return verb[:-1] + "ing"
-    return verb + (verb[-1] if verb in _DOUBLING else "") + "ing"
-
-
-def plural(noun: str) -> str:
-    """Returns the plural: books, boxes, puppies, knives, sheep."""
-    irregular = {"knife": "knives", "sheep": "sheep"}
-    if noun in irregular:
-        return irregular[noun]
-    if noun.endswith("y") and noun[-2] not in "aeiou":
-        return noun[:-1] + "ies"
-    return noun + ("es" if noun.endswith(("s", "sh", "ch", "x")) else "s")
-
-
-def comparative(adjective: str) -> str:
-    """Returns bigger, heavier, more expensive, better."""
-    if adjective == "good":
-        return "better"
-    if adjective.endswith("y"):
-        return adjective[:-1] + "ier"
-    if len(adjective) > 6:
-        return f"more {adjective}"
-    if adjective.endswith("e"):
-        return adjective + "r"
-    doubled = adjective[-1] in "bdgt" and adjective[-2] in "aeiou" and adjective[-3] not in "aeiou"
-    return adjective + (adjective[-1] if doubled else "") + "er"
