@@ -1,0 +1,81 @@
+"""What only a CUDA device can show: `pytest -m gpu`, or the whole check, `python -m benchmarks.gpu`."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from benchmarks.serving import serving
+from bundle.manifest import Bundle, load_bundle
+from bundle.names import SOURCE_IDS, Precision
+from client import Client
+from export.exporter import FP16_TOLERANCE, export_bundle
+from server.records import Request
+from server.runner import OnnxRunner, RunnerConfig
+from tests.server.test_engine import Driver
+from training.config import BOS_ID, EOS_ID
+from training.search import greedy_search
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def cuda_bundle(trained_run, tmp_path_factory) -> Path:
+    """The trained model in fp16, proved on the device."""
+    assert "CUDAExecutionProvider" in onnxruntime.get_available_providers(), "onnxruntime-gpu is needed"
+    path = tmp_path_factory.mktemp("cuda") / "numbers"
+    export_bundle(trained_run.trained, path, [Precision.FP16])
+    return path
+
+
+@pytest.fixture(scope="module")
+def sources(trained_run) -> list[list[int]]:
+    chance = random.Random(0)
+    words = "하나", "둘", "셋", "넷", "다섯"
+    texts = [" ".join(chance.choices(words, k=chance.randint(1, 4))) for _ in range(60)]
+    return trained_run.trained.tokenizer.encode_sources(texts)
+
+
+def answers(bundle: Bundle, sources: list[list[int]], num_slots: int, seed: int) -> list[list[int]]:
+    """The tokens of all, who come one after another in any order."""
+    runner = OnnxRunner(bundle, RunnerConfig(provider="cuda", max_slots=num_slots))
+    runner.warm_up()
+    driver = Driver(runner)
+    requests = [Request("r", {SOURCE_IDS: np.array(source)}, 32, arrival=0.0) for source in sources]
+    waiting = list(requests)
+    chance = random.Random(seed)
+    chance.shuffle(waiting)
+    while waiting:
+        for _ in range(min(len(waiting), chance.randint(0, 5))):
+            driver.submit(waiting.pop())
+        driver.turn(chance.randint(0, 3))
+    driver.finish()
+    return [list(driver.results[request].token_ids) for request in requests]
+
+
+def test_fp16_is_proved_within_its_tolerance(cuda_bundle):
+    parity = load_bundle(cuda_bundle).manifest.variants[Precision.FP16].parity
+    assert 0 < parity.max_log_probability_difference <= FP16_TOLERANCE
+
+
+@pytest.mark.parametrize("num_slots", [1, 3, 16, 64])
+def test_served_greedy_is_the_oracle_alone_and_in_any_batch(num_slots, trained_run, cuda_bundle, sources):
+    """Exactly, though in float16: this model is sure of its tokens."""
+    oracle = greedy_search(
+        trained_run.trained.model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=32
+    )
+    bundle = load_bundle(cuda_bundle)
+    for seed in range(3):
+        assert answers(bundle, sources, num_slots, seed) == oracle
+
+
+def test_a_real_server_translates_on_the_device(cuda_bundle):
+    with (
+        serving(cuda_bundle, ["--provider", "cuda"]) as server,
+        Client(server.address) as client,
+    ):
+        [model] = client.models()
+        assert model.provider == "cuda"
+        assert client.translate("하나 둘 셋") == "one two three"
