@@ -1,9 +1,9 @@
 """Everything that needs a CUDA device, in one command: `python -m benchmarks.gpu --out results.json`.
 
 Runs the tests that are marked `gpu`; then the whole way on the device: trains the demo (bf16 autocast),
-exports fp32, int8 and fp16 (fp16's proof runs on the device), serves fp16 on CUDA and scores the held-out test
-set through it. Takes the interpreter that it is started with and installs nothing: it needs torch with CUDA
-and `onnxruntime-gpu`. The last line on standard output is one JSON object.
+exports fp32, int8 and fp16 (fp16's proof runs on the device), serves fp16 on CUDA and scores the held-out
+test set through it. Takes the interpreter that it is started with and installs nothing: it needs torch with
+CUDA and `onnxruntime-gpu`. The last line on standard output is one JSON object.
 """
 
 from __future__ import annotations
