@@ -1,4 +1,4 @@
-"""Everything that needs a CUDA device, in one command: `python -m benchmarks.gpu --out results.json`.
+"""Everything that needs a CUDA device, in one command: `python -m benchmarks.gpu_check --out results.json`.
 
 Runs the tests that are marked `gpu`; then the whole way on the device: trains the demo (bf16 autocast),
 exports fp32, int8 and fp16 (fp16's proof runs on the device), serves fp16 on CUDA and scores the held-out
@@ -27,21 +27,21 @@ from bundle.manifest import load_bundle
 def main() -> int:
     """Run the check; 0 all passed, 1 something failed or there is no device."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu",
+        prog="python -m benchmarks.gpu_check",
         description="Test, train, export, serve and score on a CUDA device.",
-        epilog="example:\n  python -m benchmarks.gpu --out benchmarks/results/2026-12-01-gpu-h200.json",
+        epilog="example:\n  python -m benchmarks.gpu_check --out benchmarks/results/2026-12-01-gpu-h200.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
     options = parser.parse_args()
     if problem := missing():
-        print(f"gpu: {problem}", file=sys.stderr)
+        print(f"gpu_check: {problem}", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as name:
         try:
             report = measure(Path(name))
         except subprocess.CalledProcessError as error:
-            print(f"gpu: {' '.join(error.cmd)} exited with {error.returncode}", file=sys.stderr)
+            print(f"gpu_check: {' '.join(error.cmd)} exited with {error.returncode}", file=sys.stderr)
             return 1
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -69,7 +69,7 @@ def measure(folder: Path) -> dict[str, Any]:
     demo = command("demo", seconds, "benchmarks.demo", bundle, "--run", run)
     variants = load_bundle(Path(bundle)).manifest.variants
     return {
-        "benchmark": "gpu",
+        "benchmark": "gpu_check",
         "hardware": describe_hardware() | {"gpu": torch.cuda.get_device_name()},
         "seconds": seconds,
         "worst_log_probability_difference": {
