@@ -82,6 +82,7 @@ class App:
                 num_slots=model.engine.num_slots,
                 cache_bytes=model.cache_bytes,
                 heartbeat=model.engine.heartbeat,
+                num_waiting=model.engine.num_waiting,
             )
             self._models.add(model)
             model.engine.start()

@@ -139,14 +139,14 @@ class Columns:
 
     def fill(self, rows: tuple[Sequence, ...], *, is_same: bool) -> None:
         """Write what the step of `rows` is fed; the same rows as last time only grew by a position."""
-        n = len(rows)
+        num_rows = len(rows)
         if is_same:
-            self._host[names.CACHE_LENGTHS][:n] += 1
+            self._host[names.CACHE_LENGTHS][:num_rows] += 1
             self._write(names.CACHE_LENGTHS)
             return
-        self._host[names.TOKEN_IDS][:n] = [sequence.next_token_id for sequence in rows]
-        self._host[names.CACHE_LENGTHS][:n] = [sequence.cache_length for sequence in rows]
-        self._host[names.SOURCE_LENGTHS][:n] = [sequence.source_length for sequence in rows]
+        self._host[names.TOKEN_IDS][:num_rows] = [sequence.next_token_id for sequence in rows]
+        self._host[names.CACHE_LENGTHS][:num_rows] = [sequence.cache_length for sequence in rows]
+        self._host[names.SOURCE_LENGTHS][:num_rows] = [sequence.source_length for sequence in rows]
         for name in self._host:
             self._write(name)
 

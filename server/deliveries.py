@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from server.engine import Engine
@@ -71,8 +71,12 @@ class Deliveries:
         self._loop.call_soon_threadsafe(self._dispatch, turn)
 
     @contextmanager
-    def submitted(self, engine: Engine, request: Request) -> Iterator[Mailbox]:
+    def submitted(
+        self, engine: Engine, request: Request, is_expired: Callable[[], bool]
+    ) -> Iterator[Mailbox]:
         """Give `request` to the engine, and take it back when the block is left before the end.
+
+        `is_expired` says then whether that is because its deadline passed.
 
         Raises:
             ServerError: The engine refuses it.
@@ -84,7 +88,7 @@ class Deliveries:
                 yield mailbox
             finally:
                 if not mailbox.has_result:
-                    engine.cancel(request)
+                    engine.cancel(request, is_expired=is_expired())
         finally:
             del self._mailboxes[request]
 

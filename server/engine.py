@@ -72,6 +72,7 @@ class Runner(Protocol):
 class _Command(enum.Enum):
     SUBMIT = enum.auto()
     CANCEL = enum.auto()
+    EXPIRE = enum.auto()
     STOP = enum.auto()
 
 
@@ -116,7 +117,7 @@ class Engine:
         self.num_slots = runner.num_slots
         self.max_source_length = runner.max_source_length
         self.max_target_length = runner.max_target_length
-        self.is_healthy = True
+        self.is_healthy = True  # whether its steps succeed
         self._runner = runner
         self._deliver = deliver
         self._clock = clock
@@ -166,11 +167,15 @@ class Engine:
                 )
             self._backlog_tokens += length
             self._backlog.add(request)
-        self._commands.put((_Command.SUBMIT, request))
+            # Within the lock, so that it comes before the STOP of whoever drains.
+            self._commands.put((_Command.SUBMIT, request))
 
-    def cancel(self, request: Request) -> None:
-        """End a request whose caller went away; thread-safe, and nothing where it has ended already."""
-        self._commands.put((_Command.CANCEL, request))
+    def cancel(self, request: Request, *, is_expired: bool = False) -> None:
+        """End a request whose caller went away, or whose deadline its caller's clock saw pass first.
+
+        Thread-safe, and nothing where it has ended already.
+        """
+        self._commands.put((_Command.EXPIRE if is_expired else _Command.CANCEL, request))
 
     def drain(self) -> None:
         """Refuse newcomers from now on, and finish who is in; thread-safe."""
@@ -183,6 +188,10 @@ class Engine:
         if self._thread.is_alive():
             self._commands.put((_Command.STOP, None))
             self._thread.join(_STOP_SECONDS)
+
+    def num_waiting(self) -> int:
+        """Requests that were accepted and have no slot yet; thread-safe."""
+        return len(self._backlog)
 
     def heartbeat(self) -> float:
         """Unix time of the last sign of life: now while asleep for want of work, else the last turn."""
@@ -215,7 +224,7 @@ class Engine:
             # A bug of ours: nobody may be left waiting for an answer.
             _log.exception("model %s: the engine failed outside of a step", self.model_name)
             self._note_failure()
-            self._report(_Ran(finished + self._scheduler.abandon()))
+            self._abandon(finished)
 
     def _loop(self) -> None:
         while not self._is_stopping:
@@ -225,7 +234,14 @@ class Engine:
                 self._is_asleep = False
                 self._obey(*command)
             self.run_turn()
-        self._report(_Ran(self._scheduler.abandon()))
+        self._abandon([])
+
+    def _abandon(self, finished: list[Finished]) -> None:
+        """End everything there is. That this too fails must not end the thread: it would seem asleep."""
+        try:
+            self._report(_Ran(finished + self._scheduler.abandon()))
+        except Exception:
+            _log.exception("model %s: nobody could be told of the failure", self.model_name)
 
     def _obey(self, command: _Command, request: Request | None) -> list[Finished]:
         if command is _Command.STOP:
@@ -233,7 +249,7 @@ class Engine:
         elif request is not None and command is _Command.SUBMIT:
             self._scheduler.add(request)
         elif request is not None:
-            return self._scheduler.cancel(request)
+            return self._scheduler.cancel(request, is_expired=command is _Command.EXPIRE)
         return []
 
     def _run(self, plan: StepPlan) -> tuple[StepPlan, StepResult | None, list[Finished]]:
@@ -329,7 +345,6 @@ class Engine:
         return StepStats(
             num_rows=len(ran.plan.rows) if result is not None else 0,
             step_seconds=result.step_seconds if result is not None else 0.0,
-            num_admitted=len(admitted),
             encode_seconds=result.encode_seconds if result is not None else 0.0,
             queue_seconds=tuple(sequence.admitted_at - sequence.request.arrival for sequence in admitted),
             first_token_seconds=tuple(
@@ -340,7 +355,6 @@ class Engine:
             inter_token_seconds=ran.inter_token_seconds,
             results=results,
             num_running=self._scheduler.num_running,
-            num_waiting=self._scheduler.num_waiting,
             cache_usage_ratio=used / (self.num_slots * self.max_target_length),
             moved_bytes=result.moved_bytes if result is not None else 0,
         )

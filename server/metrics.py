@@ -48,7 +48,7 @@ class Metrics:
         self._models: dict[str, _ModelSeries] = {}
         self._requests = Counter(
             "seq2seq_requests",
-            "RPCs that ended, refused ones included.",
+            "RPCs that reached a handler, by how they ended.",
             (_MODEL, "method", "code"),
             registry=self.registry,
         )
@@ -133,15 +133,17 @@ class Metrics:
         num_slots: int,
         cache_bytes: int,
         heartbeat: Callable[[], float],
+        num_waiting: Callable[[], int],
     ) -> None:
         """Show a model from now on, with zeros where nothing has happened yet.
 
-        `heartbeat` is read at every scrape, on the HTTP thread.
+        `heartbeat` and `num_waiting` are read at every scrape, on the HTTP thread.
         """
         self._info.labels(name, version, precision, provider).set(1)
         self._slots.labels(name).set(num_slots)
         self._cache_bytes.labels(name).set(cache_bytes)
         self._heartbeat.labels(name).set_function(heartbeat)
+        self._waiting.labels(name).set_function(num_waiting)
         self._models[name] = _ModelSeries(self, name)
 
     def record_rpc(self, *, model_name: str, method: str, code: str) -> None:
@@ -157,7 +159,7 @@ class Metrics:
         if stats.num_rows:
             model.step.observe(stats.step_seconds)
             model.batch_size.observe(stats.num_rows)
-        if stats.num_admitted:
+        if stats.queue_seconds:
             model.encode.observe(stats.encode_seconds)
         for histogram, values in (
             (model.queue, stats.queue_seconds),
@@ -168,7 +170,6 @@ class Metrics:
                 histogram.observe(seconds)
         model.moved.inc(stats.moved_bytes)
         model.running.set(stats.num_running)
-        model.waiting.set(stats.num_waiting)
         model.slots_in_use.set(stats.num_running)
         model.cache_usage.set(stats.cache_usage_ratio)
         for result in stats.results:
@@ -196,7 +197,6 @@ class _ModelSeries:
         self.generation_tokens = metrics._generation_tokens.labels(name)
         self.moved = metrics._moved.labels(name)
         self.running = metrics._running.labels(name)
-        self.waiting = metrics._waiting.labels(name)
         self.slots_in_use = metrics._slots_in_use.labels(name)
         self.cache_usage = metrics._cache_usage.labels(name)
         self.success = {reason: metrics._success.labels(name, reason) for reason in _SUCCESS_REASONS}

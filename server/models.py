@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from bundle.names import SOURCE_IDS
 from bundle.tokenizer import Tokenizer
 from server.deliveries import Deliveries, Mailbox
 from server.engine import Engine
@@ -25,7 +24,6 @@ class ServedModel:
         provider: ONNX Runtime's name of the execution provider in use.
         cache_bytes: Cache and memory of all slots together.
         eos_id: The target token that ends a sequence.
-        source_name: The model's name for its only input.
     """
 
     engine: Engine
@@ -40,20 +38,19 @@ class ServedModel:
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
     provenance: Mapping[str, str] = field(default_factory=dict)
-    source_name: str = SOURCE_IDS
 
     @property
     def name(self) -> str:
         """What callers call it."""
         return self.engine.model_name
 
-    def submitted(self, request: Request) -> AbstractContextManager[Mailbox]:
+    def submitted(self, request: Request, is_expired: Callable[[], bool]) -> AbstractContextManager[Mailbox]:
         """Give `request` to the engine, and take it back when the block is left before the end.
 
         Raises:
             ServerError: The engine refuses it.
         """
-        return self.deliveries.submitted(self.engine, request)
+        return self.deliveries.submitted(self.engine, request, is_expired)
 
 
 class Models:

@@ -176,23 +176,21 @@ class StepStats:
 
     Attributes:
         num_rows: Rows of the step; 0 for a turn without one.
+        queue_seconds: Of those who were admitted.
         inter_token_seconds: Per row that had a token before: the time since.
         results: Of the requests that ended in this turn.
         num_running: Sequences with a slot after the turn.
-        num_waiting: Sequences in the queue after the turn.
         cache_usage_ratio: Cache positions in use over all positions of all slots.
     """
 
     num_rows: int
     step_seconds: float
-    num_admitted: int
     encode_seconds: float
     queue_seconds: tuple[float, ...]
     first_token_seconds: tuple[float, ...]
     inter_token_seconds: tuple[float, ...]
     results: tuple[Result, ...]
     num_running: int
-    num_waiting: int
     cache_usage_ratio: float
     moved_bytes: int
 

@@ -187,6 +187,8 @@ class OnnxRunner:
             if spec.role is Role.SOURCE and spec.name != names.SOURCE_LENGTHS
         }
         request = Request("warm-up", sources, max_new_tokens=1, arrival=0.0)
+        for num_rows in range(1, self.num_slots + 1):
+            self._bindings[num_rows] = self._bind_step(num_rows)
         self.encode(0, [request])
         self.step((Sequence(request, self.start_id, request.source_length),))
         self.align(0, [self.start_id], request.source_length)
@@ -203,15 +205,15 @@ class OnnxRunner:
 
     def step(self, rows: tuple[Sequence, ...]) -> list[int]:
         """Feed every row its last token, and select its next one greedily."""
-        n = len(rows)
+        num_rows = len(rows)
         self._columns.fill(rows, is_same=rows is self._rows)
         self._rows = rows
-        if n not in self._bindings:
-            self._bindings[n] = self._bind_step(n)
-        step, select = self._bindings[n]
+        if num_rows not in self._bindings:
+            self._bindings[num_rows] = self._bind_step(num_rows)
+        step, select = self._bindings[num_rows]
         self._sessions[Verb.STEP].run_with_iobinding(step)
         self._select.run_with_iobinding(select)
-        return self._columns.read_token_ids(n)
+        return self._columns.read_token_ids(num_rows)
 
     def move(self, moves: Iterable[Move]) -> int:
         """Carry out moves in order; returns the bytes copied."""

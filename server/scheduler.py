@@ -43,6 +43,7 @@ class Finished:
     error: ServerError | None
 
 
+_Heap = list[tuple[float, int, Sequence]]
 _End = tuple[Sequence, FinishReason, ServerError | None]
 
 
@@ -66,15 +67,10 @@ class Scheduler:
         self._eos_id = eos_id
         self._limits = limits or SchedulerLimits()
         self._sequences: dict[Request, Sequence] = {}
-        self._waiting: list[tuple[float, int, Sequence]] = []  # heap by urgency, then order of arrival
-        self._deadlines: list[tuple[float, int, Sequence]] = []  # heap
+        self._waiting: _Heap = []  # by urgency, then order of arrival
+        self._deadlines: _Heap = []
         self._order = itertools.count()
         self._moves: tuple[Move, ...] = ()
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences without a slot."""
-        return len(self._sequences) - len(self.slots.rows)
 
     @property
     def num_running(self) -> int:
@@ -96,11 +92,13 @@ class Scheduler:
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, next(self._order), sequence))
 
-    def cancel(self, request: Request) -> list[Finished]:
-        """End a request whose caller went away; nothing happens where it has ended already."""
+    def cancel(self, request: Request, *, is_expired: bool) -> list[Finished]:
+        """End a request that nobody waits for any more; nothing happens where it has ended already."""
         sequence = self._sequences.get(request)
         if sequence is None:
             return []
+        if is_expired:
+            return self._finish([(sequence, FinishReason.DEADLINE, _late())])
         return self._finish([(sequence, FinishReason.CANCELLED, Cancelled("the caller cancelled"))])
 
     def expire(self, now: float) -> list[Finished]:
@@ -109,8 +107,7 @@ class Scheduler:
         while self._deadlines and self._deadlines[0][0] <= now:
             sequence = heapq.heappop(self._deadlines)[2]
             if sequence.finish_reason is None:
-                error = DeadlineExceeded("the deadline passed before the target was complete")
-                late.append((sequence, FinishReason.DEADLINE, error))
+                late.append((sequence, FinishReason.DEADLINE, _late()))
         return self._finish(late)
 
     def schedule(self, now: float) -> StepPlan:
@@ -168,7 +165,16 @@ class Scheduler:
         # Moves that a plan has not carried out yet come before those that close the new holes; each chain of
         # moves is kept in order.
         self._moves += self.slots.remove([end[0] for end in ends if end[0].row is not None])
-        if not self._sequences:
-            self._waiting.clear()
-            self._deadlines.clear()
+        for heap in (self._waiting, self._deadlines):
+            self._forget_finished(heap)
         return finished
+
+    def _forget_finished(self, heap: _Heap) -> None:
+        """Drop who has finished from a heap once they are most of it: each costs O(1) over time."""
+        if len(heap) > 2 * len(self._sequences):
+            heap[:] = [entry for entry in heap if entry[2].finish_reason is None]
+            heapq.heapify(heap)
+
+
+def _late() -> DeadlineExceeded:
+    return DeadlineExceeded("the deadline passed before the target was complete")

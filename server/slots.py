@@ -26,14 +26,13 @@ class Slots:
         return self.num_slots - len(self.rows)
 
     def add(self, newcomers: Iterable[Sequence]) -> None:
-        """Give newcomers the first free rows, in order."""
-        rows = list(self.rows)
-        for sequence in newcomers:
+        """Give newcomers the first free rows, in order. Without any, `rows` stays the same object."""
+        newcomers = tuple(newcomers)
+        assert len(newcomers) <= self.num_free
+        for row, sequence in enumerate(newcomers, len(self.rows)):
             assert sequence.row is None
-            sequence.row = len(rows)
-            rows.append(sequence)
-        assert len(rows) <= self.num_slots
-        self.rows = tuple(rows)
+            sequence.row = row
+        self.rows += newcomers
 
     def remove(self, leavers: Iterable[Sequence]) -> tuple[Move, ...]:
         """Take sequences out, and fill their rows from the end.

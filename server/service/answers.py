@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from bundle.names import SOURCE_IDS
 from protos import seq2seq_v1_pb2 as pb
 from server.models import ServedModel
 from server.records import FinishReason, Request, Result
@@ -37,7 +38,7 @@ def _attention(request: Request, result: Result, model: ServedModel) -> pb.Atten
     target_ids = list(result.token_ids)
     if result.finish_reason is FinishReason.EOS:
         target_ids.append(model.eos_id)
-    source_ids = request.sources[model.source_name].tolist()
+    source_ids = request.sources[SOURCE_IDS].tolist()
     assert result.attention.shape == (len(target_ids), len(source_ids))
     return pb.Attention(
         source_tokens=model.source_tokenizer.pieces(source_ids),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from bundle.names import SOURCE_IDS
 from protos.seq2seq_v1_pb2 import GenerateOptions, GenerateRequest, Source
 from server.errors import InvalidRequest
 from server.models import ServedModel
@@ -23,7 +24,7 @@ def engine_request(message: GenerateRequest, model: ServedModel, call: Call, *, 
     """
     return Request(
         request_id=call.request_id,
-        sources={model.source_name: _source(message, model)},
+        sources={SOURCE_IDS: _source(message, model)},
         max_new_tokens=_max_new_tokens(message.options, model),
         arrival=call.arrival,
         deadline=call.deadline,
@@ -40,10 +41,10 @@ def _source(message: GenerateRequest, model: ServedModel) -> Array:
             field="sources",
         )
     source = message.sources[0]
-    if source.name not in ("", model.source_name):
+    if source.name not in ("", SOURCE_IDS):
         raise InvalidRequest(
             f"{model.name} has no source named {source.name[:100]!r}: "
-            f"its only one is {model.source_name!r}, and the name may be left empty",
+            f"its only one is {SOURCE_IDS!r}, and the name may be left empty",
             field="sources[0].name",
         )
     kind = source.WhichOneof("value")
@@ -53,14 +54,18 @@ def _source(message: GenerateRequest, model: ServedModel) -> Array:
         token_ids, field = _given_ids(source, model), "sources[0].token_ids"
     else:
         raise InvalidRequest("the source is empty: give it a text or token ids", field="sources[0]")
+    _check_length(len(token_ids), model, field)
+    return np.asarray(token_ids, dtype=np.int64)  # (S,)
+
+
+def _check_length(num_tokens: int, model: ServedModel, field: str) -> None:
     limit = model.engine.max_source_length
-    if len(token_ids) > limit:
+    if num_tokens > limit:
         raise InvalidRequest(
-            f"the source has {len(token_ids)} tokens, and {model.name} takes at most {limit}: "
+            f"the source has {num_tokens} tokens, and {model.name} takes at most {limit}: "
             "send shorter pieces, for example one sentence each",
             field=field,
         )
-    return np.asarray(token_ids, dtype=np.int64)  # (S,)
 
 
 def _text_ids(text: str, model: ServedModel) -> list[int]:
@@ -82,9 +87,10 @@ def _text_ids(text: str, model: ServedModel) -> list[int]:
 
 def _given_ids(source: Source, model: ServedModel) -> list[int]:
     field = "sources[0].token_ids"
-    token_ids = list(source.token_ids.values)
+    token_ids = source.token_ids.values
     if not token_ids:
         raise InvalidRequest("there are no token ids", field=field)
+    _check_length(len(token_ids), model, field)  # before every one of them is looked at
     for index, token_id in enumerate(token_ids):
         if not 0 <= token_id < model.vocab_size:
             raise InvalidRequest(
@@ -92,7 +98,7 @@ def _given_ids(source: Source, model: ServedModel) -> list[int]:
                 f"ids go from 0 to {model.vocab_size - 1}",
                 field=f"{field}.values[{index}]",
             )
-    return token_ids
+    return list(token_ids)
 
 
 def _max_new_tokens(options: GenerateOptions, model: ServedModel) -> int:

@@ -26,7 +26,7 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
         async with self._calls.open("Generate", context) as call:
             model = call.model(message.model)
             request = engine_request(message, model, call, stream=False)
-            with model.submitted(request) as mailbox:
+            with model.submitted(request, call.is_expired) as mailbox:
                 result = await mailbox.wait_for_result()
             if result.error is not None:
                 raise result.error
@@ -43,7 +43,7 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
             request = engine_request(message, model, call, stream=True)
             text = model.target_tokenizer.stream()
             result = None
-            with model.submitted(request) as mailbox:
+            with model.submitted(request, call.is_expired) as mailbox:
                 while result is None:
                     token_ids, result = await mailbox.take()
                     piece = pb.Piece(text=text.push(token_ids), token_ids=token_ids)

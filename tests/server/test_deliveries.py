@@ -7,7 +7,13 @@ from server.errors import Unavailable
 from server.records import FinishReason, Request, Result, StepStats, Timings, Turn, Update
 
 RESULT = Result(FinishReason.EOS, (1, 2), 3, 4, Timings(0, 0, 0, 0))
-STATS = StepStats(0, 0.0, 0, 0.0, (), (), (), (), 0, 0, 0.0, 0)
+
+
+def never() -> bool:
+    return False
+
+
+STATS = StepStats(0, 0.0, 0.0, (), (), (), (), 0, 0.0, 0)
 
 
 class _Metrics:
@@ -27,8 +33,8 @@ class _Engine:
             raise self.error
         self.submitted.append(request)
 
-    def cancel(self, request):
-        self.cancelled.append(request)
+    def cancel(self, request, *, is_expired):
+        self.cancelled.append((request, is_expired))
 
 
 def request() -> Request:
@@ -52,7 +58,7 @@ def test_a_turn_reaches_the_mailbox_of_its_request_and_the_metrics():
         metrics, engine = _Metrics(), _Engine()
         deliveries = Deliveries("echo", asyncio.get_running_loop(), metrics)
         mine, other = request(), request()
-        with deliveries.submitted(engine, mine) as mailbox:
+        with deliveries.submitted(engine, mine, never) as mailbox:
             turn = Turn((Update(other, (9,), None), Update(mine, (1,), None)), STATS)
             await asyncio.to_thread(deliveries.deliver, turn)
             assert await mailbox.take() == ([1], None)
@@ -69,9 +75,13 @@ def test_a_request_left_before_its_end_is_cancelled():
         engine = _Engine()
         deliveries = Deliveries("echo", asyncio.get_running_loop(), _Metrics())
         mine = request()
-        with pytest.raises(RuntimeError, match="the handler gave up"), deliveries.submitted(engine, mine):
-            raise RuntimeError("the handler gave up")
-        assert engine.cancelled == [mine]
+        for is_expired in (never, lambda: True):
+            with (
+                pytest.raises(RuntimeError, match="the handler gave up"),
+                deliveries.submitted(engine, mine, is_expired),
+            ):
+                raise RuntimeError("the handler gave up")
+        assert engine.cancelled == [(mine, False), (mine, True)]
         assert not deliveries._mailboxes
 
     asyncio.run(run())
@@ -81,7 +91,7 @@ def test_a_refused_request_leaves_nothing_behind():
     async def run():
         engine = _Engine(error=Unavailable("draining"))
         deliveries = Deliveries("echo", asyncio.get_running_loop(), _Metrics())
-        with pytest.raises(Unavailable, match="draining"), deliveries.submitted(engine, request()):
+        with pytest.raises(Unavailable, match="draining"), deliveries.submitted(engine, request(), never):
             pass
         assert not engine.cancelled
         assert not deliveries._mailboxes

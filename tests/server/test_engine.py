@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -56,7 +57,8 @@ class Driver:
 def assert_empty(engine: Engine) -> None:
     """Nothing waits, nothing runs, every slot is back."""
     scheduler = engine._scheduler
-    assert scheduler.num_waiting == 0
+    assert not scheduler.has_work
+    assert engine.num_waiting() == 0
     assert scheduler.num_running == 0
     assert scheduler.slots.rows == ()
     assert scheduler.slots.num_free == engine.num_slots
@@ -117,7 +119,7 @@ def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_sl
             assert list(result.token_ids) == expected
     stats = [turn.stats for turn in driver.turns]
     assert sum(len(stat.results) for stat in stats) == len(requests)
-    assert stats[-1].num_running == stats[-1].num_waiting == 0
+    assert stats[-1].num_running == 0
     assert stats[-1].cache_usage_ratio == 0
 
 
@@ -209,6 +211,83 @@ def test_an_engine_that_keeps_failing_says_that_it_is_not_healthy():
     assert not driver.engine.is_healthy
     driver.finish()
     assert driver.engine.is_healthy
+
+
+def test_finished_requests_are_not_remembered_while_others_run():
+    driver = Driver(FakeRunner(2))
+    for number in range(300):
+        driver.submit(make_request((12, number), max_new_tokens=2, deadline=1e9, priority=number % 3))
+        given_up = make_request((12, number), priority=10**6)
+        driver.submit(given_up)
+        driver.engine.cancel(given_up)
+        driver.turn()
+    scheduler = driver.engine._scheduler
+    num_live = len(scheduler._sequences)
+    assert num_live > 0
+    assert max(len(scheduler._waiting), len(scheduler._deadlines)) <= 2 * num_live + 1
+    driver.finish()
+
+
+def test_who_deliver_cannot_reach_does_not_end_the_engine():
+    driver = Driver(FakeRunner(2))
+    deliver, lost = driver.engine._deliver, make_request((10, 4))
+
+    def fail(turn: Turn) -> None:
+        raise RuntimeError("the event loop is closed")
+
+    driver.engine._deliver = fail
+    driver.submit(lost)
+    driver.turn(3)
+    assert_empty(driver.engine)
+    driver.engine._deliver = deliver
+    found = make_request((10, 4))
+    driver.submit(found)
+    driver.finish()
+    assert driver.results[found].error is None
+
+
+def test_the_rows_of_two_steps_are_the_same_object_when_nobody_came_or_left():
+    """The runner then feeds nothing but lengths."""
+    driver = Driver(FakeRunner(3))
+    seen = []
+    step = driver.runner.step
+    driver.runner.step = lambda rows: (seen.append(rows), step(rows))[1]
+    driver.submit(make_request((30, 5), max_new_tokens=6))
+    driver.turn(3)
+    driver.submit(make_request((30, 6), max_new_tokens=6))
+    driver.turn(2)
+    assert seen[0] is seen[1] is seen[2]
+    assert seen[2] is not seen[3]
+    assert seen[3] is seen[4]
+    driver.finish()
+
+
+def test_an_engine_asleep_has_a_heartbeat_and_one_that_hangs_has_none(monkeypatch):
+    runner = FakeRunner(1)
+    stepping, go_on, is_done = threading.Event(), threading.Event(), threading.Event()
+    step = runner.step
+
+    def hang(rows):
+        stepping.set()
+        assert go_on.wait(20)
+        return step(rows)
+
+    runner.step = hang
+    engine = Engine(runner, model_name="fake", deliver=lambda turn: is_done.set())
+    engine.start()
+    engine.submit(make_request((10, 4), max_new_tokens=1))
+    assert stepping.wait(20)
+    an_hour_later = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: an_hour_later)
+    assert engine.heartbeat() < an_hour_later - 3000
+    go_on.set()
+    assert is_done.wait(20)
+    for _ in range(1000):
+        if engine.heartbeat() == an_hour_later:
+            break
+        threading.Event().wait(0.01)
+    assert engine.heartbeat() == an_hour_later
+    engine.stop()
 
 
 def test_the_more_urgent_goes_first_and_waiting_makes_urgent():

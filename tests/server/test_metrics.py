@@ -41,6 +41,7 @@ def metrics_of(name: str = "echo") -> Metrics:
         num_slots=8,
         cache_bytes=1024,
         heartbeat=lambda: 123.0,
+        num_waiting=lambda: 5,
     )
     return metrics
 
@@ -54,13 +55,11 @@ def stats(*results: Result, **changes: object) -> StepStats:
     values = {
         "num_rows": 0,
         "step_seconds": 0.0,
-        "num_admitted": 0,
         "encode_seconds": 0.0,
         "queue_seconds": (),
         "first_token_seconds": (),
         "inter_token_seconds": (),
         "num_running": 0,
-        "num_waiting": 0,
         "cache_usage_ratio": 0.0,
         "moved_bytes": 0,
     }
@@ -98,13 +97,11 @@ def test_a_turn_is_added_up():
         stats(
             num_rows=3,
             step_seconds=0.002,
-            num_admitted=2,
             encode_seconds=0.004,
             queue_seconds=(0.001, 0.003),
             first_token_seconds=(0.01, 0.02),
             inter_token_seconds=(0.005,),
             num_running=3,
-            num_waiting=5,
             cache_usage_ratio=0.25,
             moved_bytes=640,
         ),

@@ -169,6 +169,8 @@ def test_slot_is_returned_when_the_deadline_passes():
                 served.metric("seq2seq_request_success_total", model_name="echo", finished_reason="abort")
                 == 1
             )
+            assert served.metric("seq2seq_wasted_tokens_total", model_name="echo", reason="deadline") == 1
+            assert served.metric("seq2seq_wasted_tokens_total", model_name="echo", reason="cancelled") == 0
 
     asyncio.run(run())
 
