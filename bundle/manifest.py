@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from bundle.names import FORMAT_VERSION, MANIFEST_FILE, Precision, Role, Verb
+from bundle.names import CHECKSUM_FILE, FORMAT_VERSION, MANIFEST_FILE, Precision, Role, Verb
 from bundle.tokenizer import Tokenizer
 
 _D_HEAD_MULTIPLE = 8  # GroupQueryAttention refuses others
@@ -86,7 +86,7 @@ class Parity(_Record):
         tolerance: What it was held to; None where BLEU decides.
         shapes: `(batch, source length, target length)` of each comparison, none seen by the export.
         bleu: sacreBLEU of greedy decoding on dev sentences with these graphs; None where not measured.
-        reference_bleu: The same of the fp32 graphs.
+        reference_bleu: The same of the trained PyTorch model.
     """
 
     max_log_probability_difference: float
@@ -177,8 +177,10 @@ def file_spec(folder: Path, file: str) -> FileSpec:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write `manifest.json`, last of all files."""
-    (folder / MANIFEST_FILE).write_bytes(_MANIFEST.dump_json(manifest, indent=2) + b"\n")
+    """Write `manifest.json`, last of all files, and its checksum as `sha256sum --check` reads it."""
+    raw = _MANIFEST.dump_json(manifest, indent=2) + b"\n"
+    (folder / MANIFEST_FILE).write_bytes(raw)
+    (folder / CHECKSUM_FILE).write_text(f"{hashlib.sha256(raw).hexdigest()}  {MANIFEST_FILE}\n")
 
 
 def load_bundle(path: Path) -> Bundle:
@@ -192,7 +194,8 @@ def load_bundle(path: Path) -> Bundle:
         raise BundleError(path, [f"there is no {MANIFEST_FILE} (make one with `python -m export`)"])
     raw = manifest_path.read_bytes()
     manifest = _parse(path, raw)
-    problems = _contradictions(manifest)
+    digest = hashlib.sha256(raw).hexdigest()
+    problems = _checksum_problems(path, digest) + _contradictions(manifest)
     for spec in _files(manifest):
         problems += _file_problems(path, spec)
     tokenizers: list[Tokenizer] = []
@@ -211,8 +214,7 @@ def load_bundle(path: Path) -> Bundle:
     if problems:
         raise BundleError(path, list(dict.fromkeys(problems)))
     source_tokenizer, target_tokenizer = tokenizers
-    version = hashlib.sha256(raw).hexdigest()[:12]
-    return Bundle(path, manifest, version, source_tokenizer, target_tokenizer)
+    return Bundle(path, manifest, digest[:12], source_tokenizer, target_tokenizer)
 
 
 def _parse(path: Path, raw: bytes) -> Manifest:
@@ -233,6 +235,18 @@ def _parse(path: Path, raw: bytes) -> Manifest:
             for item in error.errors()
         ]
         raise BundleError(path, problems) from error
+
+
+def _checksum_problems(folder: Path, digest: str) -> list[str]:
+    path = folder / CHECKSUM_FILE
+    if not path.is_file():
+        return [f"{CHECKSUM_FILE} is missing"]
+    expected = path.read_text(encoding="ascii", errors="replace").partition(" ")[0]
+    return [] if digest == expected else [_changed(MANIFEST_FILE, digest, expected)]
+
+
+def _changed(file: str, found: str, expected: str) -> str:
+    return f"{file} was changed: its sha256 is {found[:12]}…, not {expected[:12]}…"
 
 
 def _contradictions(manifest: Manifest) -> list[str]:
@@ -277,5 +291,5 @@ def _file_problems(folder: Path, spec: FileSpec) -> list[str]:
     if found.size_bytes != spec.size_bytes:
         return [f"{spec.file} has {found.size_bytes} bytes, and the manifest says {spec.size_bytes}"]
     if found.sha256 != spec.sha256:
-        return [f"{spec.file} was changed: its sha256 is {found.sha256[:12]}…, not {spec.sha256[:12]}…"]
+        return [_changed(spec.file, found.sha256, spec.sha256)]
     return []

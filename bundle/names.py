@@ -12,6 +12,7 @@ import enum
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
+CHECKSUM_FILE = "manifest.sha256"  # of the manifest, which has those of all other files
 TOKENIZER_FILE = "tokenizer.json"
 
 

@@ -80,13 +80,20 @@ def export_bundle(
         raise ExportError(f"cannot write into {path.parent}: {error.strerror}") from error
     try:
         manifest = _write(trained, folder, precisions, report)
-        if path.exists():
-            shutil.rmtree(path)
         folder.chmod(0o755)  # a temporary folder is its owner's alone
-        folder.rename(path)
+        _replace(path, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return manifest
+
+
+def _replace(path: Path, folder: Path) -> None:
+    """Put the new folder in the old one's place; at every moment one of them is whole."""
+    old = folder.with_name(f"{folder.name}-old")
+    if path.exists():
+        path.rename(old)
+    folder.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _may_be_replaced(path: Path) -> bool:

@@ -1,8 +1,10 @@
 """A bundle is refused whole when anything in it is wrong, and every problem is named."""
 
+import hashlib
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,14 @@ def edit(path: Path, *keys: str, value) -> None:
     for key in keys[:-1]:
         place = place[key]
     place[keys[-1]] = value
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    write(path, manifest)
+
+
+def write(path: Path, manifest: dict) -> None:
+    """Write a manifest with a checksum that is right."""
+    raw = json.dumps(manifest).encode()
+    (path / "manifest.json").write_bytes(raw)
+    (path / "manifest.sha256").write_text(f"{hashlib.sha256(raw).hexdigest()}  manifest.json\n")
 
 
 def problems_of(path: Path) -> tuple[str, ...]:
@@ -62,6 +71,31 @@ def test_another_manifest_is_another_version(bundle_path, damaged):
 
 
 FILES = ["tokenizer.json", "fp32/weights.bin", "int8/step.onnx"]
+
+
+@pytest.mark.parametrize("place", range(0, 40_000, 3989))
+def test_any_changed_byte_of_the_manifest_is_found(place, damaged):
+    content = bytearray((damaged / "manifest.json").read_bytes())
+    content[place % len(content)] ^= 1
+    (damaged / "manifest.json").write_bytes(content)
+    assert problems_of(damaged)
+
+
+def test_another_eos_is_found(damaged):
+    content = (damaged / "manifest.json").read_text()
+    changed = content.replace(f'"eos_id": {EOS_ID}', f'"eos_id": {EOS_ID + 1}')
+    assert changed != content
+    (damaged / "manifest.json").write_text(changed)
+    [problem] = problems_of(damaged)
+    assert problem.startswith("manifest.json was changed: its sha256 is ")
+
+
+@pytest.mark.skipif(shutil.which("sha256sum") is None, reason="there is no sha256sum")
+def test_the_checksum_is_one_that_sha256sum_reads(bundle_path, damaged):
+    command = ["sha256sum", "--check", "--strict", "manifest.sha256"]
+    assert subprocess.run(command, cwd=bundle_path, capture_output=True).returncode == 0
+    (damaged / "manifest.sha256").unlink()
+    assert problems_of(damaged) == ("manifest.sha256 is missing",)
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -136,7 +170,7 @@ def test_unknown_missing_and_wrong_fields_are_all_named(damaged):
     edit(damaged, "variants", "int8", "graphs", "step", "file", value={"file": "int8/step.onnx"})
     manifest = json.loads((damaged / "manifest.json").read_text())
     del manifest["alignment_layer"]
-    (damaged / "manifest.json").write_text(json.dumps(manifest))
+    write(damaged, manifest)
     fields = [problem.split(": ")[1] for problem in problems_of(damaged)]
     assert sorted(fields) == [
         "alignment_layer",
@@ -181,7 +215,7 @@ def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(damaged, random_trai
 def test_a_bundle_without_a_graph_is_refused(damaged):
     manifest = json.loads((damaged / "manifest.json").read_text())
     del manifest["variants"]["int8"]["graphs"]["decode"]
-    (damaged / "manifest.json").write_text(json.dumps(manifest))
+    write(damaged, manifest)
     assert problems_of(damaged) == ("int8 lacks the graphs decode",)
     edit(damaged, "variants", value={})
     assert problems_of(damaged) == ("variants is empty: there is no graph to run",)
