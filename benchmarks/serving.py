@@ -107,7 +107,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
         try:
             with urllib.request.urlopen(url, timeout=1):
                 return
-        except (urllib.error.URLError, TimeoutError):
+        except OSError:
             time.sleep(0.05)
     raise RuntimeError(f"the server was not ready after {_READY_SECONDS:.0f} s")
 

@@ -122,9 +122,10 @@ class App:
             _log.warning("%d calls were not finished within %g seconds", self._calls.num_open, limit)
 
     async def stop(self) -> None:
-        """End the engines, then the ports: what is unfinished is answered with UNAVAILABLE."""
+        """End the engines, then the ports: what is unfinished or comes late is answered with UNAVAILABLE."""
         for model in self._models:
             await asyncio.to_thread(model.engine.stop)
+        await self._calls.wait_until_quiet()
         self._health.close()
         await self.endpoint.stop()
         await asyncio.to_thread(self.http.stop)

@@ -24,6 +24,8 @@ Context = aio.ServicerContext[Any, Any]
 _MAX_REQUEST_ID_LENGTH = 128
 _TIMEOUT_ROUNDING = 0.01
 _CLOCK_SECONDS = 0.002
+_QUIET_SECONDS = 0.1
+_MAX_QUIET_TURNS = 20
 
 _log = logging.getLogger(__name__)
 
@@ -77,12 +79,24 @@ class Calls:
         self._models = models
         self._metrics = metrics
         self.num_open = 0
+        self._num_opened = 0
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def wait_until_idle(self) -> None:
         """Wait until no call is being handled."""
         await self._idle.wait()
+
+    async def wait_until_quiet(self) -> None:
+        """Wait until calls that gRPC has received have come to their handlers, or for a moment at most.
+
+        It would end those itself when the server stops, as cancelled.
+        """
+        for _ in range(_MAX_QUIET_TURNS):
+            num_opened = self._num_opened
+            await asyncio.sleep(_QUIET_SECONDS)
+            if num_opened == self._num_opened and not self.num_open:
+                return
 
     @asynccontextmanager
     async def open(self, method: str, context: Context) -> AsyncIterator[Call]:
@@ -93,6 +107,7 @@ class Calls:
         request_id, given_id = uuid.uuid4().hex, _given_request_id(context)
         call = Call(method, request_id, arrival, deadline, self._models)
         self.num_open += 1
+        self._num_opened += 1
         self._idle.clear()
         try:
             if given_id is not None:

@@ -13,12 +13,17 @@ from server.service.health import Health, HealthService
 from server.service.seq2seq import SERVICE_NAME, Seq2SeqService
 
 MAX_MESSAGE_BYTES = 16 * 2**20
+_MAX_PENDING_CALLS = 100_000
 
 _OPTIONS = (
     # Two servers on one port would each get a part of the calls; the second one must fail to start.
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Calls received and not handled yet. Beyond its own limit of 1000 gRPC cancels some, which no client
+    # retries; the engine's queue refuses what is too much, and says when to come again.
+    ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
     # A dead peer is found within 80 s, and clients may ping as often as every 10 s, also between calls.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),

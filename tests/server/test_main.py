@@ -9,9 +9,12 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import grpc
 import pytest
 
 from client import Client
+from protos.seq2seq_v1_pb2 import GenerateRequest, Source
+from protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
 from server.__main__ import _config, _parser, main
 from server.config import ServerConfig
 
@@ -78,6 +81,23 @@ def test_a_signal_finishes_what_was_accepted_and_exits_0(number):
             assert pending.result().hypotheses[0].text == "abc"
         assert process.wait(20) == 0
         assert process.stderr.read().endswith("stopped\n")
+
+
+def test_a_burst_and_a_signal_answer_every_call_with_a_status_that_clients_retry():
+    """GRPC by itself cancels calls that wait for their handler: beyond a thousand, and when it stops."""
+    with echo_server() as (process, port, _):
+        options = [("grpc.enable_retries", 0)]
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
+            stub = Seq2SeqStub(channel)
+            request = GenerateRequest(sources=[Source(text="abc")])
+            calls = [stub.Generate.future(request) for _ in range(2500)]
+            calls[20].result()
+            process.send_signal(signal.SIGTERM)
+            codes = {call.code() for call in calls}
+        assert process.wait(20) == 0
+    overloaded, stopping = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE
+    assert stopping in codes
+    assert codes <= {grpc.StatusCode.OK, overloaded, stopping}
 
 
 def test_a_second_signal_ends_at_once():
