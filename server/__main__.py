@@ -15,7 +15,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from bundle.names import Precision
 from server.app import serve
-from server.config import LOG_FORMATS, LOG_LEVELS, ServerConfig, format_bytes, parse_bytes
+from server.config import LOG_FORMATS, LOG_LEVELS, ServerConfig, parse_bytes
 from server.engine import QueueLimits
 from server.loading import load_model
 from server.logs import configure_logging
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         default=runner.memory_budget_bytes,
         metavar="SIZE",
         help="cache and memory of all slots of a model, in bytes or with KiB, MiB, GiB "
-        f"(default {format_bytes(runner.memory_budget_bytes)})",
+        f"(default {runner.memory_budget_bytes // 2**20}MiB)",
     )
     add(
         "--max-slots",

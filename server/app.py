@@ -36,10 +36,13 @@ class App:
 
     Raises:
         OSError: A port cannot be listened on.
+        ValueError: Two bundles have the same name.
     """
 
     def __init__(self, bundles: Sequence[Path], config: ServerConfig, loader: Loader) -> None:
-        self._bundles = bundles
+        self._bundles = {path.resolve().name: path for path in bundles}
+        if len(self._bundles) < len(bundles):
+            raise ValueError("two bundles have the same name: rename one of the folders")
         self._config = config
         self._loader = loader
         self._metrics = Metrics()
@@ -70,8 +73,8 @@ class App:
         await self.endpoint.start()
         loop = asyncio.get_running_loop()
         models = []
-        for path in self._bundles:
-            deliveries = Deliveries(path.resolve().name, loop, self._metrics)
+        for name, path in self._bundles.items():
+            deliveries = Deliveries(name, loop, self._metrics)
             models.append(await asyncio.to_thread(self._loader, path, self._config, deliveries))
         for model in models:
             self._metrics.add_model(

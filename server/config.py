@@ -63,11 +63,3 @@ def parse_bytes(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a size: write bytes, or a whole number with KiB, MiB or GiB")
     return int(match[1]) * _UNITS[match[2]]
-
-
-def format_bytes(num_bytes: int) -> str:
-    """The shortest exact way to write a number of bytes that `parse_bytes` reads."""
-    for unit in ("GiB", "MiB", "KiB"):
-        if num_bytes and num_bytes % _UNITS[unit] == 0:
-            return f"{num_bytes // _UNITS[unit]}{unit}"
-    return str(num_bytes)

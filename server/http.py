@@ -6,6 +6,7 @@ A small threaded WSGI server, so that it answers even while the event loop is bu
 from __future__ import annotations
 
 import errno
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
@@ -21,6 +22,10 @@ Probe = Callable[[], str | None]
 
 class _ThreadingServer(ThreadingMixIn, WSGIServer):
     daemon_threads = True
+
+
+class _ThreadingServer6(_ThreadingServer):
+    address_family = socket.AF_INET6
 
 
 class _QuietHandler(WSGIRequestHandler):
@@ -49,9 +54,10 @@ class HttpServer:
     ) -> None:
         self._metrics = make_wsgi_app(registry)
         self._probes = {"/healthz": unhealthy, "/readyz": unready}
+        server_class = _ThreadingServer6 if ":" in host else _ThreadingServer
         try:
             self._server = make_server(
-                host, port, self._answer, server_class=_ThreadingServer, handler_class=_QuietHandler
+                host, port, self._answer, server_class=server_class, handler_class=_QuietHandler
             )
         except OSError as error:
             if error.errno == errno.EADDRINUSE:

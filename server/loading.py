@@ -22,7 +22,7 @@ def load_model(path: Path, config: ServerConfig, deliveries: Deliveries) -> Serv
     try:
         runner = OnnxRunner(bundle, config.runner)
         runner.warm_up()
-    except ValueError as error:
+    except (ValueError, MemoryError) as error:
         raise ValueError(f"{path}: {error}") from error
     engine = Engine(
         runner,

@@ -63,13 +63,7 @@ class Models:
         self._by_name: dict[str, ServedModel] = {}
 
     def add(self, model: ServedModel) -> None:
-        """Serve one more.
-
-        Raises:
-            ValueError: The name is taken.
-        """
-        if model.name in self._by_name:
-            raise ValueError(f"two bundles are named {model.name!r}: rename one of the folders")
+        """Serve one more."""
         self._by_name[model.name] = model
 
     def get(self, name: str) -> ServedModel:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -24,11 +23,13 @@ from bundle import names
 from bundle.manifest import Bundle, TensorSpec
 from bundle.names import Axis, Precision, Role, Verb
 from server.buffers import Buffers, Columns
+from server.cpus import usable_cpus
 from server.records import Array, Move, Request, Sequence
 
 _log = logging.getLogger(__name__)
 
 _CPU, _CUDA = "cpu", "cuda"
+_DEVICE_ID = 0  # which of several GPUs that is, CUDA_VISIBLE_DEVICES says
 _PROVIDERS = {_CPU: "CPUExecutionProvider", _CUDA: "CUDAExecutionProvider"}
 # fp32 and int8 graphs would run on CUDA only in part: their attention has no kernel there, and would silently
 # run on the CPU. fp16 has no fast kernels on the CPU.
@@ -44,7 +45,6 @@ class RunnerConfig:
 
     Attributes:
         provider: "cpu" or "cuda"; "auto" is CUDA where ONNX Runtime finds it and the bundle has its graphs.
-        device_id: Which device of the provider.
         precision: None takes the fastest that the bundle has for the provider.
         num_threads: Of one graph's run; None is the CPUs that this process may use.
         memory_budget_bytes: Of all slots' cache and memory.
@@ -54,7 +54,6 @@ class RunnerConfig:
     """
 
     provider: str = "auto"
-    device_id: int = 0
     precision: Precision | None = None
     num_threads: int | None = None
     memory_budget_bytes: int = 1 << 30
@@ -74,10 +73,9 @@ class RunnerConfig:
 class _OnnxDevice:
     """A device of one execution provider."""
 
-    def __init__(self, provider: str, device_id: int) -> None:
+    def __init__(self, provider: str) -> None:
         self.is_host = provider == _CPU
         self._provider = provider
-        self._id = 0 if self.is_host else device_id
 
     def session(self, path: Path, num_threads: int) -> ort.InferenceSession:
         """Load a graph.
@@ -92,8 +90,7 @@ class _OnnxDevice:
         # Threads that spin after a run would take the CPU from the event loop, and from the next graph.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         full_name = _PROVIDERS[self._provider]
-        provider: Any = full_name if self.is_host else (full_name, {"device_id": str(self._id)})
-        session = ort.InferenceSession(path, options, providers=[provider])
+        session = ort.InferenceSession(path, options, providers=[full_name])
         if session.get_providers()[0] != full_name:
             raise ValueError(f"{path} would run on {session.get_providers()[0]} instead of {full_name}")
         return session
@@ -103,17 +100,17 @@ class _OnnxDevice:
         return self.session(Path(str(files("server") / "weightless" / f"{name}.onnx")), num_threads=1)
 
     def value(self, array: Array) -> ort.OrtValue:
-        return ort.OrtValue.ortvalue_from_numpy(array, self._provider, self._id)
+        return ort.OrtValue.ortvalue_from_numpy(array, self._provider, _DEVICE_ID)
 
     def bind_input(
         self, binding: ort.IOBinding, name: str, dtype: Any, shape: tuple[int, ...], pointer: int
     ) -> None:
-        binding.bind_input(name, self._provider, self._id, dtype, shape, pointer)
+        binding.bind_input(name, self._provider, _DEVICE_ID, dtype, shape, pointer)
 
     def bind_output(
         self, binding: ort.IOBinding, name: str, dtype: Any, shape: tuple[int, ...], pointer: int
     ) -> None:
-        binding.bind_output(name, self._provider, self._id, dtype, shape, pointer)
+        binding.bind_output(name, self._provider, _DEVICE_ID, dtype, shape, pointer)
 
 
 class OnnxRunner:
@@ -133,7 +130,7 @@ class OnnxRunner:
     def __init__(self, bundle: Bundle, config: RunnerConfig) -> None:
         manifest = bundle.manifest
         self.provider, self.precision = _choose(bundle, config)
-        self._device = _OnnxDevice(self.provider, config.device_id)
+        self._device = _OnnxDevice(self.provider)
         self._graphs = manifest.variants[self.precision].graphs
         self.max_source_length = _limit(
             "max_source_length", config.max_source_length, manifest.max_source_length
@@ -170,7 +167,7 @@ class OnnxRunner:
             names.CACHE_CAPACITY: np.array(self.max_target_length, np.int32),
             names.MEMORY_CAPACITY: np.array(self.max_source_length, np.int32),
         }
-        num_threads = config.num_threads or len(os.sched_getaffinity(0))
+        num_threads = config.num_threads or usable_cpus()
         self._sessions = {
             verb: self._device.session(bundle.path / graph.file.file, num_threads)
             for verb, graph in self._graphs.items()
@@ -288,7 +285,7 @@ def usable_precisions(bundle: Bundle, provider: str = "auto") -> tuple[str, list
     Raises:
         ValueError: ONNX Runtime does not have the provider, or the bundle has nothing for it.
     """
-    available = [name for name, full in _PROVIDERS.items() if full in ort.get_available_providers()]
+    available = [name for name, full in _PROVIDERS.items() if _works(name, full)]
     held = list(bundle.manifest.variants)
     if provider == "auto":
         has_cuda = _CUDA in available and any(precision in held for precision in _PRECISIONS[_CUDA])
@@ -300,6 +297,18 @@ def usable_precisions(bundle: Bundle, provider: str = "auto") -> tuple[str, list
         takes = ", ".join(_PRECISIONS[provider])
         raise ValueError(f"the bundle has {', '.join(held)} graphs, and {provider} takes {takes}")
     return provider, fitting
+
+
+def _works(name: str, full_name: str) -> bool:
+    """Whether ONNX Runtime was built with a provider, and its device answers."""
+    if full_name not in ort.get_available_providers():
+        return False
+    try:
+        ort.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32), name, _DEVICE_ID)
+    except Exception as error:  # ONNX Runtime's errors have no class of their own in common
+        _log.warning("ONNX Runtime has %s, and it does not work here: %s", full_name, error)
+        return False
+    return True
 
 
 def _choose(bundle: Bundle, config: RunnerConfig) -> tuple[str, Precision]:

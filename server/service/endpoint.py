@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
@@ -61,8 +63,7 @@ class Endpoint:
             self.port = self._server.add_insecure_port(address)
         except RuntimeError as error:
             raise OSError(
-                f"cannot listen on port {port} of {host}: it is in use, or not this machine's: "
-                "choose another --port"
+                f"cannot listen on port {port} of {host}: {_reason(host, port)}; choose another --port"
             ) from error
 
     async def start(self) -> None:
@@ -72,3 +73,12 @@ class Endpoint:
     async def stop(self) -> None:
         """Close the port, and let the open calls end, for a moment."""
         await self._server.stop(_CLOSE_SECONDS)
+
+
+def _reason(host: str, port: int) -> str:
+    """Why an address cannot be listened on, which gRPC does not tell."""
+    try:
+        socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return "gRPC cannot use it"

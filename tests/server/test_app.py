@@ -6,6 +6,7 @@ import pytest
 
 from client import AsyncClient, ClientError
 from server.app import App
+from server.loading import load_model
 from tests.server.service.harness import EchoRunner, Turns, fetch, loader_of, local_config, serving
 
 
@@ -85,16 +86,9 @@ def test_while_models_load_calls_are_refused_and_probes_answer():
 
 
 def test_two_bundles_of_one_name_are_refused():
-    async def run():
-        turns, runners = Turns(), {"echo": EchoRunner()}
-        app = App([Path("a/echo"), Path("b/echo")], local_config(), loader_of(runners, turns))
-        try:
-            with pytest.raises(ValueError, match="two bundles are named 'echo': rename one of the folders"):
-                await app.start()
-        finally:
-            await app.stop()
-
-    asyncio.run(run())
+    bundles = [Path("a/echo"), Path("b/echo")]
+    with pytest.raises(ValueError, match="two bundles have the same name: rename one of the folders"):
+        App(bundles, local_config(), loader=load_model)
 
 
 @pytest.mark.parametrize("which", ["port", "metrics_port"])

@@ -43,10 +43,6 @@ def test_a_model_knows_what_its_bundle_says(bundle_path, deliveries):
     assert model.source_tokenizer.encode_source(text) == bundle.source_tokenizer.encode_source(text)
 
 
-def _encode_inputs(bundle):
-    return bundle.manifest.variants["int8"].graphs["encode"].inputs
-
-
 def test_its_engine_is_not_started_and_has_the_limits_of_the_configuration(bundle_path, deliveries):
     engine = load_model(bundle_path, CONFIG, deliveries).engine
     assert not engine._thread.is_alive()
@@ -54,6 +50,12 @@ def test_its_engine_is_not_started_and_has_the_limits_of_the_configuration(bundl
         engine.submit(Request("r", {SOURCE_IDS: np.array([5, 2])}, max_new_tokens=1, arrival=0.0))
     with pytest.raises(Overloaded, match="the limit is 2"):
         engine.submit(Request("r", {SOURCE_IDS: np.array([5, 2])}, max_new_tokens=1, arrival=0.0))
+
+
+def test_buffers_that_do_not_fit_are_one_clear_error(bundle_path, deliveries):
+    config = ServerConfig(runner=RunnerConfig(max_slots=10**9, memory_budget_bytes=2**60))
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(bundle_path))}: Unable to allocate"):
+        load_model(bundle_path, config, deliveries)
 
 
 def test_a_started_engine_delivers_to_who_submitted(bundle_path):

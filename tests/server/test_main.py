@@ -121,7 +121,7 @@ def test_help_has_an_example_and_every_default(capsys):
     assert run_main("--help") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "example: python -m server bundles/demo --port 50051" in text
-    for default in ("50051", "9464", "auto", "1GiB", "1024", "30"):
+    for default in ("50051", "9464", "auto", "1024MiB", "1024", "30"):
         assert f"(default {default})" in text
 
 

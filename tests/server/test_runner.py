@@ -211,16 +211,9 @@ def test_the_attention_of_an_answer_is_that_of_torch(limit, trained_run, trained
 class FarDevice(runner_module._OnnxDevice):
     """The CPU, treated as a device whose memory numpy cannot reach."""
 
-    def __init__(self, provider: str, device_id: int) -> None:
-        super().__init__(provider, device_id)
+    def __init__(self, provider: str) -> None:
+        super().__init__(provider)
         self.is_host = False
-
-    def session(self, path, num_threads):
-        self.is_host = True  # the CPU's provider takes no device id
-        try:
-            return super().session(path, num_threads)
-        finally:
-            self.is_host = False
 
 
 def test_a_device_that_is_not_the_host_gives_the_same_answers(trained_run, trained_bundle, monkeypatch):
@@ -341,7 +334,7 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(providers, held, options, message, random_bundle, monkeypatch):
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+    monkeypatch.setattr(runner_module, "_works", lambda _, full_name: full_name in providers)
     bundle = without(random_bundle, *map(Precision, held.split()))
     with pytest.raises(ValueError, match=f"^{message}$"):
         OnnxRunner(bundle, RunnerConfig(**{"provider": "auto"} | options))
@@ -358,8 +351,20 @@ def test_what_does_not_fit_is_refused_by_name(providers, held, options, message,
 def test_auto_takes_cuda_where_the_bundle_has_its_graphs(
     providers, held, expected, random_bundle, monkeypatch
 ):
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: providers)
+    monkeypatch.setattr(runner_module, "_works", lambda _, full_name: full_name in providers)
     assert usable_precisions(without(random_bundle, *map(Precision, held.split()))) == expected
+
+
+def test_a_cuda_build_without_a_device_falls_back_to_the_cpu_and_says_so(random_bundle, monkeypatch, caplog):
+    """The CPU build stands in: it too cannot allocate on CUDA."""
+    if CUDA in onnxruntime.get_available_providers():
+        pytest.skip("CUDA may work here")
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    bundle = without(random_bundle, Precision.FP32, Precision.FP16)
+    assert usable_precisions(bundle) == ("cpu", [Precision.FP32])
+    assert "ONNX Runtime has CUDAExecutionProvider, and it does not work here" in caplog.text
+    with pytest.raises(ValueError, match="ONNX Runtime has no cuda provider here; it has cpu"):
+        usable_precisions(bundle, "cuda")
 
 
 @pytest.mark.parametrize(

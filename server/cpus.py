@@ -1,0 +1,33 @@
+"""How many CPUs this process may use: what its affinity and its container's quota leave of the machine's."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cpus(cgroup: Path = _CGROUP) -> int:
+    """At least 1.
+
+    Args:
+        cgroup: Where the control group's files are: `cpu.max` of version 2, or those of version 1.
+    """
+    has_affinity = hasattr(os, "sched_getaffinity")  # Linux
+    num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, math.floor(min(num_cpus, _quota(cgroup))))
+
+
+def _quota(cgroup: Path) -> float:
+    """CPUs that the container may keep busy; infinity where nothing limits it."""
+    try:
+        quota, period = (cgroup / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            quota = (cgroup / "cpu" / "cpu.cfs_quota_us").read_text().strip()
+            period = (cgroup / "cpu" / "cpu.cfs_period_us").read_text()
+        except OSError:
+            return math.inf
+    return math.inf if quota in ("max", "-1") else int(quota) / int(period)

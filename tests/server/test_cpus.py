@@ -1,0 +1,43 @@
+import os
+
+import pytest
+
+from server.cpus import usable_cpus
+
+
+@pytest.fixture(autouse=True)
+def _eight_cpus(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("quota", "num_cpus"),
+    [
+        ("max 100000", 8),
+        ("200000 100000", 2),
+        ("150000 100000", 1),
+        ("50000 100000", 1),
+        ("6400000 100000", 8),
+    ],
+)
+def test_a_quota_of_cgroup_2_bounds_the_cpus(quota, num_cpus, tmp_path):
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    assert usable_cpus(tmp_path) == num_cpus
+
+
+@pytest.mark.parametrize(("quota", "num_cpus"), [("-1", 8), ("300000", 3), ("1000", 1)])
+def test_a_quota_of_cgroup_1_bounds_the_cpus(quota, num_cpus, tmp_path):
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert usable_cpus(tmp_path) == num_cpus
+
+
+def test_without_a_quota_the_affinity_counts(tmp_path):
+    assert usable_cpus(tmp_path) == 8
+
+
+def test_without_an_affinity_the_machine_counts(tmp_path, monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    assert usable_cpus(tmp_path) == 5
