@@ -11,7 +11,7 @@ import onnx_ir as ir
 import torch
 from torch.export import Dim
 
-from bundle.names import Verb
+from bundle.names import Axis, Verb
 from export.graphs import Graph
 
 OPSET = 24  # the first with TensorScatter
@@ -20,12 +20,12 @@ _ALIGNMENT_BYTES = 4096  # so that every tensor can be mapped straight from the 
 
 # Odd sizes, none equal to another: an axis that the exporter took for a constant, or two that it took for
 # one, would show at once.
-_EXAMPLE_SIZES = {
-    "batch": 3,
-    "source_length": 5,
-    "target_length": 7,
-    "cache_capacity": 11,
-    "memory_capacity": 13,
+_EXAMPLE_SIZES: dict[str, int] = {
+    Axis.BATCH: 3,
+    Axis.SOURCE_LENGTH: 5,
+    Axis.TARGET_LENGTH: 7,
+    Axis.CACHE_CAPACITY: 11,
+    Axis.MEMORY_CAPACITY: 13,
 }
 
 
@@ -35,7 +35,7 @@ def convert(graph: Graph) -> ir.Model:
     inputs = tuple(
         torch.ones(spec.shape(_EXAMPLE_SIZES), dtype=getattr(torch, spec.dtype)) for spec in graph.inputs
     )
-    dims = {axis: Dim(axis) for axis in _EXAMPLE_SIZES}
+    dims = {axis: Dim(str(axis)) for axis in _EXAMPLE_SIZES}
     shapes = tuple(
         {i: dims[axis] for i, axis in enumerate(spec.axes) if isinstance(axis, str)} for spec in graph.inputs
     )

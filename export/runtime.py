@@ -11,7 +11,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from bundle import names
-from bundle.names import Verb
+from bundle.names import Axis, Verb
 from export.graphs import Graph
 
 Array = npt.NDArray[Any]
@@ -38,7 +38,7 @@ class Graphs:
 
     def encode(self, source_ids: Array, source_lengths: Array, *, memory_capacity: int) -> dict[str, Array]:
         """The memory `(B, …)` of padded sources `(B, S)`, by tensor name."""
-        sizes = {"batch": len(source_ids), "memory_capacity": memory_capacity}
+        sizes: dict[str, int] = {Axis.BATCH: len(source_ids), Axis.MEMORY_CAPACITY: memory_capacity}
         feeds = {names.SOURCE_IDS: source_ids, names.SOURCE_LENGTHS: source_lengths}
         return self._run(Verb.ENCODE, feeds, sizes)
 
@@ -73,7 +73,7 @@ class Graphs:
 
     def empty_cache(self, num_rows: int, capacity: int) -> dict[str, Array]:
         """Zeroed cache buffers `(B, H, C, K)`, by tensor name."""
-        sizes = {"batch": num_rows, "cache_capacity": capacity}
+        sizes: dict[str, int] = {Axis.BATCH: num_rows, Axis.CACHE_CAPACITY: capacity}
         return {
             spec.name: np.zeros(spec.shape(sizes), spec.dtype)
             for spec in self._graphs[Verb.STEP].inputs
@@ -101,7 +101,7 @@ class Graphs:
                 targets[row].append(int(token_ids[row]))
         return targets
 
-    def _run(self, verb: Verb, feeds: dict[str, Array], sizes: dict[str, int]) -> dict[str, Array]:
+    def _run(self, verb: Verb, feeds: dict[str, Array], sizes: Mapping[str, int]) -> dict[str, Array]:
         """Run a graph; an output whose twin is an input is bound to that input's buffer, as when serving."""
         binding = self._sessions[verb].io_binding()
         in_place = {names.out(name): name for name in feeds}

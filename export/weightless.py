@@ -22,8 +22,8 @@ def greedy() -> onnx.ModelProto:
     """The most probable token of each row, the lowest id among equals: `(B, V)` to `(B, 1)`."""
     one = helper.make_tensor("one", TensorProto.INT64, [1], [1])
     node = helper.make_node("TopK", [names.LOGITS, "one"], ["best", names.TOKEN_IDS], axis=1)
-    logits = helper.make_tensor_value_info(names.LOGITS, TensorProto.FLOAT, ["batch", "vocab_size"])
-    token_ids = helper.make_tensor_value_info(names.TOKEN_IDS, TensorProto.INT64, ["batch", 1])
+    logits = helper.make_tensor_value_info(names.LOGITS, TensorProto.FLOAT, [names.Axis.BATCH, "vocab_size"])
+    token_ids = helper.make_tensor_value_info(names.TOKEN_IDS, TensorProto.INT64, [names.Axis.BATCH, 1])
     return _model(helper.make_graph([node], "greedy", [logits], [token_ids], [one]))
 
 

@@ -5,6 +5,7 @@ from copy import deepcopy
 import pytest
 import torch
 
+from bundle.names import Axis
 from export import convert, parity
 
 # float32 sums in another order; measured 2e-6 on these models.
@@ -12,7 +13,7 @@ TOLERANCE = 1e-4
 
 
 def test_the_proof_uses_sizes_that_export_never_saw():
-    seen = {convert._EXAMPLE_SIZES[axis] for axis in ("batch", "source_length", "target_length")}
+    seen = {convert._EXAMPLE_SIZES[axis] for axis in (Axis.BATCH, Axis.SOURCE_LENGTH, Axis.TARGET_LENGTH)}
     assert not seen & {size for B, S, T in parity.SHAPES for size in (B, S)}
     assert all((B, S, T) != (3, 5, 7) for B, S, T in parity.SHAPES)
     assert min(B for B, _, _ in parity.SHAPES) == 1
