@@ -31,6 +31,7 @@ from export.runtime import Graphs
 from training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from training.run import TrainedModel
 from training.search import greedy_search
+from training.transformer import alignment_layer
 
 FP32_TOLERANCE = 1e-4  # of a log-probability: float32 sums in another order
 FP16_TOLERANCE = 0.1  # 11 significant bits in logits of about ±30
@@ -42,11 +43,6 @@ _BATCH_SENTENCES = 32
 
 class ExportError(ValueError):
     """The bundle was not written, and why."""
-
-
-def alignment_layer(num_decoder_layers: int) -> int:
-    """The layer whose heads' mean aligns best: the last but one (Garg et al. 2019, arXiv:1909.02074)."""
-    return max(num_decoder_layers - 2, 0)
 
 
 def export_bundle(

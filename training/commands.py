@@ -22,8 +22,9 @@ from training.presets import Preset, preset_named
 from training.run import RunFolder, TrainedModel, load_run
 from training.scoring import score, translate
 from training.search import greedy_search
+from training.transformer import alignment_layer
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def train(
@@ -57,11 +58,11 @@ def train(
         summary = continue_run(folder, corpus, device, console, max_steps)
     except KeyboardInterrupt as interrupt:
         if isinstance(interrupt, TrainingInterrupted):
-            logger.warning("%s; go on with: %s", interrupt, resume_command)
+            _log.warning("%s; go on with: %s", interrupt, resume_command)
         elif folder.is_run:
-            logger.warning("interrupted; go on with: %s", resume_command)
+            _log.warning("interrupted; go on with: %s", resume_command)
         else:
-            logger.warning("interrupted before anything was trained: start again")
+            _log.warning("interrupted before anything was trained: start again")
         raise
     print(f"{out}: dev BLEU {summary.dev_bleu:.2f} ({summary.bleu_signature}), chrF {summary.dev_chrf:.2f}")
     print(f"{summary.steps} steps, {summary.seconds:.0f} seconds; weights: {summary.weights}")
@@ -119,12 +120,12 @@ def show_attention(path: Path, text: str, json_file: Path | None) -> None:
 
 @torch.inference_mode()
 def alignment(run: TrainedModel, source_ids: list[int], target_ids: list[int]) -> Tensor:
-    """(T, S): cross-attention of the last decoder layer, mean over heads; the last row chooses eos."""
+    """(T, S): cross-attention of the layer that aligns, mean over its heads; the last row chooses eos."""
     source = pad_rows([source_ids])
     source_mask = torch.ones_like(source, dtype=torch.bool)
     memory = run.model.encode(source, source_mask)
     _, weights = run.model.decode_with_attention(pad_rows([[BOS_ID, *target_ids]]), memory, source_mask)
-    return weights[-1][0].mean(dim=0)
+    return weights[alignment_layer(run.config.num_decoder_layers)][0].mean(dim=0)
 
 
 def _adjusted(preset: Preset, max_steps: int | None, seed: int | None, vocab_size: int | None) -> Preset:

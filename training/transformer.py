@@ -30,6 +30,11 @@ def sinusoidal_positions(max_length: int, d_model: int) -> Tensor:
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).float()
 
 
+def alignment_layer(num_decoder_layers: int) -> int:
+    """The layer whose heads' mean aligns best: the last but one (Garg et al. 2019, arXiv:1909.02074)."""
+    return max(num_decoder_layers - 2, 0)
+
+
 class FeedForward(nn.Module):
     """max(0, x W_1 + b_1) W_2 + b_2, the same at every position: equation 2."""
 

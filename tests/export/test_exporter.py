@@ -9,7 +9,8 @@ import pytest
 from bundle.manifest import load_bundle
 from bundle.names import Precision
 from export import exporter, parity
-from export.exporter import FP32_TOLERANCE, ExportError, alignment_layer, describe, export_bundle
+from export.exporter import FP32_TOLERANCE, ExportError, describe, export_bundle
+from training.transformer import alignment_layer
 
 FP32 = [Precision.FP32]
 
@@ -56,11 +57,6 @@ def test_int8_of_a_trained_model_translates_as_well(trained_run):
 
 def test_a_bundle_is_for_everybody_to_read(bundle_path):
     assert stat.S_IMODE(bundle_path.stat().st_mode) == 0o755
-
-
-@pytest.mark.parametrize(("num_layers", "layer"), [(1, 0), (2, 0), (3, 1), (6, 4)])
-def test_the_layer_before_the_last_aligns(num_layers, layer):
-    assert alignment_layer(num_layers) == layer
 
 
 def test_a_folder_that_is_there_is_not_replaced_unasked(one_layer_trained, tmp_path):

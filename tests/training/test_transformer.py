@@ -6,7 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from training.config import TransformerConfig
-from training.transformer import DecoderLayer, EncoderLayer, FeedForward, Transformer, sinusoidal_positions
+from training.transformer import (
+    DecoderLayer,
+    EncoderLayer,
+    FeedForward,
+    Transformer,
+    alignment_layer,
+    sinusoidal_positions,
+)
 
 
 @pytest.fixture(params=["post", "pre"])
@@ -30,6 +37,11 @@ def test_positions_follow_the_papers_formula() -> None:
         angle = position / 10000 ** (2 * i / 16)
         assert positions[position, 2 * i].item() == pytest.approx(math.sin(angle), abs=1e-6)
         assert positions[position, 2 * i + 1].item() == pytest.approx(math.cos(angle), abs=1e-6)
+
+
+@pytest.mark.parametrize(("num_layers", "layer"), [(1, 0), (2, 0), (3, 1), (6, 4)])
+def test_the_layer_before_the_last_aligns(num_layers: int, layer: int) -> None:
+    assert alignment_layer(num_layers) == layer
 
 
 def test_feed_forward_is_two_linear_maps_around_a_relu() -> None:
