@@ -16,7 +16,7 @@ from training import commands
 from training.corpus import CorpusFiles
 from training.presets import PRESETS
 
-logger = logging.getLogger("training")
+_log = logging.getLogger("training")
 
 _INTERRUPTED = 130  # 128 and the number of SIGINT, as shells count
 
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             commands.show_attention(options.run, options.text, options.json)
     except (ValueError, OSError) as error:
-        logger.error("%s", error)
+        _log.error("%s", error)
         return 1
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -132,7 +132,9 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
     if options.threads is not None and options.threads < 1:
         root.error(f"--threads is {options.threads}, and must be at least 1")
     # More threads than CPUs, as torch would take in a process tied to a few, are many times slower.
-    torch.set_num_threads(options.threads or len(os.sched_getaffinity(0)))
+    can_tell = hasattr(os, "sched_getaffinity")  # Linux only
+    num_cpus = len(os.sched_getaffinity(0)) if can_tell else os.cpu_count() or 1
+    torch.set_num_threads(options.threads or num_cpus)
     try:
         files = CorpusFiles(
             options.source,

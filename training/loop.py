@@ -38,7 +38,7 @@ from training.schedule import learning_rate
 from training.scoring import Score, score, translate
 from training.transformer import Transformer
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 _REPORT_INTERVAL_STEPS = 20
 
@@ -170,7 +170,7 @@ class Trainer:
     def _is_done(self) -> bool:
         recipe = self.config.training
         if recipe.patience and self.best and self.best.num_worse_since >= recipe.patience:
-            logger.info("no better dev score in %d evaluations: stopping early", recipe.patience)
+            _log.info("no better dev score in %d evaluations: stopping early", recipe.patience)
             return True
         return self.step >= recipe.max_steps
 
@@ -231,7 +231,7 @@ class Trainer:
         else:
             self.best = BestScore(self.best.step, self.best.dev_bleu, self.best.num_worse_since + 1)
         reporter.record(self.step, "dev", {"loss": loss, "bleu": result.bleu, "chrf": result.chrf})
-        logger.info("step %d: dev loss %.3f, BLEU %.2f, chrF %.2f", self.step, loss, result.bleu, result.chrf)
+        _log.info("step %d: dev loss %.3f, BLEU %.2f, chrF %.2f", self.step, loss, result.bleu, result.chrf)
 
     def _score_dev(self) -> Score:
         self.model.eval()
@@ -343,7 +343,7 @@ def _caught_interrupt() -> Iterator[Callable[[], bool]]:
     def note(_signal_number: int, _frame: FrameType | None) -> None:
         event.set()
         signal.signal(signal.SIGINT, previous)
-        logger.info("interrupted: finishing this step (press again to end at once)")
+        _log.info("interrupted: finishing this step (press again to end at once)")
 
     previous = signal.signal(signal.SIGINT, note)
     try:

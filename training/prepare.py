@@ -18,7 +18,7 @@ from training.presets import Preset
 from training.run import RunConfig, RunFolder, Summary, library_versions, repository_commit
 from training.tokenizer import train_tokenizer
 
-logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def start_run(
@@ -42,7 +42,7 @@ def start_run(
             f"the training corpus has {len(corpus.train)} pairs and no text: nothing to train on"
         )
     tokenizer = train_tokenizer(texts, preset.vocab_size)
-    logger.info("tokenizer: %d tokens, from %d texts", tokenizer.vocab_size, len(texts))
+    _log.info("tokenizer: %d tokens, from %d texts", tokenizer.vocab_size, len(texts))
     tokenizer.save(folder.tokenizer_file)
     model = dataclasses.replace(preset.model, vocab_size=tokenizer.vocab_size)
     # What a model can translate is scored, however long its reference: no ratio filter.
@@ -50,7 +50,7 @@ def start_run(
     for part, pairs in (("dev", corpus.dev), ("test", corpus.test)):
         kept, report = filters.apply(pairs, tokenizer)
         if report.num_kept < report.num_given:
-            logger.info("%s pairs:\n%s", part, report.table())
+            _log.info("%s pairs:\n%s", part, report.table())
         if part == "dev" and not kept:
             raise ValueError(f"none of {report.num_given} dev pairs is left: nothing to score")
         if kept:
@@ -100,13 +100,13 @@ def continue_run(
         folder.write_config(config)
         folder.summary_file.unlink(missing_ok=True)
     if folder.is_finished:
-        logger.info("%s is finished: nothing to do", folder.path)
+        _log.info("%s is finished: nothing to do", folder.path)
         return folder.read_summary()
     checkpoint, problems = newest_checkpoint(folder.checkpoints)
     for problem in problems:
-        logger.warning("passed over: %s", problem)
+        _log.warning("passed over: %s", problem)
     if checkpoint:
-        logger.info("going on after step %d", checkpoint.step)
+        _log.info("going on after step %d", checkpoint.step)
     tokenizer = Tokenizer.load(folder.tokenizer_file)
     check_special_ids(tokenizer)
     filters = CorpusFilters(
@@ -115,9 +115,9 @@ def continue_run(
         config.training.max_length_ratio,
     )
     train, report = filters.apply(corpus.train, tokenizer)
-    logger.info("corpus: %s\n%s", corpus.description, report.table())
+    _log.info("corpus: %s\n%s", corpus.description, report.table())
     dev = folder.read_pairs("dev")
     trainer = Trainer(config, folder, tokenizer, encode_pairs(train, tokenizer), dev, device, checkpoint)
     num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
-    logger.info("model: %s parameters, on %s", f"{num_parameters:,}", device)
+    _log.info("model: %s parameters, on %s", f"{num_parameters:,}", device)
     return trainer.train(console)
