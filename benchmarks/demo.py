@@ -15,16 +15,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import sacrebleu
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from benchmarks.hardware import describe_hardware
 from benchmarks.serving import RunningServer, serving
 from bundle.manifest import load_bundle
 from client import Client, ClientError, GenerateOptions
 from protos.seq2seq_v1_pb2 import Attention
-from server.runner import usable_precisions
+from server.runner import usable_variants
+from training import scoring
 
 _SENTENCES = (
     "오늘은 금요일 입니다",
@@ -53,24 +54,35 @@ def main() -> int:
     )
     parser.add_argument("bundle", type=Path, help="folder that `python -m export` made")
     parser.add_argument("--run", type=Path, help="the run that it came from, for its test set")
+    parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
     options = parser.parse_args()
     console = Console(stderr=True)
     try:
-        _, precisions = usable_precisions(load_bundle(options.bundle))
-        report: dict[str, Any] = {"benchmark": "demo", "scores": {}}
-        for precision in precisions:
-            with serving(options.bundle, ["--precision", precision]) as server:
-                if precision == precisions[0]:
-                    show_translations(server, console)
-                if options.run:
-                    report["scores"][precision] = score(server, options.run, precision, console)
-                if precision == precisions[0]:
-                    report["latencies_seconds"] = show_latencies(server, console)
+        report = demonstrate(options.bundle, options.run, console)
     except (ClientError, OSError, RuntimeError, ValueError) as error:
-        print(f"demo: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report))
     return 0
+
+
+def demonstrate(bundle: Path, run: Path | None, console: Console) -> dict[str, Any]:
+    """Show the fastest variant of a bundle, and score the run's test set with every one that runs here."""
+    variants = usable_variants(load_bundle(bundle))
+    report: dict[str, Any] = {"benchmark": "demo", "hardware": describe_hardware(), "scores": {}}
+    for i, (provider, precision) in enumerate(variants):
+        with serving(bundle, ["--provider", provider, "--precision", precision]) as server:
+            if i == 0:
+                show_translations(server, console)
+            if run:
+                report["scores"][precision] = score(server, run, precision, console)
+            if i == 0:
+                report["latencies_seconds"] = show_latencies(server, console)
+    return report
 
 
 def show_translations(server: RunningServer, console: Console) -> None:
@@ -108,14 +120,19 @@ def score(server: RunningServer, run: Path, precision: str, console: Console) ->
     started = time.perf_counter()
     hypotheses = translate_all(server, sources, f"test set, {precision}", console)
     seconds = time.perf_counter() - started
-    metric = sacrebleu.BLEU()
-    bleu = metric.corpus_score(hypotheses, [references]).score
+    result = scoring.score(hypotheses, references)
+    rate = len(sources) / seconds
     console.print(
-        f"test set through the server, {precision}: [bold]{bleu:.2f}[/] sacreBLEU, {len(sources)} sentences, "
-        f"{len(sources) / seconds:.0f} a second  ({metric.get_signature()})",
+        f"test set through the server, {precision}: [bold]{result.bleu:.2f}[/] sacreBLEU, {len(sources)} "
+        f"sentences, {rate:.0f} a second  ({result.bleu_signature})",
         highlight=False,
     )
-    return {"bleu": bleu, "signature": str(metric.get_signature()), "sentences": len(sources)}
+    return {
+        "bleu": result.bleu,
+        "signature": result.bleu_signature,
+        "sentences": len(sources),
+        "sentences_per_second": rate,
+    }
 
 
 def translate_all(server: RunningServer, sources: Sequence[str], label: str, console: Console) -> list[str]:

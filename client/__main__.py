@@ -97,7 +97,7 @@ def _translation(parser: argparse.ArgumentParser, options: argparse.Namespace) -
             priority=options.priority,
         )
     except ValueError as error:
-        parser.error(str(error))
+        parser.error(f"--max-new-tokens or --priority: {error}")
     return Translation(
         model=options.model,
         options=generate_options,
@@ -157,9 +157,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
 
 

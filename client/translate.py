@@ -1,6 +1,7 @@
 """Translates many texts at once and prints the answers in the order of the texts.
 
-A text that fails is reported and leaves its line of the output empty; the others go on.
+A text that fails is reported and leaves its line of the output empty, or, under --stream, with the pieces
+that came before; the others go on.
 """
 
 from __future__ import annotations

@@ -279,32 +279,24 @@ class OnnxRunner:
         return self._bind(Verb.STEP, 0, num_rows, {}), select
 
 
-def usable_precisions(bundle: Bundle, provider: str = "auto") -> tuple[str, list[Precision]]:
-    """The provider that would run a bundle here, and which of its precisions fit it, the fastest first.
-
-    Raises:
-        ValueError: ONNX Runtime does not have the provider, or the bundle has nothing for it.
-    """
-    available = [name for name, full in _PROVIDERS.items() if _works(name, full)]
-    held = list(bundle.manifest.variants)
-    if provider == "auto":
-        has_cuda = _CUDA in available and any(precision in held for precision in _PRECISIONS[_CUDA])
-        provider = _CUDA if has_cuda else _CPU
-    if provider not in available:
-        raise ValueError(f"ONNX Runtime has no {provider} provider here; it has {', '.join(available)}")
-    fitting = [precision for precision in _PRECISIONS[provider] if precision in held]
-    if not fitting:
-        takes = ", ".join(_PRECISIONS[provider])
-        raise ValueError(f"the bundle has {', '.join(held)} graphs, and {provider} takes {takes}")
-    return provider, fitting
+def usable_variants(bundle: Bundle) -> list[tuple[str, Precision]]:
+    """Every provider and precision that can run a bundle here, the fastest first."""
+    return [
+        (provider, precision)
+        for provider in (_CUDA, _CPU)
+        if _works(provider)
+        for precision in _PRECISIONS[provider]
+        if precision in bundle.manifest.variants
+    ]
 
 
-def _works(name: str, full_name: str) -> bool:
+def _works(provider: str) -> bool:
     """Whether ONNX Runtime was built with a provider, and its device answers."""
+    full_name = _PROVIDERS[provider]
     if full_name not in ort.get_available_providers():
         return False
     try:
-        ort.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32), name, _DEVICE_ID)
+        ort.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32), provider, _DEVICE_ID)
     except Exception as error:  # ONNX Runtime's errors have no class of their own in common
         _log.warning("ONNX Runtime has %s, and it does not work here: %s", full_name, error)
         return False
@@ -313,16 +305,17 @@ def _works(name: str, full_name: str) -> bool:
 
 def _choose(bundle: Bundle, config: RunnerConfig) -> tuple[str, Precision]:
     """The provider and precision to run, refusing by name what does not fit."""
-    provider, fitting = usable_precisions(bundle, config.provider)
-    if config.precision is None:
-        return provider, fitting[0]
-    if config.precision not in bundle.manifest.variants:
-        held = ", ".join(bundle.manifest.variants)
+    held = ", ".join(bundle.manifest.variants)
+    if config.provider != "auto" and not _works(config.provider):
+        raise ValueError(f"ONNX Runtime has no {config.provider} provider that works here")
+    if config.precision is not None and config.precision not in bundle.manifest.variants:
         raise ValueError(f"the bundle has no {config.precision} graphs; it has {held}")
-    if config.precision not in fitting:
-        takes = ", ".join(_PRECISIONS[provider])
-        raise ValueError(f"{config.precision} graphs do not run on {provider}, which takes {takes}")
-    return provider, config.precision
+    for provider, precision in usable_variants(bundle):
+        if config.provider in ("auto", provider) and config.precision in (None, precision):
+            return provider, precision
+    asked = [config.provider] if config.provider != "auto" else [p for p in _PROVIDERS if _works(p)]
+    takes = ", ".join(f"{provider} takes {' and '.join(_PRECISIONS[provider])}" for provider in asked)
+    raise ValueError(f"{config.precision or held} graphs do not run: {takes}")
 
 
 def _limit(name: str, asked: int | None, manifest_limit: int) -> int:

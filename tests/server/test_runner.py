@@ -14,7 +14,7 @@ from bundle.manifest import Bundle, load_bundle
 from bundle.names import SOURCE_IDS, Precision
 from server import runner as runner_module
 from server.records import Array, FinishReason, Request, Sequence
-from server.runner import OnnxRunner, RunnerConfig, usable_precisions
+from server.runner import OnnxRunner, RunnerConfig, usable_variants
 from server.scheduler import SchedulerLimits
 from tests.server.test_engine import Driver
 from training.config import BOS_ID, EOS_ID
@@ -288,7 +288,7 @@ def test_a_limit_above_the_models_is_refused(name, random_bundle):
 
 def test_the_fastest_precision_is_taken_where_none_is_asked_for(random_bundle):
     assert make_runner(random_bundle, precision=None).precision is Precision.INT8
-    assert usable_precisions(random_bundle, "cpu") == ("cpu", [Precision.INT8, Precision.FP32])
+    assert usable_variants(random_bundle) == [("cpu", Precision.INT8), ("cpu", Precision.FP32)]
 
 
 def without(bundle: Bundle, *kept: Precision) -> Bundle:
@@ -297,74 +297,70 @@ def without(bundle: Bundle, *kept: Precision) -> Bundle:
     return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, variants=variants))
 
 
-CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-
-
 @pytest.mark.parametrize(
     ("providers", "held", "options", "message"),
     [
-        ([CPU], "fp32 int8", {"provider": "cuda"}, r"ONNX Runtime has no cuda provider here; it has cpu"),
+        ("cpu", "fp32 int8", {"provider": "cuda"}, "ONNX Runtime has no cuda provider that works here"),
         (
-            [CPU],
+            "cpu",
             "fp32 int8",
             {"precision": Precision.FP16},
             "the bundle has no fp16 graphs; it has fp32, int8",
         ),
-        ([CPU], "int8", {"precision": Precision.FP32}, "the bundle has no fp32 graphs; it has int8"),
-        ([CPU], "fp16", {"provider": "cpu"}, "the bundle has fp16 graphs, and cpu takes int8, fp32"),
-        ([CPU], "fp16", {}, "the bundle has fp16 graphs, and cpu takes int8, fp32"),
+        ("cpu", "int8", {"precision": Precision.FP32}, "the bundle has no fp32 graphs; it has int8"),
+        ("cpu", "fp16", {"provider": "cpu"}, "fp16 graphs do not run: cpu takes int8 and fp32"),
+        ("cpu", "fp16", {}, "fp16 graphs do not run: cpu takes int8 and fp32"),
         (
-            [CPU],
+            "cpu",
             "fp16 fp32",
             {"precision": Precision.FP16},
-            "fp16 graphs do not run on cpu, which takes int8, fp32",
+            "fp16 graphs do not run: cpu takes int8 and fp32",
         ),
+        ("cpu cuda", "fp32 int8", {"provider": "cuda"}, "fp32, int8 graphs do not run: cuda takes fp16"),
         (
-            [CUDA, CPU],
-            "fp32 int8",
-            {"provider": "cuda"},
-            "the bundle has fp32, int8 graphs, and cuda takes fp16",
-        ),
-        (
-            [CUDA, CPU],
+            "cpu cuda",
             "fp32 fp16",
-            {"precision": Precision.FP32},
-            "fp32 graphs do not run on cuda, which takes fp16",
+            {"provider": "cuda", "precision": Precision.FP32},
+            "fp32 graphs do not run: cuda takes fp16",
         ),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(providers, held, options, message, random_bundle, monkeypatch):
-    monkeypatch.setattr(runner_module, "_works", lambda _, full_name: full_name in providers)
+    monkeypatch.setattr(runner_module, "_works", lambda provider: provider in providers.split())
     bundle = without(random_bundle, *map(Precision, held.split()))
     with pytest.raises(ValueError, match=f"^{message}$"):
-        OnnxRunner(bundle, RunnerConfig(**{"provider": "auto"} | options))
+        OnnxRunner(bundle, RunnerConfig(**options))
 
 
 @pytest.mark.parametrize(
-    ("providers", "held", "expected"),
+    ("providers", "held", "options", "expected"),
     [
-        ([CUDA, CPU], "fp32 int8", ("cpu", [Precision.INT8, Precision.FP32])),
-        ([CUDA, CPU], "fp32 fp16", ("cuda", [Precision.FP16])),
-        ([CPU], "fp32 fp16", ("cpu", [Precision.FP32])),
+        ("cpu cuda", "fp32 int8", {}, ("cpu", Precision.INT8)),
+        ("cpu cuda", "fp32 fp16", {}, ("cuda", Precision.FP16)),
+        ("cpu cuda", "fp32 fp16", {"provider": "cpu"}, ("cpu", Precision.FP32)),
+        ("cpu cuda", "fp32 fp16", {"precision": Precision.FP32}, ("cpu", Precision.FP32)),
+        ("cpu", "fp32 fp16", {}, ("cpu", Precision.FP32)),
     ],
 )
 def test_auto_takes_cuda_where_the_bundle_has_its_graphs(
-    providers, held, expected, random_bundle, monkeypatch
+    providers, held, options, expected, random_bundle, monkeypatch
 ):
-    monkeypatch.setattr(runner_module, "_works", lambda _, full_name: full_name in providers)
-    assert usable_precisions(without(random_bundle, *map(Precision, held.split()))) == expected
+    monkeypatch.setattr(runner_module, "_works", lambda provider: provider in providers.split())
+    bundle = without(random_bundle, *map(Precision, held.split()))
+    assert runner_module._choose(bundle, RunnerConfig(**options)) == expected
 
 
 def test_a_cuda_build_without_a_device_falls_back_to_the_cpu_and_says_so(random_bundle, monkeypatch, caplog):
     """The CPU build stands in: it too cannot allocate on CUDA."""
-    if CUDA in onnxruntime.get_available_providers():
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("CUDA may work here")
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
+    full_names = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: full_names)
     bundle = without(random_bundle, Precision.FP32, Precision.FP16)
-    assert usable_precisions(bundle) == ("cpu", [Precision.FP32])
+    assert usable_variants(bundle) == [("cpu", Precision.FP32)]
     assert "ONNX Runtime has CUDAExecutionProvider, and it does not work here" in caplog.text
-    with pytest.raises(ValueError, match="ONNX Runtime has no cuda provider here; it has cpu"):
-        usable_precisions(bundle, "cuda")
+    with pytest.raises(ValueError, match="ONNX Runtime has no cuda provider that works here"):
+        OnnxRunner(bundle, RunnerConfig(provider="cuda"))
 
 
 @pytest.mark.parametrize(
