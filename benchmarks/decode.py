@@ -35,7 +35,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.ctranslate2_peer import CTranslate2Peer, convert
 from benchmarks.hardware import describe_hardware
 from bundle.manifest import load_bundle
 from bundle.names import SOURCE_IDS, Precision
@@ -177,6 +176,11 @@ def main() -> None:
 
 def measure(folder: Path, num_rounds: int, num_cores: int, console: Console) -> dict[str, Any]:
     """Build the contenders, show that they agree, and let them take turns."""
+    from benchmarks.ctranslate2_peer import (  # the `bench` extra, which --help needs not
+        CTranslate2Peer,
+        convert,
+    )
+
     trained = random_base()
     console.print("exporting a random `base` model, and the same weights for CTranslate2")
     export_bundle(trained, folder / "bundle", (Precision.FP32, Precision.INT8))

@@ -160,7 +160,7 @@ def test_attention_that_cannot_be_written_fails_after_the_translation(run, tmp_p
         (["translate", "a", "b", "--attention", "a.png"], "--attention shows one text, and 2 TEXT was given"),
         (["translate", "--attention", "a.png"], "--attention shows one text, and no TEXT was given"),
         (["translate", "a", "--max-new-tokens", str(2**70)], "alue out of range"),
-        (["translate", "a", "--timeout-seconds", "0"], "0 is not a number of seconds above 0"),
+        (["translate", "a", "--timeout-seconds", "0"], "'0' is not a number of seconds above 0"),
         (["translate", "a", "--nothing"], "unrecognized arguments: --nothing"),
         ([], "the following arguments are required: COMMAND"),
     ],
