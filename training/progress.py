@@ -8,6 +8,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 from torch.utils.tensorboard import SummaryWriter
 
 from training.run import RunFolder
@@ -30,11 +31,13 @@ class Reporter:
         self._tensorboard = SummaryWriter(folder.tensorboard, purge_step=first_step + 1)
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),  # what the others leave of the line
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(),
+            TextColumn("left"),
             console=console,
+            expand=True,
         )
         self._task = self._bar.add_task("training", total=max_steps, completed=first_step, figures="")
 

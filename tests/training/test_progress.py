@@ -1,4 +1,5 @@
 import json
+import re
 from io import StringIO
 from pathlib import Path
 
@@ -30,10 +31,12 @@ def test_what_an_earlier_session_recorded_after_the_resumed_step_is_removed(fold
     assert json.loads(folder.metrics_file.read_text().splitlines()[-1])["loss"] == 0.5
 
 
-def test_the_bar_shows_figures_and_where_it_is(folder: RunFolder) -> None:
+def test_the_bar_shows_all_figures_on_a_terminal_of_80_columns(folder: RunFolder) -> None:
     screen = StringIO()
-    with Reporter(folder, Console(file=screen, force_terminal=True, width=120), 0, 100) as reporter:
-        reporter.show("loss 1.234  5,678 tokens/s  learning rate 1.00e-03")
-        reporter.advance(50)
-    assert "50/100" in screen.getvalue()
-    assert "loss 1.234  5,678 tokens/s" in screen.getvalue()
+    console = Console(file=screen, force_terminal=True, color_system=None, width=80)
+    with Reporter(folder, console, 0, 300_000) as reporter:
+        reporter.show("loss 11.234  1,234,567 tokens/s")
+        reporter.advance(150_000)
+    figures = r"training ━+ +150000/300000 loss 11\.234  1,234,567 tokens/s \S+ left"
+    assert re.search(figures, screen.getvalue())
+    assert "…" not in screen.getvalue()
