@@ -1,6 +1,10 @@
+import dataclasses
+
 import pytest
 import sacrebleu
 
+from training import scoring
+from training.config import TransformerConfig
 from training.scoring import score, translate
 from training.tokenizer import train_tokenizer
 from training.transformer import Transformer
@@ -37,6 +41,23 @@ def test_translations_keep_the_order_and_end_without_eos(model: Transformer) -> 
     together = translate(model, tokenizer, texts)
     assert together == [translate(model, tokenizer, [text, "abcdef"])[0] for text in texts]
     assert translate(model, tokenizer, []) == []
+
+
+def test_only_what_is_cut_short_ends_before_the_models_limit(
+    model_config: TransformerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Transformer(dataclasses.replace(model_config, max_target_length=100))
+    limits = []
+
+    def search(*_: object, max_new_tokens: int, **__: object) -> list[list[int]]:
+        limits.append(max_new_tokens)
+        return [[]]
+
+    monkeypatch.setattr(scoring, "greedy_search", search)
+    tokenizer = train_tokenizer([], 260)
+    translate(model, tokenizer, ["a"], is_cut_short=True)
+    translate(model, tokenizer, ["a"])
+    assert limits == [2 * 2 + 20, 100]
 
 
 def test_beams_are_searched_too(model: Transformer) -> None:
