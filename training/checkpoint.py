@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 CHECKPOINT_FORMAT = 1
 _PREFIX, _SUFFIX = "step-", ".pt"
@@ -153,6 +153,23 @@ def remove_checkpoints(folder: Path, kept: Container[Path]) -> None:
     for path in list_checkpoints(folder):
         if path not in kept:
             path.unlink()
+
+
+def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> None:
+    """Give a model the weights that were read from `origin`.
+
+    Raises:
+        ValueError: They are those of a model of other sizes; the message has the first that does not fit.
+    """
+    expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    found = {name: tuple(weight.shape) for name, weight in weights.items()}
+    for name in expected | found:
+        if expected.get(name) != found.get(name):
+            raise ValueError(
+                f"{origin}: not the weights of the model in config.json "
+                f"({name} is {found.get(name, 'missing')}, expected {expected.get(name, 'none')})"
+            )
+    model.load_state_dict(weights)
 
 
 def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:

@@ -51,7 +51,7 @@ def train(
                 files = config.corpus_files
             corpus = load_corpus(files, config.training.seed)
         else:
-            folder.create(f"go on with `{resume_command}`, or give another --out")
+            folder.check_is_free(f"go on with `{resume_command}`, or give another --out")
             preset = _adjusted(preset_named(preset_name), max_steps, seed, vocab_size)
             corpus = load_corpus(files, preset.training.seed)
             start_run(folder, preset, corpus, files)
@@ -103,6 +103,12 @@ def write_corpus(out: Path) -> None:
 
 def show_attention(path: Path, text: str, json_file: Path | None) -> None:
     """Translate a text, and print which source piece each target piece attends to most."""
+    if not text.strip():
+        raise ValueError("the text is empty: nothing to translate")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the text is not UTF-8, from character {error.start + 1} on") from error
     run = load_run(path)
     source_ids = run.tokenizer.encode_source(text)
     limit = run.config.max_target_length

@@ -27,6 +27,7 @@ from training.checkpoint import (
     checkpoint_step,
     list_checkpoints,
     load_checkpoint,
+    load_weights,
     remove_checkpoints,
     save_checkpoint,
 )
@@ -44,15 +45,17 @@ _REPORT_INTERVAL_STEPS = 20
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C stopped the run, and a checkpoint was left.
+    """Ctrl-C or SIGTERM stopped the run, and a checkpoint was left.
 
     Args:
         step: Where.
+        signal_number: By which of the two.
     """
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, signal_number: int) -> None:
         super().__init__(f"interrupted at step {step}")
         self.step = step
+        self.signal_number = signal_number
 
 
 def label_smoothed_loss(logits: Tensor, label_ids: Tensor, label_smoothing: float) -> Tensor:
@@ -104,7 +107,8 @@ class Trainer:
         place = (checkpoint.epoch, checkpoint.batch_index) if checkpoint else (0, 0)
         self.batches = BatchStream(train_pairs, recipe.batch_tokens, recipe.seed, *place)
         if checkpoint:
-            self.model.load_state_dict(checkpoint.model)
+            origin = checkpoint_path(folder.checkpoints, checkpoint.step)
+            load_weights(self.model, checkpoint.model, origin)
             self.optimizer.load_state_dict(checkpoint.optimizer)
             torch.set_rng_state(checkpoint.random_states["cpu"])
             if device.type == "cuda" and "cuda" in checkpoint.random_states:
@@ -122,12 +126,12 @@ class Trainer:
             console: Where the progress bar is drawn.
 
         Raises:
-            TrainingInterrupted: Ctrl-C; a checkpoint of the last whole step was left.
+            TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint of the last whole step was left.
             ValueError: The loss became infinite or undefined.
         """
         recipe = self.config.training
         with (
-            _caught_interrupt() as is_interrupted,
+            _caught_interrupt() as interrupt_signal,
             _fast_matmul(),
             Reporter(self.folder, console, self.step, recipe.max_steps) as reporter,
         ):
@@ -146,9 +150,10 @@ class Trainer:
                 if self._is_scheduled(self.step):
                     self._save()
                 reporter.advance(self.step)
-                if is_interrupted():
+                signal_number = interrupt_signal()
+                if signal_number is not None:
                     self._save()
-                    raise TrainingInterrupted(self.step)
+                    raise TrainingInterrupted(self.step, signal_number)
             return self._finish()
 
     def checkpoint(self) -> Checkpoint:
@@ -208,20 +213,19 @@ class Trainer:
                 f"the loss is {loss} at step {self.step}: "
                 "train with a lower learning_rate_scale or more warmup_steps"
             )
-        rate = self.optimizer.param_groups[0]["lr"]
         reporter.record(
             self.step,
             "train",
             {
                 "loss": loss,
                 "gradient_norm": gradient_norm,
-                "learning_rate": rate,
+                "learning_rate": self.optimizer.param_groups[0]["lr"],
                 "tokens_per_second": tokens_per_second,
                 "epoch": self.batches.epoch,
                 "seconds": self.seconds,
             },
         )
-        reporter.show(f"loss {loss:.3f}  {tokens_per_second:,.0f} tokens/s  learning rate {rate:.2e}")
+        reporter.show(f"loss {loss:.3f}  {tokens_per_second:,.0f} tokens/s")
 
     def _evaluate(self, reporter: Reporter) -> None:
         result = self._score_dev()
@@ -235,7 +239,8 @@ class Trainer:
 
     def _score_dev(self) -> Score:
         self.model.eval()
-        translations = translate(self.model, self.tokenizer, [pair.source for pair in self.dev_pairs])
+        sources = [pair.source for pair in self.dev_pairs]
+        translations = translate(self.model, self.tokenizer, sources, is_cut_short=True)
         return score(translations, [pair.target for pair in self.dev_pairs])
 
     @torch.no_grad()
@@ -330,23 +335,29 @@ def _fast_matmul() -> Iterator[None]:
 
 
 @contextmanager
-def _caught_interrupt() -> Iterator[Callable[[], bool]]:
-    """The first Ctrl-C is only noted, and the second ends at once; gives the question whether there was one.
+def _caught_interrupt() -> Iterator[Callable[[], int | None]]:
+    """The first Ctrl-C or SIGTERM is only noted, and the second ends at once; gives the question which came.
 
     Outside the main thread nothing is caught, since Python delivers signals only there.
     """
-    event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield event.is_set
+        yield lambda: None
         return
+    noted: list[int] = []
 
-    def note(_signal_number: int, _frame: FrameType | None) -> None:
-        event.set()
-        signal.signal(signal.SIGINT, previous)
-        _log.info("interrupted: finishing this step (press again to end at once)")
+    def note(signal_number: int, _frame: FrameType | None) -> None:
+        noted.append(signal_number)
+        restore()
+        _log.info("interrupted: finishing this step (once more ends at once)")
 
-    previous = signal.signal(signal.SIGINT, note)
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield event.is_set
+        for number in previous:
+            signal.signal(number, note)
+        yield lambda: noted[0] if noted else None
     finally:
-        signal.signal(signal.SIGINT, previous)
+        restore()

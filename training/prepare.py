@@ -10,7 +10,7 @@ from rich.console import Console
 
 from bundle.tokenizer import Tokenizer
 from training.batches import encode_pairs
-from training.checkpoint import newest_checkpoint
+from training.checkpoint import checkpoint_step, list_checkpoints, newest_checkpoint
 from training.config import check_special_ids
 from training.corpus import Corpus, CorpusFiles, CorpusFilters
 from training.loop import Trainer
@@ -33,9 +33,10 @@ def start_run(
         files: Where it was read from, for a resume that does not say so again; None is the built-in one.
 
     Raises:
-        ValueError: The folder holds a run.
+        ValueError: The folder holds a run, or the corpus has nothing to train on or to score; then nothing
+            is written.
     """
-    folder.create()
+    folder.check_is_free()
     texts = [text for pair in corpus.train for text in pair if text.strip()]
     if not texts:
         raise ValueError(
@@ -43,16 +44,20 @@ def start_run(
         )
     tokenizer = train_tokenizer(texts, preset.vocab_size)
     _log.info("tokenizer: %d tokens, from %d texts", tokenizer.vocab_size, len(texts))
-    tokenizer.save(folder.tokenizer_file)
     model = dataclasses.replace(preset.model, vocab_size=tokenizer.vocab_size)
     # What a model can translate is scored, however long its reference: no ratio filter.
     filters = CorpusFilters(model.max_source_length, model.max_target_length)
+    held_out = {}
     for part, pairs in (("dev", corpus.dev), ("test", corpus.test)):
         kept, report = filters.apply(pairs, tokenizer)
         if report.num_kept < report.num_given:
             _log.info("%s pairs:\n%s", part, report.table())
         if part == "dev" and not kept:
             raise ValueError(f"none of {report.num_given} dev pairs is left: nothing to score")
+        held_out[part] = kept
+    folder.checkpoints.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(folder.tokenizer_file)
+    for part, kept in held_out.items():
         if kept:
             folder.write_pairs(part, kept)
     config = RunConfig(
@@ -86,14 +91,20 @@ def continue_run(
         max_steps: Another end than the one the run was started with.
 
     Raises:
-        ValueError: The folder holds no run, the corpus is another, no checkpoint can be read, or training
-            diverged.
-        TrainingInterrupted: Ctrl-C; a checkpoint was left.
+        ValueError: The folder holds no run, the corpus is another, more than `max_steps` are done already,
+            no checkpoint can be read, or training diverged.
+        TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was left.
     """
     config = folder.read_config()
     if corpus.sha256() != config.corpus_sha256:
         raise ValueError(f"{corpus.description} is not the corpus that {folder.path} was started with")
     if max_steps is not None and max_steps != config.training.max_steps:
+        checkpoints = list_checkpoints(folder.checkpoints)
+        if checkpoints and max_steps < checkpoint_step(checkpoints[-1]):
+            raise ValueError(
+                f"{folder.path} has done {checkpoint_step(checkpoints[-1])} steps, "
+                f"and cannot stop at step {max_steps} any more: give at least as many"
+            )
         config = dataclasses.replace(
             config, training=dataclasses.replace(config.training, max_steps=max_steps)
         )

@@ -24,7 +24,7 @@ import torch
 
 from bundle.names import TOKENIZER_FILE
 from bundle.tokenizer import Tokenizer
-from training.checkpoint import load_tensors, save_tensors, write_atomically
+from training.checkpoint import load_tensors, load_weights, save_tensors, write_atomically
 from training.config import TrainingConfig, TransformerConfig, check_special_ids
 from training.corpus import CorpusFiles, SentencePair, read_parallel, write_lines
 from training.transformer import Transformer
@@ -169,16 +169,14 @@ class RunFolder:
         """Whether the run came to its end."""
         return self.summary_file.is_file()
 
-    def create(self, advice: str = "give another folder") -> None:
-        """Make the folder of a new run.
+    def check_is_free(self, advice: str = "give another folder") -> None:
+        """Make sure that a new run can be started here.
 
         Raises:
-            ValueError: It holds a run already; `advice` is added to the message.
-            OSError: It cannot be written.
+            ValueError: A run was started here already; `advice` is added to the message.
         """
         if self.is_run:
             raise ValueError(f"{self.path} already holds a run: {advice}")
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
 
     def text_files(self, part: str) -> tuple[Path, Path]:
         """Source and target file of "dev" or "test"."""
@@ -194,9 +192,13 @@ class RunFolder:
         """Read what `write_pairs` wrote.
 
         Raises:
-            ValueError: A file is missing, or the two do not fit.
+            ValueError: The run has no such pairs, or the two files do not fit.
+            OSError: A file cannot be read.
         """
-        return read_parallel(*self.text_files(part))
+        files = self.text_files(part)
+        if not any(file.is_file() for file in files):
+            raise ValueError(f"the run {self.path} has no {part} pairs")
+        return read_parallel(*files)
 
     def write_config(self, config: RunConfig) -> None:
         """Write `config.json`."""
@@ -250,10 +252,7 @@ def load_run(path: Path | str) -> TrainedModel:
             f"and {folder.config_file.name} says {config.model.vocab_size}"
         )
     model = Transformer(config.model)
-    try:
-        model.load_state_dict(load_tensors(folder.model_file, keys=["weights"])["weights"])
-    except RuntimeError as error:
-        raise ValueError(f"{folder.model_file}: not the weights of this model ({error})") from error
+    load_weights(model, load_tensors(folder.model_file, keys=["weights"])["weights"], folder.model_file)
     provenance = {
         "preset": config.preset,
         "corpus": config.corpus,

@@ -46,16 +46,16 @@ def train(
 
 
 @pytest.fixture
-def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sends the signal during a step."""
+def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sends the signal, or another, during a step."""
 
-    def arrange(at_step: int) -> None:
+    def arrange(at_step: int, signal_number: int = signal.SIGINT) -> None:
         advance = Reporter.advance
 
         def advance_and_interrupt(self: Reporter, step: int) -> None:
             advance(self, step)
             if step == at_step:
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal_number)
 
         monkeypatch.setattr(Reporter, "advance", advance_and_interrupt)
 
@@ -105,19 +105,23 @@ def test_dropout_and_order_depend_on_the_seed(train: Callable[..., tuple[RunFold
     assert not torch.equal(final_weights(first)["embedding.weight"], final_weights(other)["embedding.weight"])
 
 
-def test_ctrl_c_leaves_a_checkpoint_of_that_step_and_python_its_handler(
-    train: Callable[..., tuple[RunFolder, Summary]], press_ctrl_c: Callable[[int], None], tmp_path: Path
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_checkpoint_of_that_step_and_python_its_handlers(
+    train: Callable[..., tuple[RunFolder, Summary]],
+    press_ctrl_c: Callable[..., None],
+    tmp_path: Path,
+    signal_number: int,
 ) -> None:
-    before = signal.getsignal(signal.SIGINT)
-    press_ctrl_c(7)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    press_ctrl_c(7, signal_number)
     with pytest.raises(TrainingInterrupted) as caught:
         train("run")
-    assert caught.value.step == 7
+    assert (caught.value.step, caught.value.signal_number) == (7, signal_number)
     folder = RunFolder(tmp_path / "run")
     assert load_checkpoint(list_checkpoints(folder.checkpoints)[-1]).step == 7
     assert not folder.is_finished
     assert not folder.model_file.exists()
-    assert signal.getsignal(signal.SIGINT) == before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def test_a_second_ctrl_c_ends_at_once(

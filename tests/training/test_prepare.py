@@ -49,6 +49,27 @@ def test_a_finished_run_can_be_trained_further(
     assert folder.read_config().training.max_steps == 25
 
 
+def test_a_run_cannot_stop_before_the_steps_done_and_stays_as_it_was(
+    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
+) -> None:
+    start_run(folder, preset, corpus)
+    continue_run(folder, corpus, CPU, console)
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="has done 20 steps, and cannot stop at step 19 any more"):
+        continue_run(folder, corpus, CPU, console, max_steps=19)
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+
+
+def test_checkpoints_of_another_model_are_refused_on_resume(
+    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
+) -> None:
+    config = start_run(folder, preset, corpus)
+    continue_run(folder, corpus, CPU, console)
+    folder.write_config(dataclasses.replace(config, model=dataclasses.replace(config.model, d_ff=32)))
+    with pytest.raises(ValueError, match=r"step-00000020\.pt: not the weights of the model in config\.json"):
+        continue_run(folder, corpus, CPU, console, max_steps=25)
+
+
 def test_another_corpus_is_refused_on_resume(
     folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
 ) -> None:
@@ -88,6 +109,7 @@ def test_a_corpus_with_nothing_to_score_or_to_train_on_is_refused(
         )
     with pytest.raises(ValueError, match="has 0 pairs and no text: nothing to train on"):
         start_run(RunFolder(tmp_path / "b"), preset, dataclasses.replace(corpus, train=()))
+    assert list(tmp_path.iterdir()) == []
     too_long = dataclasses.replace(corpus, train=(SentencePair("word " * 30, "a b"),))
     start_run(RunFolder(tmp_path / "c"), preset, too_long)
     with pytest.raises(ValueError, match="0 pairs left: nothing to train on"):

@@ -74,8 +74,19 @@ def test_damaged_weights_are_named(finished: RunFolder) -> None:
 
 def test_weights_of_another_model_are_refused(finished: RunFolder) -> None:
     finished.write_model({"embedding.weight": torch.ones(3, 3)})
-    with pytest.raises(ValueError, match=r"model\.pt: not the weights of this model"):
+    with pytest.raises(
+        ValueError, match=r"model\.pt: not the weights of the model in config\.json"
+    ) as caught:
         load_run(finished.path)
+    assert "(embedding.weight is (3, 3), expected (" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_pairs_that_a_run_does_not_have_are_said_so(finished: RunFolder) -> None:
+    for file in finished.text_files("test"):
+        file.unlink()
+    with pytest.raises(ValueError, match=r"the run .* has no test pairs"):
+        finished.read_pairs("test")
 
 
 def test_a_tokenizer_that_does_not_fit_is_refused(finished: RunFolder) -> None:
