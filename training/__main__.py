@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -14,11 +15,13 @@ from rich.console import Console
 
 from training import commands
 from training.corpus import CorpusFiles
+from training.loop import TrainingInterrupted
 from training.presets import PRESETS
+from training.tokenizer import SMALLEST_VOCAB_SIZE
 
 _log = logging.getLogger("training")
 
-_INTERRUPTED = 130  # 128 and the number of SIGINT, as shells count
+_BY_SIGNAL = 128  # plus the signal's number, as shells count
 
 _EXAMPLES = {
     "train": """examples:
@@ -69,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     score = add("score", "Score a run on its own dev or test pairs, or one file against another.")
     score.add_argument("run", type=Path, nargs="?", help="the folder of a finished run")
     score.add_argument("--part", choices=("dev", "test"), default="dev", help="which pairs (default: dev)")
-    score.add_argument("--beam-size", type=int, default=1, help="1 is greedy search (default: 1)")
+    score.add_argument("--beam-size", type=_at_least(1), default=1, help="1 is greedy search (default: 1)")
     score.add_argument(
         "--alpha", type=float, default=0.6, help="of the length penalty of beams (default: 0.6)"
     )
@@ -85,7 +88,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; gives the exit code: 0 done, 1 failed, 130 interrupted (argparse exits with 2)."""
+    """Run a command; gives the exit code: 0 done, 1 failed, 130 or 143 stopped by Ctrl-C or SIGTERM.
+
+    A wrong usage exits with 2.
+    """
     console = Console(stderr=True)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_ConsoleHandler(console)])
     root = parser()
@@ -99,11 +105,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             commands.write_corpus(options.out)
         else:
             commands.show_attention(options.run, options.text, options.json)
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        has_both = error.filename is not None and error.strerror is not None
+        _log.error("%s", f"{error.filename}: {error.strerror}" if has_both else error)
+        return 1
+    except ValueError as error:
         _log.error("%s", error)
         return 1
+    except TrainingInterrupted as interrupt:
+        return _BY_SIGNAL + interrupt.signal_number
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return _BY_SIGNAL + signal.SIGINT
     return 0
 
 
@@ -117,11 +129,19 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
     train.add_argument("--dev-target", help="their translations")
     train.add_argument("--dev-tsv", help="instead: source, tab, target on each line")
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
-    train.add_argument("--max-steps", type=int, help="where to stop (default: the preset's)")
-    train.add_argument("--seed", type=int, help="of weights, dropout and order (default: the preset's)")
-    train.add_argument("--vocab-size", type=int, help="most tokens of the vocabulary (default: the preset's)")
-    train.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    train.add_argument("--threads", type=int, help="CPU threads (default: the CPUs it may use)")
+    train.add_argument("--max-steps", type=_at_least(1), help="where to stop (default: the preset's)")
+    train.add_argument(
+        "--seed", type=_at_least(0), help="of weights, dropout and order (default: the preset's)"
+    )
+    train.add_argument(
+        "--vocab-size",
+        type=_at_least(SMALLEST_VOCAB_SIZE),
+        help="most tokens of the vocabulary (default: the preset's)",
+    )
+    train.add_argument(
+        "--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
+    )
+    train.add_argument("--threads", type=_at_least(1), help="CPU threads (default: the CPUs it may use)")
 
 
 def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: Console) -> None:
@@ -129,8 +149,6 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
         root.error(
             "--seed and --vocab-size are those that the run was started with: leave them out with --resume"
         )
-    if options.threads is not None and options.threads < 1:
-        root.error(f"--threads is {options.threads}, and must be at least 1")
     # More threads than CPUs, as torch would take in a process tied to a few, are many times slower.
     can_tell = hasattr(os, "sched_getaffinity")  # Linux only
     num_cpus = len(os.sched_getaffinity(0)) if can_tell else os.cpu_count() or 1
@@ -154,7 +172,7 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
         max_steps=options.max_steps,
         seed=options.seed,
         vocab_size=options.vocab_size,
-        device=_device(options.device),
+        device=options.device,
         console=console,
     )
 
@@ -172,13 +190,26 @@ def _score(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    unknown = argparse.ArgumentTypeError(f"{name!r} is unknown: give auto, cpu, cuda or cuda:N")
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ValueError(f"unknown device {name!r}: give auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name} is asked for, and torch sees no CUDA device here")
+        raise unknown from error
+    if device.type not in ("cpu", "cuda"):
+        raise unknown
+    num_devices = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= num_devices:
+        raise argparse.ArgumentTypeError(f"{name} is asked for, and torch sees {num_devices} CUDA devices")
     return device
+
+
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def integer(text: str) -> int:
+        if int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"{text} is less than {minimum}")
+        return int(text)
+
+    return integer
 
 
 if __name__ == "__main__":

@@ -98,7 +98,8 @@ def load_corpus(files: CorpusFiles, seed: int) -> Corpus:
         seed: Chooses the held-out pairs where no dev files are given.
 
     Raises:
-        ValueError: A file is missing, empty, not UTF-8, or does not fit its other half.
+        ValueError: A file is empty, not UTF-8, or does not fit its other half.
+        OSError: A file cannot be read.
     """
     if files.is_built_in:
         return built_in_corpus()
@@ -129,10 +130,9 @@ def read_lines(path: Path) -> list[str]:
     the text. A byte order mark at the start is dropped.
 
     Raises:
-        ValueError: The file is missing, not gzip, or not UTF-8; the message says where.
+        ValueError: The file is not gzip, or not UTF-8; the message says where.
+        OSError: It is missing, a folder, or cannot be read.
     """
-    if not path.is_file():
-        raise ValueError(f"{path}: no such file")
     content = path.read_bytes()
     if path.suffix == ".gz":
         try:
@@ -154,7 +154,8 @@ def read_parallel(source: Path, target: Path) -> list[SentencePair]:
     """Pairs from two files, line by line.
 
     Raises:
-        ValueError: The files have different numbers of lines, or none; or a file cannot be read.
+        ValueError: The files have different numbers of lines, or none, or are no text.
+        OSError: A file cannot be read.
     """
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
@@ -170,7 +171,8 @@ def read_tsv(path: Path) -> list[SentencePair]:
     """Pairs from one file, source and target separated by a tab.
 
     Raises:
-        ValueError: A line has not exactly two columns, the file has no line, or cannot be read.
+        ValueError: A line has not exactly two columns, or the file has no line or is no text.
+        OSError: The file cannot be read.
     """
     pairs = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -252,6 +254,8 @@ def _read_pairs(source: str | None, target: str | None, tsv: str | None) -> list
 def _hold_out(pairs: list[SentencePair], seed: int) -> tuple[list[SentencePair], list[SentencePair]]:
     """Split off dev pairs; no source or target of theirs stays in training."""
     distinct = [pair for pair in dict.fromkeys(pairs) if pair.source.strip() and pair.target.strip()]
+    if not distinct:
+        raise ValueError(f"all {len(pairs)} pairs have an empty side: nothing to train on")
     num_held_out = min(_MAX_HELD_OUT_PAIRS, int(len(distinct) * _HELD_OUT_SHARE))
     if num_held_out == 0:
         raise ValueError(f"{len(distinct)} distinct pairs are too few to hold any out: give dev files")

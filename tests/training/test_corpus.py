@@ -1,5 +1,7 @@
 import gzip
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -57,8 +59,19 @@ def test_a_broken_gzip_file_is_reported(tmp_path: Path, content: bytes) -> None:
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'a'}: no such file")):
+    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "a"))):
         read_lines(tmp_path / "a")
+    with pytest.raises(IsADirectoryError, match=re.escape(str(tmp_path))):
+        read_lines(tmp_path)
+
+
+def test_a_pipe_can_be_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as executor:
+        lines = executor.submit(read_lines, pipe)
+        pipe.write_bytes(b"a\nb\n")
+        assert lines.result() == ["a", "b"]
 
 
 def test_files_of_unequal_length_are_refused_with_both_counts(tmp_path: Path) -> None:
@@ -136,6 +149,12 @@ def test_held_out_pairs_share_no_side_with_training(tmp_path: Path) -> None:
 def test_a_corpus_too_small_to_hold_out_wants_dev_files(tmp_path: Path) -> None:
     files = CorpusFiles(tsv=str(write(tmp_path / "a.tsv", b"a\tb\n")))
     with pytest.raises(ValueError, match="1 distinct pairs are too few to hold any out: give dev files"):
+        load_corpus(files, seed=0)
+
+
+def test_a_corpus_of_blank_lines_is_refused_with_the_reason(tmp_path: Path) -> None:
+    files = CorpusFiles(tsv=str(write(tmp_path / "a.tsv", b" \t\na\t \n")))
+    with pytest.raises(ValueError, match="all 2 pairs have an empty side: nothing to train on"):
         load_corpus(files, seed=0)
 
 
