@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
@@ -13,8 +17,8 @@ from rich.console import Console
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from bundle.names import Precision
-from export.exporter import export_bundle
-from training.run import load_run
+
+_INTERRUPTED = 130  # 128 and the number of SIGINT, as shells count
 
 _EXAMPLE = """example:
   python -m export runs/demo bundles/demo --precision fp32,int8
@@ -22,7 +26,7 @@ _EXAMPLE = """example:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Export a run; 0 done, 1 failed, 2 usage."""
+    """Export a run; 0 done, 1 failed, 2 usage, 130 interrupted."""
     parser = argparse.ArgumentParser(
         prog="python -m export",
         description="Turn a training run into a bundle that `python -m server` serves.",
@@ -40,23 +44,64 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is there already")
     options = parser.parse_args(arguments)
-    console = Console(stderr=True)
-    try:
-        trained = load_run(options.run)
-        with console.status("reading the run") as status:
-
-            def report(line: str) -> None:
-                console.print(line)
-                status.update(line)
-
-            export_bundle(
-                trained, options.bundle, options.precision, overwrite=options.overwrite, report=report
-            )
-    except (OSError, ValueError) as error:
-        print(f"export: {error}", file=sys.stderr)
-        return 1
+    with _noted_interrupts() as interrupts:
+        try:
+            _export(options, interrupts)
+        except BaseException as error:
+            if interrupts:  # whatever torch's exporter made of the KeyboardInterrupt
+                print("error: interrupted; no bundle was written", file=sys.stderr)
+                return _INTERRUPTED
+            if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+                print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            elif isinstance(error, OSError | ValueError):
+                print(f"error: {error}", file=sys.stderr)
+            else:
+                raise
+            return 1
     print(options.bundle)
     return 0
+
+
+@contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """Ctrl-C raises KeyboardInterrupt as ever, and is noted in the list: torch swallows the exception."""
+    interrupts: list[int] = []
+    handler, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
+
+    def note(signal_number: int, _frame: FrameType | None) -> None:
+        interrupts.append(signal_number)
+        raise KeyboardInterrupt
+
+    def ignore_interrupts(unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+            hook(unraisable)
+
+    signal.signal(signal.SIGINT, note)
+    sys.unraisablehook = ignore_interrupts
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        sys.unraisablehook = hook
+
+
+def _export(options: argparse.Namespace, interrupts: list[int]) -> None:
+    # Only here, since torch takes seconds to import: --help need not wait, and Ctrl-C is heard.
+    from export.exporter import export_bundle
+    from training.run import load_run
+
+    console = Console(stderr=True)
+    with console.status("reading the run") as status:
+
+        def report(line: str) -> None:
+            if interrupts:  # torch's exporter has swallowed the KeyboardInterrupt, and gone on
+                raise KeyboardInterrupt
+            console.print(line)
+            status.update(line)
+
+        trained = load_run(options.run)
+        export_bundle(trained, options.bundle, options.precision, overwrite=options.overwrite, report=report)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # too late: the bundle is written
 
 
 def _precisions(text: str) -> tuple[Precision, ...]:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import onnxruntime as ort
-import sacrebleu
 import torch
 
 from bundle.manifest import (
@@ -30,6 +29,7 @@ from export.linear import FloatFactory, Int8Factory, LinearFactory
 from export.runtime import Graphs
 from training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from training.run import TrainedModel
+from training.scoring import score
 from training.search import greedy_search
 from training.transformer import alignment_layer
 
@@ -86,10 +86,14 @@ def export_bundle(
 def _replace(path: Path, folder: Path) -> None:
     """Put the new folder in the old one's place; at every moment one of them is whole."""
     old = folder.with_name(f"{folder.name}-old")
-    if path.exists():
-        path.rename(old)
-    folder.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
+    try:
+        if path.exists():
+            path.rename(old)
+        folder.rename(path)
+    finally:
+        if old.exists() and not path.exists():  # interrupted between the two
+            old.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _may_be_replaced(path: Path) -> bool:
@@ -144,7 +148,7 @@ def _export_variant(
     decode = modules[Verb.DECODE]
     assert isinstance(decode, DecodeGraph)
     proof = _prove(trained, graphs, decode, precision)
-    report(f"{precision}: {describe(proof)}")
+    report(f"{precision}: {describe(proof, len(trained.dev[:_BLEU_PAIRS]))}")
     return Variant(
         graphs={
             verb: GraphSpec(_spec(folder, path), modules[verb].inputs, modules[verb].outputs)
@@ -170,13 +174,14 @@ def make_graphs(trained: TrainedModel, precision: Precision) -> dict[Verb, Graph
     }
 
 
-def describe(proof: Parity) -> str:
-    """The proof in one line."""
+def describe(proof: Parity, num_dev_pairs: int) -> str:
+    """The proof in one line; `num_dev_pairs` is how many were translated for its BLEU."""
     text = f"worst difference of log-probabilities {proof.max_log_probability_difference:.1e}"
     if proof.tolerance is not None:
         text += f" (tolerance {proof.tolerance:.0e})"
     if proof.bleu is not None:
-        text += f", dev BLEU {proof.bleu:.2f} (trained model {proof.reference_bleu:.2f})"
+        text += f", BLEU {proof.bleu:.2f} on {num_dev_pairs} dev pairs"
+        text += f" (trained model {proof.reference_bleu:.2f})"
     return text
 
 
@@ -203,26 +208,22 @@ def _dev_bleu(trained: TrainedModel, graphs: Graphs) -> tuple[float, float]:
     """SacreBLEU on dev pairs of the graphs and of the trained model, both greedy."""
     pairs = trained.dev[:_BLEU_PAIRS]
     sources = trained.tokenizer.encode_sources([source for source, _ in pairs])
-    references = [[target for _, target in pairs]]
-    longest = max(map(len, trained.tokenizer.encode_batch(references[0])))
+    references = [target for _, target in pairs]
+    longest = max(map(len, trained.tokenizer.encode_batch(references)))
     max_new_tokens = min(trained.config.max_target_length, 2 * longest)
+    theirs = greedy_search(
+        trained.model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=max_new_tokens
+    )
+    ours: list[list[int]] = [[] for _ in sources]
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-    ours: dict[int, list[int]] = {}
-    theirs: dict[int, list[int]] = {}
     for start in range(0, len(order), _BATCH_SENTENCES):
         chosen = order[start : start + _BATCH_SENTENCES]
         batch = [sources[i] for i in chosen]
         targets = graphs.greedy(batch, start_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=max_new_tokens)
-        ours.update(zip(chosen, targets, strict=True))
-        targets = greedy_search(
-            trained.model, batch, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=max_new_tokens
-        )
-        theirs.update(zip(chosen, targets, strict=True))
-    scores = []
-    for outputs in (ours, theirs):
-        texts = trained.tokenizer.decode_batch([outputs[i] for i in range(len(sources))])
-        scores.append(sacrebleu.corpus_bleu(texts, references).score)
-    return scores[0], scores[1]
+        for i, target in zip(chosen, targets, strict=True):
+            ours[i] = target
+    decode = trained.tokenizer.decode_batch
+    return score(decode(ours), references).bleu, score(decode(theirs), references).bleu
 
 
 def _calibration_pairs(trained: TrainedModel) -> list[tuple[list[int], list[int]]]:

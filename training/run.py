@@ -105,7 +105,7 @@ class TrainedModel:
 
     Attributes:
         model: In eval mode, on the CPU.
-        provenance: For people, every value a text.
+        provenance: For people, every value a text; what has a field of its own is not repeated.
         dev: Source and reference of each held-out pair.
         dev_score: sacreBLEU of greedy search on them.
     """
@@ -261,8 +261,7 @@ def load_run(path: Path | str) -> TrainedModel:
         "commit": config.commit,
         "weights": summary.weights,
         "steps": str(summary.steps),
-        "dev_bleu": f"{summary.dev_bleu:.2f}",
-        "dev_bleu_signature": summary.bleu_signature,
+        "dev_score_signature": summary.bleu_signature,
     } | config.versions
     dev = [(pair.source, pair.target) for pair in folder.read_pairs("dev")]
     return TrainedModel(model.eval(), tokenizer, config.model, provenance, dev, summary.dev_bleu)

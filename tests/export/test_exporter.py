@@ -87,6 +87,26 @@ def test_a_failing_proof_leaves_the_old_bundle_and_nothing_else(
     load_bundle(path)
 
 
+def test_an_interrupt_between_the_two_renames_puts_the_old_bundle_back(
+    one_layer_trained, tmp_path, monkeypatch
+):
+    path = tmp_path / "bundle"
+    path.mkdir()
+    (path / "manifest.json").write_text("old")
+    rename = Path.rename
+
+    def rename_and_interrupt(self: Path, target: Path) -> None:
+        rename(self, target)
+        if self == path:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", rename_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        export_bundle(one_layer_trained, path, FP32, overwrite=True)
+    assert names_in(tmp_path) == ["bundle"]
+    assert (path / "manifest.json").read_text() == "old"
+
+
 def test_what_is_no_bundle_is_never_replaced(one_layer_trained, tmp_path):
     folder, file = tmp_path / "thesis", tmp_path / "file"
     folder.mkdir()
@@ -104,7 +124,7 @@ def test_int8_that_translates_worse_is_refused(random_trained, post_int8, monkey
         exporter._prove(random_trained, post_int8.graphs, post_int8.decode, Precision.INT8)
     monkeypatch.setattr(exporter, "_dev_bleu", lambda *_: (89.1, 90.0))
     proof = exporter._prove(random_trained, post_int8.graphs, post_int8.decode, Precision.INT8)
-    assert describe(proof).endswith("dev BLEU 89.10 (trained model 90.00)")
+    assert describe(proof, 7).endswith(", BLEU 89.10 on 7 dev pairs (trained model 90.00)")
 
 
 def test_a_difference_that_is_not_a_number_is_no_proof(random_trained, post_fp32, monkeypatch):

@@ -2,12 +2,15 @@
 
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bundle.names import Precision
-from export import exporter
+from export import convert, exporter
 from export.__main__ import main
 
 
@@ -25,7 +28,8 @@ def refusal(run: Path, capsys, *arguments: str) -> str:
     assert captured.out == ""
     assert sorted(path.name for path in run.parent.iterdir()) == ["run"]
     [line] = captured.err.splitlines()
-    assert line.startswith("export: ")
+    assert line.startswith("error: ")
+    assert "Errno" not in line or "No space" in line
     return line
 
 
@@ -33,7 +37,7 @@ def test_the_result_is_the_folder_and_the_proof_is_told(trained_run):
     assert trained_run.stdout == f"{trained_run.bundle}\n"
     told = " ".join(trained_run.stderr.split())
     assert re.search(r"fp32: worst difference of log-probabilities \S+ \(tolerance 1e-04\)", told)
-    assert re.search(r"int8: worst difference .* dev BLEU \S+ \(trained model \S+\)", told)
+    assert re.search(r"int8: worst difference .* BLEU \S+ on \d+ dev pairs \(trained model \S+\)", told)
 
 
 @pytest.mark.parametrize("name", ["model.pt", "tokenizer.json", "summary.json", "dev.source.txt"])
@@ -62,7 +66,7 @@ def test_a_checkpoint_of_another_model_is_refused(run, capsys):
     config = (run / "config.json").read_text()
     (run / "config.json").write_text(config.replace('"d_ff": 128', '"d_ff": 64'))
     assert main([str(run), str(run.parent / "bundle")]) == 1
-    assert "model.pt: not the weights of this model" in capsys.readouterr().err
+    assert "model.pt: not the weights of the model in config.json" in capsys.readouterr().err
 
 
 def test_a_half_written_configuration_is_refused(run, capsys):
@@ -77,6 +81,67 @@ def test_a_full_disk_is_one_line(run, capsys, monkeypatch):
 
     monkeypatch.setattr(exporter, "_export_variant", full)
     assert "No space left on device" in refusal(run, capsys)
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(run, capsys, monkeypatch):
+    def denied(path: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", denied)
+    assert refusal(run, capsys) == f"error: {run / 'config.json'}: Permission denied"
+
+
+def told_when_interrupted(run: Path, capsys) -> list[str]:
+    """What an interrupted export says; it leaves the folder and Python's handlers as they were."""
+    before = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    assert main([str(run), str(run.parent / "bundle"), "--precision", "fp32"]) == 130
+    assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
+    assert [path.name for path in run.parent.iterdir()] == ["run"]
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()
+
+
+def test_ctrl_c_is_one_line_whatever_becomes_of_the_exception(run, capsys, monkeypatch):
+    def into_another_error(_) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt as error:
+            raise RuntimeError("the exporter failed") from error
+
+    monkeypatch.setattr(convert, "convert", into_another_error)
+    expected = ["fp32: converting", "error: interrupted; no bundle was written"]
+    assert told_when_interrupted(run, capsys) == expected
+
+
+def test_ctrl_c_that_is_swallowed_ends_the_export_at_its_next_report(run, capsys, monkeypatch):
+    class Interrupting:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    original = convert.convert
+
+    def interrupted_in_a_finalizer(graph):
+        Interrupting()
+        return original(graph)
+
+    monkeypatch.setattr(convert, "convert", interrupted_in_a_finalizer)
+    expected = ["fp32: converting", "error: interrupted; no bundle was written"]
+    assert told_when_interrupted(run, capsys) == expected
+
+
+def test_ctrl_c_of_the_command_exits_with_130_and_keeps_the_old_bundle(run):
+    bundle = run.parent / "bundle"
+    bundle.mkdir()
+    (bundle / "manifest.json").write_text("old")
+    command = [sys.executable, "-m", "export", str(run), str(bundle), "--overwrite"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr.readline() == "fp32: converting\n"
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stdout, stderr) == (130, "", "error: interrupted; no bundle was written\n")
+    assert sorted(path.name for path in run.parent.iterdir()) == ["bundle", "run"]
+    assert (bundle / "manifest.json").read_text() == "old"
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):

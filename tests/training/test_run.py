@@ -48,7 +48,7 @@ def test_a_finished_run_is_loaded(finished: RunFolder, corpus: Corpus) -> None:
     assert run.dev_score == 51.234
     assert run.provenance["preset"] == "toy"
     assert run.provenance["corpus_sha256"] == corpus.sha256()
-    assert run.provenance["dev_bleu"] == "51.23"
+    assert "51.23" not in run.provenance.values()  # it has a field of its own
     assert re.fullmatch(r"unknown|[0-9a-f]{40}(-dirty)?", run.provenance["commit"])
     assert all(isinstance(value, str) for value in run.provenance.values())
 
