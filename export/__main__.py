@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from rich.console import Console
-
 # ONNX Runtime reports every session to its maker unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
@@ -87,6 +85,8 @@ def _noted_interrupts() -> Iterator[list[int]]:
 
 def _export(options: argparse.Namespace, interrupts: list[int]) -> None:
     # Only here, since torch takes seconds to import: --help need not wait, and Ctrl-C is heard.
+    from rich.console import Console
+
     from export.exporter import export_bundle
     from training.run import load_run
 
