@@ -84,12 +84,15 @@ def _noted_interrupts() -> Iterator[list[int]]:
 
 
 def _export(options: argparse.Namespace, interrupts: list[int]) -> None:
-    # Only here, since torch takes seconds to import: --help need not wait, and Ctrl-C is heard.
+    # Only here, since torch takes seconds to import: --help need not wait for it. Ctrl-C does wait, as torch
+    # prints the traceback of an import that was interrupted.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     from rich.console import Console
 
     from export.exporter import export_bundle
     from training.run import load_run
 
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     console = Console(stderr=True)
     with console.status("reading the run") as status:
 
