@@ -38,7 +38,7 @@ class AddNorm(nn.Module):
 
     def forward(self, output: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """What the next sublayer reads, and what its output will be added to."""
-        # Not SkipLayerNormalization: ONNX Runtime 1.31 takes 6 times as long for it on the CPU.
+        # Not SkipLayerNormalization, which is slower on the CPU in ONNX Runtime 1.31.
         total = output + residual
         normalized = self.enter(total)
         return normalized, total if self.pre_norm else normalized
