@@ -36,7 +36,7 @@ serve: $(BUNDLE)/manifest.json ## serve the demo bundle in the foreground
 
 test: $(INSTALLED) ## everything that CI runs: lint, types, stubs, tests
 	$(MAKE) --no-print-directory lint types
-	$(PY) -m pytest
+	$(PY) -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(INSTALLED) ## ruff: rules and format
 	$(PY) -m ruff check .

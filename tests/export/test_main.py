@@ -139,7 +139,8 @@ def test_ctrl_c_of_the_command_exits_with_130_and_keeps_the_old_bundle(run):
         assert process.stderr.readline() == "fp32: converting\n"
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
-    assert (process.returncode, stdout, stderr) == (130, "", "error: interrupted; no bundle was written\n")
+    assert (process.returncode, stdout) == (130, "")
+    assert stderr.endswith("error: interrupted; no bundle was written\n")  # rich may repeat its last line
     assert sorted(path.name for path in run.parent.iterdir()) == ["bundle", "run"]
     assert (bundle / "manifest.json").read_text() == "old"
 
