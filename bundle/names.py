@@ -69,6 +69,18 @@ LOG_PROBABILITIES = "log_probabilities"  # (B, T) float32
 ATTENTION = "attention"  # (B, T, memory capacity) float32
 
 
+# The graphs that select tokens, each over m of the rows of a step
+ROWS = "rows"  # (m,) int64: which rows
+ADJUSTED_IDS = "adjusted_ids"  # (m, A) int64: the tokens whose logits are adjusted
+FACTORS = "factors"  # (m, A) float32: a positive logit is divided by it, a negative one multiplied
+BIASES = "biases"  # (m, A) float32: added after that; minus infinity forbids a token
+NUM_CANDIDATES = "num_candidates"  # (1,) int64
+TEMPERATURES = "temperatures"  # (m, 1) float32
+TOP_PS = "top_ps"  # (m, 1) float32
+MIN_PS = "min_ps"  # (m, 1) float32
+UNIFORMS = "uniforms"  # (m, 1) float64, at least 0 and below 1
+
+
 # The graph that moves rows
 BUFFER = "buffer"  # (rows, row size)
 FROM_ROWS = "from_rows"  # (moves,) int64
