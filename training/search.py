@@ -1,11 +1,12 @@
-"""Greedy and beam search by definition, without a cache: the oracle that the server is compared with.
+"""Greedy search, beam search and sampling by definition, without a cache: what the server is compared with.
 
 Every step decodes the whole prefix again. Shapes: B batch rows, S source length, T target length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +14,10 @@ from torch import Tensor
 
 from training.batches import pad_rows
 from training.config import PAD_ID
+from training.selection import Constraints, Sampling
 from training.transformer import Transformer
 
+NO_CONSTRAINTS = Constraints()
 _ROWS_AT_ONCE = 256
 
 
@@ -23,22 +26,28 @@ class Hypothesis:
     """A candidate target.
 
     Attributes:
-        token_ids: Without bos and eos.
+        token_ids: Without bos and eos; a forced prefix is included.
+        log_probabilities: Of the tokens that were generated, eos included where it ended with one: those of
+            `token_ids` after the prefix.
         score: What hypotheses are ranked by: the log-probability over the length penalty.
-        log_probability: The sum over its tokens, eos included where it has one.
         is_finished: Whether it ended with eos, not at the limit.
     """
 
     token_ids: list[int]
+    log_probabilities: list[float]
     score: float
-    log_probability: float
     is_finished: bool
+
+    @property
+    def log_probability(self) -> float:
+        """The sum over its generated tokens."""
+        return sum(self.log_probabilities)
 
 
 def length_penalty(num_tokens: int, alpha: float) -> float:
     """(5 + |Y|)^alpha / (5 + 1)^alpha: Wu et al. 2016, equation 14, arXiv:1609.08144.
 
-    |Y| counts the tokens that the model chose, eos included. The coverage penalty is not used.
+    |Y| counts the generated tokens, eos included and a forced prefix not. The coverage penalty is not used.
     """
     return float((5 + num_tokens) ** alpha / 6**alpha)
 
@@ -54,6 +63,8 @@ def greedy_search(
 ) -> list[list[int]]:
     """The most probable token at each step, for many sources; of equal ones the lowest id.
 
+    Only the tokens, and without constraints, many rows at once: `greedy_hypothesis` gives the rest.
+
     Args:
         model: In eval mode.
         source_ids: Each with its eos.
@@ -67,7 +78,7 @@ def greedy_search(
     Raises:
         ValueError: A source is empty or too long, or the limit is beyond the model's.
     """
-    _check_limits(model, source_ids, max_new_tokens)
+    _check_limits(model, source_ids, max_new_tokens, NO_CONSTRAINTS)
     targets: list[list[int]] = [[] for _ in source_ids]
     by_length = sorted(range(len(source_ids)), key=lambda row: len(source_ids[row]))
     for start in range(0, len(by_length), _ROWS_AT_ONCE):
@@ -87,6 +98,80 @@ def greedy_search(
     return targets
 
 
+def greedy_hypothesis(
+    model: Transformer,
+    source_ids: Sequence[int],
+    *,
+    bos_id: int,
+    eos_id: int,
+    max_new_tokens: int,
+    constraints: Constraints = NO_CONSTRAINTS,
+) -> Hypothesis:
+    """Greedy search of one source, with log-probabilities; its score is their sum.
+
+    Args:
+        model: In eval mode.
+        source_ids: With its eos.
+        bos_id: What every target starts with.
+        eos_id: What ends a target.
+        max_new_tokens: Steps at most after the prefix, the one that chooses eos included.
+        constraints: On the target.
+
+    Raises:
+        ValueError: The source is empty or too long, a limit is wrong, or a token is unknown.
+    """
+    return _search_one(
+        model,
+        source_ids,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        max_new_tokens=max_new_tokens,
+        constraints=constraints,
+        choose=lambda logits, _: int(logits.argmax()),
+    )
+
+
+def sample_search(
+    model: Transformer,
+    source_ids: Sequence[int],
+    *,
+    bos_id: int,
+    eos_id: int,
+    max_new_tokens: int,
+    sampling: Sampling,
+    uniforms: Callable[[int], float],
+    constraints: Constraints = NO_CONSTRAINTS,
+) -> Hypothesis:
+    """A target of one source drawn token by token; its score is the sum of its log-probabilities.
+
+    Log-probabilities are those of the adjusted logits at temperature 1, whatever the sampling.
+
+    Args:
+        model: In eval mode.
+        source_ids: With its eos.
+        bos_id: What every target starts with.
+        eos_id: What ends a target.
+        max_new_tokens: Steps at most after the prefix, the one that draws eos included.
+        sampling: How each token is drawn.
+        uniforms: The number in [0, 1) that draws the generated token at a position, 0 the first after the
+            prefix.
+        constraints: On the target.
+
+    Raises:
+        ValueError: The source is empty or too long, a limit is wrong, a token is unknown, or a number is not
+            in [0, 1).
+    """
+    return _search_one(
+        model,
+        source_ids,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        max_new_tokens=max_new_tokens,
+        constraints=constraints,
+        choose=lambda logits, position: sampling.draw(logits, uniforms(position)),
+    )
+
+
 @torch.inference_mode()
 def beam_search(
     model: Transformer,
@@ -98,13 +183,15 @@ def beam_search(
     alpha: float,
     max_new_tokens: int,
     early_stopping: bool = True,
+    constraints: Constraints = NO_CONSTRAINTS,
 ) -> list[Hypothesis]:
     """The best hypotheses of one source, best first, at most `beam_size`.
 
     At each step every running hypothesis is extended by every token, and the 2 * beam_size extensions with
     the highest log-probabilities are looked at, best first (equal ones: the better parent, then the lower
     id). One that ends with eos is finished if it is among the first beam_size, and dropped otherwise; the
-    others go on until beam_size run. What still runs at the limit counts as a result too.
+    others go on until beam_size run. What still runs at the limit counts as a result too. Forbidden tokens
+    extend nothing, so there may be fewer extensions, and fewer results.
 
     Args:
         model: In eval mode.
@@ -113,29 +200,34 @@ def beam_search(
         eos_id: What ends a target.
         beam_size: How many hypotheses run at once, and how many are kept. 1 is greedy search.
         alpha: Of the length penalty; 0 ranks by log-probability.
-        max_new_tokens: Steps at most, the one that chooses eos included.
+        max_new_tokens: Steps at most after the prefix, the one that chooses eos included.
         early_stopping: Stop as soon as beam_size hypotheses are finished. Otherwise stop when no running
             one can come to a better score than the worst of the best beam_size finished ones.
+        constraints: On each target.
 
     Raises:
-        ValueError: The source is empty or too long, or a limit is wrong.
+        ValueError: The source is empty or too long, a limit is wrong, or a token is unknown.
     """
     if beam_size < 1:
         raise ValueError(f"beam_size is {beam_size}, and must be at least 1")
-    _check_limits(model, [source_ids], max_new_tokens)
+    _check_limits(model, [source_ids], max_new_tokens, constraints)
     memory, source_mask = _encode(model, [source_ids])
-    running = [Hypothesis([], 0.0, 0.0, is_finished=False)]
+    running = [Hypothesis(list(constraints.prefix_ids), [], 0.0, is_finished=False)]
     finished: list[Hypothesis] = []
     for num_tokens in range(1, max_new_tokens + 1):
-        extensions = _best_extensions(model, running, memory, source_mask, bos_id, 2 * beam_size)
+        B = len(running)
+        prefixes = [[bos_id, *hypothesis.token_ids] for hypothesis in running]
+        logits = _next_logits(model, prefixes, memory.expand(B, -1, -1), source_mask.expand(B, -1))  # (B, V)
+        extensions = _best_extensions(running, logits, eos_id, constraints, 2 * beam_size)
         parents, running = running, []
-        penalty = length_penalty(num_tokens, alpha)
-        for rank, (log_probability, parent, token_id) in enumerate(extensions):
-            ids, score = parents[parent].token_ids, log_probability / penalty
+        for rank, (parent, token_id, log_probability) in enumerate(extensions):
+            ids = parents[parent].token_ids
+            log_probabilities = [*parents[parent].log_probabilities, log_probability]
+            score = sum(log_probabilities) / length_penalty(num_tokens, alpha)
             if token_id != eos_id and len(running) < beam_size:
-                running.append(Hypothesis([*ids, token_id], score, log_probability, is_finished=False))
+                running.append(Hypothesis([*ids, token_id], log_probabilities, score, is_finished=False))
             elif token_id == eos_id and rank < beam_size:
-                finished.append(Hypothesis(ids, score, log_probability, is_finished=True))
+                finished.append(Hypothesis(ids, log_probabilities, score, is_finished=True))
         finished = _best(finished, beam_size)
         if not running:
             break
@@ -146,12 +238,75 @@ def beam_search(
     return _best(finished + running, beam_size)
 
 
-def _check_limits(model: Transformer, sources: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-    config = model.config
-    if not 1 <= max_new_tokens <= config.max_target_length:
+@torch.inference_mode()
+def score_target(
+    model: Transformer, source_ids: Sequence[int], target_ids: Sequence[int], *, bos_id: int, eos_id: int
+) -> list[float]:
+    """Log-probabilities that the model gives each token of a target, and then eos.
+
+    Args:
+        model: In eval mode.
+        source_ids: With its eos.
+        target_ids: Without bos and eos; may be empty.
+        bos_id: What every target starts with.
+        eos_id: What ends a target.
+
+    Raises:
+        ValueError: The source is empty or too long, or the target with its eos is too long.
+    """
+    _check_sources(model, [source_ids])
+    if len(target_ids) >= model.config.max_target_length:
         raise ValueError(
-            f"max_new_tokens is {max_new_tokens}, and the model's limit is {config.max_target_length}"
+            f"a target has {len(target_ids)} tokens, and the model takes {model.config.max_target_length} "
+            "with its eos"
         )
+    memory, source_mask = _encode(model, [source_ids])
+    given = torch.tensor([[bos_id, *target_ids]], device=memory.device)  # (1, T)
+    log_probabilities = model.decode(given, memory, source_mask)[0].double().log_softmax(dim=-1)  # (T, V)
+    return [float(log_probabilities[place, token_id]) for place, token_id in enumerate([*target_ids, eos_id])]
+
+
+@torch.inference_mode()
+def _search_one(
+    model: Transformer,
+    source_ids: Sequence[int],
+    *,
+    bos_id: int,
+    eos_id: int,
+    max_new_tokens: int,
+    constraints: Constraints,
+    choose: Callable[[Tensor, int], int],
+) -> Hypothesis:
+    """The hypothesis whose tokens `choose` takes from the adjusted logits (V,) of each position."""
+    _check_limits(model, [source_ids], max_new_tokens, constraints)
+    memory, source_mask = _encode(model, [source_ids])
+    target = list(constraints.prefix_ids)
+    log_probabilities: list[float] = []
+    is_finished = False
+    while len(log_probabilities) < max_new_tokens and not is_finished:
+        logits = _next_logits(model, [[bos_id, *target]], memory, source_mask)[0]  # (V,)
+        adjusted = constraints.adjust(logits, target, eos_id)
+        token_id = choose(adjusted, len(log_probabilities))
+        log_probabilities.append(float(adjusted.log_softmax(dim=-1)[token_id]))
+        is_finished = token_id == eos_id
+        if not is_finished:
+            target.append(token_id)
+    return Hypothesis(target, log_probabilities, sum(log_probabilities), is_finished)
+
+
+def _check_limits(
+    model: Transformer, sources: Sequence[Sequence[int]], max_new_tokens: int, constraints: Constraints
+) -> None:
+    limit, num_forced = model.config.max_target_length, len(constraints.prefix_ids)
+    if not 1 <= max_new_tokens <= limit - num_forced:
+        after = f" after a prefix of {num_forced}" if num_forced else ""
+        raise ValueError(f"max_new_tokens is {max_new_tokens}{after}, and the model's limit is {limit}")
+    constraints.check_vocabulary(model.config.vocab_size)
+    _check_sources(model, sources)
+
+
+def _check_sources(model: Transformer, sources: Sequence[Sequence[int]]) -> None:
+    config = model.config
     for ids in sources:
         if not 1 <= len(ids) <= config.max_source_length:
             raise ValueError(
@@ -175,25 +330,24 @@ def _next_logits(
 
 
 def _best_extensions(
-    model: Transformer,
     running: list[Hypothesis],
-    memory: Tensor,
-    source_mask: Tensor,
-    bos_id: int,
+    logits: Tensor,
+    eos_id: int,
+    constraints: Constraints,
     num_extensions: int,
-) -> list[tuple[float, int, int]]:
-    """(log-probability, parent, token id) of the best extensions, best first."""
-    B = len(running)
-    prefixes = [[bos_id, *hypothesis.token_ids] for hypothesis in running]
-    logits = _next_logits(model, prefixes, memory.expand(B, -1, -1), source_mask.expand(B, -1))
-    sums = torch.tensor([hypothesis.log_probability for hypothesis in running], dtype=torch.float64)
-    totals = sums[:, None] + logits.double().log_softmax(dim=-1).cpu()  # (B, V)
-    # A stable sort keeps equal ones in the order of parent, then token id.
-    order = totals.flatten().sort(descending=True, stable=True).indices[:num_extensions]
-    return [
-        (float(totals.flatten()[place]), place // totals.shape[1], place % totals.shape[1])
-        for place in order.tolist()
+) -> list[tuple[int, int, float]]:
+    """(parent, token id, the token's log-probability) of the best extensions, best first."""
+    adjusted = [
+        constraints.adjust(row, hypothesis.token_ids, eos_id)
+        for row, hypothesis in zip(logits, running, strict=True)
     ]
+    log_probabilities = torch.stack(adjusted).log_softmax(dim=-1).cpu()  # (B, V)
+    sums = torch.tensor([hypothesis.log_probability for hypothesis in running], dtype=torch.float64)
+    totals = (sums[:, None] + log_probabilities).flatten()  # (B * V,)
+    # A stable sort keeps equal ones in the order of parent, then token id.
+    order = totals.sort(descending=True, stable=True).indices[:num_extensions]
+    places = [divmod(place, logits.shape[1]) for place in order.tolist() if totals[place] > -math.inf]
+    return [(parent, token_id, float(log_probabilities[parent, token_id])) for parent, token_id in places]
 
 
 def _best(hypotheses: list[Hypothesis], beam_size: int) -> list[Hypothesis]:
