@@ -15,6 +15,7 @@ from bundle import names
 from export.convert import OPSET
 
 _IR_VERSION = 10
+_BLOCK = 128  # tokens whose probabilities are summed first, in a draw from a whole vocabulary
 FOLDER = Path(__file__).parent.parent / "server" / "weightless"
 
 
@@ -46,12 +47,133 @@ def move(dtype: int) -> onnx.ModelProto:
     return _model(helper.make_graph(nodes, "move", inputs, [output]))
 
 
+def adjust() -> onnx.ModelProto:
+    """Rows in which some logits are changed: `(B, V)` to `(m, V)`.
+
+    A positive logit is divided by its factor, another multiplied; the bias is added after that. Factor 1 and
+    bias 0 keep every bit. An id may stand in a row twice, to fill it up, with the same factor and bias.
+    """
+    out = names.out(names.LOGITS)
+    nodes = [
+        _node("Gather", [names.LOGITS, names.ROWS], "chosen"),
+        _node("GatherElements", ["chosen", names.ADJUSTED_IDS], "given", axis=1),
+        # one of the two is 1; to choose between the results would lose the sign of a minus zero
+        _node("Greater", ["given", "zero"], "is_positive"),
+        _node("Where", ["is_positive", names.FACTORS, "one"], "divisor"),
+        _node("Where", ["is_positive", "one", names.FACTORS], "multiplier"),
+        _node("Div", ["given", "divisor"], "divided"),
+        _node("Mul", ["divided", "multiplier"], "scaled"),
+        # minus zero less zero is minus zero, but plus zero it is plus zero
+        _node("Sub", ["zero", names.BIASES], "minus_bias"),
+        _node("Sub", ["scaled", "minus_bias"], "adjusted"),
+        _node("ScatterElements", ["chosen", names.ADJUSTED_IDS, "adjusted"], out, axis=1),
+    ]
+    inputs = [
+        _tensor(names.LOGITS, TensorProto.FLOAT, names.Axis.BATCH, "vocab_size"),
+        _tensor(names.ROWS, TensorProto.INT64, "rows"),
+        _tensor(names.ADJUSTED_IDS, TensorProto.INT64, "rows", "adjusted"),
+        _tensor(names.FACTORS, TensorProto.FLOAT, "rows", "adjusted"),
+        _tensor(names.BIASES, TensorProto.FLOAT, "rows", "adjusted"),
+    ]
+    return _selection("adjust", nodes, inputs, [_tensor(out, TensorProto.FLOAT, "rows", "vocab_size")])
+
+
+def candidates() -> onnx.ModelProto:
+    """The most probable tokens of each row, best first, of equals the lowest id: `(m, V)` to `(m, K)`.
+
+    The order is that of the logits, as in `greedy`: two of them may round to one log-probability.
+    """
+    nodes = [
+        _top(["best_logits", names.TOKEN_IDS]),
+        *_log_probabilities(),
+    ]
+    inputs = [_logits(), _tensor(names.NUM_CANDIDATES, TensorProto.INT64, 1)]
+    return _selection("candidates", nodes, inputs, _tokens("num_candidates"))
+
+
+def sample() -> onnx.ModelProto:
+    """A token of each row drawn from all, by inverse CDF in the order of ids: `(m, V)` to `(m, 1)`.
+
+    In two stages, because a running sum over the vocabulary takes longer than all else: first a block of
+    tokens is drawn, by sums in float32, and then with what is left of the uniform a token of the block.
+    """
+    nodes = [
+        *_weights(names.LOGITS),
+        *_keep_by_min_p(),
+        _node("Cast", ["is_kept"], "kept", to=TensorProto.FLOAT),
+        _node("Mul", ["weights", "kept"], "kept_weights"),
+        # to whole blocks
+        _node("Shape", ["kept_weights"], "vocab_size", start=1, end=2),
+        _node("Neg", ["vocab_size"], "minus_vocab_size"),
+        _node("Mod", ["minus_vocab_size", "block"], "missing"),
+        _node("Concat", ["no_padding", "missing"], "padding", axis=0),
+        _node("Pad", ["kept_weights", "padding", "zero", "axis_1"], "padded"),
+        _node("Reshape", ["padded", "blocks_shape"], "blocks"),
+        _node("ReduceSum", ["blocks", "axis_2"], "block_sums", keepdims=0),
+        _node("Cast", ["block_sums"], "block_weights", to=TensorProto.DOUBLE),
+        *_draw("block_weights", names.UNIFORMS, "drawn_block"),
+        # what is left of the uniform, between 0 and 1 again
+        _node("GatherElements", ["drawn_block_before", "drawn_block"], "before", axis=1),
+        _node("GatherElements", ["block_weights", "drawn_block"], "block_weight", axis=1),
+        _node("Sub", ["drawn_block_target", "before"], "left"),
+        _node("Div", ["left", "block_weight"], "left_share"),
+        _node("Clip", ["left_share", "zero_double", "below_one"], "second_uniforms"),
+        _node("Mul", ["drawn_block", "block"], "first_id"),
+        _node("Add", ["first_id", "block_ids"], "ids"),
+        _node("GatherElements", ["padded", "ids"], "in_block", axis=1),
+        _node("Cast", ["in_block"], "token_weights", to=TensorProto.DOUBLE),
+        *_draw("token_weights", "second_uniforms", "drawn_place"),
+        _node("Add", ["first_id", "drawn_place"], names.TOKEN_IDS),
+        *_log_probabilities(),
+    ]
+    inputs = [_logits(), *_per_row(names.TEMPERATURES, names.MIN_PS), _uniforms()]
+    return _selection("sample", nodes, inputs, _tokens(1))
+
+
+def sample_sorted() -> onnx.ModelProto:
+    """A token of each row drawn from its most probable, by inverse CDF, best first: `(m, V)` to `(m, 1)`.
+
+    The probabilities are those among the `NUM_CANDIDATES` best. Of these a token stays while the ones before
+    it sum to less than `top_p`, and while it has at least `min_p` of the best one's, which always stays.
+    """
+    nodes = [
+        _top(["best_logits", "best_ids"]),
+        *_weights("best_logits"),
+        *_keep_by_min_p(),
+        _node("Cast", ["weights"], "weights_double", to=TensorProto.DOUBLE),
+        _node("CumSum", ["weights_double", "along_1"], "before", exclusive=1),
+        _node("Add", ["before", "weights_double"], "sums"),
+        _node("Gather", ["sums", "last"], "total", axis=1),
+        _node("Clip", [names.TOP_PS, "smallest", "one"], "top_share"),
+        _node("Cast", ["top_share"], "top_share_double", to=TensorProto.DOUBLE),
+        _node("Mul", ["top_share_double", "total"], "top_weight"),
+        _node("Less", ["before", "top_weight"], "is_in_top"),
+        _node("And", ["is_kept", "is_in_top"], "remains"),
+        _node("Cast", ["remains"], "remaining", to=TensorProto.DOUBLE),
+        _node("Mul", ["weights_double", "remaining"], "remaining_weights"),
+        *_draw("remaining_weights", names.UNIFORMS, "drawn_place"),
+        _node("GatherElements", ["best_ids", "drawn_place"], names.TOKEN_IDS, axis=1),
+        *_log_probabilities(),
+    ]
+    inputs = [
+        _logits(),
+        _tensor(names.NUM_CANDIDATES, TensorProto.INT64, 1),
+        *_per_row(names.TEMPERATURES, names.TOP_PS, names.MIN_PS),
+        _uniforms(),
+    ]
+    return _selection("sample_sorted", nodes, inputs, _tokens(1))
+
+
 def all_graphs() -> dict[str, onnx.ModelProto]:
     """Every graph by its file name."""
     return {
         "greedy.onnx": greedy(),
         "move_float32.onnx": move(TensorProto.FLOAT),
         "move_float16.onnx": move(TensorProto.FLOAT16),
+        "adjust.onnx": adjust(),
+        "candidates.onnx": candidates(),
+        "sample.onnx": sample(),
+        "sample_sorted.onnx": sample_sorted(),
     }
 
 
@@ -60,6 +182,112 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     for name, model in all_graphs().items():
         onnx.save(model, FOLDER / name)
+
+
+def _weights(logits: str) -> list[onnx.NodeProto]:
+    """Probabilities over that of the best: 1 for the best at any temperature, and nothing overflows."""
+    return [
+        _node("ReduceMax", [logits, "axis_1"], "best_logit"),
+        _node("Sub", [logits, "best_logit"], "below_best"),
+        _node("Div", ["below_best", names.TEMPERATURES], "tempered"),
+        _node("Exp", ["tempered"], "weights"),
+    ]
+
+
+def _keep_by_min_p() -> list[onnx.NodeProto]:
+    """Which weights are at least `min_p`: always the best, never what an `Exp` makes of minus infinity."""
+    return [
+        _node("Clip", [names.MIN_PS, "smallest", "one"], "min_weight"),
+        _node("GreaterOrEqual", ["weights", "min_weight"], "is_kept"),
+    ]
+
+
+def _draw(weights: str, uniforms: str, drawn: str) -> list[onnx.NodeProto]:
+    """The first place whose sum of weights up to and with it exceeds the uniform's share of the total.
+
+    Never one of weight zero, whose sum is that before it; and never none, because the largest double below 1
+    times the total, which is the last of the same sums, rounds to less than the total.
+    """
+    before, sums, total, target = (f"{drawn}_{part}" for part in ("before", "sums", "total", "target"))
+    return [
+        _node("CumSum", [weights, "along_1"], before, exclusive=1),
+        _node("Add", [before, weights], sums),
+        _node("Gather", [sums, "last"], total, axis=1),
+        _node("Mul", [uniforms, total], target),
+        _node("LessOrEqual", [sums, target], f"{drawn}_is_passed"),
+        _node("Cast", [f"{drawn}_is_passed"], f"{drawn}_passed", to=TensorProto.INT64),
+        _node("ReduceSum", [f"{drawn}_passed", "axis_1"], drawn),
+    ]
+
+
+def _top(outputs: list[str]) -> onnx.NodeProto:
+    return helper.make_node("TopK", [names.LOGITS, names.NUM_CANDIDATES], outputs, axis=1)
+
+
+def _log_probabilities() -> list[onnx.NodeProto]:
+    """Those of the chosen token ids among all tokens, whatever the temperature."""
+    return [
+        _node("LogSoftmax", [names.LOGITS], "all_log_probabilities", axis=1),
+        _node("GatherElements", ["all_log_probabilities", names.TOKEN_IDS], names.LOG_PROBABILITIES, axis=1),
+    ]
+
+
+def _constants() -> list[onnx.TensorProto]:
+    """Those that the selection graphs share; each graph has the ones that it uses."""
+    make, FLOAT, DOUBLE, INT64 = helper.make_tensor, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.INT64
+    return [
+        make("zero", FLOAT, [], [0]),
+        make("one", FLOAT, [], [1]),
+        make("smallest", FLOAT, [], [2.0**-126]),  # the smallest float32 with all its bits
+        make("zero_double", DOUBLE, [], [0]),
+        make("below_one", DOUBLE, [], [1 - 2.0**-53]),
+        make("along_1", INT64, [], [1]),
+        make("axis_1", INT64, [1], [1]),
+        make("axis_2", INT64, [1], [2]),
+        make("last", INT64, [1], [-1]),
+        make("no_padding", INT64, [1], [0]),
+        make("block", INT64, [1], [_BLOCK]),
+        make("block_ids", INT64, [1, _BLOCK], range(_BLOCK)),
+        make("blocks_shape", INT64, [3], [0, -1, _BLOCK]),
+    ]
+
+
+def _node(operator: str, inputs: list[str], output: str, **attributes: int) -> onnx.NodeProto:
+    return helper.make_node(operator, inputs, [output], **attributes)
+
+
+def _tensor(name: str, dtype: int, *shape: int | str) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def _logits() -> onnx.ValueInfoProto:
+    return _tensor(names.LOGITS, TensorProto.FLOAT, "rows", "vocab_size")
+
+
+def _per_row(*inputs: str) -> list[onnx.ValueInfoProto]:
+    return [_tensor(name, TensorProto.FLOAT, "rows", 1) for name in inputs]
+
+
+def _uniforms() -> onnx.ValueInfoProto:
+    return _tensor(names.UNIFORMS, TensorProto.DOUBLE, "rows", 1)
+
+
+def _tokens(number: int | str) -> list[onnx.ValueInfoProto]:
+    return [
+        _tensor(names.TOKEN_IDS, TensorProto.INT64, "rows", number),
+        _tensor(names.LOG_PROBABILITIES, TensorProto.FLOAT, "rows", number),
+    ]
+
+
+def _selection(
+    name: str,
+    nodes: list[onnx.NodeProto],
+    inputs: list[onnx.ValueInfoProto],
+    outputs: list[onnx.ValueInfoProto],
+) -> onnx.ModelProto:
+    used = {tensor for node in nodes for tensor in node.input}
+    constants = [constant for constant in _constants() if constant.name in used]
+    return _model(helper.make_graph(nodes, name, inputs, outputs, constants))
 
 
 def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
