@@ -230,12 +230,12 @@ class PrescribedModel(Transformer):
         return states
 
 
-def random_model(seed: int) -> PrescribedModel:
+def random_model(seed: int, parts: int = 8) -> PrescribedModel:
     """Logits of few eighths, so that equal ones are common and halving and doubling are exact."""
 
     def logits(target: tuple[int, ...]) -> list[float]:
         generator = random.Random(f"{seed} {target}")
-        return [generator.randint(-12, 12) / 8 for _ in range(6)]
+        return [generator.randint(-2 * parts, 2 * parts) / parts for _ in range(6)]
 
     return PrescribedModel(logits)
 
@@ -279,6 +279,38 @@ def greedy_by_definition(
     return list(target), log_probs, False
 
 
+def beam_by_definition(
+    model: PrescribedModel,
+    constraints: Constraints,
+    limit: int,
+    beam_size: int,
+    alpha: float,
+    early_stopping: bool,
+) -> list[tuple[tuple[int, ...], bool, float]]:
+    """(target, whether it is finished, score), best first; without early stopping it runs to the limit."""
+    running, finished = [(constraints.prefix_ids, 0.0)], []
+    for num_tokens in range(1, limit + 1):
+        extensions = []
+        for target, total in running:
+            allowed = log_softmax(adjusted_by_definition(model.logits(target), target, constraints))
+            extensions += [(total + added, target, token_id) for token_id, added in allowed.items()]
+        extensions.sort(key=lambda extension: -extension[0])
+        running = [
+            ((*target, token_id), total)
+            for total, target, token_id in extensions[: 2 * beam_size]
+            if token_id != EOS_ID
+        ][:beam_size]
+        finished += [
+            (target, True, total / length_penalty(num_tokens, alpha))
+            for total, target, token_id in extensions[:beam_size]
+            if token_id == EOS_ID
+        ]
+        if early_stopping and len(finished) >= beam_size:
+            running = []
+    cut_short = [(target, False, total / length_penalty(limit, alpha)) for target, total in running]
+    return sorted(finished + cut_short, key=lambda result: -result[2])[:beam_size]
+
+
 token_ids = st.integers(0, 5)
 any_constraints = st.builds(
     Constraints,
@@ -313,6 +345,34 @@ def test_greedy_and_a_beam_of_one_are_the_definition_under_every_constraint(
         constraints=constraints,
     )
     assert beam == [found]
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    constraints=any_constraints,
+    limit=st.integers(1, 8),
+    beam_size=st.integers(1, 5),
+    alpha=st.sampled_from([-0.5, 0.0, 0.6, 2.0]),
+    early_stopping=st.booleans(),
+)
+@settings(deadline=None)
+def test_a_beam_is_the_definition_under_every_constraint(
+    seed: int, constraints: Constraints, limit: int, beam_size: int, alpha: float, early_stopping: bool
+) -> None:
+    model = random_model(seed, parts=2**20)  # so fine that no two are equal
+    expected = beam_by_definition(model, constraints, limit, beam_size, alpha, early_stopping)
+    found = beam_search(
+        model,
+        [4, EOS_ID],
+        **SEARCH,
+        beam_size=beam_size,
+        alpha=alpha,
+        max_new_tokens=limit,
+        early_stopping=early_stopping,
+        constraints=constraints,
+    )
+    assert [(tuple(each.token_ids), each.is_finished) for each in found] == [each[:2] for each in expected]
+    assert [each.score for each in found] == pytest.approx([each[2] for each in expected], abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -369,7 +429,7 @@ def test_adjusted_logits_worked_by_hand() -> None:
         logit_bias={3: 10.0, 4: 0.25},
         prefix_ids=(3, 4, 5),
     )
-    logits = torch.tensor([9.0, 1.0, 2.0, 3.0, -1.0, 0.5])
+    logits = torch.tensor([9.0, 1.0, 2.0, 3.0, -1.0, 0.5], dtype=torch.float64)
     # 3, twice in the target, 4 and 5 are penalised; 3 may not follow the second 5, as it followed the first.
     found = constraints.adjust(logits, [3, 4, 5, 3, 5], EOS_ID)
     assert found.tolist() == [-math.inf, 1.0, 2.0, -math.inf, -1.75, 0.25]
@@ -465,11 +525,16 @@ LOGITS = torch.tensor(PROBABILITIES, dtype=torch.float64).log()
         # Probabilities squared: 0.01, 0.09, 0.0025, 0.09, 0.0025, 0.04 of 0.235; min_p then leaves out 0.
         (Sampling(temperature=0.5), {0.042: 0, 0.043: 1, 0.425: 1, 0.426: 2, 0.437: 3, 0.82: 4, 0.83: 5}),
         (Sampling(temperature=0.5, min_p=0.2), {0.0: 1, 0.40: 1, 0.42: 3, 0.81: 3, 0.82: 5}),
-        (Sampling(temperature=1e-300), {0.49: 1, 0.51: 3}),
+        (Sampling(temperature=1e-320), {0.49: 1, 0.51: 3}),
     ],
 )
 def test_draws_worked_by_hand(sampling: Sampling, draws: dict[float, int]) -> None:
     assert {uniform: sampling.draw(LOGITS, uniform) for uniform in draws} == draws
+
+
+def test_a_token_with_exactly_top_p_before_it_is_left_out() -> None:
+    equal = torch.zeros(4, dtype=torch.float64)
+    assert [Sampling(top_p=0.5).draw(equal, uniform) for uniform in (0.0, 0.49, 0.51, 0.999)] == [0, 0, 1, 1]
 
 
 @given(
