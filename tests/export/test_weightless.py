@@ -258,6 +258,24 @@ def test_no_rounding_draws_what_is_forbidden_or_no_token(draw):
         assert np.all(np.isfinite(log_probabilities))
 
 
+def test_no_rounding_between_the_two_stages_draws_beyond_the_block(draw):
+    rng = np.random.default_rng(16)
+    m, V = 2000, 256
+    logits = np.full((m, V), -np.inf, np.float32)
+    # a first block of about 2 ** -30 ends on half a unit of the sum, which is then rounded up by that half
+    logits[:, 0] = rng.uniform(-20.7, -20.2, m)
+    logits[:, 128] = 0
+    logits[:, 129] = rng.uniform(-3, 0, m)
+    token_ids, _ = draw(logits, BELOW_ONE)
+    np.testing.assert_array_equal(token_ids, 0 if draw.is_sorted else 129)
+
+
+def test_what_float32_holds_with_few_bits_is_not_drawn():
+    row = np.array([[-np.inf, -95, -89, 0, -1]], np.float32)  # exp(-89) is below 2 ** -126
+    token_ids, _ = Draw("sample")(row, 0.0)
+    np.testing.assert_array_equal(token_ids, 3)
+
+
 @pytest.mark.parametrize("V", [5, 300])
 @pytest.mark.parametrize("broken", [-np.inf, np.nan, np.inf])
 def test_a_row_without_probabilities_draws_some_token_and_leaves_the_others_alone(draw, V, broken):
@@ -296,7 +314,7 @@ def test_equals_share_a_cold_draw(draw):
     np.testing.assert_array_equal(token_ids, [3, 3, 130, 130, 131, 131, 199, 199])
 
 
-@pytest.mark.parametrize("settings", [{"min_p": 1.0}, {"min_p": 1.0, "temperature": 50.0}])
+@pytest.mark.parametrize("settings", [{"min_p": 1.0}, {"min_p": 1.0, "temperature": 50.0}, {"min_p": 1.5}])
 def test_min_p_one_keeps_the_best_and_its_equals(draw, settings):
     n = 400
     row = random_logits(np.random.default_rng(10), 1, 300)
