@@ -10,8 +10,9 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 # gRPC's own log repeats in its words what our messages say; read when the first channel is made.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -24,6 +25,40 @@ from client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS
 from protos.seq2seq_v1_pb2 import GenerateOptions
 
 _IMAGE, _DATA = ".png", ".json"
+
+
+def _ids(text: str) -> list[int]:
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not token ids with commas, such as 5,17") from error
+
+
+def _biases(text: str) -> dict[int, float]:
+    try:
+        pairs = [pair.split("=") for pair in text.split(",")]
+        return {int(token_id): float(bias) for token_id, bias in pairs}
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 5=-1.5,17=2") from error
+
+
+# The fields of GenerateOptions: type, name of the value, help.
+_OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
+    "max_new_tokens": (int, "N", "the most target tokens (default: the model's limit)"),
+    "priority": (int, "N", "lower is more urgent (default: 0)"),
+    "min_new_tokens": (int, "N", "do not end before so many target tokens (default: 0)"),
+    "repetition_penalty": (float, "X", "above 1 makes tokens that came already less likely (default: 1)"),
+    "no_repeat_ngram_size": (int, "N", "let no N tokens come twice in the same order (default: off)"),
+    "suppressed_token_ids": (_ids, "ID,ID", "tokens that are never selected"),
+    "logit_bias": (_biases, "ID=X,ID=X", "what is added to the logits of tokens"),
+    "temperature": (float, "X", "draw tokens at this temperature (default: take the most probable)"),
+    "top_k": (int, "N", "draw from the N best tokens (default: all)"),
+    "top_p": (float, "X", "draw from the fewest best tokens with this probability in sum (default: 1)"),
+    "min_p": (float, "X", "draw from tokens at least X times as probable as the best (default: 0)"),
+    "seed": (int, "N", "the same seed draws the same tokens (default: the server chooses)"),
+    "log_probabilities": (bool, "", "answer with every token's log-probability (with --json)"),
+    "num_alternatives": (int, "N", "answer with the N best tokens at every position (with --json)"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -92,12 +127,10 @@ def _translation(parser: argparse.ArgumentParser, options: argparse.Namespace) -
             parser.error("--attention goes with --stream or with --json, not with both")
     try:
         generate_options = GenerateOptions(
-            max_new_tokens=options.max_new_tokens,
-            attention=attention_file is not None,
-            priority=options.priority,
+            attention=attention_file is not None, **{name: getattr(options, name) for name in _OPTIONS}
         )
     except ValueError as error:
-        parser.error(f"--max-new-tokens or --priority: {error}")
+        parser.error(str(error))
     return Translation(
         model=options.model,
         options=generate_options,
@@ -144,8 +177,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write the alignment: .png a heatmap, .json the numbers",
     )
-    add("--max-new-tokens", type=int, metavar="N", help="the most target tokens (default: the model's limit)")
-    add("--priority", type=int, default=0, metavar="N", help="lower is more urgent (default %(default)s)")
+    for name, (type_, metavar, text) in _OPTIONS.items():
+        flag = f"--{name.replace('_', '-')}"
+        if type_ is bool:
+            add(flag, action="store_true", help=text)
+        else:
+            add(flag, type=type_, metavar=metavar, help=text)
 
     models = commands.add_parser("models", parents=[common], help="list the models that the server serves")
     models.add_argument("--json", action="store_true", help="one JSON object a line")

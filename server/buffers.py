@@ -38,6 +38,9 @@ class Device(Protocol):
     def bind_output(self, binding: Any, name: str, dtype: Any, shape: tuple[int, ...], pointer: int) -> None:
         """Bind memory of the device as an output."""
 
+    def bind_new_output(self, binding: Any, name: str) -> None:
+        """Let the run allocate an output, on the device."""
+
     def weightless(self, name: str) -> Any:
         """A session of one of the graphs beside the server."""
 
@@ -157,6 +160,11 @@ class Columns:
             array[:] = self._values[names.TOKEN_IDS].numpy()
         ids: list[int] = array[:num_rows].tolist()
         return ids
+
+    def write_token_ids(self, token_ids: list[int]) -> None:
+        """Let the next step be fed other ids than the most probable ones."""
+        self._host[names.TOKEN_IDS][: len(token_ids)] = token_ids
+        self._write(names.TOKEN_IDS)
 
     def bind_input(self, binding: Any, name: str, num_rows: int) -> None:
         """Bind a column as a graph's input of that name."""

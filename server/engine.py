@@ -22,6 +22,7 @@ from server.records import (
     Move,
     Request,
     Result,
+    Selected,
     Sequence,
     StepPlan,
     StepResult,
@@ -37,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 _FAILURES_TO_UNHEALTHY = 3  # turns in a row that raised
 _STOP_SECONDS = 10.0
+_RESIDENCE_WEIGHT = 0.1  # of the latest request in the average
+_LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 30.0
 
 
 class Runner(Protocol):
@@ -59,7 +62,7 @@ class Runner(Protocol):
     def encode(self, first_row: int, requests: list[Request]) -> None:
         """Encode newcomers into the memory of the rows from `first_row` on."""
 
-    def step(self, rows: tuple[Sequence, ...]) -> list[int]:
+    def step(self, rows: tuple[Sequence, ...]) -> Selected:
         """Feed every row its last token, and select its next one."""
 
     def move(self, moves: Iterable[Move]) -> int:
@@ -135,6 +138,7 @@ class Engine:
         self._is_asleep = False
         self._last_turn_at = time.time()
         self._num_failures = 0
+        self._residence_seconds = 0.0  # that a request has its slot, averaged; 0 until one has ended
         self._thread = threading.Thread(target=self._loop, name=f"engine-{model_name}", daemon=True)
 
     def start(self) -> None:
@@ -146,25 +150,29 @@ class Engine:
 
         Raises:
             Unavailable: Draining or stopped.
-            Overloaded: The queue is full.
+            Overloaded: The queue is full, or the deadline would pass before there is a slot.
         """
         length = request.source_length
         with self._backlog_lock:
             if self._is_draining:
                 raise Unavailable(f"model {self.model_name} is shutting down")
-            limits = self._queue_limits
+            limits, wait_seconds = self._queue_limits, self._expected_wait()
+            refusal = ""
             if len(self._backlog) >= limits.max_waiting_requests:
-                raise Overloaded(
+                refusal = (
                     f"{len(self._backlog)} requests are waiting, and the limit is "
-                    f"{limits.max_waiting_requests}",
-                    retry_after_seconds=1.0,
+                    f"{limits.max_waiting_requests}"
                 )
-            if self._backlog_tokens + length > limits.max_waiting_tokens:
-                raise Overloaded(
+            elif self._backlog_tokens + length > limits.max_waiting_tokens:
+                refusal = (
                     f"{self._backlog_tokens} source tokens are waiting, and the limit is "
-                    f"{limits.max_waiting_tokens}",
-                    retry_after_seconds=1.0,
+                    f"{limits.max_waiting_tokens}"
                 )
+            elif request.deadline is not None and self._clock() + wait_seconds > request.deadline:
+                refusal = f"a slot is expected in {wait_seconds:.1f} seconds, after the deadline"
+            if refusal:
+                retry_after = min(max(wait_seconds, _LEAST_RETRY_SECONDS), _MOST_RETRY_SECONDS)
+                raise Overloaded(refusal, retry_after_seconds=retry_after)
             self._backlog_tokens += length
             self._backlog.add(request)
             # Within the lock, so that it comes before the STOP of whoever drains.
@@ -243,6 +251,14 @@ class Engine:
         except Exception:
             _log.exception("model %s: nobody could be told of the failure", self.model_name)
 
+    def _expected_wait(self) -> float:
+        """Seconds until a request that came now would get a slot.
+
+        By Little's law: slots are given back at the rate of all slots over the time that a request has one.
+        """
+        num_ahead = len(self._backlog) + self._scheduler.num_running + 1 - self.num_slots
+        return max(num_ahead, 0) * self._residence_seconds / self.num_slots
+
     def _obey(self, command: _Command, request: Request | None) -> list[Finished]:
         if command is _Command.STOP:
             self._is_stopping = True
@@ -272,21 +288,21 @@ class Engine:
             if not plan.rows:
                 return plan, None, failed
             started = self._clock()
-            token_ids = self._runner.step(plan.rows)
+            selected = self._runner.step(plan.rows)
             step_seconds = self._clock() - started
         except Exception:
             self._note_failure()
             self._log_failure("step", plan.rows)
             return plan, None, failed + self._scheduler.fail(plan.rows)
         self._num_failures, self.is_healthy = 0, True
-        return plan, StepResult(token_ids, encode_seconds, step_seconds, moved_bytes), failed
+        return plan, StepResult(selected, encode_seconds, step_seconds, moved_bytes), failed
 
     def _report(self, ran: _Ran) -> None:
         """Deliver what the turn produced: new tokens, results, and the numbers for the metrics."""
         updates: list[Update] = []
         last_tokens: dict[Sequence, int] = {}
         if ran.result is not None:
-            for sequence, token_id in zip(ran.plan.rows, ran.result.token_ids, strict=True):
+            for sequence, token_id in zip(ran.plan.rows, ran.result.selected.token_ids, strict=True):
                 if sequence.request.stream and token_id != self._eos_id:
                     if sequence.finish_reason is None:
                         updates.append(Update(sequence.request, (token_id,), None))
@@ -299,6 +315,8 @@ class Engine:
             results.append(result)
             new = (last_tokens[sequence],) if sequence in last_tokens else ()
             updates.append(Update(sequence.request, new, result))
+            if result.error is None:
+                self._measure_residence(self._clock() - sequence.admitted_at)
         self._leave_backlog(finished.sequence.request for finished in ran.finished)
         if ran.finished or ran.plan.rows:
             self._deliver(Turn(tuple(updates), self._stats(ran, tuple(results))))
@@ -323,6 +341,7 @@ class Engine:
                 total_seconds=self._clock() - arrival,
             ),
             attention=attention,
+            choices=tuple(sequence.choices),
             error=error,
         )
 
@@ -365,6 +384,10 @@ class Engine:
                 if request in self._backlog:
                     self._backlog.remove(request)
                     self._backlog_tokens -= request.source_length
+
+    def _measure_residence(self, seconds: float) -> None:
+        before = self._residence_seconds or seconds
+        self._residence_seconds = before + _RESIDENCE_WEIGHT * (seconds - before)
 
     def _note_failure(self) -> None:
         self._num_failures += 1

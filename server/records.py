@@ -28,6 +28,50 @@ class FinishReason(enum.Enum):
     FAILED = "failed"  # a step raised
 
 
+@dataclass(frozen=True)
+class Constraints:
+    """What is done to the logits before a token is selected; `server.constraints` says how.
+
+    Attributes:
+        min_new_tokens: The end of sequence is forbidden before so many tokens.
+        repetition_penalty: 1 is none.
+        no_repeat_ngram_size: 0 is off.
+        suppressed_token_ids: Never selected.
+        logit_bias: Added to the logits of these token ids.
+    """
+
+    min_new_tokens: int = 0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    suppressed_token_ids: tuple[int, ...] = ()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+
+NO_CONSTRAINTS = Constraints()
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn.
+
+    With `top_k` or `top_p` the candidates are the `top_k` best tokens, best first, of which those stay whose
+    predecessors' probabilities sum up to less than `top_p`; else all tokens in the order of their ids.
+
+    Attributes:
+        temperature: What the logits are divided by.
+        top_k: 0 is the whole vocabulary.
+        top_p: Nucleus sampling (Holtzman et al. 2020, arXiv:1904.09751); 1 is off.
+        min_p: Drops tokens less probable than this share of the best (Nguyen et al. 2024, arXiv:2407.01082).
+        seed: The same seed gives the same tokens, whatever the neighbours.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """One client call, as the engine sees it; compared by identity.
@@ -41,6 +85,9 @@ class Request:
         attention: Whether the result shall hold the alignment.
         stream: Whether every new token is reported, or only the end.
         priority: 0 is the default; a lower number is more urgent.
+        sampling: None selects the most probable token.
+        log_probabilities: Whether the result shall hold that of every token.
+        num_alternatives: How many of the most probable tokens at each position the result shall hold.
     """
 
     request_id: str
@@ -51,11 +98,46 @@ class Request:
     attention: bool = False
     stream: bool = False
     priority: int = 0
+    constraints: Constraints = NO_CONSTRAINTS
+    sampling: Sampling | None = None
+    log_probabilities: bool = False
+    num_alternatives: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the most probable token of each position is all that it takes."""
+        return (
+            self.sampling is None
+            and self.constraints == NO_CONSTRAINTS
+            and not self.log_probabilities
+            and not self.num_alternatives
+        )
 
     @property
     def source_length(self) -> int:
         """Positions that the request takes in memory: the longest source's."""
         return max(len(array) for array in self.sources.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A selected token's log-probability, and those of the best ones at its position, best first."""
+
+    log_probability: float
+    alternatives: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """What a step selected.
+
+    Attributes:
+        token_ids: One per row.
+        choices: By row, of those whose requests are not plain.
+    """
+
+    token_ids: list[int]
+    choices: Mapping[int, Choice] = field(default_factory=dict)
 
 
 @dataclass(eq=False, slots=True)
@@ -67,6 +149,8 @@ class Sequence:
         row: Its slot while it runs; None while it waits and when it has finished.
         next_token_id: What the next step is fed.
         token_ids: Target tokens so far, without the start token and without the end of sequence.
+        choices: What its request asked for besides each token, the end of sequence included.
+        is_plain: Its request's.
         finish_reason: None until it has finished.
     """
 
@@ -75,6 +159,8 @@ class Sequence:
     source_length: int
     row: int | None = None
     token_ids: list[int] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    is_plain: bool = True
     finish_reason: FinishReason | None = None
     admitted_at: float = 0.0
     encode_seconds: float = 0.0
@@ -119,13 +205,13 @@ class StepResult:
     """What a step produced.
 
     Attributes:
-        token_ids: One selected token per row of the plan.
+        selected: For the rows of the plan.
         encode_seconds: Time of the encode call; 0 where nobody was admitted.
         step_seconds: Time of the step and its selection.
         moved_bytes: Bytes copied by the moves.
     """
 
-    token_ids: list[int]
+    selected: Selected
     encode_seconds: float
     step_seconds: float
     moved_bytes: int
@@ -149,6 +235,7 @@ class Result:
         token_ids: The whole target, without the end of sequence.
         num_target_tokens: Tokens generated, the end of sequence included.
         attention: `(num_target_tokens, source_length)`, or None.
+        choices: One per target token, the end of sequence included; empty for a plain request.
         error: Set where the request did not succeed.
     """
 
@@ -158,6 +245,7 @@ class Result:
     num_source_tokens: int
     timings: Timings
     attention: Array | None = None
+    choices: tuple[Choice, ...] = ()
     error: ServerError | None = None
 
 

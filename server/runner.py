@@ -24,7 +24,8 @@ from bundle.manifest import Bundle, TensorSpec
 from bundle.names import Axis, Precision, Role, Verb
 from server.buffers import Buffers, Columns
 from server.cpus import usable_cpus
-from server.records import Array, Move, Request, Sequence
+from server.records import Array, Move, Request, Selected, Sequence
+from server.selection import Selector
 
 _log = logging.getLogger(__name__)
 
@@ -112,6 +113,9 @@ class _OnnxDevice:
     ) -> None:
         binding.bind_output(name, self._provider, _DEVICE_ID, dtype, shape, pointer)
 
+    def bind_new_output(self, binding: ort.IOBinding, name: str) -> None:
+        binding.bind_output(name, self._provider, _DEVICE_ID)
+
 
 class OnnxRunner:
     """The graphs of one bundle, and the rows that they work on.
@@ -173,6 +177,7 @@ class OnnxRunner:
             for verb, graph in self._graphs.items()
         }
         self._select = self._device.weightless("greedy")
+        self._selector = Selector(self._columns, self.vocab_size, self.eos_id, self._device)
         self._bindings: dict[int, tuple[ort.IOBinding, ort.IOBinding]] = {}
         self._rows: tuple[Sequence, ...] = ()
 
@@ -200,8 +205,8 @@ class OnnxRunner:
         binding = self._bind(Verb.ENCODE, first_row, len(requests), feeds)
         self._sessions[Verb.ENCODE].run_with_iobinding(binding)
 
-    def step(self, rows: tuple[Sequence, ...]) -> list[int]:
-        """Feed every row its last token, and select its next one greedily."""
+    def step(self, rows: tuple[Sequence, ...]) -> Selected:
+        """Feed every row its last token, and select its next one."""
         num_rows = len(rows)
         self._columns.fill(rows, is_same=rows is self._rows)
         self._rows = rows
@@ -210,7 +215,10 @@ class OnnxRunner:
         step, select = self._bindings[num_rows]
         self._sessions[Verb.STEP].run_with_iobinding(step)
         self._select.run_with_iobinding(select)
-        return self._columns.read_token_ids(num_rows)
+        token_ids = self._columns.read_token_ids(num_rows)
+        if all(sequence.is_plain for sequence in rows):
+            return Selected(token_ids)
+        return self._selector.select(rows, token_ids)
 
     def move(self, moves: Iterable[Move]) -> int:
         """Carry out moves in order; returns the bytes copied."""

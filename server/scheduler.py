@@ -84,7 +84,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """A new request, to wait for a slot."""
-        sequence = Sequence(request, self._start_id, request.source_length)
+        sequence = Sequence(request, self._start_id, request.source_length, is_plain=request.is_plain)
         self._sequences[request] = sequence
         # A level of priority is worth `aging_seconds` of waiting, so who has waited longer rises by itself.
         urgency = request.arrival + request.priority * self._limits.aging_seconds
@@ -133,7 +133,10 @@ class Scheduler:
         for sequence in plan.admitted:
             sequence.encode_seconds = result.encode_seconds
             sequence.first_token_at = now
-        for sequence, token_id in zip(plan.rows, result.token_ids, strict=True):
+        selected = result.selected
+        for row, choice in selected.choices.items():
+            plan.rows[row].choices.append(choice)
+        for sequence, token_id in zip(plan.rows, selected.token_ids, strict=True):
             sequence.last_token_at = now
             if token_id == self._eos_id:
                 done.append((sequence, FinishReason.EOS, None))

@@ -7,7 +7,7 @@ import dataclasses
 from bundle.names import SOURCE_IDS
 from protos import seq2seq_v1_pb2 as pb
 from server.models import ServedModel
-from server.records import FinishReason, Request, Result
+from server.records import Choice, FinishReason, Request, Result
 
 _FINISH_REASONS = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
@@ -22,6 +22,11 @@ def generate_response(request: Request, result: Result, model: ServedModel) -> p
         token_ids=result.token_ids,
         finish_reason=_FINISH_REASONS[result.finish_reason],
     )
+    if request.log_probabilities:
+        hypothesis.log_probabilities.extend(choice.log_probability for choice in result.choices)
+        hypothesis.score = sum(choice.log_probability for choice in result.choices)
+    if request.num_alternatives:
+        hypothesis.alternatives.extend(_alternatives(choice, model) for choice in result.choices)
     if result.attention is not None:
         hypothesis.attention.CopyFrom(_attention(request, result, model))
     return pb.GenerateResponse(
@@ -30,6 +35,19 @@ def generate_response(request: Request, result: Result, model: ServedModel) -> p
         hypotheses=[hypothesis],
         usage=pb.Usage(source_tokens=result.num_source_tokens, target_tokens=result.num_target_tokens),
         timings=pb.Timings(**dataclasses.asdict(result.timings)),
+    )
+
+
+def _alternatives(choice: Choice, model: ServedModel) -> pb.Alternatives:
+    return pb.Alternatives(
+        tokens=[
+            pb.Alternative(
+                token_id=token_id,
+                text=model.target_tokenizer.pieces([token_id])[0],
+                log_probability=log_probability,
+            )
+            for token_id, log_probability in choice.alternatives
+        ]
     )
 
 

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Iterable
+from typing import TypeVar
+
 import numpy as np
 
 from bundle.names import SOURCE_IDS
 from protos.seq2seq_v1_pb2 import GenerateOptions, GenerateRequest, Source
 from server.errors import InvalidRequest
 from server.models import ServedModel
-from server.records import Array, Request
+from server.records import NO_CONSTRAINTS, Array, Constraints, Request, Sampling
 from server.service.calls import Call
 
 # A text is measured before it is cut into tokens, which takes time. No text that a person wrote fills its
 # tokens with so many bytes, so nothing that fits is refused.
 MAX_BYTES_PER_TOKEN = 64
+MAX_ALTERNATIVES = 32
+_MAX_ADJUSTED_IDS = 1024  # of a request, suppressed and biased ones each
+_MAX_PENALTY, _MAX_BIAS = 100.0, 1000.0
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.01, 100.0
+
+Number = TypeVar("Number", int, float)
 
 
 def engine_request(message: GenerateRequest, model: ServedModel, call: Call, *, stream: bool) -> Request:
@@ -22,15 +32,21 @@ def engine_request(message: GenerateRequest, model: ServedModel, call: Call, *, 
     Raises:
         InvalidRequest: What is wrong, in which field, and what would be right.
     """
+    options = message.options
+    max_new_tokens = _max_new_tokens(options, model)
     return Request(
         request_id=call.request_id,
         sources={SOURCE_IDS: _source(message, model)},
-        max_new_tokens=_max_new_tokens(message.options, model),
+        max_new_tokens=max_new_tokens,
         arrival=call.arrival,
         deadline=call.deadline,
-        attention=message.options.attention,
+        attention=options.attention,
         stream=stream,
-        priority=message.options.priority,
+        priority=options.priority,
+        constraints=_constraints(options, model, max_new_tokens),
+        sampling=_sampling(options),
+        log_probabilities=options.log_probabilities,
+        num_alternatives=_in_range("num_alternatives", options.num_alternatives, 0, MAX_ALTERNATIVES),
     )
 
 
@@ -91,14 +107,18 @@ def _given_ids(source: Source, model: ServedModel) -> list[int]:
     if not token_ids:
         raise InvalidRequest("there are no token ids", field=field)
     _check_length(len(token_ids), model, field)  # before every one of them is looked at
+    _check_ids(token_ids, model, f"{field}.values")
+    return list(token_ids)
+
+
+def _check_ids(token_ids: Iterable[int], model: ServedModel, field: str) -> None:
     for index, token_id in enumerate(token_ids):
         if not 0 <= token_id < model.vocab_size:
             raise InvalidRequest(
                 f"token id {token_id} is outside the vocabulary of {model.name}: "
                 f"ids go from 0 to {model.vocab_size - 1}",
-                field=f"{field}.values[{index}]",
+                field=f"{field}[{index}]",
             )
-    return list(token_ids)
 
 
 def _max_new_tokens(options: GenerateOptions, model: ServedModel) -> int:
@@ -111,3 +131,56 @@ def _max_new_tokens(options: GenerateOptions, model: ServedModel) -> int:
             field="options.max_new_tokens",
         )
     return options.max_new_tokens
+
+
+def _constraints(options: GenerateOptions, model: ServedModel, max_new_tokens: int) -> Constraints:
+    """Checked; one and the same record where there are none."""
+    suppressed, biases = options.suppressed_token_ids, options.logit_bias
+    for name, ids in (("suppressed_token_ids", suppressed), ("logit_bias", biases)):
+        _in_range(f"the number of {name}", len(ids), 0, _MAX_ADJUSTED_IDS, field=f"options.{name}")
+        _check_ids(ids, model, f"options.{name}")
+    if len(set(suppressed)) >= model.vocab_size:
+        raise InvalidRequest(
+            "every token is suppressed: leave at least one", field="options.suppressed_token_ids"
+        )
+    for bias in biases.values():
+        _in_range("a logit_bias", bias, -_MAX_BIAS, _MAX_BIAS, field="options.logit_bias")
+    penalty = options.repetition_penalty if options.HasField("repetition_penalty") else 1.0
+    constraints = Constraints(
+        min_new_tokens=_in_range("min_new_tokens", options.min_new_tokens, 0, max_new_tokens),
+        repetition_penalty=_in_range("repetition_penalty", penalty, 1 / _MAX_PENALTY, _MAX_PENALTY),
+        no_repeat_ngram_size=_in_range(
+            "no_repeat_ngram_size", options.no_repeat_ngram_size, 0, model.engine.max_target_length
+        ),
+        suppressed_token_ids=tuple(suppressed),
+        logit_bias=dict(biases),
+    )
+    return NO_CONSTRAINTS if constraints == NO_CONSTRAINTS else constraints
+
+
+def _sampling(options: GenerateOptions) -> Sampling | None:
+    if not options.temperature:
+        for name in ("top_k", "top_p", "min_p", "seed"):
+            is_set = options.HasField(name) if name in ("top_p", "seed") else bool(getattr(options, name))
+            if is_set:
+                raise InvalidRequest(
+                    f"{name} is for drawn tokens, and needs a temperature above 0",
+                    field=f"options.{name}",
+                )
+        return None
+    return Sampling(
+        temperature=_in_range("temperature", options.temperature, _MIN_TEMPERATURE, _MAX_TEMPERATURE),
+        top_k=_in_range("top_k", options.top_k, 0, 2**31),
+        top_p=_in_range("top_p", options.top_p, 1e-6, 1.0) if options.HasField("top_p") else 1.0,
+        min_p=_in_range("min_p", options.min_p, 0.0, 1.0),
+        seed=options.seed if options.HasField("seed") else secrets.randbits(64),
+    )
+
+
+def _in_range(name: str, value: Number, least: Number, most: Number, *, field: str = "") -> Number:
+    """The value; not a number is out of every range."""
+    if not least <= value <= most:
+        raise InvalidRequest(
+            f"{name} is {value:g}, and must be from {least:g} to {most:g}", field=field or f"options.{name}"
+        )
+    return value

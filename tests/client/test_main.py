@@ -161,6 +161,9 @@ def test_attention_that_cannot_be_written_fails_after_the_translation(run, tmp_p
         (["translate", "--attention", "a.png"], "--attention shows one text, and no TEXT was given"),
         (["translate", "a", "--max-new-tokens", str(2**70)], "alue out of range"),
         (["translate", "a", "--timeout-seconds", "0"], "'0' is not a number of seconds above 0"),
+        (["translate", "a", "--timeout-seconds", "soon"], "'soon' is not a number of seconds above 0"),
+        (["translate", "a", "--suppressed-token-ids", "5;6"], "'5;6' is not token ids with commas"),
+        (["translate", "a", "--logit-bias", "5"], "'5' is not like 5=-1.5,17=2"),
         (["translate", "a", "--nothing"], "unrecognized arguments: --nothing"),
         ([], "the following arguments are required: COMMAND"),
     ],
@@ -178,6 +181,16 @@ def test_every_option_of_the_api_has_a_flag_spelled_like_its_field(capsys):
     text = capsys.readouterr().out
     for field in GenerateOptions.DESCRIPTOR.fields:
         assert f"--{field.name.replace('_', '-')} " in text
+
+
+def test_every_option_reaches_the_server(run):
+    flags = "--min-new-tokens 1 --repetition-penalty 1.2 --no-repeat-ngram-size 9 --suppressed-token-ids 7,8"
+    flags += " --logit-bias 9=-0.5,10=2 --temperature 0.7 --top-k 4 --top-p 0.9 --min-p 0.1 --seed 5"
+    code, [line], _ = run("translate", "ab", *flags.split(), "--log-probabilities", "--json")
+    assert code == 0
+    [hypothesis] = json.loads(line)["hypotheses"]
+    assert hypothesis["log_probabilities"] == [-0.5] * 3
+    assert hypothesis["score"] == -1.5
 
 
 def test_models_lists_each_on_a_line(run):

@@ -16,7 +16,15 @@ def test_a_message_keeps_its_field_names_its_zeros_and_its_numbers():
     assert message_dict(message) == {
         "request_id": "r1",
         "model": "",
-        "hypotheses": [{"text": "", "token_ids": [2**40, 1], "finish_reason": "FINISH_REASON_EOS"}],
+        "hypotheses": [
+            {
+                "text": "",
+                "token_ids": [2**40, 1],
+                "finish_reason": "FINISH_REASON_EOS",
+                "log_probabilities": [],
+                "alternatives": [],
+            }
+        ],
         "usage": {"source_tokens": 3, "target_tokens": 0},
     }
 

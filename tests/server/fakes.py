@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from server.records import Array, Move, Request, Sequence
+from server.records import Array, Move, Request, Selected, Sequence
 
 START_ID, EOS_ID, VOCAB_SIZE = 1, 2, 97
 SOURCE = "source_ids"
@@ -73,7 +73,7 @@ class FakeRunner:
         for row, source in enumerate(sources, first_row):
             self.memory[row] = source
 
-    def step(self, rows: tuple[Sequence, ...]) -> list[int]:
+    def step(self, rows: tuple[Sequence, ...]) -> Selected:
         self.num_steps += 1
         if self.num_steps - 1 in self._fail_steps:
             raise RuntimeError("this step was told to fail")
@@ -85,7 +85,7 @@ class FakeRunner:
             assert memory is not None
             self.cache[row] = [*self.cache[row][: sequence.cache_length], sequence.next_token_id]
             tokens.append(next_token(memory, self.cache[row]))
-        return tokens
+        return Selected(tokens)
 
     def move(self, moves: Iterable[Move]) -> int:
         num_bytes = 0

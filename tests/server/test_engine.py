@@ -100,18 +100,22 @@ def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_sl
     chance = random.Random(seed)
     runner = FakeRunner(num_slots, fail_encode=sources[-1][0], fail_steps=[chance.randint(0, 20)])
     driver = Driver(runner)
-    requests = []
+    requests = {}
     for source in sources:
         deadline = driver.now + chance.randint(1, 6) if chance.random() < 0.3 else None
         request = make_request(source, deadline=deadline, arrival=driver.now)
-        requests.append(request)
-        driver.submit(request)
+        try:
+            driver.submit(request)
+        except Overloaded:
+            assert deadline is not None
+            continue
+        requests[request] = source
         if chance.random() < 0.3:
-            driver.engine.cancel(chance.choice(requests))
+            driver.engine.cancel(chance.choice(list(requests)))
         driver.turn(chance.randint(0, 2))
     driver.finish()
-    assert driver.results.keys() == set(requests)
-    for request, source in zip(requests, sources, strict=True):
+    assert driver.results.keys() == requests.keys()
+    for request, source in requests.items():
         result = driver.results[request]
         expected = expected_tokens(source, request.max_new_tokens)
         assert list(result.token_ids) == expected[: len(result.token_ids)]
@@ -318,6 +322,24 @@ def test_a_full_queue_refuses_by_requests_and_by_tokens():
         driver.submit(make_request((4,)))
     driver.turn()
     driver.submit(make_request((5,)))
+    driver.finish()
+
+
+def test_who_would_get_no_slot_before_the_deadline_is_refused_at_once():
+    driver = Driver(FakeRunner(2))
+    first = make_request((13, 4), max_new_tokens=3)  # 2 tokens and the end: three turns of a second
+    driver.submit(first)
+    driver.finish()
+    residence = driver.engine._residence_seconds
+    assert residence == 2.0
+    running = [make_request((10, 5), arrival=driver.now) for _ in range(2)]
+    driver.submit(*running)
+    patient = make_request((10, 6), deadline=driver.now + 1.5)
+    driver.submit(patient)  # expected to wait for 1 second
+    with pytest.raises(Overloaded, match=r"^a slot is expected in 2\.0 s") as caught:
+        driver.submit(make_request((10, 7), deadline=driver.now + 1.5))
+    assert caught.value.retry_after_seconds == 2.0
+    driver.submit(make_request((10, 7)))  # without a deadline it may wait
     driver.finish()
 
 

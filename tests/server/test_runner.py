@@ -13,7 +13,7 @@ import torch
 from bundle.manifest import Bundle, load_bundle
 from bundle.names import SOURCE_IDS, Precision
 from server import runner as runner_module
-from server.records import Array, FinishReason, Request, Sequence
+from server.records import Array, FinishReason, Request, Selected, Sequence
 from server.runner import OnnxRunner, RunnerConfig, usable_variants
 from server.scheduler import SchedulerLimits
 from tests.server.test_engine import Driver
@@ -34,11 +34,11 @@ class RecordingRunner(OnnxRunner):
         super().__init__(bundle, config)
         self.logits: dict[Request, list[Array]] = defaultdict(list)
 
-    def step(self, rows: tuple[Sequence, ...]) -> list[int]:
-        token_ids = super().step(rows)
+    def step(self, rows: tuple[Sequence, ...]) -> Selected:
+        selected = super().step(rows)
         for row, sequence in enumerate(rows):
             self.logits[sequence.request].append(self._columns._logits[row].copy())
-        return token_ids
+        return selected
 
 
 def make_runner(bundle: Bundle, num_slots: int = 4, precision=Precision.FP32, **options) -> RecordingRunner:

@@ -26,7 +26,7 @@ from server.config import ServerConfig
 from server.deliveries import Deliveries
 from server.engine import Engine
 from server.models import ServedModel
-from server.records import Move, Request, Turn
+from server.records import Choice, Move, Request, Selected, Turn
 from server.records import Sequence as Row
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
@@ -70,12 +70,18 @@ class EchoRunner:
     def encode(self, first_row: int, requests: list[Request]) -> None:
         """Nothing to keep: a step looks at the request."""
 
-    def step(self, rows: tuple[Row, ...]) -> list[int]:
+    def step(self, rows: tuple[Row, ...]) -> Selected:
         self.stepping.set()
         assert self.gate.wait(20)
         if self.error is not None:
             raise self.error
-        return [self._next(row.request.sources[SOURCE_IDS], len(row.token_ids)) for row in rows]
+        tokens = [self._next(row.request.sources[SOURCE_IDS], len(row.token_ids)) for row in rows]
+        choices = {
+            i: Choice(-0.5, ((tokens[i], -0.5), (EOS, -1.5), (BOS, -2.5))[: row.request.num_alternatives])
+            for i, row in enumerate(rows)
+            if not row.is_plain
+        }
+        return Selected(tokens, choices)
 
     def move(self, moves: Iterable[Move]) -> int:
         return 100 * len(list(moves))

@@ -5,6 +5,7 @@ from grpc.aio import AioRpcError
 
 from client import AsyncClient, ClientError, FieldViolation
 from protos import seq2seq_v1_pb2 as pb
+from server.records import Constraints, Sampling
 from tests.server.service.harness import serving
 
 TEXT = "sources[0].text"
@@ -42,6 +43,41 @@ def from_ids(*ids):
             "options.max_new_tokens",
             "max_new_tokens is 4611686018427387904",
         ),
+        *[
+            (from_text("a", **{name: value}), f"options.{name}", message)
+            for name, value, message in (
+                ("min_new_tokens", -1, "min_new_tokens is -1, and must be from 0 to 64"),
+                ("min_new_tokens", 65, "min_new_tokens is 65, and must be from 0 to 64"),
+                ("repetition_penalty", 0.0, "repetition_penalty is 0, and must be from 0.01 to 100"),
+                ("repetition_penalty", float("nan"), "repetition_penalty is nan"),
+                ("no_repeat_ngram_size", -2, "no_repeat_ngram_size is -2, and must be from 0 to 64"),
+                ("logit_bias", {7: float("inf")}, "a logit_bias is inf, and must be from -1000 to 1000"),
+                ("temperature", -1.0, "temperature is -1, and must be from 0.01 to 100"),
+                ("temperature", float("nan"), "temperature is nan"),
+                ("top_k", 4, "top_k is for drawn tokens, and needs a temperature above 0"),
+                ("top_p", 0.5, "top_p is for drawn tokens"),
+                ("min_p", 0.5, "min_p is for drawn tokens"),
+                ("seed", 0, "seed is for drawn tokens"),
+                ("num_alternatives", 33, "num_alternatives is 33, and must be from 0 to 32"),
+                ("suppressed_token_ids", range(260), "every token is suppressed: leave at least one"),
+                ("suppressed_token_ids", [5] * 1025, "the number of suppressed_token_ids is 1025"),
+            )
+        ],
+        *[
+            (from_text("a", temperature=1.0, **{name: value}), f"options.{name}", message)
+            for name, value, message in (
+                ("top_k", -1, "top_k is -1, and must be from 0 to"),
+                ("top_p", 0.0, "top_p is 0, and must be from 1e-06 to 1"),
+                ("top_p", 1.5, "top_p is 1.5"),
+                ("min_p", 1.5, "min_p is 1.5, and must be from 0 to 1"),
+            )
+        ],
+        (
+            from_text("a", suppressed_token_ids=[5, 260]),
+            "options.suppressed_token_ids[1]",
+            "token id 260 is outside the vocabulary of echo",
+        ),
+        (from_text("a", logit_bias={-1: 2.0}), "options.logit_bias[0]", "token id -1 is outside"),
         (from_ids(), IDS, "there are no token ids"),
         (
             from_ids(5, 260),
@@ -84,6 +120,48 @@ def test_bad_request_is_refused_with_its_field_and_reaches_no_engine(
 
     asyncio.run(run())
     assert caplog.text == ""
+
+
+def test_the_options_reach_the_engine_as_its_records():
+    async def run():
+        async with serving() as served:
+            served.runner.gate.clear()
+            options = {
+                "min_new_tokens": 2,
+                "repetition_penalty": 1.5,
+                "no_repeat_ngram_size": 3,
+                "suppressed_token_ids": [7, 8],
+                "logit_bias": {9: -0.5},
+                "temperature": 0.5,
+                "top_k": 4,
+                "top_p": 0.75,
+                "min_p": 0.25,
+                "seed": 2**64 - 1,
+                "log_probabilities": True,
+                "num_alternatives": 5,
+            }
+            calls = [
+                asyncio.ensure_future(_result(served.stub.Generate(from_text("a", **given))))
+                for given in (options, {"priority": 1}, {"priority": 2, "temperature": 2.0})
+            ]
+            await served.turns.until(lambda: served.turns.num_submitted == 3)
+            requests = served.model.deliveries._mailboxes
+            full, plain, sampled = sorted(requests, key=lambda request: request.priority)
+            assert full.constraints == Constraints(2, 1.5, 3, (7, 8), {9: -0.5})
+            assert full.sampling == Sampling(0.5, 4, 0.75, 0.25, 2**64 - 1)
+            assert (full.log_probabilities, full.num_alternatives) == (True, 5)
+            assert plain.is_plain
+            assert sampled.sampling.top_p == 1
+            assert sampled.sampling.top_k == sampled.sampling.min_p == 0
+            assert not sampled.is_plain
+            served.runner.gate.set()
+            await asyncio.gather(*calls)
+
+    asyncio.run(run())
+
+
+async def _result(call):
+    return await call
 
 
 def test_the_longest_source_and_target_that_fit_are_served():

@@ -36,6 +36,25 @@ def test_generate_answers_with_everything_the_contract_has():
     asyncio.run(run())
 
 
+def test_log_probabilities_and_alternatives_have_one_for_every_target_token():
+    async def run():
+        async with serving() as served:
+            answer = await served.stub.Generate(request("ab", log_probabilities=True, num_alternatives=2))
+            [hypothesis] = answer.hypotheses
+            assert list(hypothesis.log_probabilities) == [-0.5] * 3
+            assert hypothesis.score == -1.5
+            texts = [[token.text for token in position.tokens] for position in hypothesis.alternatives]
+            assert texts == [["a", "</s>"], ["b", "</s>"], ["</s>", "</s>"]]
+            assert [token.log_probability for token in hypothesis.alternatives[0].tokens] == [-0.5, -1.5]
+            assert hypothesis.alternatives[1].tokens[1].token_id == EOS
+            [plain] = (await served.stub.Generate(request("ab"))).hypotheses
+            assert not plain.HasField("score")
+            assert not plain.log_probabilities
+            assert not plain.alternatives
+
+    asyncio.run(run())
+
+
 def test_max_new_tokens_ends_a_target_by_length():
     async def run():
         async with serving() as served:

@@ -1,0 +1,52 @@
+"""Which logits a request's constraints change, and how: pure Python over the target so far.
+
+`training.search` defines the same by itself, and tests compare the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from server.records import Constraints
+
+
+def adjustments(
+    constraints: Constraints, target_ids: Sequence[int], *, eos_id: int, vocab_size: int
+) -> dict[int, tuple[float, float]]:
+    """A factor and a bias for every token id whose logit x changes.
+
+    A positive x is divided by the factor, another one multiplied (Keskar et al. 2019, arXiv:1909.05858,
+    section 4.1, for logits of both signs); then the bias is added, which is minus infinity where the token is
+    forbidden. Where that would leave no token, the end of sequence is allowed after all.
+
+    Args:
+        constraints: Of the request.
+        target_ids: The target so far, without the start token.
+        eos_id: The end of sequence.
+        vocab_size: V.
+    """
+    changed = {token_id: (1.0, bias) for token_id, bias in constraints.logit_bias.items()}
+    if constraints.repetition_penalty != 1:
+        for token_id in set(target_ids):
+            _, bias = changed.get(token_id, (1.0, 0.0))
+            changed[token_id] = (constraints.repetition_penalty, bias)
+    forbidden = {*constraints.suppressed_token_ids, *_repeating(target_ids, constraints.no_repeat_ngram_size)}
+    if len(target_ids) < constraints.min_new_tokens:
+        forbidden.add(eos_id)
+    if len(forbidden) == vocab_size:
+        forbidden.remove(eos_id)
+    changed.update(dict.fromkeys(forbidden, (1.0, -math.inf)))
+    return changed
+
+
+def _repeating(target_ids: Sequence[int], size: int) -> list[int]:
+    """The tokens that would complete an n-gram of `size` tokens that the target has already."""
+    if size < 1 or len(target_ids) < size:
+        return []
+    last = tuple(target_ids[len(target_ids) - size + 1 :])
+    return [
+        target_ids[end]
+        for end in range(size - 1, len(target_ids))
+        if tuple(target_ids[end - size + 1 : end]) == last
+    ]

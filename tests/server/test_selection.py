@@ -1,0 +1,155 @@
+"""Rows that ask for more than the most probable token, under the real engine, against the oracle."""
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+from bundle.names import SOURCE_IDS, Precision
+from server.records import NO_CONSTRAINTS, Constraints, FinishReason, Request, Sampling
+from server.runner import OnnxRunner, RunnerConfig
+from server.selection import uniform
+from tests.server.test_engine import Driver
+from training import selection
+from training.config import BOS_ID, EOS_ID
+from training.search import greedy_hypothesis, sample_search
+
+VOCAB_SIZE, LIMIT = 300, 12
+
+
+def random_constraints(chance: random.Random) -> Constraints:
+    if chance.random() < 0.4:
+        return NO_CONSTRAINTS
+    ids = [chance.randrange(3, VOCAB_SIZE) for _ in range(40)]
+    return Constraints(
+        min_new_tokens=chance.choice([0, 0, 3, LIMIT]),
+        repetition_penalty=chance.choice([1.0, 1.3, 3.0, 0.7]),
+        no_repeat_ngram_size=chance.choice([0, 0, 1, 2, 3]),
+        suppressed_token_ids=tuple(ids[: chance.choice([0, 5, 30])]),
+        # The end of sequence is rare in a random model.
+        logit_bias={token_id: chance.uniform(-3, 3) for token_id in ids[30:]}
+        | {EOS_ID: chance.uniform(0, 6)},
+    )
+
+
+def random_request(chance: random.Random) -> Request:
+    """Any source with any options; a third of the requests are plain."""
+    source = np.array([*(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.randint(1, 20))), EOS_ID])
+    request = Request("r", {SOURCE_IDS: source}, chance.randint(1, LIMIT), arrival=0.0)
+    if chance.random() < 0.33:
+        return request
+    sampling = Sampling(
+        temperature=chance.choice([0.3, 1.0, 2.0]),
+        top_k=chance.choice([0, 0, 1, 7, 1000]),
+        top_p=chance.choice([1.0, 1.0, 0.9, 0.3]),
+        min_p=chance.choice([0.0, 0.0, 0.1]),
+        seed=chance.getrandbits(64),
+    )
+    return dataclasses.replace(
+        request,
+        constraints=random_constraints(chance),
+        sampling=sampling if chance.random() < 0.6 else None,
+        log_probabilities=True,
+        num_alternatives=chance.choice([0, 0, 1, 5]),
+        stream=chance.random() < 0.5,
+    )
+
+
+def run(bundle, requests, num_slots, precision=Precision.FP32, seed=0):
+    """The result of each, who come in any order."""
+    config = RunnerConfig(provider="cpu", precision=precision, num_threads=2, max_slots=num_slots)
+    driver = Driver(OnnxRunner(bundle, config))
+    chance, waiting = random.Random(seed), list(requests)
+    chance.shuffle(waiting)
+    while waiting:
+        for _ in range(min(len(waiting), chance.randint(0, 4))):
+            driver.submit(waiting.pop())
+        driver.turn(chance.randint(0, 3))
+    driver.finish()
+    for request in requests:
+        if request.stream:
+            assert tuple(driver.streamed[request]) == driver.results[request].token_ids
+    return [driver.results[request] for request in requests]
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    chance = random.Random(11)
+    return [random_request(chance) for _ in range(60)]
+
+
+def oracle(trained, request):
+    common = {
+        "bos_id": BOS_ID,
+        "eos_id": EOS_ID,
+        "max_new_tokens": request.max_new_tokens,
+        "constraints": selection.Constraints(**vars(request.constraints)),
+    }
+    source = request.sources[SOURCE_IDS].tolist()
+    if request.sampling is None:
+        return greedy_hypothesis(trained.model, source, **common)
+    options = dict(vars(request.sampling))
+    seed = options.pop("seed")
+    return sample_search(
+        trained.model,
+        source,
+        sampling=selection.Sampling(**options),
+        uniforms=lambda position: uniform(seed, position),
+        **common,
+    )
+
+
+def test_every_mode_in_one_batch_gives_what_the_oracle_gives(random_trained, random_bundle, requests):
+    reasons = set()
+    for request, result in zip(requests, run(random_bundle, requests, num_slots=7), strict=True):
+        expected = oracle(random_trained, request)
+        assert list(result.token_ids) == expected.token_ids
+        reasons.add(result.finish_reason)
+        if request.log_probabilities:
+            given = [choice.log_probability for choice in result.choices]
+            np.testing.assert_allclose(given, expected.log_probabilities, atol=1e-4)
+            assert len(given) == result.num_target_tokens
+        else:
+            assert result.choices == ()
+    assert reasons == {FinishReason.EOS, FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
+@pytest.mark.parametrize("num_slots", [2, 16])
+def test_a_request_gets_the_same_alone_and_in_any_batch(num_slots, precision, random_bundle, requests):
+    alone = run(random_bundle, requests, num_slots=1, precision=precision)
+    for seed in (1, 2):
+        for one, other in zip(alone, run(random_bundle, requests, num_slots, precision, seed), strict=True):
+            assert other.token_ids == one.token_ids
+            assert len(other.choices) == len(one.choices)
+            for a, b in zip(one.choices, other.choices, strict=True):
+                assert b.log_probability == pytest.approx(a.log_probability, abs=1e-5)
+                assert [token_id for token_id, _ in b.alternatives] == [i for i, _ in a.alternatives]
+
+
+def test_alternatives_are_the_best_tokens_and_the_greedy_one_is_the_first(random_bundle, requests):
+    num_seen = 0
+    for request, result in zip(requests, run(random_bundle, requests, num_slots=5), strict=True):
+        target = [*result.token_ids, EOS_ID][: result.num_target_tokens]
+        for token_id, choice in zip(target, result.choices, strict=bool(result.choices)):
+            assert len(choice.alternatives) == request.num_alternatives
+            given = [log_probability for _, log_probability in choice.alternatives]
+            assert given == sorted(given, reverse=True)
+            if request.num_alternatives and request.sampling is None:
+                assert choice.alternatives[0] == (token_id, choice.log_probability)
+                num_seen += 1
+            elif request.num_alternatives:
+                assert choice.log_probability <= given[0]
+    assert num_seen > 20
+
+
+def test_uniform_numbers_are_spread_evenly_and_depend_on_seed_and_position():
+    numbers = np.array([uniform(seed, position) for seed in range(50) for position in range(200)])
+    assert len(set(numbers)) == len(numbers)
+    assert 0 <= numbers.min() < 0.001
+    assert 0.999 < numbers.max() < 1
+    counts, _ = np.histogram(numbers, bins=20, range=(0, 1))
+    assert abs(counts - 500).max() < 5 * np.sqrt(500)  # five standard deviations
+    assert uniform(7, 3) == uniform(7, 3)
+    assert uniform(2**64 - 1, 0) < 1
