@@ -22,9 +22,13 @@ from client.output import message_dict, to_json
 from client.sync import Client
 from client.translate import Translation, read_lines, text_arguments, translate
 from client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS
-from protos.seq2seq_v1_pb2 import GenerateOptions
+from protos.seq2seq_v1_pb2 import GenerateOptions, TargetPrefix
 
 _IMAGE, _DATA = ".png", ".json"
+
+
+def _prefix(text: str) -> TargetPrefix:
+    return TargetPrefix(text=text)
 
 
 def _ids(text: str) -> list[int]:
@@ -51,6 +55,7 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "no_repeat_ngram_size": (int, "N", "let no N tokens come twice in the same order (default: off)"),
     "suppressed_token_ids": (_ids, "ID,ID", "tokens that are never selected"),
     "logit_bias": (_biases, "ID=X,ID=X", "what is added to the logits of tokens"),
+    "target_prefix": (_prefix, "TEXT", "what the target is forced to start with"),
     "temperature": (float, "X", "draw tokens at this temperature (default: take the most probable)"),
     "top_k": (int, "N", "draw from the N best tokens (default: all)"),
     "top_p": (float, "X", "draw from the fewest best tokens with this probability in sum (default: 1)"),

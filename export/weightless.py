@@ -7,6 +7,7 @@ selection a need, so that a step pays only for the kinds of row that are in it.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
@@ -252,7 +253,7 @@ def _constants() -> list[onnx.TensorProto]:
     ]
 
 
-def _node(operator: str, inputs: list[str], output: str, **attributes: int) -> onnx.NodeProto:
+def _node(operator: str, inputs: list[str], output: str, **attributes: Any) -> onnx.NodeProto:
     return helper.make_node(operator, inputs, [output], **attributes)
 
 

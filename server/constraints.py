@@ -12,7 +12,7 @@ from server.records import Constraints
 
 
 def adjustments(
-    constraints: Constraints, target_ids: Sequence[int], *, eos_id: int, vocab_size: int
+    constraints: Constraints, target_ids: Sequence[int], *, num_generated: int, eos_id: int, vocab_size: int
 ) -> dict[int, tuple[float, float]]:
     """A factor and a bias for every token id whose logit x changes.
 
@@ -22,7 +22,8 @@ def adjustments(
 
     Args:
         constraints: Of the request.
-        target_ids: The target so far, without the start token.
+        target_ids: The target so far, its prefix included, without the start token.
+        num_generated: How many of them came after the prefix.
         eos_id: The end of sequence.
         vocab_size: V.
     """
@@ -32,7 +33,7 @@ def adjustments(
             _, bias = changed.get(token_id, (1.0, 0.0))
             changed[token_id] = (constraints.repetition_penalty, bias)
     forbidden = {*constraints.suppressed_token_ids, *_repeating(target_ids, constraints.no_repeat_ngram_size)}
-    if len(target_ids) < constraints.min_new_tokens:
+    if num_generated < constraints.min_new_tokens:
         forbidden.add(eos_id)
     if len(forbidden) == vocab_size:
         forbidden.remove(eos_id)

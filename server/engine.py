@@ -62,6 +62,9 @@ class Runner(Protocol):
     def encode(self, first_row: int, requests: list[Request]) -> None:
         """Encode newcomers into the memory of the rows from `first_row` on."""
 
+    def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> None:
+        """Fill the caches of newcomers from their forced prefixes."""
+
     def step(self, rows: tuple[Sequence, ...]) -> Selected:
         """Feed every row its last token, and select its next one."""
 
@@ -279,6 +282,8 @@ class Engine:
                 first_row = len(plan.rows) - len(plan.admitted)
                 try:
                     self._runner.encode(first_row, [sequence.request for sequence in plan.admitted])
+                    if any(sequence.token_ids for sequence in plan.admitted):
+                        self._runner.prefill(first_row, plan.admitted)
                 except Exception:
                     self._note_failure()
                     self._log_failure("encode", plan.admitted)
@@ -300,20 +305,15 @@ class Engine:
     def _report(self, ran: _Ran) -> None:
         """Deliver what the turn produced: new tokens, results, and the numbers for the metrics."""
         updates: list[Update] = []
-        last_tokens: dict[Sequence, int] = {}
-        if ran.result is not None:
-            for sequence, token_id in zip(ran.plan.rows, ran.result.selected.token_ids, strict=True):
-                if sequence.request.stream and token_id != self._eos_id:
-                    if sequence.finish_reason is None:
-                        updates.append(Update(sequence.request, (token_id,), None))
-                    else:
-                        last_tokens[sequence] = token_id
+        for sequence in ran.plan.rows:
+            if sequence.request.stream and sequence.finish_reason is None:
+                updates.append(Update(sequence.request, _untold(sequence), None))
         results = []
         for finished in ran.finished:
             sequence = finished.sequence
             result = self._result(finished)
             results.append(result)
-            new = (last_tokens[sequence],) if sequence in last_tokens else ()
+            new = _untold(sequence) if sequence.request.stream else ()
             updates.append(Update(sequence.request, new, result))
             if result.error is None:
                 self._measure_residence(self._clock() - sequence.admitted_at)
@@ -332,7 +332,7 @@ class Engine:
         return Result(
             finish_reason=reason,
             token_ids=tuple(sequence.token_ids),
-            num_target_tokens=len(sequence.token_ids) + (reason is FinishReason.EOS),
+            num_target_tokens=sequence.num_generated + (reason is FinishReason.EOS),
             num_source_tokens=sequence.source_length,
             timings=Timings(
                 queue_seconds=max(sequence.admitted_at - arrival, 0.0),
@@ -396,6 +396,13 @@ class Engine:
     def _log_failure(self, what: str, sequences: tuple[Sequence, ...]) -> None:
         ids = ", ".join(sequence.request.request_id for sequence in sequences)
         _log.exception("%s: the %s raised on model %s", ids, what, self.model_name)
+
+
+def _untold(sequence: Sequence) -> tuple[int, ...]:
+    """The tokens that a streaming request has not been told yet, and is told now."""
+    new = tuple(sequence.token_ids[sequence.num_told :])
+    sequence.num_told = len(sequence.token_ids)
+    return new
 
 
 _NO_PLAN = StepPlan((), (), ())

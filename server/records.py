@@ -86,7 +86,8 @@ class Request:
         stream: Whether every new token is reported, or only the end.
         priority: 0 is the default; a lower number is more urgent.
         sampling: None selects the most probable token.
-        log_probabilities: Whether the result shall hold that of every token.
+        prefix_ids: What the target is forced to start with; not counted in `max_new_tokens`.
+        log_probabilities: Whether the result shall hold that of every generated token.
         num_alternatives: How many of the most probable tokens at each position the result shall hold.
     """
 
@@ -100,6 +101,7 @@ class Request:
     priority: int = 0
     constraints: Constraints = NO_CONSTRAINTS
     sampling: Sampling | None = None
+    prefix_ids: tuple[int, ...] = ()
     log_probabilities: bool = False
     num_alternatives: int = 0
 
@@ -148,7 +150,8 @@ class Sequence:
         request: What it decodes for.
         row: Its slot while it runs; None while it waits and when it has finished.
         next_token_id: What the next step is fed.
-        token_ids: Target tokens so far, without the start token and without the end of sequence.
+        token_ids: Target tokens so far, the prefix included, without the start token and the end of sequence.
+        num_told: How many of them a streaming request has been told.
         choices: What its request asked for besides each token, the end of sequence included.
         is_plain: Its request's.
         finish_reason: None until it has finished.
@@ -159,6 +162,7 @@ class Sequence:
     source_length: int
     row: int | None = None
     token_ids: list[int] = field(default_factory=list)
+    num_told: int = 0
     choices: list[Choice] = field(default_factory=list)
     is_plain: bool = True
     finish_reason: FinishReason | None = None
@@ -171,6 +175,11 @@ class Sequence:
     def cache_length(self) -> int:
         """Target positions already in the cache: the start token and all tokens fed since."""
         return len(self.token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        """Target tokens after the prefix."""
+        return len(self.token_ids) - len(self.request.prefix_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,10 +241,10 @@ class Result:
     """How a request ended.
 
     Attributes:
-        token_ids: The whole target, without the end of sequence.
-        num_target_tokens: Tokens generated, the end of sequence included.
-        attention: `(num_target_tokens, source_length)`, or None.
-        choices: One per target token, the end of sequence included; empty for a plain request.
+        token_ids: The whole target, the prefix included, without the end of sequence.
+        num_target_tokens: Tokens generated after the prefix, the end of sequence included.
+        attention: `(T, source_length)`, T with prefix and end of sequence, or None.
+        choices: One per generated token, the end of sequence included; empty for a plain request.
         error: Set where the request did not succeed.
     """
 

@@ -205,6 +205,22 @@ class OnnxRunner:
         binding = self._bind(Verb.ENCODE, first_row, len(requests), feeds)
         self._sessions[Verb.ENCODE].run_with_iobinding(binding)
 
+    def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> None:
+        """Fill the caches of the rows from `first_row` on with all but the last token of their prefixes.
+
+        Rows of different lengths are padded: what that writes past a row's own length, its later steps
+        overwrite.
+        """
+        fed = [np.array([self.start_id, *sequence.token_ids][:-1], np.int64) for sequence in sequences]
+        target_ids = _pad([array if len(array) else np.array([self.start_id]) for array in fed], "int64")
+        feeds: dict[str, Array] = {
+            names.TARGET_IDS: target_ids,
+            names.LABEL_IDS: target_ids,
+            names.SOURCE_LENGTHS: np.array([sequence.source_length for sequence in sequences], np.int32),
+        }
+        binding = self._bind(Verb.DECODE, first_row, len(sequences), feeds)
+        self._sessions[Verb.DECODE].run_with_iobinding(binding)
+
     def step(self, rows: tuple[Sequence, ...]) -> Selected:
         """Feed every row its last token, and select its next one."""
         num_rows = len(rows)

@@ -84,7 +84,14 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """A new request, to wait for a slot."""
-        sequence = Sequence(request, self._start_id, request.source_length, is_plain=request.is_plain)
+        prefix = request.prefix_ids
+        sequence = Sequence(
+            request,
+            next_token_id=prefix[-1] if prefix else self._start_id,
+            source_length=request.source_length,
+            token_ids=list(prefix),
+            is_plain=request.is_plain,
+        )
         self._sequences[request] = sequence
         # A level of priority is worth `aging_seconds` of waiting, so who has waited longer rises by itself.
         urgency = request.arrival + request.priority * self._limits.aging_seconds
@@ -143,7 +150,7 @@ class Scheduler:
                 continue
             sequence.token_ids.append(token_id)
             sequence.next_token_id = token_id
-            if len(sequence.token_ids) >= sequence.request.max_new_tokens:
+            if sequence.num_generated >= sequence.request.max_new_tokens:
                 done.append((sequence, FinishReason.LENGTH, None))
         return self._finish(done)
 

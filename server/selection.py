@@ -63,7 +63,8 @@ class Selector:
             wanted = max(sequence.request.num_alternatives for sequence in sequences)
             best: tuple[Array, Array] | None = None
             if graph == "candidates" or wanted:
-                best = self._run("candidates", logits, {names.NUM_CANDIDATES: np.array([max(wanted, 1)])})
+                num_best = min(max(wanted, 1), self._vocab_size)
+                best = self._run("candidates", logits, {names.NUM_CANDIDATES: np.array([num_best])})
             picked = best if graph == "candidates" else self._draw(graph, num_candidates, sequences, logits)
             assert picked is not None
             for i, row in enumerate(chosen):
@@ -78,6 +79,7 @@ class Selector:
             adjustments(
                 sequence.request.constraints,
                 sequence.token_ids,
+                num_generated=sequence.num_generated,
                 eos_id=self._eos_id,
                 vocab_size=self._vocab_size,
             )
@@ -111,7 +113,7 @@ class Selector:
         self, graph: str, num_candidates: int, sequences: list[Sequence], logits: Any
     ) -> tuple[Array, Array]:
         samplings = [sequence.request.sampling for sequence in sequences]
-        positions = [len(sequence.token_ids) for sequence in sequences]
+        positions = [sequence.num_generated for sequence in sequences]
         feeds = {
             names.TEMPERATURES: _column([s.temperature for s in samplings if s]),
             names.MIN_PS: _column([s.min_p for s in samplings if s]),

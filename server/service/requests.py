@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -33,7 +33,8 @@ def engine_request(message: GenerateRequest, model: ServedModel, call: Call, *, 
         InvalidRequest: What is wrong, in which field, and what would be right.
     """
     options = message.options
-    max_new_tokens = _max_new_tokens(options, model)
+    prefix_ids = _prefix_ids(options, model)
+    max_new_tokens = _max_new_tokens(options, model, len(prefix_ids))
     return Request(
         request_id=call.request_id,
         sources={SOURCE_IDS: _source(message, model)},
@@ -45,6 +46,7 @@ def engine_request(message: GenerateRequest, model: ServedModel, call: Call, *, 
         priority=options.priority,
         constraints=_constraints(options, model, max_new_tokens),
         sampling=_sampling(options),
+        prefix_ids=prefix_ids,
         log_probabilities=options.log_probabilities,
         num_alternatives=_in_range("num_alternatives", options.num_alternatives, 0, MAX_ALTERNATIVES),
     )
@@ -90,7 +92,11 @@ def _text_ids(text: str, model: ServedModel) -> list[int]:
         raise InvalidRequest("the text is empty", field=field)
     if text.isspace():
         raise InvalidRequest("the text has only white space", field=field)
-    limit = model.engine.max_source_length
+    _check_bytes(text, model.engine.max_source_length, model, field)
+    return model.source_tokenizer.encode_source(text)
+
+
+def _check_bytes(text: str, limit: int, model: ServedModel, field: str) -> None:
     num_bytes = len(text.encode())
     if num_bytes > limit * MAX_BYTES_PER_TOKEN:
         raise InvalidRequest(
@@ -98,7 +104,6 @@ def _text_ids(text: str, model: ServedModel) -> list[int]:
             f"never more than {limit * MAX_BYTES_PER_TOKEN} bytes: send shorter pieces",
             field=field,
         )
-    return model.source_tokenizer.encode_source(text)
 
 
 def _given_ids(source: Source, model: ServedModel) -> list[int]:
@@ -121,8 +126,29 @@ def _check_ids(token_ids: Iterable[int], model: ServedModel, field: str) -> None
             )
 
 
-def _max_new_tokens(options: GenerateOptions, model: ServedModel) -> int:
+def _prefix_ids(options: GenerateOptions, model: ServedModel) -> tuple[int, ...]:
+    """What the target is forced to start with, and room after it for one token at least."""
+    field, prefix = "options.target_prefix", options.target_prefix
     limit = model.engine.max_target_length
+    if prefix.WhichOneof("value") == "text":
+        _check_bytes(prefix.text, limit, model, f"{field}.text")
+        token_ids: Sequence[int] = model.target_tokenizer.encode(prefix.text)
+    else:
+        token_ids = prefix.token_ids.values
+    if len(token_ids) >= limit:
+        raise InvalidRequest(
+            f"the target prefix has {len(token_ids)} tokens, and a whole target of {model.name} has at most "
+            f"{limit}: send a shorter one",
+            field=field,
+        )
+    _check_ids(token_ids, model, f"{field}.token_ids.values")
+    if model.eos_id in token_ids:
+        raise InvalidRequest("the target prefix has the end of sequence in it: leave it out", field=field)
+    return tuple(token_ids)
+
+
+def _max_new_tokens(options: GenerateOptions, model: ServedModel, prefix_length: int) -> int:
+    limit = model.engine.max_target_length - prefix_length
     if not options.HasField("max_new_tokens"):
         return limit
     if not 1 <= options.max_new_tokens <= limit:

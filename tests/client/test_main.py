@@ -185,12 +185,14 @@ def test_every_option_of_the_api_has_a_flag_spelled_like_its_field(capsys):
 
 def test_every_option_reaches_the_server(run):
     flags = "--min-new-tokens 1 --repetition-penalty 1.2 --no-repeat-ngram-size 9 --suppressed-token-ids 7,8"
-    flags += " --logit-bias 9=-0.5,10=2 --temperature 0.7 --top-k 4 --top-p 0.9 --min-p 0.1 --seed 5"
+    flags += " --logit-bias 9=-0.5,10=2 --target-prefix a --temperature 0.7 --top-k 4 --top-p 0.9 --min-p 0.1"
+    flags += " --seed 5"
     code, [line], _ = run("translate", "ab", *flags.split(), "--log-probabilities", "--json")
     assert code == 0
     [hypothesis] = json.loads(line)["hypotheses"]
-    assert hypothesis["log_probabilities"] == [-0.5] * 3
-    assert hypothesis["score"] == -1.5
+    assert hypothesis["log_probabilities"] == [-0.5] * 2
+    assert hypothesis["score"] == -1
+    assert hypothesis["text"] == "ab"
 
 
 def test_models_lists_each_on_a_line(run):

@@ -73,6 +73,10 @@ class FakeRunner:
         for row, source in enumerate(sources, first_row):
             self.memory[row] = source
 
+    def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> None:
+        for row, sequence in enumerate(sequences, first_row):
+            self.cache[row] = [START_ID, *sequence.token_ids][:-1]
+
     def step(self, rows: tuple[Sequence, ...]) -> Selected:
         self.num_steps += 1
         if self.num_steps - 1 in self._fail_steps:

@@ -13,8 +13,11 @@ EOS = 2
 FORBIDDEN = (1.0, -math.inf)
 
 
-def adjustments(constraints, target_ids, vocab_size=100):
-    return module.adjustments(constraints, target_ids, eos_id=EOS, vocab_size=vocab_size)
+def adjustments(constraints, target_ids, vocab_size=100, num_prefix=0):
+    num_generated = len(target_ids) - num_prefix
+    return module.adjustments(
+        constraints, target_ids, num_generated=num_generated, eos_id=EOS, vocab_size=vocab_size
+    )
 
 
 def test_without_constraints_nothing_changes():
@@ -25,6 +28,7 @@ def test_the_end_is_forbidden_until_there_are_enough_tokens():
     constraints = Constraints(min_new_tokens=2)
     assert adjustments(constraints, []) == adjustments(constraints, [7]) == {EOS: FORBIDDEN}
     assert adjustments(constraints, [7, 8]) == {}
+    assert adjustments(constraints, [7, 8], num_prefix=1) == {EOS: FORBIDDEN}
 
 
 def test_tokens_that_came_get_the_penalty_and_keep_their_bias():

@@ -127,6 +127,29 @@ def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_sl
     assert stats[-1].cache_usage_ratio == 0
 
 
+@given(sources, st.integers(1, 6), st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_a_forced_prefix_is_told_first_and_gone_on_from(sources, num_slots, seed):
+    chance = random.Random(seed)
+    driver = Driver(FakeRunner(num_slots))
+    requests = []
+    for source in sources:
+        whole = expected_tokens(source, 12)
+        length = chance.randint(0, min(len(whole), 11))
+        request = make_request(
+            source, max_new_tokens=12 - length, prefix_ids=tuple(whole[:length]), stream=True
+        )
+        requests.append((request, whole))
+        driver.submit(request)
+        driver.turn(chance.randint(0, 2))
+    driver.finish()
+    for request, whole in requests:
+        result = driver.results[request]
+        assert list(result.token_ids) == driver.streamed[request] == whole
+        is_eos = result.finish_reason is FinishReason.EOS
+        assert result.num_target_tokens == len(whole) - len(request.prefix_ids) + is_eos
+
+
 def test_a_newcomer_joins_the_running_batch_at_the_next_step():
     driver = Driver(FakeRunner(4))
     driver.submit(make_request((10, 5)))

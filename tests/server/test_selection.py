@@ -53,6 +53,7 @@ def random_request(chance: random.Random) -> Request:
         log_probabilities=True,
         num_alternatives=chance.choice([0, 0, 1, 5]),
         stream=chance.random() < 0.5,
+        prefix_ids=tuple(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.choice([0, 0, 1, 2, 9]))),
     )
 
 
@@ -84,7 +85,7 @@ def oracle(trained, request):
         "bos_id": BOS_ID,
         "eos_id": EOS_ID,
         "max_new_tokens": request.max_new_tokens,
-        "constraints": selection.Constraints(**vars(request.constraints)),
+        "constraints": selection.Constraints(**vars(request.constraints), prefix_ids=request.prefix_ids),
     }
     source = request.sources[SOURCE_IDS].tolist()
     if request.sampling is None:
@@ -131,7 +132,7 @@ def test_a_request_gets_the_same_alone_and_in_any_batch(num_slots, precision, ra
 def test_alternatives_are_the_best_tokens_and_the_greedy_one_is_the_first(random_bundle, requests):
     num_seen = 0
     for request, result in zip(requests, run(random_bundle, requests, num_slots=5), strict=True):
-        target = [*result.token_ids, EOS_ID][: result.num_target_tokens]
+        target = [*result.token_ids, EOS_ID][len(request.prefix_ids) :][: result.num_target_tokens]
         for token_id, choice in zip(target, result.choices, strict=bool(result.choices)):
             assert len(choice.alternatives) == request.num_alternatives
             given = [log_probability for _, log_probability in choice.alternatives]
@@ -142,6 +143,26 @@ def test_alternatives_are_the_best_tokens_and_the_greedy_one_is_the_first(random
             elif request.num_alternatives:
                 assert choice.log_probability <= given[0]
     assert num_seen > 20
+
+
+def test_a_plain_request_with_a_prefix_goes_on_as_the_oracle_does(random_trained, random_bundle):
+    """Up to the last position of the cache, and beside rows without a prefix, filled in the same call."""
+    chance = random.Random(3)
+    requests = []
+    for length in (0, 1, 2, 0, 17, 40, 47, 5):
+        source = np.array([*(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.randint(1, 30))), EOS_ID])
+        prefix = tuple(chance.randrange(3, VOCAB_SIZE) for _ in range(length))
+        requests.append(
+            Request(
+                "r", {SOURCE_IDS: source}, 48 - length, 0.0, prefix_ids=prefix, stream=True, attention=True
+            )
+        )
+    for request, result in zip(requests, run(random_bundle, requests, num_slots=8), strict=True):
+        expected = oracle(random_trained, request)
+        assert list(result.token_ids) == expected.token_ids
+        assert result.token_ids[: len(request.prefix_ids)] == request.prefix_ids
+        assert result.num_target_tokens == len(expected.log_probabilities)
+        assert len(result.attention) == len(request.prefix_ids) + result.num_target_tokens
 
 
 def test_uniform_numbers_are_spread_evenly_and_depend_on_seed_and_position():

@@ -70,6 +70,9 @@ class EchoRunner:
     def encode(self, first_row: int, requests: list[Request]) -> None:
         """Nothing to keep: a step looks at the request."""
 
+    def prefill(self, first_row: int, sequences: tuple[Row, ...]) -> None:
+        """Nothing to fill: a step looks at the target."""
+
     def step(self, rows: tuple[Row, ...]) -> Selected:
         self.stepping.set()
         assert self.gate.wait(20)

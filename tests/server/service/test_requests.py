@@ -73,6 +73,26 @@ def from_ids(*ids):
             )
         ],
         (
+            from_text("a", target_prefix=pb.TargetPrefix(text="x" * 64)),
+            "options.target_prefix",
+            "the target prefix has 64 tokens, and a whole target of echo has at most 64",
+        ),
+        (
+            from_text("a", target_prefix=pb.TargetPrefix(text="x" * 60), max_new_tokens=5),
+            "options.max_new_tokens",
+            "max_new_tokens is 5, and echo takes 1 to 4",
+        ),
+        (
+            from_text("a", target_prefix=pb.TargetPrefix(token_ids=pb.TokenIds(values=[5, 2]))),
+            "options.target_prefix",
+            "the target prefix has the end of sequence in it",
+        ),
+        (
+            from_text("a", target_prefix=pb.TargetPrefix(token_ids=pb.TokenIds(values=[5, 400]))),
+            "options.target_prefix.token_ids.values[1]",
+            "token id 400 is outside the vocabulary",
+        ),
+        (
             from_text("a", suppressed_token_ids=[5, 260]),
             "options.suppressed_token_ids[1]",
             "token id 260 is outside the vocabulary of echo",
@@ -139,6 +159,7 @@ def test_the_options_reach_the_engine_as_its_records():
                 "seed": 2**64 - 1,
                 "log_probabilities": True,
                 "num_alternatives": 5,
+                "target_prefix": pb.TargetPrefix(text="ab"),
             }
             calls = [
                 asyncio.ensure_future(_result(served.stub.Generate(from_text("a", **given))))
@@ -150,6 +171,8 @@ def test_the_options_reach_the_engine_as_its_records():
             assert full.constraints == Constraints(2, 1.5, 3, (7, 8), {9: -0.5})
             assert full.sampling == Sampling(0.5, 4, 0.75, 0.25, 2**64 - 1)
             assert (full.log_probabilities, full.num_alternatives) == (True, 5)
+            assert full.prefix_ids == tuple(served.model.target_tokenizer.encode("ab"))
+            assert full.max_new_tokens == 62
             assert plain.is_plain
             assert sampled.sampling.top_p == 1
             assert sampled.sampling.top_k == sampled.sampling.min_p == 0

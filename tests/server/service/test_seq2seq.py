@@ -55,6 +55,23 @@ def test_log_probabilities_and_alternatives_have_one_for_every_target_token():
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("prefix", ["a", "오늘"])
+def test_a_target_begins_with_its_prefix_streamed_or_not(prefix):
+    async def run():
+        async with serving() as served:
+            text = f"{prefix}bc"
+            options = {"target_prefix": pb.TargetPrefix(text=prefix)}
+            answer = await served.stub.Generate(request(text, **options))
+            assert answer.hypotheses[0].text == text
+            assert answer.usage.target_tokens == 3  # b, c and the end
+            events = [event async for event in served.stub.GenerateStream(request(text, **options))]
+            assert "".join(event.piece.text for event in events[:-1]) == text
+            ids = [token_id for event in events[:-1] for token_id in event.piece.token_ids]
+            assert ids == list(answer.hypotheses[0].token_ids)
+
+    asyncio.run(run())
+
+
 def test_max_new_tokens_ends_a_target_by_length():
     async def run():
         async with serving() as served:
