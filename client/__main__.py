@@ -18,17 +18,17 @@ from typing import Any
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from client.errors import ClientError
-from client.output import message_dict, to_json
+from client.output import message_dict, one_line, to_json
 from client.sync import Client
 from client.translate import Translation, read_lines, text_arguments, translate
 from client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS
-from protos.seq2seq_v1_pb2 import GenerateOptions, TargetPrefix
+from protos.seq2seq_v1_pb2 import GenerateOptions, Target
 
 _IMAGE, _DATA = ".png", ".json"
 
 
-def _prefix(text: str) -> TargetPrefix:
-    return TargetPrefix(text=text)
+def _prefix(text: str) -> Target:
+    return Target(text=text)
 
 
 def _ids(text: str) -> list[int]:
@@ -81,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with Client(options.address, timeout_seconds=options.timeout_seconds) as client:
             if options.command == "translate":
                 return translate(client, items, plan)
+            if options.command == "score":
+                return _score(client, options)
             if options.command == "models":
                 return _models(client, as_json=options.json)
             return _health(client, options.service)
@@ -100,6 +102,21 @@ def _os_error(error: OSError) -> int:
     else:
         sys.stderr.write(f"error: {error.filename or 'output'}: {error.strerror}\n")
     return 1
+
+
+def _score(client: Client, options: argparse.Namespace) -> int:
+    try:
+        answer = client.score(options.source, options.target, model=options.model)
+    except ValueError:
+        sys.stderr.write("error: SOURCE or TARGET is not valid UTF-8\n")
+        return 1
+    if options.json:
+        sys.stdout.write(to_json(message_dict(answer)) + "\n")
+        return 0
+    for token, log_probability in zip(answer.target_tokens, answer.log_probabilities, strict=True):
+        sys.stdout.write(f"{log_probability:9.4f}  {one_line(token)}\n")
+    sys.stdout.write(f"{answer.score:9.4f}\n")
+    return 0
 
 
 def _models(client: Client, *, as_json: bool) -> int:
@@ -189,6 +206,17 @@ def _parser() -> argparse.ArgumentParser:
         else:
             add(flag, type=type_, metavar=metavar, help=text)
 
+    score = commands.add_parser(
+        "score",
+        parents=[common],
+        help="score a given target of a source",
+        description="Print the log-probability of every target token, the end last, and their sum.",
+        epilog='example: python -m client score "나는 학생이다" "I am a student."',
+    )
+    score.add_argument("source", metavar="SOURCE", help="the source text")
+    score.add_argument("target", metavar="TARGET", help="the target text")
+    score.add_argument("--model", default="", help="the model's name (default: the server's first)")
+    score.add_argument("--json", action="store_true", help="print everything that the server answers")
     models = commands.add_parser("models", parents=[common], help="list the models that the server serves")
     models.add_argument("--json", action="store_true", help="one JSON object a line")
     health = commands.add_parser(

@@ -18,6 +18,7 @@ from client.wire import (
     TextOrIds,
     generate_request,
     metadata,
+    score_request,
 )
 from protos.seq2seq_v1_pb2 import (
     GenerateOptions,
@@ -25,6 +26,7 @@ from protos.seq2seq_v1_pb2 import (
     GenerateStreamResponse,
     ListModelsRequest,
     Model,
+    ScoreResponse,
 )
 from protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
 
@@ -93,6 +95,24 @@ class AsyncClient:
                     yield event
         finally:
             call.cancel()
+
+    async def score(
+        self,
+        source: TextOrIds,
+        target: TextOrIds,
+        *,
+        model: str = "",
+        timeout_seconds: float | None = None,
+        request_id: str = "",
+    ) -> ScoreResponse:
+        """The log-probabilities of a given target, a text or its token ids."""
+        with _client_errors(self.address):
+            answer: ScoreResponse = await self._stub.Score(
+                score_request(source, target, model),
+                timeout=self._timeout_seconds if timeout_seconds is None else timeout_seconds,
+                metadata=metadata(request_id),
+            )
+        return answer
 
     async def models(self) -> list[Model]:
         """The models that the server serves, the default one first."""

@@ -5,7 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from protos.seq2seq_v1_pb2 import DESCRIPTOR, GenerateOptions, GenerateRequest, Source, TokenIds
+from protos.seq2seq_v1_pb2 import (
+    DESCRIPTOR,
+    GenerateOptions,
+    GenerateRequest,
+    ScoreRequest,
+    Source,
+    Target,
+    TokenIds,
+)
 
 DEFAULT_ADDRESS = "localhost:50051"
 DEFAULT_TIMEOUT_SECONDS = 60.0
@@ -49,8 +57,21 @@ def generate_request(source: TextOrIds, model: str, options: GenerateOptions | N
     Raises:
         ValueError: The text is not valid Unicode, or a token id is no 64-bit integer.
     """
-    value = Source(text=source) if isinstance(source, str) else Source(token_ids=TokenIds(values=source))
-    return GenerateRequest(model=model, sources=[value], options=options)
+    return GenerateRequest(model=model, sources=[_source(source)], options=options)
+
+
+def score_request(source: TextOrIds, target: TextOrIds, model: str) -> ScoreRequest:
+    """The request to score one target of one source, each a text or token ids.
+
+    Raises:
+        ValueError: As `generate_request`.
+    """
+    value = Target(text=target) if isinstance(target, str) else Target(token_ids=TokenIds(values=target))
+    return ScoreRequest(model=model, sources=[_source(source)], target=value)
+
+
+def _source(source: TextOrIds) -> Source:
+    return Source(text=source) if isinstance(source, str) else Source(token_ids=TokenIds(values=source))
 
 
 def metadata(request_id: str) -> Metadata:

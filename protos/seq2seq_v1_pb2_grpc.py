@@ -44,6 +44,11 @@ class Seq2SeqStub:
                 request_serializer=protos_dot_seq2seq__v1__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=protos_dot_seq2seq__v1__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/seq2seq.v1.Seq2Seq/Score',
+                request_serializer=protos_dot_seq2seq__v1__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=protos_dot_seq2seq__v1__pb2.ScoreResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/seq2seq.v1.Seq2Seq/ListModels',
                 request_serializer=protos_dot_seq2seq__v1__pb2.ListModelsRequest.SerializeToString,
@@ -68,6 +73,13 @@ class Seq2SeqServicer:
 
     def GenerateStream(self, request, context):
         """Answers with pieces of the target as they are decoded, and last with what Generate would answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Answers with the log-probability of a given target (teacher forcing).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -99,6 +111,11 @@ def add_Seq2SeqServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=protos_dot_seq2seq__v1__pb2.GenerateRequest.FromString,
                     response_serializer=protos_dot_seq2seq__v1__pb2.GenerateStreamResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=protos_dot_seq2seq__v1__pb2.ScoreRequest.FromString,
+                    response_serializer=protos_dot_seq2seq__v1__pb2.ScoreResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -165,6 +182,33 @@ class Seq2Seq:
             '/seq2seq.v1.Seq2Seq/GenerateStream',
             protos_dot_seq2seq__v1__pb2.GenerateRequest.SerializeToString,
             protos_dot_seq2seq__v1__pb2.GenerateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seq2seq.v1.Seq2Seq/Score',
+            protos_dot_seq2seq__v1__pb2.ScoreRequest.SerializeToString,
+            protos_dot_seq2seq__v1__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,6 +18,7 @@ from typing import Protocol
 from server.errors import EngineFailed, Overloaded, Unavailable
 from server.records import (
     Array,
+    Choice,
     FinishReason,
     Move,
     Request,
@@ -62,8 +63,8 @@ class Runner(Protocol):
     def encode(self, first_row: int, requests: list[Request]) -> None:
         """Encode newcomers into the memory of the rows from `first_row` on."""
 
-    def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> None:
-        """Fill the caches of newcomers from their forced prefixes."""
+    def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
+        """Fill the caches of newcomers from their prefixes; the log-probabilities of each that is scored."""
 
     def step(self, rows: tuple[Sequence, ...]) -> Selected:
         """Feed every row its last token, and select its next one."""
@@ -282,8 +283,10 @@ class Engine:
                 first_row = len(plan.rows) - len(plan.admitted)
                 try:
                     self._runner.encode(first_row, [sequence.request for sequence in plan.admitted])
-                    if any(sequence.token_ids for sequence in plan.admitted):
-                        self._runner.prefill(first_row, plan.admitted)
+                    if any(sequence.token_ids or sequence.request.is_score for sequence in plan.admitted):
+                        scores = self._runner.prefill(first_row, plan.admitted)
+                        for sequence, log_probabilities in zip(plan.admitted, scores, strict=True):
+                            sequence.choices += map(Choice, log_probabilities)
                 except Exception:
                     self._note_failure()
                     self._log_failure("encode", plan.admitted)
@@ -332,7 +335,8 @@ class Engine:
         return Result(
             finish_reason=reason,
             token_ids=tuple(sequence.token_ids),
-            num_target_tokens=sequence.num_generated + (reason is FinishReason.EOS),
+            num_target_tokens=sequence.num_generated
+            + (reason is FinishReason.EOS and not sequence.request.is_score),
             num_source_tokens=sequence.source_length,
             timings=Timings(
                 queue_seconds=max(sequence.admitted_at - arrival, 0.0),

@@ -87,6 +87,7 @@ class Request:
         priority: 0 is the default; a lower number is more urgent.
         sampling: None selects the most probable token.
         prefix_ids: What the target is forced to start with; not counted in `max_new_tokens`.
+        is_score: Whether the prefix is a whole target, whose log-probabilities are all that is asked for.
         log_probabilities: Whether the result shall hold that of every generated token.
         num_alternatives: How many of the most probable tokens at each position the result shall hold.
     """
@@ -102,6 +103,7 @@ class Request:
     constraints: Constraints = NO_CONSTRAINTS
     sampling: Sampling | None = None
     prefix_ids: tuple[int, ...] = ()
+    is_score: bool = False
     log_probabilities: bool = False
     num_alternatives: int = 0
 
@@ -244,7 +246,7 @@ class Result:
         token_ids: The whole target, the prefix included, without the end of sequence.
         num_target_tokens: Tokens generated after the prefix, the end of sequence included.
         attention: `(T, source_length)`, T with prefix and end of sequence, or None.
-        choices: One per generated token, the end of sequence included; empty for a plain request.
+        choices: One per generated or scored token, the end of sequence included; empty for a plain request.
         error: Set where the request did not succeed.
     """
 

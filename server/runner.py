@@ -205,21 +205,28 @@ class OnnxRunner:
         binding = self._bind(Verb.ENCODE, first_row, len(requests), feeds)
         self._sessions[Verb.ENCODE].run_with_iobinding(binding)
 
-    def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> None:
-        """Fill the caches of the rows from `first_row` on with all but the last token of their prefixes.
+    def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
+        """Fill the caches of the rows from `first_row` on from their prefixes, by one call.
 
         Rows of different lengths are padded: what that writes past a row's own length, its later steps
-        overwrite.
+        overwrite. A prefix's last token is fed by the first step.
+
+        Returns:
+            For each sequence that is scored the log-probabilities of its target, end of sequence included.
         """
-        fed = [np.array([self.start_id, *sequence.token_ids][:-1], np.int64) for sequence in sequences]
-        target_ids = _pad([array if len(array) else np.array([self.start_id]) for array in fed], "int64")
+        fed = [np.array([self.start_id, *sequence.token_ids]) for sequence in sequences]
+        labels = [np.array([*sequence.token_ids, self.eos_id]) for sequence in sequences]
+        longest = max(len(ids) - (not s.request.is_score) for ids, s in zip(fed, sequences, strict=True))
         feeds: dict[str, Array] = {
-            names.TARGET_IDS: target_ids,
-            names.LABEL_IDS: target_ids,
+            names.TARGET_IDS: _pad(fed, "int64")[:, :longest],
+            names.LABEL_IDS: _pad(labels, "int64")[:, :longest],
             names.SOURCE_LENGTHS: np.array([sequence.source_length for sequence in sequences], np.int32),
         }
-        binding = self._bind(Verb.DECODE, first_row, len(sequences), feeds)
-        self._sessions[Verb.DECODE].run_with_iobinding(binding)
+        scores = self._decode(first_row, len(sequences), feeds, names.LOG_PROBABILITIES)
+        return [
+            row[: len(ids)].tolist() if sequence.request.is_score else []
+            for row, ids, sequence in zip(scores, labels, sequences, strict=True)
+        ]
 
     def step(self, rows: tuple[Sequence, ...]) -> Selected:
         """Feed every row its last token, and select its next one."""
@@ -254,11 +261,17 @@ class OnnxRunner:
             names.LABEL_IDS: ids,
             names.SOURCE_LENGTHS: np.array([source_length], np.int32),
         }
-        binding = self._bind(Verb.DECODE, row, 1, feeds)
+        return self._decode(row, 1, feeds, names.ATTENTION)[0, :, :source_length].copy()
+
+    def _decode(self, first_row: int, num_rows: int, feeds: Mapping[str, Array], output: str) -> Array:
+        """Run several positions of some rows at once, from an empty cache on."""
+        # Bound arrays must lie in one piece, and live until the run has ended.
+        feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+        binding = self._bind(Verb.DECODE, first_row, num_rows, feeds)
         self._sessions[Verb.DECODE].run_with_iobinding(binding)
-        index = [spec.name for spec in self._graphs[Verb.DECODE].outputs].index(names.ATTENTION)
-        attention: Array = binding.get_outputs()[index].numpy()
-        return attention[0, :, :source_length].copy()
+        index = [spec.name for spec in self._graphs[Verb.DECODE].outputs].index(output)
+        answer: Array = binding.get_outputs()[index].numpy()
+        return answer
 
     def _groups(self) -> list[list[TensorSpec]]:
         """The memory and cache tensors of all graphs, those of like shape together."""

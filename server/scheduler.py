@@ -145,7 +145,8 @@ class Scheduler:
             plan.rows[row].choices.append(choice)
         for sequence, token_id in zip(plan.rows, selected.token_ids, strict=True):
             sequence.last_token_at = now
-            if token_id == self._eos_id:
+            # A scored target is complete before its first step, which it only takes to keep its row.
+            if token_id == self._eos_id or sequence.request.is_score:
                 done.append((sequence, FinishReason.EOS, None))
                 continue
             sequence.token_ids.append(token_id)

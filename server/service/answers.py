@@ -38,6 +38,19 @@ def generate_response(request: Request, result: Result, model: ServedModel) -> p
     )
 
 
+def score_response(request: Request, result: Result, model: ServedModel) -> pb.ScoreResponse:
+    """The log-probabilities of a given target."""
+    log_probabilities = [choice.log_probability for choice in result.choices]
+    return pb.ScoreResponse(
+        request_id=request.request_id,
+        model=model.name,
+        score=sum(log_probabilities),
+        log_probabilities=log_probabilities,
+        target_tokens=model.target_tokenizer.pieces([*request.prefix_ids, model.eos_id]),
+        timings=pb.Timings(**dataclasses.asdict(result.timings)),
+    )
+
+
 def _alternatives(choice: Choice, model: ServedModel) -> pb.Alternatives:
     return pb.Alternatives(
         tokens=[

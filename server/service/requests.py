@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from bundle.names import SOURCE_IDS
-from protos.seq2seq_v1_pb2 import GenerateOptions, GenerateRequest, Source
+from protos.seq2seq_v1_pb2 import GenerateOptions, GenerateRequest, ScoreRequest, Source, Target
 from server.errors import InvalidRequest
 from server.models import ServedModel
 from server.records import NO_CONSTRAINTS, Array, Constraints, Request, Sampling
@@ -33,11 +33,11 @@ def engine_request(message: GenerateRequest, model: ServedModel, call: Call, *, 
         InvalidRequest: What is wrong, in which field, and what would be right.
     """
     options = message.options
-    prefix_ids = _prefix_ids(options, model)
+    prefix_ids = _target_ids(options.target_prefix, model, "options.target_prefix")
     max_new_tokens = _max_new_tokens(options, model, len(prefix_ids))
     return Request(
         request_id=call.request_id,
-        sources={SOURCE_IDS: _source(message, model)},
+        sources={SOURCE_IDS: _source(message.sources, model)},
         max_new_tokens=max_new_tokens,
         arrival=call.arrival,
         deadline=call.deadline,
@@ -52,13 +52,33 @@ def engine_request(message: GenerateRequest, model: ServedModel, call: Call, *, 
     )
 
 
-def _source(message: GenerateRequest, model: ServedModel) -> Array:
-    if len(message.sources) != 1:
+def score_request(message: ScoreRequest, model: ServedModel, call: Call) -> Request:
+    """The engine's record of a target to be scored.
+
+    Raises:
+        InvalidRequest: What is wrong, in which field, and what would be right.
+    """
+    if message.target.WhichOneof("value") is None:
+        raise InvalidRequest("the target is missing: give it a text or token ids", field="target")
+    return Request(
+        request_id=call.request_id,
+        sources={SOURCE_IDS: _source(message.sources, model)},
+        max_new_tokens=1,
+        arrival=call.arrival,
+        deadline=call.deadline,
+        priority=message.priority,
+        prefix_ids=_target_ids(message.target, model, "target"),
+        is_score=True,
+    )
+
+
+def _source(sources: Sequence[Source], model: ServedModel) -> Array:
+    if len(sources) != 1:
         raise InvalidRequest(
-            f"the request has {len(message.sources)} sources, and {model.name} takes exactly 1",
+            f"the request has {len(sources)} sources, and {model.name} takes exactly 1",
             field="sources",
         )
-    source = message.sources[0]
+    source = sources[0]
     if source.name not in ("", SOURCE_IDS):
         raise InvalidRequest(
             f"{model.name} has no source named {source.name[:100]!r}: "
@@ -126,24 +146,23 @@ def _check_ids(token_ids: Iterable[int], model: ServedModel, field: str) -> None
             )
 
 
-def _prefix_ids(options: GenerateOptions, model: ServedModel) -> tuple[int, ...]:
-    """What the target is forced to start with, and room after it for one token at least."""
-    field, prefix = "options.target_prefix", options.target_prefix
+def _target_ids(target: Target, model: ServedModel, field: str) -> tuple[int, ...]:
+    """A given target, or the beginning of one, which leaves room for one token at least."""
     limit = model.engine.max_target_length
-    if prefix.WhichOneof("value") == "text":
-        _check_bytes(prefix.text, limit, model, f"{field}.text")
-        token_ids: Sequence[int] = model.target_tokenizer.encode(prefix.text)
+    if target.WhichOneof("value") == "text":
+        _check_bytes(target.text, limit, model, f"{field}.text")
+        token_ids: Sequence[int] = model.target_tokenizer.encode(target.text)
     else:
-        token_ids = prefix.token_ids.values
+        token_ids = target.token_ids.values
     if len(token_ids) >= limit:
         raise InvalidRequest(
-            f"the target prefix has {len(token_ids)} tokens, and a whole target of {model.name} has at most "
-            f"{limit}: send a shorter one",
+            f"the given target has {len(token_ids)} tokens, and {model.name} takes at most {limit - 1}: "
+            "send a shorter one",
             field=field,
         )
     _check_ids(token_ids, model, f"{field}.token_ids.values")
     if model.eos_id in token_ids:
-        raise InvalidRequest("the target prefix has the end of sequence in it: leave it out", field=field)
+        raise InvalidRequest("the given target has the end of sequence in it: leave it out", field=field)
     return tuple(token_ids)
 
 

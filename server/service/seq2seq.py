@@ -5,9 +5,9 @@ from __future__ import annotations
 from protos import seq2seq_v1_pb2 as pb
 from protos import seq2seq_v1_pb2_grpc as pb_grpc
 from server.models import Models
-from server.service.answers import generate_response, model_message
+from server.service.answers import generate_response, model_message, score_response
 from server.service.calls import Calls, Context
-from server.service.requests import engine_request
+from server.service.requests import engine_request, score_request
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Seq2Seq"].full_name
 
@@ -55,6 +55,19 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
                 raise result.error
             answer = generate_response(request, result, model)
             await context.write(pb.GenerateStreamResponse(result=answer))
+
+    async def Score(  # noqa: N802
+        self, message: pb.ScoreRequest, context: Context
+    ) -> pb.ScoreResponse:
+        """Answer with the log-probabilities of a given target."""
+        async with self._calls.open("Score", context) as call:
+            model = call.model(message.model)
+            request = score_request(message, model, call)
+            with model.submitted(request, call.is_expired) as mailbox:
+                result = await mailbox.wait_for_result()
+            if result.error is not None:
+                raise result.error
+            return score_response(request, result, model)
 
     async def ListModels(  # noqa: N802
         self, _message: pb.ListModelsRequest, context: Context

@@ -195,6 +195,20 @@ def test_every_option_reaches_the_server(run):
     assert hypothesis["text"] == "ab"
 
 
+def test_score_prints_every_token_and_the_sum(run):
+    code, lines, _ = run("score", "ab", "x")
+    assert code == 0
+    assert [line.split() for line in lines] == [
+        [lines[0].split()[0], "x"],
+        ["-2.0000", "</s>"],
+        [lines[2].strip()],
+    ]
+    assert float(lines[2]) == float(lines[0].split()[0]) - 2
+    code, [line], _ = run("score", "ab", "x", "--json")
+    assert json.loads(line)["target_tokens"] == ["x", "</s>"]
+    assert run("score", "ab", "\udcff") == (1, [], ["error: SOURCE or TARGET is not valid UTF-8"])
+
+
 def test_models_lists_each_on_a_line(run):
     code, [line], _ = run("models")
     assert code == 0

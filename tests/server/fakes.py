@@ -73,9 +73,13 @@ class FakeRunner:
         for row, source in enumerate(sources, first_row):
             self.memory[row] = source
 
-    def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> None:
+    def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
         for row, sequence in enumerate(sequences, first_row):
             self.cache[row] = [START_ID, *sequence.token_ids][:-1]
+        return [
+            [-float(token) for token in (*sequence.token_ids, EOS_ID)] if sequence.request.is_score else []
+            for sequence in sequences
+        ]
 
     def step(self, rows: tuple[Sequence, ...]) -> Selected:
         self.num_steps += 1

@@ -150,6 +150,21 @@ def test_a_forced_prefix_is_told_first_and_gone_on_from(sources, num_slots, seed
         assert result.num_target_tokens == len(whole) - len(request.prefix_ids) + is_eos
 
 
+def test_a_scored_target_ends_after_one_turn_and_leaves_the_others_alone():
+    driver = Driver(FakeRunner(3))
+    other = make_request((10, 5))
+    scored = make_request((13, 4), prefix_ids=(7, 8), is_score=True)
+    empty = make_request((12, 4), is_score=True)
+    driver.submit(other, scored, empty)
+    driver.turn()
+    assert driver.results.keys() == {scored, empty}
+    assert [choice.log_probability for choice in driver.results[scored].choices] == [-7, -8, -EOS_ID]
+    assert [choice.log_probability for choice in driver.results[empty].choices] == [-EOS_ID]
+    assert driver.results[scored].num_target_tokens == 0
+    driver.finish()
+    assert list(driver.results[other].token_ids) == expected_tokens((10, 5), 8)
+
+
 def test_a_newcomer_joins_the_running_batch_at_the_next_step():
     driver = Driver(FakeRunner(4))
     driver.submit(make_request((10, 5)))

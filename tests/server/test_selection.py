@@ -13,7 +13,7 @@ from server.selection import uniform
 from tests.server.test_engine import Driver
 from training import selection
 from training.config import BOS_ID, EOS_ID
-from training.search import greedy_hypothesis, sample_search
+from training.search import greedy_hypothesis, sample_search, score_target
 
 VOCAB_SIZE, LIMIT = 300, 12
 
@@ -163,6 +163,29 @@ def test_a_plain_request_with_a_prefix_goes_on_as_the_oracle_does(random_trained
         assert result.token_ids[: len(request.prefix_ids)] == request.prefix_ids
         assert result.num_target_tokens == len(expected.log_probabilities)
         assert len(result.attention) == len(request.prefix_ids) + result.num_target_tokens
+
+
+def test_given_targets_are_scored_as_the_oracle_does_in_any_batch(random_trained, random_bundle, requests):
+    chance = random.Random(8)
+    scored = []
+    for length in (0, 1, 2, 30, 47, 5, 11, 3):
+        source = np.array([*(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.randint(1, 30))), EOS_ID])
+        target = tuple(chance.randrange(3, VOCAB_SIZE) for _ in range(length))
+        scored.append(Request("r", {SOURCE_IDS: source}, 1, 0.0, prefix_ids=target, is_score=True))
+    alone = run(random_bundle, scored, num_slots=1)
+    together = run(random_bundle, [*scored, *requests], num_slots=9)
+    for request, one, other in zip(scored, alone, together, strict=False):
+        source = request.sources[SOURCE_IDS].tolist()
+        expected = score_target(
+            random_trained.model, source, list(request.prefix_ids), bos_id=BOS_ID, eos_id=EOS_ID
+        )
+        given = [choice.log_probability for choice in other.choices]
+        np.testing.assert_allclose(given, expected, atol=1e-4)
+        np.testing.assert_allclose([choice.log_probability for choice in one.choices], given, atol=1e-5)
+        assert other.token_ids == request.prefix_ids
+        assert other.num_target_tokens == 0
+    for request, result in zip(requests, together[len(scored) :], strict=True):
+        assert list(result.token_ids) == oracle(random_trained, request).token_ids
 
 
 def test_uniform_numbers_are_spread_evenly_and_depend_on_seed_and_position():

@@ -70,8 +70,12 @@ class EchoRunner:
     def encode(self, first_row: int, requests: list[Request]) -> None:
         """Nothing to keep: a step looks at the request."""
 
-    def prefill(self, first_row: int, sequences: tuple[Row, ...]) -> None:
-        """Nothing to fill: a step looks at the target."""
+    def prefill(self, first_row: int, sequences: tuple[Row, ...]) -> list[list[float]]:
+        """Nothing to fill: a step looks at the target. A token's score is its id, negative."""
+        return [
+            [-float(token) for token in (*row.token_ids, EOS)] if row.request.is_score else []
+            for row in sequences
+        ]
 
     def step(self, rows: tuple[Row, ...]) -> Selected:
         self.stepping.set()

@@ -73,22 +73,22 @@ def from_ids(*ids):
             )
         ],
         (
-            from_text("a", target_prefix=pb.TargetPrefix(text="x" * 64)),
+            from_text("a", target_prefix=pb.Target(text="x" * 64)),
             "options.target_prefix",
-            "the target prefix has 64 tokens, and a whole target of echo has at most 64",
+            "the given target has 64 tokens, and echo takes at most 63",
         ),
         (
-            from_text("a", target_prefix=pb.TargetPrefix(text="x" * 60), max_new_tokens=5),
+            from_text("a", target_prefix=pb.Target(text="x" * 60), max_new_tokens=5),
             "options.max_new_tokens",
             "max_new_tokens is 5, and echo takes 1 to 4",
         ),
         (
-            from_text("a", target_prefix=pb.TargetPrefix(token_ids=pb.TokenIds(values=[5, 2]))),
+            from_text("a", target_prefix=pb.Target(token_ids=pb.TokenIds(values=[5, 2]))),
             "options.target_prefix",
-            "the target prefix has the end of sequence in it",
+            "the given target has the end of sequence in it",
         ),
         (
-            from_text("a", target_prefix=pb.TargetPrefix(token_ids=pb.TokenIds(values=[5, 400]))),
+            from_text("a", target_prefix=pb.Target(token_ids=pb.TokenIds(values=[5, 400]))),
             "options.target_prefix.token_ids.values[1]",
             "token id 400 is outside the vocabulary",
         ),
@@ -159,7 +159,7 @@ def test_the_options_reach_the_engine_as_its_records():
                 "seed": 2**64 - 1,
                 "log_probabilities": True,
                 "num_alternatives": 5,
-                "target_prefix": pb.TargetPrefix(text="ab"),
+                "target_prefix": pb.Target(text="ab"),
             }
             calls = [
                 asyncio.ensure_future(_result(served.stub.Generate(from_text("a", **given))))

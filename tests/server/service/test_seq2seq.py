@@ -60,7 +60,7 @@ def test_a_target_begins_with_its_prefix_streamed_or_not(prefix):
     async def run():
         async with serving() as served:
             text = f"{prefix}bc"
-            options = {"target_prefix": pb.TargetPrefix(text=prefix)}
+            options = {"target_prefix": pb.Target(text=prefix)}
             answer = await served.stub.Generate(request(text, **options))
             assert answer.hypotheses[0].text == text
             assert answer.usage.target_tokens == 3  # b, c and the end
@@ -68,6 +68,30 @@ def test_a_target_begins_with_its_prefix_streamed_or_not(prefix):
             assert "".join(event.piece.text for event in events[:-1]) == text
             ids = [token_id for event in events[:-1] for token_id in event.piece.token_ids]
             assert ids == list(answer.hypotheses[0].token_ids)
+
+    asyncio.run(run())
+
+
+def test_a_target_is_scored_token_by_token():
+    async def run():
+        async with serving() as served:
+            message = pb.ScoreRequest(sources=[pb.Source(text="ab")], target=pb.Target(text="오x"))
+            answer = await served.stub.Score(message)
+            ids = served.model.target_tokenizer.encode("오x")
+            assert list(answer.log_probabilities) == [-float(token) for token in (*ids, EOS)]
+            assert answer.score == -sum((*ids, EOS))
+            assert list(answer.target_tokens) == ["", "", "오", "x", "</s>"]
+            assert answer.model == "echo"
+            assert served.metric("seq2seq_requests_total", model_name="echo", method="Score", code="OK") == 1
+            assert served.metric("seq2seq_generation_tokens_total", model_name="echo") == 0
+            for target, message in (
+                (None, "the target is missing"),
+                (pb.Target(text="x" * 64), "the given target has 64 tokens, and echo takes at most 63"),
+            ):
+                request = pb.ScoreRequest(sources=[pb.Source(text="ab")], target=target)
+                with pytest.raises(aio.AioRpcError, match=message) as caught:
+                    await served.stub.Score(request)
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     asyncio.run(run())
 
