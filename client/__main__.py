@@ -27,6 +27,10 @@ from protos.seq2seq_v1_pb2 import GenerateOptions, Target
 _IMAGE, _DATA = ".png", ".json"
 
 
+def _texts(text: str) -> list[str]:
+    return text.split("\n")
+
+
 def _prefix(text: str) -> Target:
     return Target(text=text)
 
@@ -55,6 +59,7 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "no_repeat_ngram_size": (int, "N", "let no N tokens come twice in the same order (default: off)"),
     "suppressed_token_ids": (_ids, "ID,ID", "tokens that are never selected"),
     "logit_bias": (_biases, "ID=X,ID=X", "what is added to the logits of tokens"),
+    "stop_sequences": (_texts, "TEXT", "end before TEXT; several, one a line"),
     "target_prefix": (_prefix, "TEXT", "what the target is forced to start with"),
     "temperature": (float, "X", "draw tokens at this temperature (default: take the most probable)"),
     "top_k": (int, "N", "draw from the N best tokens (default: all)"),

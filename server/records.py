@@ -6,13 +6,14 @@ Times are `time.monotonic()` seconds, lengths are tokens.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
 
 from server.errors import ServerError
+from server.stopping import StoppedText
 
 Array = npt.NDArray[Any]
 
@@ -87,6 +88,7 @@ class Request:
         priority: 0 is the default; a lower number is more urgent.
         sampling: None selects the most probable token.
         prefix_ids: What the target is forced to start with; not counted in `max_new_tokens`.
+        follow: Makes what finds the target's stop sequences; None where it has none.
         is_score: Whether the prefix is a whole target, whose log-probabilities are all that is asked for.
         log_probabilities: Whether the result shall hold that of every generated token.
         num_alternatives: How many of the most probable tokens at each position the result shall hold.
@@ -103,6 +105,7 @@ class Request:
     constraints: Constraints = NO_CONSTRAINTS
     sampling: Sampling | None = None
     prefix_ids: tuple[int, ...] = ()
+    follow: Callable[[], StoppedText] | None = None
     is_score: bool = False
     log_probabilities: bool = False
     num_alternatives: int = 0
@@ -153,6 +156,7 @@ class Sequence:
         row: Its slot while it runs; None while it waits and when it has finished.
         next_token_id: What the next step is fed.
         token_ids: Target tokens so far, the prefix included, without the start token and the end of sequence.
+        text: Follows the target, where the request has stop sequences.
         num_told: How many of them a streaming request has been told.
         choices: What its request asked for besides each token, the end of sequence included.
         is_plain: Its request's.
@@ -164,6 +168,7 @@ class Sequence:
     source_length: int
     row: int | None = None
     token_ids: list[int] = field(default_factory=list)
+    text: StoppedText | None = None
     num_told: int = 0
     choices: list[Choice] = field(default_factory=list)
     is_plain: bool = True

@@ -91,7 +91,10 @@ class Scheduler:
             source_length=request.source_length,
             token_ids=list(prefix),
             is_plain=request.is_plain,
+            text=request.follow() if request.follow else None,
         )
+        if sequence.text is not None:
+            sequence.text.push(prefix)
         self._sequences[request] = sequence
         # A level of priority is worth `aging_seconds` of waiting, so who has waited longer rises by itself.
         urgency = request.arrival + request.priority * self._limits.aging_seconds
@@ -151,7 +154,11 @@ class Scheduler:
                 continue
             sequence.token_ids.append(token_id)
             sequence.next_token_id = token_id
-            if sequence.num_generated >= sequence.request.max_new_tokens:
+            if sequence.text is not None:
+                sequence.text.push([token_id])
+            if sequence.text is not None and sequence.text.is_stopped:
+                done.append((sequence, FinishReason.STOP, None))
+            elif sequence.num_generated >= sequence.request.max_new_tokens:
                 done.append((sequence, FinishReason.LENGTH, None))
         return self._finish(done)
 

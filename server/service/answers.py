@@ -12,13 +12,14 @@ from server.records import Choice, FinishReason, Request, Result
 _FINISH_REASONS = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
 }
 
 
 def generate_response(request: Request, result: Result, model: ServedModel) -> pb.GenerateResponse:
     """The answer to a request that ended well."""
     hypothesis = pb.Hypothesis(
-        text=model.target_tokenizer.decode(result.token_ids),
+        text=_text(request, result, model),
         token_ids=result.token_ids,
         finish_reason=_FINISH_REASONS[result.finish_reason],
     )
@@ -36,6 +37,13 @@ def generate_response(request: Request, result: Result, model: ServedModel) -> p
         usage=pb.Usage(source_tokens=result.num_source_tokens, target_tokens=result.num_target_tokens),
         timings=pb.Timings(**dataclasses.asdict(result.timings)),
     )
+
+
+def _text(request: Request, result: Result, model: ServedModel) -> str:
+    if request.follow is None:
+        return model.target_tokenizer.decode(result.token_ids)
+    text = request.follow()
+    return text.push(result.token_ids) + text.finish()
 
 
 def score_response(request: Request, result: Result, model: ServedModel) -> pb.ScoreResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -14,12 +15,14 @@ from server.errors import InvalidRequest
 from server.models import ServedModel
 from server.records import NO_CONSTRAINTS, Array, Constraints, Request, Sampling
 from server.service.calls import Call
+from server.stopping import StoppedText
 
 # A text is measured before it is cut into tokens, which takes time. No text that a person wrote fills its
 # tokens with so many bytes, so nothing that fits is refused.
 MAX_BYTES_PER_TOKEN = 64
 MAX_ALTERNATIVES = 32
 _MAX_ADJUSTED_IDS = 1024  # of a request, suppressed and biased ones each
+_MAX_STOP_SEQUENCES, _MAX_STOP_LENGTH = 16, 256
 _MAX_PENALTY, _MAX_BIAS = 100.0, 1000.0
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.01, 100.0
 
@@ -33,6 +36,7 @@ def engine_request(message: GenerateRequest, model: ServedModel, call: Call, *, 
         InvalidRequest: What is wrong, in which field, and what would be right.
     """
     options = message.options
+    _check_stop_sequences(options)
     prefix_ids = _target_ids(options.target_prefix, model, "options.target_prefix")
     max_new_tokens = _max_new_tokens(options, model, len(prefix_ids))
     return Request(
@@ -47,9 +51,16 @@ def engine_request(message: GenerateRequest, model: ServedModel, call: Call, *, 
         constraints=_constraints(options, model, max_new_tokens),
         sampling=_sampling(options),
         prefix_ids=prefix_ids,
+        follow=partial(target_text, message, model, len(prefix_ids)) if options.stop_sequences else None,
         log_probabilities=options.log_probabilities,
         num_alternatives=_in_range("num_alternatives", options.num_alternatives, 0, MAX_ALTERNATIVES),
     )
+
+
+def target_text(message: GenerateRequest, model: ServedModel, num_prefix: int) -> StoppedText:
+    """What makes the text of a target from its token ids, up to the first stop sequence of the request."""
+    stream = model.target_tokenizer.stream()
+    return StoppedText(stream, message.options.stop_sequences, num_prefix)
 
 
 def score_request(message: ScoreRequest, model: ServedModel, call: Call) -> Request:
@@ -176,6 +187,14 @@ def _max_new_tokens(options: GenerateOptions, model: ServedModel, prefix_length:
             field="options.max_new_tokens",
         )
     return options.max_new_tokens
+
+
+def _check_stop_sequences(options: GenerateOptions) -> None:
+    field, stops = "options.stop_sequences", options.stop_sequences
+    _in_range("the number of stop_sequences", len(stops), 0, _MAX_STOP_SEQUENCES, field=field)
+    for index, stop in enumerate(stops):
+        name = f"the length of stop_sequences[{index}]"
+        _in_range(name, len(stop), 1, _MAX_STOP_LENGTH, field=f"{field}[{index}]")
 
 
 def _constraints(options: GenerateOptions, model: ServedModel, max_new_tokens: int) -> Constraints:

@@ -7,7 +7,7 @@ from protos import seq2seq_v1_pb2_grpc as pb_grpc
 from server.models import Models
 from server.service.answers import generate_response, model_message, score_response
 from server.service.calls import Calls, Context
-from server.service.requests import engine_request, score_request
+from server.service.requests import engine_request, score_request, target_text
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Seq2Seq"].full_name
 
@@ -41,7 +41,7 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
         async with self._calls.open("GenerateStream", context) as call:
             model = call.model(message.model)
             request = engine_request(message, model, call, stream=True)
-            text = model.target_tokenizer.stream()
+            text = target_text(message, model, len(request.prefix_ids))
             result = None
             with model.submitted(request, call.is_expired) as mailbox:
                 while result is None:

@@ -59,6 +59,11 @@ def from_ids(*ids):
                 ("min_p", 0.5, "min_p is for drawn tokens"),
                 ("seed", 0, "seed is for drawn tokens"),
                 ("num_alternatives", 33, "num_alternatives is 33, and must be from 0 to 32"),
+                (
+                    "stop_sequences",
+                    ["a"] * 17,
+                    "the number of stop_sequences is 17, and must be from",
+                ),
                 ("suppressed_token_ids", range(260), "every token is suppressed: leave at least one"),
                 ("suppressed_token_ids", [5] * 1025, "the number of suppressed_token_ids is 1025"),
             )
@@ -72,6 +77,11 @@ def from_ids(*ids):
                 ("min_p", 1.5, "min_p is 1.5, and must be from 0 to 1"),
             )
         ],
+        (
+            from_text("a", stop_sequences=["b", ""]),
+            "options.stop_sequences[1]",
+            "the length of stop_sequences[1] is 0, and must be from 1 to 256",
+        ),
         (
             from_text("a", target_prefix=pb.Target(text="x" * 64)),
             "options.target_prefix",

@@ -96,6 +96,26 @@ def test_a_target_is_scored_token_by_token():
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("stop", ["cd", "라"])
+def test_a_target_ends_before_its_stop_sequence_streamed_or_not(stop):
+    async def run():
+        async with serving() as served:
+            text, options = f"ab{stop}ef", {"stop_sequences": [stop, "never"]}
+            answer = await served.stub.Generate(request(text, **options))
+            [hypothesis] = answer.hypotheses
+            assert hypothesis.text == "ab"
+            assert hypothesis.finish_reason == pb.FINISH_REASON_STOP
+            assert list(hypothesis.token_ids) == served.model.target_tokenizer.encode(f"ab{stop}")
+            events = [event async for event in served.stub.GenerateStream(request(text, **options))]
+            assert "".join(event.piece.text for event in events[:-1]) == "ab"
+            assert events[-1].result.hypotheses[0].text == "ab"
+            labels = {"model_name": "echo", "finished_reason": "stop"}
+            assert served.metric("seq2seq_request_success_total", **labels) == 2
+            await served.check_that_everything_is_back()
+
+    asyncio.run(run())
+
+
 def test_max_new_tokens_ends_a_target_by_length():
     async def run():
         async with serving() as served:
