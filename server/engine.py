@@ -231,7 +231,13 @@ class Engine:
                 running = plan.rows[: len(plan.rows) - len(plan.admitted)]
                 gaps = tuple(now - sequence.last_token_at for sequence in running)
                 finished += self._scheduler.record(plan, result, now)
-            self._report(_Ran(finished, plan, result, gaps))
+            # An alignment takes as long as many steps: first everybody else is told.
+            aligned = [one for one in finished if one.error is None and one.sequence.request.attention]
+            self._report(_Ran([one for one in finished if one not in aligned], plan, result, gaps))
+            finished = aligned
+            while finished:
+                self._report(_Ran(finished[:1]))
+                finished = finished[1:]
         except Exception:
             # A bug of ours: nobody may be left waiting for an answer.
             _log.exception("model %s: the engine failed outside of a step", self.model_name)

@@ -392,6 +392,24 @@ def test_draining_refuses_newcomers_and_finishes_who_is_in():
     assert driver.results[inside].error is None
 
 
+def test_nobody_waits_for_the_alignment_of_another():
+    driver = Driver(FakeRunner(3))
+    asking, streaming = make_request((13, 4), attention=True), make_request((20, 5), stream=True)
+    plain = make_request((13, 6))
+    told = []
+    align = driver.runner.align
+
+    def look(*arguments):
+        told.append((len(driver.streamed[streaming]), plain in driver.results))
+        return align(*arguments)
+
+    driver.runner.align = look
+    driver.submit(asking, streaming, plain)
+    driver.finish()
+    assert told == [(3, True)]  # the turn in which both end is the third
+    assert driver.results[asking].attention is not None
+
+
 def test_the_alignment_belongs_to_the_finished_row_even_when_rows_move():
     driver = Driver(FakeRunner(3))
     asking = [
