@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from rich.console import Console
 
 from bundle.manifest import Bundle, load_bundle
@@ -21,6 +22,10 @@ from training.presets import Preset
 from training.run import RunFolder, TrainedModel, load_run
 from training.tokenizer import train_tokenizer
 from training.transformer import Transformer
+
+# No test is timed: machines are too uneven.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 _KOREAN = "하나", "둘", "셋", "넷", "다섯"
 _ENGLISH = "one", "two", "three", "four", "five"

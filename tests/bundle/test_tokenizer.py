@@ -32,7 +32,7 @@ any_ids = st.lists(
 
 
 @given(any_text)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_text_comes_back(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
@@ -76,7 +76,7 @@ def streamed(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
 
 
 @given(any_ids)
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 def test_streamed_pieces_joined_are_the_whole_text(tokenizer, parts):
     token_ids: list[int] = []
     for part in parts:
@@ -85,7 +85,7 @@ def test_streamed_pieces_joined_are_the_whole_text(tokenizer, parts):
 
 
 @given(any_text)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @example("🎉👨‍👩‍👧 오늘")
 def test_streamed_pieces_are_whole_characters(tokenizer, text):
     pieces = streamed(tokenizer, tokenizer.encode(text))
@@ -96,7 +96,7 @@ def test_streamed_pieces_are_whole_characters(tokenizer, text):
 
 
 @given(any_text, st.lists(st.integers(1, 5), min_size=1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_it_does_not_matter_how_many_ids_come_at_once(tokenizer, text, sizes):
     token_ids = tokenizer.encode(text)
     stream, joined = tokenizer.stream(), ""
@@ -119,7 +119,7 @@ def test_bytes_that_never_become_a_character_come_at_the_end(tokenizer):
 
 
 @given(any_text)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_pieces_say_which_token_completes_what(tokenizer, text):
     token_ids = tokenizer.encode(text)
     pieces = tokenizer.pieces(token_ids)

@@ -16,7 +16,7 @@ def make_sequence(number: int) -> Sequence:
 
 
 @given(st.integers(1, 12), st.lists(st.tuples(st.integers(0, 12), st.sets(st.integers(0, 11))), max_size=30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_after_any_history_rows_have_no_hole_and_contents_follow(num_slots, history):
     slots = Slots(num_slots)
     contents: list[Sequence | None] = [None] * num_slots

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -325,7 +325,6 @@ SEARCH = {"bos_id": BOS_ID, "eos_id": EOS_ID}
 
 
 @given(seed=st.integers(0, 10**6), constraints=any_constraints, limit=st.integers(1, 8))
-@settings(deadline=None)
 def test_greedy_and_a_beam_of_one_are_the_definition_under_every_constraint(
     seed: int, constraints: Constraints, limit: int
 ) -> None:
@@ -355,7 +354,6 @@ def test_greedy_and_a_beam_of_one_are_the_definition_under_every_constraint(
     alpha=st.sampled_from([-0.5, 0.0, 0.6, 2.0]),
     early_stopping=st.booleans(),
 )
-@settings(deadline=None)
 def test_a_beam_is_the_definition_under_every_constraint(
     seed: int, constraints: Constraints, limit: int, beam_size: int, alpha: float, early_stopping: bool
 ) -> None:
@@ -545,7 +543,6 @@ def test_a_token_with_exactly_top_p_before_it_is_left_out() -> None:
     top_p=st.sampled_from([0.1234567, 0.5123, 0.9017, 1.0]),
     min_p=st.sampled_from([0.0, 0.0513, 0.3107]),
 )
-@settings(deadline=None)
 def test_evenly_spread_numbers_draw_each_token_as_often_as_it_is_probable(
     eighths: list[int], forbidden: set[int], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
@@ -606,7 +603,6 @@ def test_sampling_draws_from_adjusted_logits_and_scores_at_temperature_1() -> No
 
 
 @given(seed=st.integers(0, 10**6), constraints=any_constraints, uniform=st.floats(0, 1, exclude_max=True))
-@settings(deadline=None)
 def test_sampling_from_the_best_token_alone_is_greedy(
     seed: int, constraints: Constraints, uniform: float
 ) -> None:
