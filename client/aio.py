@@ -16,8 +16,8 @@ from client.wire import (
     DEFAULT_ADDRESS,
     DEFAULT_TIMEOUT_SECONDS,
     TextOrIds,
+    call_options,
     generate_request,
-    metadata,
     score_request,
 )
 from protos.seq2seq_v1_pb2 import (
@@ -69,8 +69,7 @@ class AsyncClient:
         with _client_errors(self.address):
             answer: GenerateResponse = await self._stub.Generate(
                 generate_request(source, model, options),
-                timeout=self._timeout_seconds if timeout_seconds is None else timeout_seconds,
-                metadata=metadata(request_id),
+                **call_options(timeout_seconds, self._timeout_seconds, request_id),
             )
         return answer
 
@@ -86,8 +85,7 @@ class AsyncClient:
         """Pieces as they are decoded, and last the whole answer; closing the iterator cancels the call."""
         call = self._stub.GenerateStream(
             generate_request(source, model, options),
-            timeout=self._timeout_seconds if timeout_seconds is None else timeout_seconds,
-            metadata=metadata(request_id),
+            **call_options(timeout_seconds, self._timeout_seconds, request_id),
         )
         try:
             with _client_errors(self.address):
@@ -109,8 +107,7 @@ class AsyncClient:
         with _client_errors(self.address):
             answer: ScoreResponse = await self._stub.Score(
                 score_request(source, target, model),
-                timeout=self._timeout_seconds if timeout_seconds is None else timeout_seconds,
-                metadata=metadata(request_id),
+                **call_options(timeout_seconds, self._timeout_seconds, request_id),
             )
         return answer
 

@@ -16,8 +16,8 @@ from client.wire import (
     DEFAULT_ADDRESS,
     DEFAULT_TIMEOUT_SECONDS,
     TextOrIds,
+    call_options,
     generate_request,
-    metadata,
     score_request,
 )
 from protos.seq2seq_v1_pb2 import (
@@ -81,8 +81,7 @@ class Client:
         """Like `generate`, without waiting: for many requests in flight."""
         call = self._stub.Generate.future(
             generate_request(source, model, options),
-            timeout=self._timeout_seconds if timeout_seconds is None else timeout_seconds,
-            metadata=metadata(request_id),
+            **call_options(timeout_seconds, self._timeout_seconds, request_id),
         )
         return Pending(call, self.address)
 
@@ -98,8 +97,7 @@ class Client:
         """Pieces as they are decoded, and last the whole answer; leaving the loop cancels the call."""
         call = self._stub.GenerateStream(
             generate_request(source, model, options),
-            timeout=self._timeout_seconds if timeout_seconds is None else timeout_seconds,
-            metadata=metadata(request_id),
+            **call_options(timeout_seconds, self._timeout_seconds, request_id),
         )
         try:
             with _client_errors(self.address):
@@ -120,8 +118,7 @@ class Client:
         with _client_errors(self.address):
             answer: ScoreResponse = self._stub.Score(
                 score_request(source, target, model),
-                timeout=self._timeout_seconds if timeout_seconds is None else timeout_seconds,
-                metadata=metadata(request_id),
+                **call_options(timeout_seconds, self._timeout_seconds, request_id),
             )
         return answer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from protos.seq2seq_v1_pb2 import (
     DESCRIPTOR,
@@ -48,7 +49,6 @@ CHANNEL_OPTIONS = (
 )
 
 TextOrIds = str | Sequence[int]
-Metadata = tuple[tuple[str, str], ...]
 
 
 def generate_request(source: TextOrIds, model: str, options: GenerateOptions | None) -> GenerateRequest:
@@ -74,6 +74,11 @@ def _source(source: TextOrIds) -> Source:
     return Source(text=source) if isinstance(source, str) else Source(token_ids=TokenIds(values=source))
 
 
-def metadata(request_id: str) -> Metadata:
-    """The metadata of a call; an empty id leaves the choice to the server."""
-    return (("x-request-id", request_id),) if request_id else ()
+def call_options(
+    timeout_seconds: float | None, default_seconds: float | None, request_id: str
+) -> dict[str, Any]:
+    """Timeout and metadata of a call; an empty id leaves the choice to the server."""
+    return {
+        "timeout": default_seconds if timeout_seconds is None else timeout_seconds,
+        "metadata": (("x-request-id", request_id),) if request_id else (),
+    }

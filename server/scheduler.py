@@ -154,9 +154,7 @@ class Scheduler:
                 continue
             sequence.token_ids.append(token_id)
             sequence.next_token_id = token_id
-            if sequence.text is not None:
-                sequence.text.push([token_id])
-            if sequence.text is not None and sequence.text.is_stopped:
+            if sequence.text is not None and sequence.text.stops_with(token_id):
                 done.append((sequence, FinishReason.STOP, None))
             elif sequence.num_generated >= sequence.request.max_new_tokens:
                 done.append((sequence, FinishReason.LENGTH, None))

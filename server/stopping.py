@@ -40,6 +40,11 @@ class StoppedText:
         self._held += self._stream.push(rest)
         return text + self._release(is_final=False)
 
+    def stops_with(self, token_id: int) -> bool:
+        """Push one more token, and say whether it completed a stop sequence."""
+        self.push([token_id])
+        return self.is_stopped
+
     def finish(self) -> str:
         """What is left at the end."""
         if self.is_stopped:

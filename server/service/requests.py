@@ -13,7 +13,7 @@ from bundle.names import SOURCE_IDS
 from protos.seq2seq_v1_pb2 import GenerateOptions, GenerateRequest, ScoreRequest, Source, Target
 from server.errors import InvalidRequest
 from server.models import ServedModel
-from server.records import NO_CONSTRAINTS, Array, Constraints, Request, Sampling
+from server.records import Array, Constraints, Request, Sampling
 from server.service.calls import Call
 from server.stopping import StoppedText
 
@@ -198,7 +198,7 @@ def _check_stop_sequences(options: GenerateOptions) -> None:
 
 
 def _constraints(options: GenerateOptions, model: ServedModel, max_new_tokens: int) -> Constraints:
-    """Checked; one and the same record where there are none."""
+    """What is done to the logits, checked."""
     suppressed, biases = options.suppressed_token_ids, options.logit_bias
     for name, ids in (("suppressed_token_ids", suppressed), ("logit_bias", biases)):
         _in_range(f"the number of {name}", len(ids), 0, _MAX_ADJUSTED_IDS, field=f"options.{name}")
@@ -210,7 +210,7 @@ def _constraints(options: GenerateOptions, model: ServedModel, max_new_tokens: i
     for bias in biases.values():
         _in_range("a logit_bias", bias, -_MAX_BIAS, _MAX_BIAS, field="options.logit_bias")
     penalty = options.repetition_penalty if options.HasField("repetition_penalty") else 1.0
-    constraints = Constraints(
+    return Constraints(
         min_new_tokens=_in_range("min_new_tokens", options.min_new_tokens, 0, max_new_tokens),
         repetition_penalty=_in_range("repetition_penalty", penalty, 1 / _MAX_PENALTY, _MAX_PENALTY),
         no_repeat_ngram_size=_in_range(
@@ -219,7 +219,6 @@ def _constraints(options: GenerateOptions, model: ServedModel, max_new_tokens: i
         suppressed_token_ids=tuple(suppressed),
         logit_bias=dict(biases),
     )
-    return NO_CONSTRAINTS if constraints == NO_CONSTRAINTS else constraints
 
 
 def _sampling(options: GenerateOptions) -> Sampling | None:
