@@ -73,6 +73,22 @@ class Sampling:
     seed: int
 
 
+@dataclass(frozen=True)
+class Beam:
+    """Beam search; `server.search` says how.
+
+    Attributes:
+        size: How many hypotheses are extended at once.
+        alpha: Of the length penalty; 0 ranks by log-probability.
+        early_stopping: Whether it ends with `size` finished hypotheses, or not before no running one can come
+            to a better score.
+    """
+
+    size: int
+    alpha: float = 0.6
+    early_stopping: bool = True
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """One client call, as the engine sees it; compared by identity.
@@ -87,6 +103,9 @@ class Request:
         stream: Whether every new token is reported, or only the end.
         priority: 0 is the default; a lower number is more urgent.
         sampling: None selects the most probable token.
+        beam: None follows one hypothesis; not together with `sampling`.
+        num_hypotheses: How many the result shall hold: the best of the beam; or so many drawn; or else those
+            that start with the most probable tokens after the prefix, each gone on from greedily.
         prefix_ids: What the target is forced to start with; not counted in `max_new_tokens`.
         follow: Makes what finds the target's stop sequences; None where it has none.
         is_score: Whether the prefix is a whole target, whose log-probabilities are all that is asked for.
@@ -104,6 +123,8 @@ class Request:
     priority: int = 0
     constraints: Constraints = NO_CONSTRAINTS
     sampling: Sampling | None = None
+    beam: Beam | None = None
+    num_hypotheses: int = 1
     prefix_ids: tuple[int, ...] = ()
     follow: Callable[[], StoppedText] | None = None
     is_score: bool = False
@@ -115,10 +136,17 @@ class Request:
         """Whether the most probable token of each position is all that it takes."""
         return (
             self.sampling is None
+            and self.beam is None
+            and self.num_hypotheses == 1
             and self.constraints == NO_CONSTRAINTS
             and not self.log_probabilities
             and not self.num_alternatives
         )
+
+    @property
+    def num_slots(self) -> int:
+        """How many rows it may take at once."""
+        return self.num_hypotheses if self.beam is None else self.beam.size
 
     @property
     def source_length(self) -> int:
