@@ -16,6 +16,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 from bundle.names import Precision
 from server.app import serve
 from server.config import LOG_FORMATS, LOG_LEVELS, ServerConfig, parse_bytes
+from server.device import ProviderPolicy
 from server.engine import QueueLimits
 from server.loading import load_model
 from server.logs import configure_logging
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _config(options: argparse.Namespace) -> ServerConfig:
     runner = RunnerConfig(
-        provider=options.provider,
+        provider=ProviderPolicy(options.provider),
         precision=None if options.precision == _AUTO else Precision(options.precision),
         num_threads=options.threads,
         memory_budget_bytes=options.memory_budget,
@@ -81,9 +82,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--provider",
-        default=runner.provider,
-        metavar="auto|cpu|cuda",
-        help="what runs the graphs; auto takes CUDA where it works (default %(default)s)",
+        choices=[policy.value for policy in ProviderPolicy],
+        default=runner.provider.value,
+        help="what may run the graphs: require is CUDA or no start; prefer is CUDA where it works and the "
+        "bundle has graphs for it, else the CPU with a warning (default %(default)s)",
     )
     add(
         "--precision",

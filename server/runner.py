@@ -1,4 +1,4 @@
-"""Runs a bundle's graphs with ONNX Runtime, which no other module of the server imports.
+"""Runs a bundle's graphs over rows of buffers.
 
 Buffers are allocated once, on the device that runs the graphs, with a row a slot. A step binds the first n
 rows by pointer and the graph writes in place: nothing is copied, and a binding made for n rows serves every
@@ -8,36 +8,21 @@ kind.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from bundle import names
 from bundle.manifest import Bundle, TensorSpec
 from bundle.names import Axis, Precision, Role, Verb
 from server.buffers import Buffers, Columns
 from server.cpus import usable_cpus
+from server.device import CPU, OnnxDevice, ProviderPolicy, choose
 from server.records import Array, Move, Request, Selected, Sequence
 from server.selection import Selector
-
-_log = logging.getLogger(__name__)
-
-_CPU, _CUDA = "cpu", "cuda"
-_DEVICE_ID = 0  # which of several GPUs that is, CUDA_VISIBLE_DEVICES says
-_PROVIDERS = {_CPU: "CPUExecutionProvider", _CUDA: "CUDAExecutionProvider"}
-# fp32 and int8 graphs would run on CUDA only in part: their attention has no kernel there, and would silently
-# run on the CPU. fp16 has no fast kernels on the CPU.
-_PRECISIONS = {_CPU: (Precision.INT8, Precision.FP32), _CUDA: (Precision.FP16,)}
-
-if _PROVIDERS[_CUDA] in ort.get_available_providers():
-    ort.preload_dlls()  # the CUDA and cuDNN libraries that pip installed
 
 
 @dataclass(frozen=True)
@@ -45,7 +30,7 @@ class RunnerConfig:
     """How graphs are run.
 
     Attributes:
-        provider: "cpu" or "cuda"; "auto" is CUDA where ONNX Runtime finds it and the bundle has its graphs.
+        provider: What may run them.
         precision: None takes the fastest that the bundle has for the provider.
         num_threads: Of one graph's run; None is the CPUs that this process may use.
         memory_budget_bytes: Of all slots' cache and memory.
@@ -54,7 +39,7 @@ class RunnerConfig:
         max_target_length: Tokens; None is the manifest's limit, a lower one saves memory.
     """
 
-    provider: str = "auto"
+    provider: ProviderPolicy = ProviderPolicy.PREFER
     precision: Precision | None = None
     num_threads: int | None = None
     memory_budget_bytes: int = 1 << 30
@@ -63,58 +48,12 @@ class RunnerConfig:
     max_target_length: int | None = None
 
     def __post_init__(self) -> None:
-        if self.provider not in ("auto", *_PROVIDERS):
-            raise ValueError(f"provider is {self.provider!r}, and must be auto, {' or '.join(_PROVIDERS)}")
+        if self.provider not in tuple(ProviderPolicy):
+            raise ValueError(f"provider is {self.provider!r}, and must be one of {', '.join(ProviderPolicy)}")
         for name in ("num_threads", "max_slots", "max_source_length", "max_target_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, and must be at least 1")
-
-
-class _OnnxDevice:
-    """A device of one execution provider."""
-
-    def __init__(self, provider: str) -> None:
-        self.is_host = provider == _CPU
-        self._provider = provider
-
-    def session(self, path: Path, num_threads: int) -> ort.InferenceSession:
-        """Load a graph.
-
-        Raises:
-            ValueError: ONNX Runtime would run it elsewhere.
-        """
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = num_threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        # Threads that spin after a run would take the CPU from the event loop, and from the next graph.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-        full_name = _PROVIDERS[self._provider]
-        session = ort.InferenceSession(path, options, providers=[full_name])
-        if session.get_providers()[0] != full_name:
-            raise ValueError(f"{path} would run on {session.get_providers()[0]} instead of {full_name}")
-        return session
-
-    def weightless(self, name: str) -> ort.InferenceSession:
-        """Load a graph that `export.weightless` made."""
-        return self.session(Path(str(files("server") / "weightless" / f"{name}.onnx")), num_threads=1)
-
-    def value(self, array: Array) -> ort.OrtValue:
-        return ort.OrtValue.ortvalue_from_numpy(array, self._provider, _DEVICE_ID)
-
-    def bind_input(
-        self, binding: ort.IOBinding, name: str, dtype: Any, shape: tuple[int, ...], pointer: int
-    ) -> None:
-        binding.bind_input(name, self._provider, _DEVICE_ID, dtype, shape, pointer)
-
-    def bind_output(
-        self, binding: ort.IOBinding, name: str, dtype: Any, shape: tuple[int, ...], pointer: int
-    ) -> None:
-        binding.bind_output(name, self._provider, _DEVICE_ID, dtype, shape, pointer)
-
-    def bind_new_output(self, binding: ort.IOBinding, name: str) -> None:
-        binding.bind_output(name, self._provider, _DEVICE_ID)
 
 
 class OnnxRunner:
@@ -125,16 +64,16 @@ class OnnxRunner:
 
     Args:
         bundle: A checked bundle.
-        config: Provider, device, precision, sizes.
+        config: Provider, precision, sizes.
 
     Raises:
-        ValueError: The bundle has no graphs for the provider, or one slot does not fit the budget.
+        ValueError: The bundle has no graphs for what may run them, or one slot does not fit the budget.
     """
 
     def __init__(self, bundle: Bundle, config: RunnerConfig) -> None:
         manifest = bundle.manifest
-        self.provider, self.precision = _choose(bundle, config)
-        self._device = _OnnxDevice(self.provider)
+        self.provider, self.precision = choose(bundle, config.provider, config.precision)
+        self._device = OnnxDevice(self.provider)
         self._graphs = manifest.variants[self.precision].graphs
         self.max_source_length = _limit(
             "max_source_length", config.max_source_length, manifest.max_source_length
@@ -171,14 +110,14 @@ class OnnxRunner:
             names.CACHE_CAPACITY: np.array(self.max_target_length, np.int32),
             names.MEMORY_CAPACITY: np.array(self.max_source_length, np.int32),
         }
-        num_threads = config.num_threads or usable_cpus()
+        self.num_threads = config.num_threads or usable_cpus()
         self._sessions = {
-            verb: self._device.session(bundle.path / graph.file.file, num_threads)
+            verb: self._device.session(bundle.path / graph.file.file, self.num_threads)
             for verb, graph in self._graphs.items()
         }
         self._select = self._device.weightless("greedy")
         self._selector = Selector(self._columns, self.vocab_size, self.eos_id, self._device)
-        self._bindings: dict[int, tuple[ort.IOBinding, ort.IOBinding]] = {}
+        self._bindings: dict[int, tuple[Any, Any]] = {}
         self._rows: tuple[Sequence, ...] = ()
 
     def warm_up(self) -> None:
@@ -286,7 +225,7 @@ class OnnxRunner:
     def _row_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         return replace(spec, axes=spec.axes[1:]).shape(self._sizes)
 
-    def _bind(self, verb: Verb, first_row: int, num_rows: int, feeds: Mapping[str, Array]) -> ort.IOBinding:
+    def _bind(self, verb: Verb, first_row: int, num_rows: int, feeds: Mapping[str, Array]) -> Any:
         """Bind a graph to `num_rows` rows from `first_row` on, and to host arrays."""
         binding = self._sessions[verb].io_binding()
         graph = self._graphs[verb]
@@ -306,53 +245,14 @@ class OnnxRunner:
             elif spec.role is Role.LOGITS:
                 self._columns.bind_logits(self._device.bind_output, binding, num_rows)
             else:
-                binding.bind_output(spec.name, _CPU)
+                binding.bind_output(spec.name, CPU)
         return binding
 
-    def _bind_step(self, num_rows: int) -> tuple[ort.IOBinding, ort.IOBinding]:
+    def _bind_step(self, num_rows: int) -> tuple[Any, Any]:
         select = self._select.io_binding()
         self._columns.bind_logits(self._device.bind_input, select, num_rows)
         self._columns.bind_selected(select, num_rows)
         return self._bind(Verb.STEP, 0, num_rows, {}), select
-
-
-def usable_variants(bundle: Bundle) -> list[tuple[str, Precision]]:
-    """Every provider and precision that can run a bundle here, the fastest first."""
-    return [
-        (provider, precision)
-        for provider in (_CUDA, _CPU)
-        if _works(provider)
-        for precision in _PRECISIONS[provider]
-        if precision in bundle.manifest.variants
-    ]
-
-
-def _works(provider: str) -> bool:
-    """Whether ONNX Runtime was built with a provider, and its device answers."""
-    full_name = _PROVIDERS[provider]
-    if full_name not in ort.get_available_providers():
-        return False
-    try:
-        ort.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32), provider, _DEVICE_ID)
-    except Exception as error:  # ONNX Runtime's errors have no class of their own in common
-        _log.warning("ONNX Runtime has %s, and it does not work here: %s", full_name, error)
-        return False
-    return True
-
-
-def _choose(bundle: Bundle, config: RunnerConfig) -> tuple[str, Precision]:
-    """The provider and precision to run, refusing by name what does not fit."""
-    held = ", ".join(bundle.manifest.variants)
-    if config.provider != "auto" and not _works(config.provider):
-        raise ValueError(f"ONNX Runtime has no {config.provider} provider that works here")
-    if config.precision is not None and config.precision not in bundle.manifest.variants:
-        raise ValueError(f"the bundle has no {config.precision} graphs; it has {held}")
-    for provider, precision in usable_variants(bundle):
-        if config.provider in ("auto", provider) and config.precision in (None, precision):
-            return provider, precision
-    asked = [config.provider] if config.provider != "auto" else [p for p in _PROVIDERS if _works(p)]
-    takes = ", ".join(f"{provider} takes {' and '.join(_PRECISIONS[provider])}" for provider in asked)
-    raise ValueError(f"{config.precision or held} graphs do not run: {takes}")
 
 
 def _limit(name: str, asked: int | None, manifest_limit: int) -> int:

@@ -40,7 +40,7 @@ def sources(trained_run) -> list[list[int]]:
 
 def answers(bundle: Bundle, sources: list[list[int]], num_slots: int, seed: int) -> list[list[int]]:
     """The tokens of all, who come one after another in any order."""
-    runner = OnnxRunner(bundle, RunnerConfig(provider="cuda", max_slots=num_slots))
+    runner = OnnxRunner(bundle, RunnerConfig(provider="require", max_slots=num_slots))
     runner.warm_up()
     driver = Driver(runner)
     requests = [Request("r", {SOURCE_IDS: np.array(source)}, 32, arrival=0.0) for source in sources]
@@ -73,7 +73,7 @@ def test_served_greedy_is_the_oracle_alone_and_in_any_batch(num_slots, trained_r
 
 def test_a_real_server_translates_on_the_device(cuda_bundle):
     with (
-        serving(cuda_bundle, ["--provider", "cuda"]) as server,
+        serving(cuda_bundle, ["--provider", "require"]) as server,
         Client(server.address) as client,
     ):
         [model] = client.models()

@@ -6,15 +6,15 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import pytest
 import torch
 
 from bundle.manifest import Bundle, load_bundle
 from bundle.names import SOURCE_IDS, Precision
 from server import runner as runner_module
+from server.device import OnnxDevice
 from server.records import Array, FinishReason, Request, Selected, Sequence
-from server.runner import OnnxRunner, RunnerConfig, usable_variants
+from server.runner import OnnxRunner, RunnerConfig
 from server.scheduler import SchedulerLimits
 from tests.server.test_engine import Driver
 from training.config import BOS_ID, EOS_ID
@@ -208,7 +208,7 @@ def test_the_attention_of_an_answer_is_that_of_torch(limit, trained_run, trained
         np.testing.assert_allclose(result.attention, expected, atol=1e-5)
 
 
-class FarDevice(runner_module._OnnxDevice):
+class FarDevice(OnnxDevice):
     """The CPU, treated as a device whose memory numpy cannot reach."""
 
     def __init__(self, provider: str) -> None:
@@ -219,8 +219,8 @@ class FarDevice(runner_module._OnnxDevice):
 def test_a_device_that_is_not_the_host_gives_the_same_answers(trained_run, trained_bundle, monkeypatch):
     sources = numbers(trained_run.trained, seed=4)
     answers = []
-    for device in (runner_module._OnnxDevice, FarDevice):
-        monkeypatch.setattr(runner_module, "_OnnxDevice", device)
+    for device in (OnnxDevice, FarDevice):
+        monkeypatch.setattr(runner_module, "OnnxDevice", device)
         runner = OnnxRunner(trained_bundle, RunnerConfig(provider="cpu", num_threads=2, max_slots=3))
         assert runner._device.is_host is (device is not FarDevice)
         driver = Driver(runner)
@@ -286,87 +286,10 @@ def test_a_limit_above_the_models_is_refused(name, random_bundle):
         make_runner(random_bundle, **{name: 49})
 
 
-def test_the_fastest_precision_is_taken_where_none_is_asked_for(random_bundle):
-    assert make_runner(random_bundle, precision=None).precision is Precision.INT8
-    assert usable_variants(random_bundle) == [("cpu", Precision.INT8), ("cpu", Precision.FP32)]
-
-
-def without(bundle: Bundle, *kept: Precision) -> Bundle:
-    """The bundle with graphs of these precisions only, whatever they really hold."""
-    variants = dict.fromkeys(kept, bundle.manifest.variants[Precision.FP32])
-    return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, variants=variants))
-
-
-@pytest.mark.parametrize(
-    ("providers", "held", "options", "message"),
-    [
-        ("cpu", "fp32 int8", {"provider": "cuda"}, "ONNX Runtime has no cuda provider that works here"),
-        (
-            "cpu",
-            "fp32 int8",
-            {"precision": Precision.FP16},
-            "the bundle has no fp16 graphs; it has fp32, int8",
-        ),
-        ("cpu", "int8", {"precision": Precision.FP32}, "the bundle has no fp32 graphs; it has int8"),
-        ("cpu", "fp16", {"provider": "cpu"}, "fp16 graphs do not run: cpu takes int8 and fp32"),
-        ("cpu", "fp16", {}, "fp16 graphs do not run: cpu takes int8 and fp32"),
-        (
-            "cpu",
-            "fp16 fp32",
-            {"precision": Precision.FP16},
-            "fp16 graphs do not run: cpu takes int8 and fp32",
-        ),
-        ("cpu cuda", "fp32 int8", {"provider": "cuda"}, "fp32, int8 graphs do not run: cuda takes fp16"),
-        (
-            "cpu cuda",
-            "fp32 fp16",
-            {"provider": "cuda", "precision": Precision.FP32},
-            "fp32 graphs do not run: cuda takes fp16",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused_by_name(providers, held, options, message, random_bundle, monkeypatch):
-    monkeypatch.setattr(runner_module, "_works", lambda provider: provider in providers.split())
-    bundle = without(random_bundle, *map(Precision, held.split()))
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        OnnxRunner(bundle, RunnerConfig(**options))
-
-
-@pytest.mark.parametrize(
-    ("providers", "held", "options", "expected"),
-    [
-        ("cpu cuda", "fp32 int8", {}, ("cpu", Precision.INT8)),
-        ("cpu cuda", "fp32 fp16", {}, ("cuda", Precision.FP16)),
-        ("cpu cuda", "fp32 fp16", {"provider": "cpu"}, ("cpu", Precision.FP32)),
-        ("cpu cuda", "fp32 fp16", {"precision": Precision.FP32}, ("cpu", Precision.FP32)),
-        ("cpu", "fp32 fp16", {}, ("cpu", Precision.FP32)),
-    ],
-)
-def test_auto_takes_cuda_where_the_bundle_has_its_graphs(
-    providers, held, options, expected, random_bundle, monkeypatch
-):
-    monkeypatch.setattr(runner_module, "_works", lambda provider: provider in providers.split())
-    bundle = without(random_bundle, *map(Precision, held.split()))
-    assert runner_module._choose(bundle, RunnerConfig(**options)) == expected
-
-
-def test_a_cuda_build_without_a_device_falls_back_to_the_cpu_and_says_so(random_bundle, monkeypatch, caplog):
-    """The CPU build stands in: it too cannot allocate on CUDA."""
-    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        pytest.skip("CUDA may work here")
-    full_names = ["CUDAExecutionProvider", "CPUExecutionProvider"]
-    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: full_names)
-    bundle = without(random_bundle, Precision.FP32, Precision.FP16)
-    assert usable_variants(bundle) == [("cpu", Precision.FP32)]
-    assert "ONNX Runtime has CUDAExecutionProvider, and it does not work here" in caplog.text
-    with pytest.raises(ValueError, match="ONNX Runtime has no cuda provider that works here"):
-        OnnxRunner(bundle, RunnerConfig(provider="cuda"))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"provider": "tpu"}, "provider is 'tpu', and must be auto, cpu or cuda"),
+        ({"provider": "tpu"}, "provider is 'tpu', and must be one of require, prefer, cpu"),
         ({"num_threads": 0}, "num_threads is 0, and must be at least 1"),
         ({"max_slots": 0}, "max_slots is 0, and must be at least 1"),
         ({"max_source_length": -1}, "max_source_length is -1, and must be at least 1"),
