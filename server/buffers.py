@@ -17,6 +17,8 @@ from bundle.manifest import TensorSpec
 from bundle.names import Axis, Role
 from server.records import Array, Move, Sequence
 
+_MOVED_BYTES = 8  # the graph that moves rows copies words of int64
+
 BindPointer = Callable[[Any, str, Any, tuple[int, ...], int], None]
 
 
@@ -58,9 +60,10 @@ class Buffers:
 
     def __init__(self, specs: list[TensorSpec], shape: tuple[int, ...], device: Device) -> None:
         self.index = {spec.name: i for i, spec in enumerate(specs)}
-        self._dtype = np.dtype(specs[0].dtype)
+        self._element_type = specs[0].element_type
         self._row_shape = shape[1:]
-        self._row_bytes = math.prod(self._row_shape) * self._dtype.itemsize
+        storage = np.dtype(specs[0].storage)
+        self._row_bytes = math.prod(self._row_shape) * storage.itemsize
         self._num_rows = shape[0]
         self._device = device
         self._is_cache = specs[0].role is Role.CACHE
@@ -68,23 +71,25 @@ class Buffers:
         capacities = (Axis.CACHE_CAPACITY, Axis.MEMORY_CAPACITY)
         self._live_axis = next((i for i, axis in enumerate(specs[0].axes) if axis in capacities), None)
         # Zeros: a NaN in memory's padding would leak through a mask.
-        zeros = np.zeros((len(specs), *shape), self._dtype)
+        zeros = np.zeros((len(specs), *shape), storage)
         if device.is_host:
             self._host, self._base = zeros, int(zeros.ctypes.data)
         else:
             self._value = device.value(zeros)
             self._base = int(self._value.data_ptr())
-            self._mover = device.weightless(f"move_{self._dtype}")
+            if self._row_bytes % _MOVED_BYTES:
+                raise ValueError(f"a row takes {self._row_bytes} bytes, no multiple of {_MOVED_BYTES}")
+            self._mover = device.weightless("move")
 
     def bind_input(self, binding: Any, name: str, first_row: int, num_rows: int) -> None:
         """Bind rows of the tensor `name` as a graph's input of that name."""
         pointer = self._pointer(name, first_row)
-        self._device.bind_input(binding, name, self._dtype, (num_rows, *self._row_shape), pointer)
+        self._device.bind_input(binding, name, self._element_type, (num_rows, *self._row_shape), pointer)
 
     def bind_output(self, binding: Any, output: str, first_row: int, num_rows: int) -> None:
         """Bind the same rows as the output that is the tensor's twin."""
         pointer = self._pointer(names.buffer_of(output), first_row)
-        self._device.bind_output(binding, output, self._dtype, (num_rows, *self._row_shape), pointer)
+        self._device.bind_output(binding, output, self._element_type, (num_rows, *self._row_shape), pointer)
 
     def move(self, move: Move) -> int:
         """Copy one row into another, on the host its live positions only; returns the bytes copied."""
@@ -101,14 +106,14 @@ class Buffers:
         return int(rows.nbytes)
 
     def _move_on_device(self, move: Move) -> int:
-        """All tensors are one matrix with a row a tensor and slot."""
+        """All tensors are one matrix with a row a tensor and slot, of words whatever the element type."""
         first_rows = np.arange(len(self.index)) * self._num_rows
-        shape = (len(self.index) * self._num_rows, math.prod(self._row_shape))
+        shape = (len(self.index) * self._num_rows, self._row_bytes // _MOVED_BYTES)
         binding = self._mover.io_binding()
-        self._device.bind_input(binding, names.BUFFER, self._dtype, shape, self._base)
+        self._device.bind_input(binding, names.BUFFER, np.int64, shape, self._base)
         binding.bind_cpu_input(names.FROM_ROWS, first_rows + move.from_row)
         binding.bind_cpu_input(names.TO_ROWS, first_rows[:, None] + move.to_row)
-        self._device.bind_output(binding, names.out(names.BUFFER), self._dtype, shape, self._base)
+        self._device.bind_output(binding, names.out(names.BUFFER), np.int64, shape, self._base)
         self._mover.run_with_iobinding(binding)
         return len(self.index) * self._row_bytes
 

@@ -21,8 +21,8 @@ CPU, CUDA = "cpu", "cuda"
 _DEVICE_ID = 0  # which of several GPUs that is, CUDA_VISIBLE_DEVICES says
 _FULL_NAMES = {CPU: "CPUExecutionProvider", CUDA: "CUDAExecutionProvider"}
 # The fastest first. fp32 and int8 graphs would run on CUDA only in part: their attention has no kernel there,
-# and would silently run on the CPU. fp16 has no fast kernels on the CPU.
-_PRECISIONS = {CPU: (Precision.INT8, Precision.FP32), CUDA: (Precision.FP16,)}
+# and would silently run on the CPU. fp16 has no fast kernels on the CPU, and bf16 none.
+_PRECISIONS = {CPU: (Precision.INT8, Precision.FP32), CUDA: (Precision.FP16, Precision.BF16)}
 
 if _FULL_NAMES[CUDA] in ort.get_available_providers():
     ort.preload_dlls()  # the CUDA and cuDNN libraries that pip installed

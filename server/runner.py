@@ -89,7 +89,7 @@ class OnnxRunner:
         self.start_id, self.eos_id = manifest.special_ids.decoder_start_id, manifest.special_ids.eos_id
         groups = self._groups()
         self.slot_bytes = sum(
-            len(specs) * math.prod(self._row_shape(specs[0])) * np.dtype(specs[0].dtype).itemsize
+            len(specs) * math.prod(self._row_shape(specs[0])) * np.dtype(specs[0].storage).itemsize
             for specs in groups
         )
         self.num_slots = min(config.memory_budget_bytes // self.slot_bytes, config.max_slots)

