@@ -62,9 +62,9 @@ class _TimedSession:
     def io_binding(self) -> Any:
         return self._session.io_binding()
 
-    def run_with_iobinding(self, binding: Any) -> None:
+    def run_with_iobinding(self, binding: Any, *options: Any) -> None:
         started = time.perf_counter()
-        self._session.run_with_iobinding(binding)
+        self._session.run_with_iobinding(binding, *options)
         self._seconds.append(time.perf_counter() - started)
 
 

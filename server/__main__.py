@@ -45,6 +45,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         provider=ProviderPolicy(options.provider),
         precision=None if options.precision == _AUTO else Precision(options.precision),
         num_threads=options.threads,
+        cuda_graphs=options.cuda_graphs,
         memory_budget_bytes=options.memory_budget,
         max_slots=options.max_slots,
         max_source_length=options.max_source_length,
@@ -99,6 +100,13 @@ def _parser() -> argparse.ArgumentParser:
         default=runner.num_threads,
         metavar="N",
         help="CPU threads of a step (default: the CPUs that the process may use)",
+    )
+    add(
+        "--no-cuda-graphs",
+        dest="cuda_graphs",
+        action="store_false",
+        default=runner.cuda_graphs,
+        help="on CUDA launch each kernel of a step by itself, instead of replaying captured steps",
     )
     add(
         "--memory-budget",

@@ -155,6 +155,9 @@ class Columns:
         self._host[names.TOKEN_IDS][:num_rows] = [sequence.next_token_id for sequence in rows]
         self._host[names.CACHE_LENGTHS][:num_rows] = [sequence.cache_length for sequence in rows]
         self._host[names.SOURCE_LENGTHS][:num_rows] = [sequence.source_length for sequence in rows]
+        # Rows after them may be computed too: they write position 0 of what nobody reads.
+        self._host[names.CACHE_LENGTHS][num_rows:] = 0
+        self._host[names.SOURCE_LENGTHS][num_rows:] = 1
         for name in self._host:
             self._write(name)
 

@@ -37,14 +37,25 @@ class ProviderPolicy(enum.StrEnum):
 
 
 class OnnxDevice:
-    """A device of one execution provider."""
+    """A device of one execution provider.
+
+    Attributes:
+        is_host: Whether its memory is the process's own.
+        can_capture: Whether a run can be captured once and replayed, which saves the launch of each kernel.
+    """
 
     def __init__(self, provider: str) -> None:
         self.is_host = provider == CPU
+        self.can_capture = provider == CUDA
         self._provider = provider
 
-    def session(self, path: Path, num_threads: int) -> ort.InferenceSession:
+    def session(self, path: Path, num_threads: int, *, is_captured: bool = False) -> ort.InferenceSession:
         """Load a graph.
+
+        Args:
+            path: Its file.
+            num_threads: Of the CPU.
+            is_captured: Whether its runs are captured; only where the device can.
 
         Raises:
             ValueError: ONNX Runtime would run it elsewhere.
@@ -56,14 +67,25 @@ class OnnxDevice:
         # Threads that spin after a run would take the CPU from the event loop, and from the next graph.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         full_name = _FULL_NAMES[self._provider]
-        session = ort.InferenceSession(path, options, providers=[full_name])
+        provider_options = {"enable_cuda_graph": "1"} if is_captured else {}
+        session = ort.InferenceSession(path, options, providers=[(full_name, provider_options)])
         if session.get_providers()[0] != full_name:
             raise ValueError(f"{path} would run on {session.get_providers()[0]} instead of {full_name}")
         return session
 
-    def weightless(self, name: str) -> ort.InferenceSession:
+    def weightless(self, name: str, *, is_captured: bool = False) -> ort.InferenceSession:
         """Load a graph that `export.weightless` made."""
-        return self.session(Path(str(files("server") / "weightless" / f"{name}.onnx")), num_threads=1)
+        path = Path(str(files("server") / "weightless" / f"{name}.onnx"))
+        return self.session(path, num_threads=1, is_captured=is_captured)
+
+    def replay(self, session: ort.InferenceSession, binding: ort.IOBinding, graph_id: int) -> None:
+        """Run a captured session; the first run with an id, on each thread, is what it captures.
+
+        An id stands for one set of shapes and addresses: what is bound must never change with it.
+        """
+        options = ort.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(graph_id))
+        session.run_with_iobinding(binding, options)
 
     def value(self, array: Array) -> ort.OrtValue:
         return ort.OrtValue.ortvalue_from_numpy(array, self._provider, _DEVICE_ID)

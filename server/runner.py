@@ -8,8 +8,9 @@ kind.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,11 +19,14 @@ import numpy as np
 from bundle import names
 from bundle.manifest import Bundle, TensorSpec
 from bundle.names import Axis, Precision, Role, Verb
+from server.buckets import bucket_of, buckets_up_to
 from server.buffers import Buffers, Columns
 from server.cpus import usable_cpus
 from server.device import CPU, OnnxDevice, ProviderPolicy, choose
 from server.records import Array, Move, Request, Selected, Sequence
 from server.selection import Selector
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class RunnerConfig:
         provider: What may run them.
         precision: None takes the fastest that the bundle has for the provider.
         num_threads: Of one graph's run; None is the CPUs that this process may use.
+        cuda_graphs: Whether steps on CUDA are captured and replayed.
         memory_budget_bytes: Of all slots' cache and memory.
         max_slots: The most rows of a step, however large the budget.
         max_source_length: Tokens; None is the manifest's limit, a lower one saves memory.
@@ -42,6 +47,7 @@ class RunnerConfig:
     provider: ProviderPolicy = ProviderPolicy.PREFER
     precision: Precision | None = None
     num_threads: int | None = None
+    cuda_graphs: bool = True
     memory_budget_bytes: int = 1 << 30
     max_slots: int = 256
     max_source_length: int | None = None
@@ -60,7 +66,7 @@ class OnnxRunner:
     """The graphs of one bundle, and the rows that they work on.
 
     Owned by the engine; after construction used on its thread only. The sequence in slot i is row i of every
-    buffer.
+    buffer, and a step is of the first rows: what stands in the rows after them is not kept.
 
     Args:
         bundle: A checked bundle.
@@ -111,25 +117,34 @@ class OnnxRunner:
             names.MEMORY_CAPACITY: np.array(self.max_source_length, np.int32),
         }
         self.num_threads = config.num_threads or usable_cpus()
+        self._files = {verb: bundle.path / graph.file.file for verb, graph in self._graphs.items()}
         self._sessions = {
-            verb: self._device.session(bundle.path / graph.file.file, self.num_threads)
-            for verb, graph in self._graphs.items()
+            verb: self._device.session(self._files[verb], self.num_threads)
+            for verb in (Verb.ENCODE, Verb.DECODE)
         }
-        self._select = self._device.weightless("greedy")
         self._selector = Selector(self._columns, self.vocab_size, self.eos_id, self._device)
+        self._buckets = buckets_up_to(self.num_slots)
         self._bindings: dict[int, tuple[Any, Any]] = {}
         self._rows: tuple[Sequence, ...] = ()
+        self.captures_steps = config.cuda_graphs and self._device.can_capture
+        self._or_uncaptured(self._load_step)
 
     def warm_up(self) -> None:
-        """Run every graph once, so that no request pays for first-time work."""
+        """Run every graph, and a step of every bucket, so that no request pays for first-time work.
+
+        Where steps are captured it must be called on the thread that will call `step`: ONNX Runtime keeps
+        captured graphs for each thread, and another would capture anew.
+        """
         sources = {
             spec.name: np.zeros(spec.shape({Axis.BATCH: 1, Axis.SOURCE_LENGTH: 1})[1:], spec.dtype)
             for spec in self._graphs[Verb.ENCODE].inputs
             if spec.role is Role.SOURCE and spec.name != names.SOURCE_LENGTHS
         }
         request = Request("warm-up", sources, max_new_tokens=1, arrival=0.0)
-        for num_rows in range(1, self.num_slots + 1):
-            self._bindings[num_rows] = self._bind_step(num_rows)
+        self._or_uncaptured(self._step_every_bucket)
+        if not self.captures_steps:
+            for num_rows in range(1, self.num_slots + 1):
+                self._bindings[num_rows] = self._bind_step(num_rows)
         self.encode(0, [request])
         self.step((Sequence(request, self.start_id, request.source_length),))
         self.align(0, [self.start_id], request.source_length)
@@ -172,11 +187,7 @@ class OnnxRunner:
         num_rows = len(rows)
         self._columns.fill(rows, is_same=rows is self._rows)
         self._rows = rows
-        if num_rows not in self._bindings:
-            self._bindings[num_rows] = self._bind_step(num_rows)
-        step, select = self._bindings[num_rows]
-        self._sessions[Verb.STEP].run_with_iobinding(step)
-        self._select.run_with_iobinding(select)
+        self._run_step(num_rows)
         token_ids = self._columns.read_token_ids(num_rows)
         if all(sequence.is_plain for sequence in rows):
             return Selected(token_ids)
@@ -247,6 +258,48 @@ class OnnxRunner:
             else:
                 binding.bind_output(spec.name, CPU)
         return binding
+
+    def _run_step(self, num_rows: int) -> None:
+        """Run the step and the selection of the most probable tokens over the first rows.
+
+        Where steps are captured there are whole buckets of rows: those after the running ones are free.
+        """
+        if self.captures_steps:
+            num_rows = bucket_of(num_rows, self._buckets)
+        if num_rows not in self._bindings:
+            self._bindings[num_rows] = self._bind_step(num_rows)
+        for session, binding in zip(
+            (self._sessions[Verb.STEP], self._select), self._bindings[num_rows], strict=True
+        ):
+            if self.captures_steps:
+                self._device.replay(session, binding, graph_id=num_rows)
+            else:
+                session.run_with_iobinding(binding)
+
+    def _step_every_bucket(self) -> None:
+        # The largest first: the memory that it takes serves the others.
+        for num_rows in reversed(self._buckets):
+            self._run_step(num_rows)
+
+    def _load_step(self) -> None:
+        is_captured = self.captures_steps
+        self._bindings.clear()
+        self._sessions[Verb.STEP] = self._device.session(
+            self._files[Verb.STEP], self.num_threads, is_captured=is_captured
+        )
+        self._select = self._device.weightless("greedy", is_captured=is_captured)
+
+    def _or_uncaptured(self, action: Callable[[], None]) -> None:
+        """Do something with steps that are captured, or else, if that fails, with steps that are not."""
+        try:
+            action()
+        except Exception as error:  # ONNX Runtime's errors have no class of their own in common
+            if not self.captures_steps:
+                raise
+            _log.warning("steps are not captured as CUDA graphs, and are slower: %s", error)
+            self.captures_steps = False
+            self._load_step()
+            action()
 
     def _bind_step(self, num_rows: int) -> tuple[Any, Any]:
         select = self._select.io_binding()

@@ -234,6 +234,98 @@ def test_a_device_that_is_not_the_host_gives_the_same_answers(trained_run, train
         np.testing.assert_array_equal(far.attention, near.attention)
 
 
+class CapturingDevice(OnnxDevice):
+    """The CPU, as a device that captures steps.
+
+    Attributes:
+        graph_ids: Of the runs since it was last cleared.
+    """
+
+    def __init__(self, provider: str) -> None:
+        super().__init__(provider)
+        self.can_capture = True
+        self.captured: set[object] = set()
+        self.graph_ids: list[int] = []
+
+    def session(self, path, num_threads, *, is_captured=False):
+        session = super().session(path, num_threads)
+        if is_captured:
+            self.captured.add(session)
+        return session
+
+    def replay(self, session, binding, graph_id):
+        assert session in self.captured
+        self.graph_ids.append(graph_id)
+        super().replay(session, binding, graph_id)
+
+
+class RefusingDevice(CapturingDevice):
+    """Captures no session."""
+
+    def session(self, path, num_threads, *, is_captured=False):
+        if is_captured:
+            raise RuntimeError("all nodes must be on CUDA")
+        return super().session(path, num_threads)
+
+
+class FailingDevice(CapturingDevice):
+    """Fails when it captures."""
+
+    def replay(self, session, binding, graph_id):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@pytest.mark.parametrize("num_slots", [1, 3, 5, 16])
+def test_captured_steps_of_whole_buckets_give_the_same_tokens(num_slots, alone, random_bundle, monkeypatch):
+    """The rows that fill a bucket up are free ones: what is done to them harms nobody."""
+    monkeypatch.setattr(runner_module, "OnnxDevice", CapturingDevice)
+    runner = make_runner(random_bundle, num_slots)
+    runner.warm_up()
+    expected = {key[2]: answer[0] for key, answer in alone.items() if key[:2] == ("random", "fp32")}
+    chance = random.Random(num_slots)
+    driver = Driver(runner)
+    waiting = {dataclasses.replace(request): request for request in expected}
+    copies = dict(waiting)
+    runner._device.graph_ids.clear()
+    while waiting:
+        for _ in range(min(len(waiting), chance.randint(0, 5))):
+            driver.submit(waiting.popitem()[0])
+        driver.turn(chance.randint(0, 3))
+    driver.finish()
+    for copy, request in copies.items():
+        assert driver.results[copy].token_ids == expected[request].token_ids
+    assert set(runner._device.graph_ids) == set(runner._buckets)
+    assert runner._bindings.keys() == set(runner._buckets)
+
+
+def test_a_warm_up_captures_every_bucket_the_largest_first(random_bundle, monkeypatch):
+    monkeypatch.setattr(runner_module, "OnnxDevice", CapturingDevice)
+    runner = make_runner(random_bundle, 5)
+    runner.warm_up()
+    step_and_selection = [5, 5, 4, 4, 2, 2, 1, 1]
+    assert runner._device.graph_ids[: len(step_and_selection)] == step_and_selection
+
+
+@pytest.mark.parametrize("device", [RefusingDevice, FailingDevice])
+def test_where_capturing_fails_steps_go_on_without_and_the_log_says_so(
+    device, random_bundle, monkeypatch, caplog
+):
+    monkeypatch.setattr(runner_module, "OnnxDevice", device)
+    runner = make_runner(random_bundle, 3)
+    runner.warm_up()
+    assert not runner.captures_steps
+    [message] = caplog.messages
+    assert message.startswith("steps are not captured as CUDA graphs, and are slower: ")
+    driver = Driver(runner)
+    driver.submit(*random_requests(random_bundle, 6, seed=6))
+    driver.finish()
+
+
+def test_capturing_can_be_switched_off(random_bundle, monkeypatch):
+    monkeypatch.setattr(runner_module, "OnnxDevice", FailingDevice)
+    assert not make_runner(random_bundle, 3, cuda_graphs=False).captures_steps
+
+
 def test_warming_up_leaves_no_trace(random_bundle):
     cold, warm = make_runner(random_bundle, 2), make_runner(random_bundle, 2)
     warm.warm_up()
