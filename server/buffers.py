@@ -7,7 +7,7 @@ ONNX Runtime: what must be done on a device is asked of a `Device`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -92,33 +92,64 @@ class Buffers:
         self._device.bind_output(binding, output, self._element_type, (num_rows, *self._row_shape), pointer)
 
     def move(self, move: Move) -> int:
-        """Copy one row into another, on the host its live positions only; returns the bytes copied."""
-        return self._move_on_host(move) if self._device.is_host else self._move_on_device(move)
+        """Copy one row into another; returns the bytes copied."""
+        return self.move_all([move])
+
+    def move_all(self, moves: Iterable[Move]) -> int:
+        """Carry out moves in order; returns the bytes copied.
+
+        On the host a row's live positions are copied, on a device whole rows, of many moves at once. A move
+        without live positions of these tensors leaves them as they are.
+        """
+        touching = [move for move in moves if self._live_length(move)]
+        if self._device.is_host:
+            return sum(self._move_on_host(move) for move in touching)
+        return sum(self._move_on_device(batch) for batch in independent_batches(touching))
+
+    def _live_length(self, move: Move) -> int:
+        return move.cache_length if self._is_cache else move.source_length
 
     def _move_on_host(self, move: Move) -> int:
         live: list[slice] = []
         if self._live_axis is not None:
-            length = move.cache_length if self._is_cache else move.source_length
-            live = [slice(None)] * (self._live_axis - 1) + [slice(length)]
+            live = [slice(None)] * (self._live_axis - 1) + [slice(self._live_length(move))]
         every_tensor: Any = slice(None)
         rows = self._host[(every_tensor, move.from_row, *live)]
         self._host[(every_tensor, move.to_row, *live)] = rows
         return int(rows.nbytes)
 
-    def _move_on_device(self, move: Move) -> int:
+    def _move_on_device(self, moves: list[Move]) -> int:
         """All tensors are one matrix with a row a tensor and slot, of words whatever the element type."""
-        first_rows = np.arange(len(self.index)) * self._num_rows
+        first_rows = np.arange(len(self.index))[:, None] * self._num_rows  # (G, 1)
+        from_rows = (first_rows + [move.from_row for move in moves]).ravel()  # (G*moves,)
+        to_rows = (first_rows + [move.to_row for move in moves]).reshape(-1, 1)
         shape = (len(self.index) * self._num_rows, self._row_bytes // _MOVED_BYTES)
         binding = self._mover.io_binding()
         self._device.bind_input(binding, names.BUFFER, np.int64, shape, self._base)
-        binding.bind_cpu_input(names.FROM_ROWS, first_rows + move.from_row)
-        binding.bind_cpu_input(names.TO_ROWS, first_rows[:, None] + move.to_row)
+        binding.bind_cpu_input(names.FROM_ROWS, from_rows)
+        binding.bind_cpu_input(names.TO_ROWS, to_rows)
         self._device.bind_output(binding, names.out(names.BUFFER), np.int64, shape, self._base)
         self._mover.run_with_iobinding(binding)
-        return len(self.index) * self._row_bytes
+        return len(from_rows) * self._row_bytes
 
     def _pointer(self, name: str, row: int) -> int:
         return self._base + (self.index[name] * self._num_rows + row) * self._row_bytes
+
+
+def independent_batches(moves: Iterable[Move]) -> list[list[Move]]:
+    """Split moves, keeping their order, into batches within which no row that is written has another part."""
+    batches: list[list[Move]] = []
+    read: set[int] = set()
+    written: set[int] = set()
+    for move in moves:
+        is_free = move.from_row not in written and move.to_row not in read | written
+        if not batches or not is_free:
+            batches.append([])
+            read, written = set(), set()
+        batches[-1].append(move)
+        read.add(move.from_row)
+        written.add(move.to_row)
+    return batches
 
 
 class Columns:
