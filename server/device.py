@@ -160,7 +160,7 @@ def _cuda_problem() -> str:
         device.value(np.zeros(1, np.float32))
         device.weightless("greedy")
     except Exception as error:  # ONNX Runtime's errors have no class of their own in common
-        return f"{_FULL_NAMES[CUDA]} does not work here: {error}"
+        return f"{_FULL_NAMES[CUDA]} does not work here: {str(error).strip()}"
     return ""
 
 

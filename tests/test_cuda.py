@@ -40,10 +40,14 @@ def sources(trained_run) -> list[list[int]]:
     return trained_run.trained.tokenizer.encode_sources(texts)
 
 
-def answers(bundle: Bundle, sources: list[list[int]], num_slots: int, seed: int) -> list[list[int]]:
+def answers(
+    bundle: Bundle, sources: list[list[int]], seed: int, *, is_captured: bool, **options
+) -> list[list[int]]:
     """The tokens of all, who come one after another in any order."""
-    runner = OnnxRunner(bundle, RunnerConfig(provider="require", max_slots=num_slots))
+    config = RunnerConfig(provider="require", cuda_graphs=is_captured, **options)
+    runner = OnnxRunner(bundle, config)
     runner.warm_up()
+    assert runner.captures_steps is is_captured
     driver = Driver(runner)
     requests = [Request("r", {SOURCE_IDS: np.array(source)}, 32, arrival=0.0) for source in sources]
     waiting = list(requests)
@@ -63,15 +67,20 @@ def test_graphs_are_proved_within_their_tolerance(precision, cuda_bundle):
     assert 0 < parity.max_log_probability_difference <= TOLERANCES[precision]
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("is_captured", [True, False])
 @pytest.mark.parametrize("num_slots", [1, 3, 16, 64])
-def test_served_greedy_is_the_oracle_alone_and_in_any_batch(num_slots, trained_run, cuda_bundle, sources):
-    """Exactly, though in float16: this model is sure of its tokens."""
+def test_served_greedy_is_the_oracle_alone_and_in_any_batch(
+    num_slots, is_captured, precision, trained_run, cuda_bundle, sources
+):
+    """Exactly, though in short floats: this model is sure of its tokens."""
     oracle = greedy_search(
         trained_run.trained.model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=32
     )
     bundle = load_bundle(cuda_bundle)
-    for seed in range(3):
-        assert answers(bundle, sources, num_slots, seed) == oracle
+    options = {"precision": precision, "max_slots": num_slots, "is_captured": is_captured}
+    for seed in range(2):
+        assert answers(bundle, sources, seed, **options) == oracle
 
 
 def test_a_real_server_translates_on_the_device(cuda_bundle):

@@ -129,6 +129,12 @@ def test_no_flag_means_the_defaults_of_the_configuration():
     assert _config(_parser().parse_args(["bundles/demo"])) == ServerConfig()
 
 
+def test_flags_of_the_provider_reach_the_runner():
+    flags = ["bundles/demo", "--provider", "require", "--precision", "bf16", "--no-cuda-graphs"]
+    runner = _config(_parser().parse_args(flags)).runner
+    assert (runner.provider, runner.precision, runner.cuda_graphs) == ("require", "bf16", False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
