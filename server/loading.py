@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from bundle.manifest import load_bundle
@@ -10,6 +11,8 @@ from server.deliveries import Deliveries
 from server.engine import Engine
 from server.models import ServedModel
 from server.runner import OnnxRunner
+
+_log = logging.getLogger(__name__)
 
 
 def load_model(path: Path, config: ServerConfig, deliveries: Deliveries) -> ServedModel:
@@ -24,6 +27,14 @@ def load_model(path: Path, config: ServerConfig, deliveries: Deliveries) -> Serv
         runner.warm_up()
     except (ValueError, MemoryError) as error:
         raise ValueError(f"{path}: {error}") from error
+    _log.info(
+        "model %s: %s on %s, %d slots, %d threads",
+        deliveries.model_name,
+        runner.precision,
+        runner.provider,
+        runner.num_slots,
+        runner.num_threads,
+    )
     engine = Engine(
         runner,
         model_name=deliveries.model_name,

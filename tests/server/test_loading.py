@@ -1,6 +1,7 @@
 """From a bundle's folder to a model that can be served."""
 
 import asyncio
+import logging
 import re
 import shutil
 
@@ -99,4 +100,16 @@ def test_a_damaged_bundle_is_named(bundle_path, tmp_path, deliveries):
 def test_a_bundle_that_does_not_fit_this_server_is_named(bundle_path, deliveries):
     config = ServerConfig(runner=RunnerConfig(provider="cpu", memory_budget_bytes=10))
     with pytest.raises(ValueError, match=re.escape(f"{bundle_path}: a slot takes ")):
+        load_model(bundle_path, config, deliveries)
+
+
+def test_one_line_of_the_log_says_what_was_loaded(bundle_path, deliveries, caplog):
+    with caplog.at_level(logging.INFO, "server.loading"):
+        load_model(bundle_path, CONFIG, deliveries)
+    assert caplog.messages == ["model random: int8 on cpu, 3 slots, 2 threads"]
+
+
+def test_cuda_that_is_required_and_not_there_is_one_clear_error(bundle_path, deliveries):
+    config = ServerConfig(runner=RunnerConfig(provider="require"))
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(bundle_path))}: CUDA is required: "):
         load_model(bundle_path, config, deliveries)
