@@ -105,7 +105,7 @@ def parity(place: Place) -> dict[str, Any]:
     on_cpu = _scores(place.runner(Precision.FP32, len(sources), policy=ProviderPolicy.CPU), sources, targets)
     found: dict[str, Any] = {}
     wrong = []
-    for precision in place.scale.precisions:
+    for precision in place.served:
         ours = _scores(place.runner(precision, len(sources)), sources, targets)
         others = {
             "cpu fp32": on_cpu,
@@ -156,7 +156,7 @@ def tokens(place: Place) -> dict[str, Any]:
     oracle = greedy_search(model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=num_tokens)
     found: dict[str, Any] = {}
     wrong = []
-    for precision in place.scale.precisions:
+    for precision in place.served:
         runner = place.runner(precision, len(sources))
         ours = [_until_end(ids) for ids in greedy(runner, sources, num_tokens)]
         gaps = [
@@ -199,7 +199,7 @@ def _gap(model: Transformer, source: list[int], given: list[int], expected: list
 def memory(place: Place) -> dict[str, Any]:
     """Memory in use while many requests of all lengths come and go: it must settle."""
     scale = place.scale
-    runner = place.runner(scale.precisions[0], max(scale.rows))
+    runner = place.runner(place.served[0], max(scale.rows))
     rng = np.random.default_rng(0)
     sources = place.sources(scale.num_requests)
     requests = requests_for(sources, 1)

@@ -93,6 +93,18 @@ class Place:
     bundles: dict[Precision, Path] = field(default_factory=dict)
 
     @property
+    def served(self) -> list[Precision]:
+        """The precisions of the device that could be exported.
+
+        Raises:
+            RuntimeError: There is none.
+        """
+        served = [precision for precision in self.scale.precisions if precision in self.bundles]
+        if not served:
+            raise RuntimeError("there is no bundle for the device, since every export failed")
+        return served
+
+    @property
     def device(self) -> torch.device:
         """Where torch runs."""
         return torch.device(self.scale.device)

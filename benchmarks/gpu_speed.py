@@ -54,7 +54,7 @@ def speed(place: Place) -> dict[str, Any]:
     bandwidth = read_bandwidth(place.device)
     rows = []
     for (name, num_rows), taken in seconds.items():
-        precision = next((p for p in scale.precisions if p in name.split()), scale.precisions[0])
+        precision = next((p for p in place.served if p in name.split()), scale.precisions[0])
         floor = step_bytes(scale, DTYPES[precision].itemsize, num_rows) / bandwidth
         row = {"contender": name, "rows": num_rows, "floor_ms": 1e3 * floor}
         row["tokens_per_second"] = num_rows * scale.num_tokens / statistics.median(taken)
@@ -81,7 +81,7 @@ def _ours(
 ) -> tuple[dict[str, _Contender], dict[str, bool]]:
     contenders: dict[str, _Contender] = {}
     is_captured = {}
-    for precision in place.scale.precisions:
+    for precision in place.served:
         for label, cuda_graphs in ((_OURS, True), (_UNCAPTURED, False)):
             name = label.format(precision)
             runner = place.runner(precision, max(place.scale.rows), cuda_graphs=cuda_graphs)
