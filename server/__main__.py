@@ -58,7 +58,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         drain_seconds=options.drain_seconds,
         log_level=options.log_level,
         log_format=options.log_format,
-        queue=QueueLimits(max_waiting_requests=options.max_waiting_requests),
+        queue=QueueLimits(options.max_waiting_requests, options.max_waiting_tokens),
         runner=runner,
     )
 
@@ -143,6 +143,13 @@ def _parser() -> argparse.ArgumentParser:
         default=queue.max_waiting_requests,
         metavar="N",
         help="requests of a model that may wait for a slot (default %(default)s)",
+    )
+    add(
+        "--max-waiting-tokens",
+        type=int,
+        default=queue.max_waiting_tokens,
+        metavar="TOKENS",
+        help="source tokens of a model that may wait for a slot (default %(default)s)",
     )
     add(
         "--drain-seconds",

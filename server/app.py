@@ -88,7 +88,6 @@ class App:
                 num_waiting=model.engine.num_waiting,
             )
             self._models.add(model)
-            model.engine.start()
         self._health.refresh()
         host = self._config.host
         _log.info(

@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 def load_model(path: Path, config: ServerConfig, deliveries: Deliveries) -> ServedModel:
-    """Check a bundle, load its graphs, and put an engine over them that is not started yet.
+    """Check a bundle, load its graphs, and start an engine over them, which runs each of them once.
 
     Raises:
         ValueError: The bundle cannot be used, or not on this machine; the message names it.
@@ -24,7 +24,6 @@ def load_model(path: Path, config: ServerConfig, deliveries: Deliveries) -> Serv
     bundle = load_bundle(path)
     try:
         runner = OnnxRunner(bundle, config.runner)
-        runner.warm_up()
     except (ValueError, MemoryError) as error:
         raise ValueError(f"{path}: {error}") from error
     _log.info(
@@ -41,6 +40,10 @@ def load_model(path: Path, config: ServerConfig, deliveries: Deliveries) -> Serv
         deliver=deliveries.deliver,
         queue_limits=config.queue,
     )
+    try:
+        engine.start()
+    except Exception as error:  # ONNX Runtime's errors have no class of their own in common
+        raise ValueError(f"{path}: the graphs do not run here: {error}") from error
     return ServedModel(
         engine=engine,
         deliveries=deliveries,

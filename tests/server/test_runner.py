@@ -247,8 +247,8 @@ class CapturingDevice(OnnxDevice):
         self.captured: set[object] = set()
         self.graph_ids: list[int] = []
 
-    def session(self, path, num_threads, *, is_captured=False):
-        session = super().session(path, num_threads)
+    def session(self, path, *, is_captured=False):
+        session = super().session(path)
         if is_captured:
             self.captured.add(session)
         return session
@@ -262,10 +262,10 @@ class CapturingDevice(OnnxDevice):
 class RefusingDevice(CapturingDevice):
     """Captures no session."""
 
-    def session(self, path, num_threads, *, is_captured=False):
+    def session(self, path, *, is_captured=False):
         if is_captured:
             raise RuntimeError("all nodes must be on CUDA")
-        return super().session(path, num_threads)
+        return super().session(path)
 
 
 class FailingDevice(CapturingDevice):
@@ -293,7 +293,7 @@ def test_captured_steps_of_whole_buckets_give_the_same_tokens(num_slots, alone, 
         driver.turn(chance.randint(0, 3))
     driver.finish()
     for copy, request in copies.items():
-        assert driver.results[copy].token_ids == expected[request].token_ids
+        assert driver.results[copy].best.token_ids == expected[request].best.token_ids
     assert set(runner._device.graph_ids) == set(runner._buckets)
     assert runner._bindings.keys() == set(runner._buckets)
 
