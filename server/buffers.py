@@ -71,22 +71,50 @@ class Buffers:
         storage = np.dtype(specs[0].storage)
         self._row_bytes = math.prod(self._row_shape) * storage.itemsize
         self._num_rows = shape[0]
+        self._tensor_bytes = self._num_rows * self._row_bytes
         self._device = device
         self._is_cache = specs[0].role is Role.CACHE
         # The axis along which a row is only filled up to its length; None where rows are always full.
         capacities = (Axis.CACHE_CAPACITY, Axis.MEMORY_CAPACITY)
         self._live_axis = next((i for i, axis in enumerate(specs[0].axes) if axis in capacities), None)
+        # Whether rows may have more or less room, which `fit` gives them.
+        self.can_fit = device.is_host and self._live_axis is not None and not self._is_cache
         # Zeros: a NaN in memory's padding would leak through a mask.
-        zeros = np.zeros((len(specs), *shape), storage)
+        self._storage = np.zeros((len(specs), math.prod(shape)), storage)  # a row a tensor
         if device.is_host:
-            self._host, self._base = zeros, int(zeros.ctypes.data)
-            self._parts = np.array_split(zeros, device.num_threads)  # what each thread moves
+            self._base = int(self._storage.ctypes.data)
+            self._lay_out(self._row_shape)
         else:
-            self._value = device.value(zeros)
+            self._value = device.value(self._storage.reshape(len(specs), *shape))
             self._base = int(self._value.data_ptr())
+            del self._storage
             if self._row_bytes % _MOVED_BYTES:
                 raise ValueError(f"a row takes {self._row_bytes} bytes, no multiple of {_MOVED_BYTES}")
             self._mover = device.weightless("move")
+
+    def fit(self, capacity: int, num_rows: int) -> None:
+        """Give rows room for `capacity` positions; what the first `num_rows` rows hold stays.
+
+        Processors read ahead over rows that are full, and not over gaps between them.
+        """
+        assert self.can_fit
+        assert self._live_axis is not None
+        axis = self._live_axis - 1
+        before = self._host[:, :num_rows].copy()
+        self._lay_out((*self._row_shape[:axis], capacity, *self._row_shape[axis + 1 :]))
+        kept = (slice(None),) * (axis + 2) + (slice(min(capacity, before.shape[axis + 2])),)
+        self._host[:, :num_rows][kept] = before[kept]
+
+    def _lay_out(self, row_shape: tuple[int, ...]) -> None:
+        self._row_shape = row_shape
+        self._row_bytes = math.prod(row_shape) * self._storage.itemsize
+        used = self._storage[:, : self._num_rows * math.prod(row_shape)]
+        self._host = np.lib.stride_tricks.as_strided(
+            used,
+            (len(used), self._num_rows, *row_shape),
+            (used.strides[0], *(np.empty((1, *row_shape), used.dtype).strides)),
+        )
+        self._parts = np.array_split(self._host, self._device.num_threads)  # what each thread moves
 
     def bind_input(self, binding: Any, name: str, first_row: int, num_rows: int) -> None:
         """Bind rows of the tensor `name` as a graph's input of that name."""
@@ -108,7 +136,7 @@ class Buffers:
         On the host a row's live positions are copied, on a device whole rows, of many moves at once. A move
         without live positions of these tensors leaves them as they are.
         """
-        touching = [move for move in moves if self._live_length(move)]
+        touching = [move for move in moves if self._live_positions(move).stop]
         if self._device.is_host:
             num_bytes = sum(self._live_bytes(move) for move in touching)
             if num_bytes < _SHARED_BYTES:
@@ -119,21 +147,24 @@ class Buffers:
             return num_bytes
         return sum(self._move_on_device(batch) for batch in independent_batches(touching))
 
-    def _live_length(self, move: Move) -> int:
-        return move.cache_length if self._is_cache else move.source_length
+    def _live_positions(self, move: Move) -> slice:
+        if self._is_cache:
+            return slice(move.num_shared, move.cache_length)
+        return slice(0, move.source_length)
 
     def _live_bytes(self, move: Move) -> int:
         num_bytes = len(self.index) * self._row_bytes
         if self._live_axis is None:
             return num_bytes
-        return num_bytes // self._row_shape[self._live_axis - 1] * self._live_length(move)
+        num_live = len(range(*self._live_positions(move).indices(self._row_shape[self._live_axis - 1])))
+        return num_bytes // self._row_shape[self._live_axis - 1] * num_live
 
     def _move_on_host(self, tensors: Array, moves: list[Move]) -> None:
         """Copy the live positions of some of the tensors; numpy lets other threads run meanwhile."""
         for move in moves:
             live: list[slice] = []
             if self._live_axis is not None:
-                live = [slice(None)] * (self._live_axis - 1) + [slice(self._live_length(move))]
+                live = [slice(None)] * (self._live_axis - 1) + [self._live_positions(move)]
             every_tensor: Any = slice(None)
             tensors[(every_tensor, move.to_row, *live)] = tensors[(every_tensor, move.from_row, *live)]
 
@@ -152,7 +183,7 @@ class Buffers:
         return len(from_rows) * self._row_bytes
 
     def _pointer(self, name: str, row: int) -> int:
-        return self._base + (self.index[name] * self._num_rows + row) * self._row_bytes
+        return self._base + self.index[name] * self._tensor_bytes + row * self._row_bytes
 
 
 def independent_batches(moves: Iterable[Move]) -> list[list[Move]]:

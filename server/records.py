@@ -293,12 +293,14 @@ class Move:
 
     Attributes:
         source_length: 0 leaves the other row's memory as it is: both rows are one request's.
+        num_shared: Cache positions in which the two rows are alike, so that only those behind are copied.
     """
 
     from_row: int
     to_row: int
     cache_length: int
     source_length: int
+    num_shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)

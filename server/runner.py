@@ -151,6 +151,7 @@ class OnnxRunner:
     def encode(self, first_row: int, requests: list[Request]) -> None:
         """Encode newcomers into the memory of the rows from `first_row` on."""
         lengths = np.array([request.source_length for request in requests], np.int32)
+        self._fit_memory(int(lengths.max()), first_row)
         feeds: dict[str, Array] = {names.SOURCE_LENGTHS: lengths}
         for spec in self._graphs[Verb.ENCODE].inputs:
             if spec.role is Role.SOURCE and spec.name != names.SOURCE_LENGTHS:
@@ -224,6 +225,18 @@ class OnnxRunner:
         index = [spec.name for spec in self._graphs[Verb.DECODE].outputs].index(output)
         answer: Array = binding.get_outputs()[index].numpy()
         return answer
+
+    def _fit_memory(self, longest: int, num_rows: int) -> None:
+        """On the host, give memory as much room as the longest source in it needs: see `Buffers.fit`."""
+        capacity = self._capacities[names.MEMORY_CAPACITY]
+        if not self._device.is_host or self.captures_steps:
+            return
+        if longest > capacity if num_rows else longest != capacity:
+            self._capacities[names.MEMORY_CAPACITY] = np.array(longest, np.int32)
+            self._bindings.clear()
+            for buffers in self._groups_of_buffers:
+                if buffers.can_fit:
+                    buffers.fit(longest, num_rows)
 
     def _groups(self) -> list[list[TensorSpec]]:
         """The memory and cache tensors of all graphs, those of like shape together."""

@@ -213,7 +213,8 @@ def _copy(fork: Fork, *, is_new: bool) -> Move:
     parent, child = fork.parent, fork.child
     assert parent.row is not None
     assert child.row is not None
-    return Move(parent.row, child.row, child.cache_length, child.source_length if is_new else 0)
+    source_length = child.source_length if is_new else 0
+    return Move(parent.row, child.row, child.cache_length, source_length, fork.num_shared)
 
 
 def _late() -> DeadlineExceeded:

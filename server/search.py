@@ -25,10 +25,15 @@ from server.stopping import StoppedText
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A row that goes on from another's cache; without a slot yet, it needs that and the memory, too."""
+    """A row that goes on from another's cache; without a slot yet, it needs that and the memory, too.
+
+    Attributes:
+        num_shared: Positions in which its own cache is like the other's already.
+    """
 
     parent: Sequence
     child: Sequence
+    num_shared: int
 
 
 @dataclass(eq=False, slots=True)
@@ -248,12 +253,17 @@ def _place(search: Search, children: list[_Child]) -> list[Fork]:
     rows: dict[_Child, Sequence] = {}
     for parent, (first, *others) in by_parent.items():
         for child in others:
-            row = spare.pop() if spare else _new_row(parent)
+            if not spare:
+                row, num_shared = _new_row(parent), 0
+            else:
+                row = spare.pop()
+                # The start token is the first position.
+                num_shared = 1 + len(_common_prefix([row.token_ids, parent.token_ids], 0))
             row.token_ids = parent.token_ids.copy()
             row.choices = parent.choices.copy()
             row.log_probability = parent.log_probability
             rows[child] = row
-            forks.append(Fork(parent, row))
+            forks.append(Fork(parent, row, num_shared))
         rows[first] = parent
     for child, row in rows.items():
         row.index = 0 if search.request.beam else child.index
@@ -295,7 +305,10 @@ def _as_it_is(sequence: Sequence, reason: FinishReason) -> Hypothesis:
 
 def _common_prefix(targets: list[list[int]], num_known: int) -> list[int]:
     """What all targets begin with, of which `num_known` tokens are known to be."""
-    first, length = targets[0], num_known
-    while length < min(map(len, targets)) and all(target[length] == first[length] for target in targets):
-        length += 1
-    return first[:length]
+    first = targets[0]
+    for length, tokens in enumerate(
+        zip(*(target[num_known:] for target in targets), strict=False), num_known
+    ):
+        if len(set(tokens)) > 1:
+            return first[:length]
+    return first[: min(map(len, targets))]

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,8 +32,7 @@ _BindLogits = Callable[[Any], None]
 _Picked = tuple[list[list[int]], list[list[float]]]  # token ids and log-probabilities, (m, K) each
 
 
-@dataclass(frozen=True, slots=True)
-class _Ask:
+class _Ask(NamedTuple):
     """A row to select for; one that several samples are drawn from is asked for each."""
 
     row: int

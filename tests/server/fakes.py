@@ -117,7 +117,8 @@ class FakeRunner:
             if move.source_length:
                 self.memory[move.to_row] = self.memory[move.from_row]
             if move.cache_length:
-                self.cache[move.to_row] = self.cache[move.from_row][: move.cache_length]
+                shared = self.cache[move.to_row][: move.num_shared]
+                self.cache[move.to_row] = shared + self.cache[move.from_row][len(shared) : move.cache_length]
             num_bytes += move.cache_length + move.source_length
         return num_bytes
 

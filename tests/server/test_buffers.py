@@ -132,3 +132,31 @@ def test_on_the_host_only_live_positions_are_copied():
     assert num_bytes == 2 * 3 * 4 * 4
     np.testing.assert_array_equal(read(buffers)[0, 0, :, :3], before[4, :, :3])
     np.testing.assert_array_equal(read(buffers)[0, 0, :, 3:], before[0, :, 3:])
+
+
+@given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 5)), max_size=6))
+def test_rows_keep_what_they_hold_when_they_get_other_room(history):
+    role, axes, _ = KINDS["memory"]
+    buffers = Buffers([TensorSpec(name, "float32", axes, role) for name in "ab"], (5, 2, 7, 4), HOST)
+    chance = np.random.default_rng(0)
+    write(buffers, chance.random((2, 5, 2, 7, 4), np.float32))
+    for capacity, num_rows in history:
+        before = read(buffers)[:, :num_rows].copy()
+        buffers.fit(capacity, num_rows)
+        after = read(buffers)
+        assert after.shape == (2, 5, 2, capacity, 4)
+        both = min(capacity, before.shape[3])
+        np.testing.assert_array_equal(after[:, :num_rows, :, :both], before[:, :, :, :both])
+        assert buffers._pointer("b", 3) == after[1, 3].ctypes.data
+        write(buffers, chance.random(after.shape, np.float32))
+
+
+def test_a_move_leaves_out_what_both_rows_share():
+    role, axes, row_shape = KINDS["cache"]
+    buffers = Buffers([TensorSpec("a", "float32", axes, role)], (5, *row_shape), HOST)
+    write(buffers, np.arange(5 * np.prod(row_shape), dtype=np.float32).reshape(1, 5, *row_shape))
+    before = read(buffers)[0].copy()
+    num_bytes = buffers.move_all([Move(4, 0, cache_length=3, source_length=0, num_shared=2)])
+    assert num_bytes == 2 * 1 * 4 * 4
+    np.testing.assert_array_equal(read(buffers)[0, 0, :, 2], before[4, :, 2])
+    np.testing.assert_array_equal(read(buffers)[0, 0, :, :2], before[0, :, :2])
