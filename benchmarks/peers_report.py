@@ -1,0 +1,163 @@
+"""From the turns of `benchmarks.peers` to its report: whose tokens are equal, who is how much faster."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.workloads import Contender, Suite, Work
+from bundle.names import Precision
+from training.scoring import score
+
+# How many times as fast as a peer the engine has to be: by work, int8 and fp32.
+_BARS_CTRANSLATE2 = {
+    "base, greedy x 1": (2.0, 1.35),
+    "base, greedy x 8": (1.3, 1.4),
+    "base, greedy x 32": (1.05, 1.35),
+    "base, beam 5 x 1": (1.5, 1.8),
+    "base, beam 5 x 32": (1.0, 1.1),
+    "Multi30k, greedy": (1.0, 1.0),
+    "Multi30k, beam 5": (1.0, 1.0),
+}
+_BARS_TRANSFORMERS = (3.5, 2.0)
+_PEERS = {"ctranslate2": "CTranslate2", "transformers": "generate"}
+
+
+@dataclass
+class Turns:
+    """What one contender did for one work.
+
+    Attributes:
+        targets: Of its first turn, which is not timed.
+        seconds: Of each turn after it.
+        step_seconds: Of each turn, the median of its steps, where the contender tells.
+        python_shares: Of each turn, the share of its time outside ONNX Runtime.
+    """
+
+    targets: list[list[int]]
+    seconds: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    python_shares: list[float] = field(default_factory=list)
+
+    @property
+    def median_seconds(self) -> float:
+        """What is compared."""
+        return statistics.median(self.seconds)
+
+
+AllTurns = Mapping[Contender, Turns]
+
+
+def equal_targets(work: Work, turns: AllTurns) -> dict[str, Any]:
+    """How many targets are equal: ours with each fp32 peer's, and each int8 contender's with its own fp32.
+
+    Raises:
+        ValueError: A target has another length than the work asks for; then no time can be compared.
+    """
+    for contender, its in turns.items():
+        lengths = {len(target) for target in its.targets}
+        if work.is_exact and lengths != {work.search.max_new_tokens}:
+            raise ValueError(
+                f"{work.name}: {contender.name} gives targets of {sorted(lengths)} tokens, "
+                f"not of {work.search.max_new_tokens}"
+            )
+    reference = {c.library: its.targets for c, its in turns.items() if c.precision is Precision.FP32}
+    equal = {}
+    for contender, its in turns.items():
+        base = reference["ours" if contender.precision is Precision.FP32 else contender.library]
+        if its.targets is not base:
+            equal[contender.name] = sum(a == b for a, b in zip(its.targets, base, strict=True))
+    return {"work": work.name, "requests": len(work.sources), "equal": equal}
+
+
+def summarise(suite: Suite, work: Work, precision: Precision, turns: AllTurns) -> dict[str, Any]:
+    """One row: the engine in one precision beside CTranslate2 in the same and transformers in fp32."""
+    ours = next(c for c in turns if c.library == "ours" and c.precision is precision)
+    rivals = {}
+    for library in _PEERS:
+        of_library = [c for c in turns if c.library == library and c.precision is _rival(library, precision)]
+        if of_library:
+            rivals[library] = min(of_library, key=lambda contender: turns[contender].median_seconds)
+    counted = [ours, *rivals.values()]
+    return {
+        "work": work.name,
+        "precision": precision.value,
+        "step_ms": 1e3 * statistics.median(turns[ours].step_seconds),
+        "python_share": statistics.median(turns[ours].python_shares),
+        "seconds": {
+            c.name: its.seconds for c, its in turns.items() if c.precision is precision or c in counted
+        },
+        "tokens_per_second": {
+            c.name: sum(map(len, turns[c].targets)) / turns[c].median_seconds for c in counted
+        },
+        "ratios": {
+            library: _ratio(
+                work, precision, library, turns[rival].median_seconds / turns[ours].median_seconds
+            )
+            | {"setting": rival.setting}
+            for library, rival in rivals.items()
+        },
+        **({"bleu": {c.name: _bleu(suite, work, turns[c]) for c in counted}} if work.references else {}),
+    }
+
+
+def agreement_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """What `equal_targets` gave, for people."""
+    names = list(dict.fromkeys(name for row in rows for name in row["equal"]))
+    table = Table(title="equal targets: fp32 with ours in fp32, int8 with the same library's fp32")
+    for column in ("", "of", *names):
+        table.add_column(column, justify="right")
+    for row in rows:
+        equal = (str(row["equal"].get(name, "")) for name in names)
+        table.add_row(row["work"], str(row["requests"]), *equal)
+    return table
+
+
+def speed_table(report: dict[str, Any]) -> Table:
+    """Speed, ratio, bar and quality, for people."""
+    table = Table(title="tokens/s with encoding; how many times as fast as the peer, and the bar")
+    columns = ["", "type", "ms/step", "floor", "python", "ours"]
+    for name in _PEERS.values():
+        columns += [name, "ratio / bar"]
+    for column in (*columns, f"BLEU: ours, {', '.join(_PEERS.values())}"):
+        table.add_column(column, justify="right")
+    for row in report["results"]:
+        rates = list(row["tokens_per_second"].values())
+        cells = [row["work"], row["precision"], f"{row['step_ms']:.2f}"]
+        cells += [f"{row['floor_ms']:.2f}" if "floor_ms" in row else "", f"{row['python_share']:.1%}"]
+        cells.append(f"{rates[0]:.0f}")
+        rates_of_peers = dict(zip(row["ratios"], rates[1:], strict=True))
+        for library in _PEERS:
+            cells += _peer_cells(row["ratios"].get(library), rates_of_peers.get(library, 0.0))
+        cells.append(" ".join(f"{bleu['score']:.2f}" for bleu in row.get("bleu", {}).values()))
+        table.add_row(*cells)
+    return table
+
+
+def _peer_cells(ratio: dict[str, Any] | None, rate: float) -> list[str]:
+    if ratio is None:
+        return ["not installed", ""]
+    text = f"{ratio['ratio']:.2f}"
+    if ratio["bar"] is not None:
+        text += f" / {ratio['bar']:.2f} " + ("[green]met[/]" if ratio["is_met"] else "[red]missed[/]")
+    return [f"{rate:.0f} {ratio['setting']}".strip(), text]
+
+
+def _rival(library: str, precision: Precision) -> Precision:
+    """In what a library is compared with ours; transformers has no int8 here."""
+    return Precision.FP32 if library == "transformers" else precision
+
+
+def _ratio(work: Work, precision: Precision, library: str, ratio: float) -> dict[str, Any]:
+    bars = _BARS_TRANSFORMERS if library == "transformers" else _BARS_CTRANSLATE2.get(work.name)
+    bar = None if bars is None else bars[0 if precision is Precision.INT8 else 1]
+    return {"ratio": ratio, "bar": bar, "is_met": None if bar is None else ratio >= bar}
+
+
+def _bleu(suite: Suite, work: Work, turns: Turns) -> dict[str, Any]:
+    result = score(suite.trained.tokenizer.decode_batch(turns.targets), work.references)
+    return {"score": result.bleu, "signature": result.bleu_signature}
