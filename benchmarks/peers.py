@@ -58,8 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.cores < 1:
         parser.error("--rounds and --cores must be at least 1")
-    console = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH)
     cores = sorted(os.sched_getaffinity(0))[: options.cores]
+    if len(cores) < options.cores:
+        parser.error(f"--cores is {options.cores}, and this process may use {len(cores)}")
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH)
     os.sched_setaffinity(0, cores)
     torch.set_num_threads(len(cores))
     try:

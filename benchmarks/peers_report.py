@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.table import Table
+from sacrebleu.metrics.bleu import BLEU
 
 from benchmarks.workloads import Contender, Suite, Work
 from bundle.names import Precision
-from training.scoring import score
 
 # How many times as fast as a peer the engine has to be: by work, int8 and fp32.
 _BARS_CTRANSLATE2 = {
@@ -83,26 +83,28 @@ def summarise(suite: Suite, work: Work, precision: Precision, turns: AllTurns) -
         if of_library:
             rivals[library] = min(of_library, key=lambda contender: turns[contender].median_seconds)
     counted = [ours, *rivals.values()]
-    return {
+    row: dict[str, Any] = {
         "work": work.name,
         "precision": precision.value,
         "step_ms": 1e3 * statistics.median(turns[ours].step_seconds),
         "python_share": statistics.median(turns[ours].python_shares),
+        "tokens_per_second": _rate(turns[ours]),
+        "peers": {
+            library: {
+                "setting": rival.setting,
+                "tokens_per_second": _rate(turns[rival]),
+                "ratio": turns[rival].median_seconds / turns[ours].median_seconds,
+                "bar": _bar(work, precision, library),
+            }
+            for library, rival in rivals.items()
+        },
         "seconds": {
             c.name: its.seconds for c, its in turns.items() if c.precision is precision or c in counted
         },
-        "tokens_per_second": {
-            c.name: sum(map(len, turns[c].targets)) / turns[c].median_seconds for c in counted
-        },
-        "ratios": {
-            library: _ratio(
-                work, precision, library, turns[rival].median_seconds / turns[ours].median_seconds
-            )
-            | {"setting": rival.setting}
-            for library, rival in rivals.items()
-        },
-        **({"bleu": {c.name: _bleu(suite, work, turns[c]) for c in counted}} if work.references else {}),
     }
+    if work.references:
+        row["bleu"] = {contender.name: _bleu(suite, work, turns[contender]) for contender in counted}
+    return row
 
 
 def agreement_table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -126,25 +128,24 @@ def speed_table(report: dict[str, Any]) -> Table:
     for column in (*columns, f"BLEU: ours, {', '.join(_PEERS.values())}"):
         table.add_column(column, justify="right")
     for row in report["results"]:
-        rates = list(row["tokens_per_second"].values())
         cells = [row["work"], row["precision"], f"{row['step_ms']:.2f}"]
         cells += [f"{row['floor_ms']:.2f}" if "floor_ms" in row else "", f"{row['python_share']:.1%}"]
-        cells.append(f"{rates[0]:.0f}")
-        rates_of_peers = dict(zip(row["ratios"], rates[1:], strict=True))
+        cells.append(f"{row['tokens_per_second']:.0f}")
         for library in _PEERS:
-            cells += _peer_cells(row["ratios"].get(library), rates_of_peers.get(library, 0.0))
+            cells += _peer_cells(row["peers"].get(library))
         cells.append(" ".join(f"{bleu['score']:.2f}" for bleu in row.get("bleu", {}).values()))
         table.add_row(*cells)
     return table
 
 
-def _peer_cells(ratio: dict[str, Any] | None, rate: float) -> list[str]:
-    if ratio is None:
+def _peer_cells(peer: dict[str, Any] | None) -> list[str]:
+    if peer is None:
         return ["not installed", ""]
-    text = f"{ratio['ratio']:.2f}"
-    if ratio["bar"] is not None:
-        text += f" / {ratio['bar']:.2f} " + ("[green]met[/]" if ratio["is_met"] else "[red]missed[/]")
-    return [f"{rate:.0f} {ratio['setting']}".strip(), text]
+    text = f"{peer['ratio']:.2f}"
+    if peer["bar"] is not None:
+        outcome = "[green]met[/]" if peer["ratio"] >= peer["bar"] else "[red]missed[/]"
+        text += f" / {peer['bar']:.2f} {outcome}"
+    return [f"{peer['tokens_per_second']:.0f} {peer['setting']}".strip(), text]
 
 
 def _rival(library: str, precision: Precision) -> Precision:
@@ -152,12 +153,16 @@ def _rival(library: str, precision: Precision) -> Precision:
     return Precision.FP32 if library == "transformers" else precision
 
 
-def _ratio(work: Work, precision: Precision, library: str, ratio: float) -> dict[str, Any]:
+def _bar(work: Work, precision: Precision, library: str) -> float | None:
     bars = _BARS_TRANSFORMERS if library == "transformers" else _BARS_CTRANSLATE2.get(work.name)
-    bar = None if bars is None else bars[0 if precision is Precision.INT8 else 1]
-    return {"ratio": ratio, "bar": bar, "is_met": None if bar is None else ratio >= bar}
+    return None if bars is None else bars[0 if precision is Precision.INT8 else 1]
+
+
+def _rate(turns: Turns) -> float:
+    return sum(map(len, turns.targets)) / turns.median_seconds
 
 
 def _bleu(suite: Suite, work: Work, turns: Turns) -> dict[str, Any]:
-    result = score(suite.trained.tokenizer.decode_batch(turns.targets), work.references)
-    return {"score": result.bleu, "signature": result.bleu_signature}
+    metric = BLEU(tokenize="none", force=True)  # the references are cut into words already
+    score = metric.corpus_score(suite.trained.tokenizer.decode_batch(turns.targets), [work.references])
+    return {"score": score.score, "signature": str(metric.get_signature())}
