@@ -18,8 +18,8 @@ from training.transformer import Transformer
 # At 0 a beam would end as soon as its best hypothesis has; this leaves the scores as they are all the same.
 _NO_PENALTY = 1e-9
 _COMPUTE_TYPES = {Precision.FP32: "float32", Precision.INT8: "int8"}
-# Many requests are sorted by length and cut into batches: on Multi30k, 64 to 80 rows were the fastest of 16 to
-# 2500. Few are a batch a worker.
+# Many requests are sorted by length and cut into batches: on Multi30k, 64 to 80 rows were the fastest of 16
+# to 2500. Few are a batch a worker.
 _FEW_REQUESTS, _BATCH_ROWS = 32, 80
 
 
