@@ -2,10 +2,10 @@
 
 import dataclasses
 import gzip
+import importlib.util
 import json
 import os
 import shutil
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from benchmarks.workloads import Contender, Search, Suite, Work, base_works
 from bundle.names import Precision
 from training.config import TransformerConfig
 
-PEERS = [name for name in ("ctranslate2", "transformers") if find_spec(name)]
+PEERS = [name for name in ("ctranslate2", "transformers") if importlib.util.find_spec(name)]
 PAIRS = [("하나 둘 셋", "one two three"), ("넷", "four"), ("다섯 하나", "five one")]
 
 
@@ -77,10 +77,16 @@ def test_everybody_takes_turns_and_gives_the_same_tokens(run_small, corpus, tmp_
             assert len({bleu["score"] for bleu in row["bleu"].values()}) == 1
 
 
-def test_only_chooses_works_by_their_names(run_small):
+def test_only_chooses_works_by_their_names_and_a_peer_may_be_missing(run_small, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     report, told = run_small("--only", "greedy x 1")
-    assert {row["work"] for row in report["results"]} == {"base, greedy x 1"}
+    assert {(row["work"], row["precision"]) for row in report["results"]} == {
+        ("base, greedy x 1", "fp32"),
+        ("base, greedy x 1", "int8"),
+    }
+    assert all(row["peers"] == {} for row in report["results"])
     assert "Multi30k is skipped" in told
+    assert "ctranslate2 is not installed" in told
     with pytest.raises(SystemExit, match="2"):
         run_small("--only", "nothing")
 
