@@ -11,13 +11,11 @@ import numpy as np
 from ctranslate2.specs import TransformerSpec
 
 from benchmarks.workloads import Search
-from bundle.names import Precision
 from training.config import BOS, EOS, PAD, UNK
 from training.transformer import Transformer
 
 # At 0 a beam would end as soon as its best hypothesis has; this leaves the scores as they are all the same.
 _NO_PENALTY = 1e-9
-_COMPUTE_TYPES = {Precision.FP32: "float32", Precision.INT8: "int8"}
 # Many requests are sorted by length and cut into batches: on Multi30k, 64 to 80 rows were the fastest of 16
 # to 2500. Few are a batch a worker.
 _FEW_REQUESTS, _BATCH_ROWS = 32, 80
@@ -67,21 +65,28 @@ class CTranslate2Peer:
     Args:
         path: What `convert` wrote.
         tokens: What `convert` returned.
-        precision: fp32 or int8, which it makes itself.
+        compute_type: CTranslate2's name, such as `float32` or `int8`, which it makes itself.
         inter_threads: Batches at once.
         intra_threads: Threads of a batch.
+        device: CTranslate2's name, `cpu` or `cuda`.
     """
 
     def __init__(
-        self, path: Path, tokens: list[str], precision: Precision, inter_threads: int, intra_threads: int
+        self,
+        path: Path,
+        tokens: list[str],
+        compute_type: str,
+        inter_threads: int,
+        intra_threads: int,
+        device: str = "cpu",
     ) -> None:
         self._tokens = tokens
         self._ids = {token: token_id for token_id, token in enumerate(tokens)}
         self._inter_threads = inter_threads
         self._translator = ctranslate2.Translator(
             str(path),
-            device="cpu",
-            compute_type=_COMPUTE_TYPES[precision],
+            device=device,
+            compute_type=compute_type,
             inter_threads=inter_threads,
             intra_threads=intra_threads,
         )
@@ -96,10 +101,16 @@ class CTranslate2Peer:
             beam_size=search.beam_size,
             length_penalty=_NO_PENALTY,
             max_input_length=0,
+            min_decoding_length=search.min_new_tokens,
             max_decoding_length=search.max_new_tokens,
             max_batch_size=max_batch_size,
         )
         return [[self._ids[token] for token in result.hypotheses[0]] for result in results]
+
+    def greedy(self, sources: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        """Exactly `num_tokens` target tokens of each source, encoding included."""
+        search = Search(beam_size=1, max_new_tokens=num_tokens, min_new_tokens=num_tokens)
+        return self.translate(sources, search)
 
 
 def _array(tensor: Any) -> Any:

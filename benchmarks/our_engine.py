@@ -15,6 +15,7 @@ import onnxruntime as ort
 from benchmarks.workloads import Search
 from bundle.manifest import load_bundle
 from bundle.names import SOURCE_IDS, Precision
+from server.device import ProviderPolicy
 from server.engine import Engine
 from server.records import Beam, Request, Result, Turn
 from server.runner import OnnxRunner, RunnerConfig
@@ -36,7 +37,7 @@ class OurEngine:
 
     def __init__(self, bundle_path: Path, precision: Precision, num_threads: int, num_slots: int) -> None:
         config = RunnerConfig(
-            provider="cpu",
+            provider=ProviderPolicy.CPU,
             precision=precision,
             num_threads=num_threads,
             max_slots=num_slots,
@@ -47,7 +48,6 @@ class OurEngine:
         self._num_open = 0
         self._all_done = threading.Event()
         runner = OnnxRunner(load_bundle(bundle_path), config)
-        runner.warm_up()
         self._engine = Engine(runner, model_name="bench", deliver=self._deliver)
         self._engine.start()
 

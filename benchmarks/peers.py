@@ -50,6 +50,7 @@ _MAX_SLOTS = 256  # the server's default
 _PAUSE_SECONDS = 0.05  # the threads of who ran before still spin for a while
 _WIDTH = 160  # columns of the tables in a file
 _PRECISIONS = (Precision.FP32, Precision.INT8)
+_COMPUTE_TYPES = {Precision.FP32: "float32", Precision.INT8: "int8"}  # CTranslate2's names
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -163,14 +164,15 @@ def _contenders(
 
         tokens = ctranslate2_peer.convert(model, folder / "ctranslate2")
         for precision, threads in product(_PRECISIONS, _thread_settings(num_cores)):
-            peer = ctranslate2_peer.CTranslate2Peer(folder / "ctranslate2", tokens, precision, *threads)
+            compute_type = _COMPUTE_TYPES[precision]
+            peer = ctranslate2_peer.CTranslate2Peer(folder / "ctranslate2", tokens, compute_type, *threads)
             setting = "x".join(map(str, threads))
             contenders.append(Contender("ctranslate2", precision, setting, peer.translate))
     if _is_installed("transformers", console):
         from benchmarks import transformers_peer
 
-        generate = transformers_peer.TransformersPeer(model).translate
-        contenders.append(Contender("transformers", Precision.FP32, "", generate))
+        generate = transformers_peer.TransformersPeer(model, torch.device("cpu"), torch.float32)
+        contenders.append(Contender("transformers", Precision.FP32, "", generate.translate))
     return contenders
 
 

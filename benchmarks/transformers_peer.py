@@ -1,4 +1,4 @@
-"""The same weights in transformers, as a `MarianMTModel`, and its `generate`: PyTorch in fp32."""
+"""The same weights in transformers, as a `MarianMTModel`, and its `generate`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,72 @@ from training.transformer import Transformer
 _BATCH_SIZE = 32
 
 
-def convert(model: Transformer) -> MarianMTModel:
-    """The same function: `load_state_dict` refuses a tensor that is missing, left over, or of another shape.
+class TransformersPeer:
+    """`generate` of the converted model.
+
+    Args:
+        model: Ours; post-norm, as Marian's is.
+        device: Where it runs.
+        dtype: What it runs in.
+        is_static: Whether its cache is allocated once; transformers then compiles the step, where it can.
 
     Raises:
-        ValueError: The model has pre-norm, and Marian's layers are post-norm.
+        ValueError: The model has pre-norm.
     """
+
+    def __init__(
+        self, model: Transformer, device: torch.device, dtype: torch.dtype, *, is_static: bool = False
+    ) -> None:
+        self._model = _convert(model).to(device, dtype)
+        self._device = device
+        self._options = {"cache_implementation": "static"} if is_static else {}
+
+    def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
+        """The best target of each source, encoding included; sources of like length share a batch."""
+        targets: list[list[int]] = [[] for _ in sources]
+        by_length = sorted(range(len(sources)), key=lambda row: len(sources[row]))
+        for start in range(0, len(by_length), _BATCH_SIZE):
+            rows = by_length[start : start + _BATCH_SIZE]
+            for row, target in zip(rows, self._generate([sources[row] for row in rows], search), strict=True):
+                targets[row] = target
+        return targets
+
+    def greedy(self, sources: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        """Exactly `num_tokens` target tokens of each source, encoding included."""
+        search = Search(beam_size=1, max_new_tokens=num_tokens, min_new_tokens=num_tokens)
+        return self._generate(sources, search)
+
+    def _generate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
+        source_ids = pad_rows(sources).to(self._device)  # (B, S)
+        options: dict[str, Any] = dict(self._options)
+        if search.beam_size > 1:
+            options |= {"early_stopping": True, "length_penalty": 0.0}
+        if search.min_new_tokens:
+            options["min_new_tokens"] = search.min_new_tokens
+        generated: Tensor = self._model.generate(
+            input_ids=source_ids,
+            attention_mask=(source_ids != PAD_ID).long(),
+            num_beams=search.beam_size,
+            do_sample=False,
+            max_new_tokens=search.max_new_tokens,
+            **options,
+        )  # (B, 1 + T)
+        return [_without_end(target[1:], search.min_new_tokens) for target in generated.tolist()]
+
+
+def _without_end(target: list[int], min_new_tokens: int) -> list[int]:
+    for special_id in (EOS_ID, PAD_ID):
+        if special_id in target[min_new_tokens:]:
+            target = target[: target.index(special_id, min_new_tokens)]
+    return target
+
+
+def _convert(model: Transformer) -> Any:
+    """The same function: `load_state_dict` refuses a tensor that is missing, left over, or misshapen."""
     config = model.config
     if config.norm != "post":
         raise ValueError(f"MarianMTModel is post-norm, and the model has norm={config.norm!r}")
-    marian = MarianMTModel(
+    marian: Any = MarianMTModel(
         MarianConfig(
             vocab_size=config.vocab_size,
             d_model=config.d_model,
@@ -48,45 +104,9 @@ def convert(model: Transformer) -> MarianMTModel:
             decoder_start_token_id=BOS_ID,
         )
     )
-    marian.load_state_dict(dict(_weights(model)) | {"final_logits_bias": torch.zeros(1, config.vocab_size)})
+    state = {name: tensor.detach().cpu() for name, tensor in _weights(model)}
+    marian.load_state_dict(state | {"final_logits_bias": torch.zeros(1, config.vocab_size)})
     return marian.eval()
-
-
-class TransformersPeer:
-    """`generate` of the converted model."""
-
-    def __init__(self, model: Transformer) -> None:
-        self._model = convert(model)
-
-    def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
-        """The best target of each source, encoding included; sources of like length share a batch."""
-        targets: list[list[int]] = [[] for _ in sources]
-        by_length = sorted(range(len(sources)), key=lambda row: len(sources[row]))
-        for start in range(0, len(by_length), _BATCH_SIZE):
-            rows = by_length[start : start + _BATCH_SIZE]
-            for row, target in zip(rows, self._generate([sources[row] for row in rows], search), strict=True):
-                targets[row] = target
-        return targets
-
-    def _generate(self, sources: list[Sequence[int]], search: Search) -> list[list[int]]:
-        source_ids = pad_rows(sources)  # (B, S)
-        beam = {"early_stopping": True, "length_penalty": 0.0} if search.beam_size > 1 else {}
-        generated: Tensor = self._model.generate(
-            input_ids=source_ids,
-            attention_mask=(source_ids != PAD_ID).long(),
-            num_beams=search.beam_size,
-            do_sample=False,
-            max_new_tokens=search.max_new_tokens,
-            **beam,
-        )  # (B, 1 + T)
-        return [_without_end(target[1:]) for target in generated.tolist()]
-
-
-def _without_end(target: list[int]) -> list[int]:
-    for special_id in (EOS_ID, PAD_ID):
-        if special_id in target:
-            target = target[: target.index(special_id)]
-    return target
 
 
 def _weights(model: Transformer) -> Iterator[tuple[str, Tensor]]:
@@ -98,22 +118,22 @@ def _weights(model: Transformer) -> Iterator[tuple[str, Tensor]]:
         # Marian's own table has all sines before all cosines.
         yield f"model.{name}.embed_positions.weight", model.positions
         for i, layer in enumerate(layers):
-            yield from _layer_weights(f"model.{name}.layers.{i}", layer, is_decoder=name == "decoder")
+            yield from _layer_weights(f"model.{name}.layers.{i}", layer)
 
 
-def _layer_weights(prefix: str, layer: Any, is_decoder: bool) -> Iterator[tuple[str, Tensor]]:
-    attentions = {"self_attn": (layer.self_attention, layer.self_attention_norm)}
-    if is_decoder:
-        attentions["encoder_attn"] = (layer.cross_attention, layer.cross_attention_norm)
+def _layer_weights(prefix: str, layer: Any) -> Iterator[tuple[str, Tensor]]:
     modules = {
         "fc1": layer.feed_forward.inner,
         "fc2": layer.feed_forward.outer,
         "final_layer_norm": layer.feed_forward_norm,
     }
-    for name, (attention, norm) in attentions.items():
-        modules[f"{name}_layer_norm"] = norm
-        for theirs, ours in (("q", "query"), ("k", "key"), ("v", "value"), ("out", "output")):
-            modules[f"{name}.{theirs}_proj"] = getattr(attention, ours)
+    for theirs, ours in (("self_attn", "self_attention"), ("encoder_attn", "cross_attention")):
+        attention = getattr(layer, ours, None)
+        if attention is None:
+            continue  # an encoder layer
+        modules[f"{theirs}_layer_norm"] = getattr(layer, f"{ours}_norm")
+        for part, name in (("q", "query"), ("k", "key"), ("v", "value"), ("out", "output")):
+            modules[f"{theirs}.{part}_proj"] = getattr(attention, name)
     for name, module in modules.items():
         yield f"{prefix}.{name}.weight", module.weight
         yield f"{prefix}.{name}.bias", module.bias

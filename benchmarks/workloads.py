@@ -35,10 +35,12 @@ class Search:
     Attributes:
         beam_size: 1 is greedy.
         max_new_tokens: The end of sequence counts.
+        min_new_tokens: The end of sequence is forbidden before so many, by the peers.
     """
 
     beam_size: int
     max_new_tokens: int
+    min_new_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -111,14 +111,6 @@ def test_the_faster_setting_of_a_peer_counts(random_trained):
     assert row["peers"] == {"ctranslate2": expected}
 
 
-@pytest.mark.skipif("transformers" not in PEERS, reason="transformers is not installed")
-def test_marian_refuses_pre_norm(random_pre_norm):
-    from benchmarks.transformers_peer import convert
-
-    with pytest.raises(ValueError, match="post-norm"):
-        convert(random_pre_norm.model)
-
-
 def test_a_floor_is_reading_at_one_row_and_multiplying_at_many():
     sizes = TransformerConfig(
         vocab_size=400, d_model=32, d_ff=64, num_heads=4, num_encoder_layers=2, num_decoder_layers=2
