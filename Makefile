@@ -7,6 +7,7 @@ BUNDLE ?= bundles/demo
 PY := $(VENV)/bin/python
 TRAIN_FLAGS ?=
 SERVE_FLAGS ?=
+BENCH_FLAGS ?=
 
 # Where a GPU answers: ONNX Runtime for CUDA, torch as PyPI has it, and fp16 graphs beside those for the CPU.
 ifneq ($(shell nvidia-smi -L 2>/dev/null),)
@@ -47,7 +48,7 @@ types: $(INSTALLED) ## mypy, strict on bundle, server and client
 
 bench: $(INSTALLED) ## the benchmarks that need no GPU
 	$(PY) -m pip install --quiet -e '.[bench]'
-	$(PY) -m benchmarks.decode
+	$(PY) -m benchmarks.peers $(BENCH_FLAGS)
 
 stubs: $(INSTALLED) ## generate the gRPC stubs and the weightless graphs anew
 	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/seq2seq_v1.proto

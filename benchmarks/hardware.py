@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_PACKAGES = ("torch", "onnxruntime", "onnxruntime-gpu", "ctranslate2", "grpcio", "tokenizers")
+_PACKAGES = ("torch", "onnxruntime", "onnxruntime-gpu", "ctranslate2", "transformers", "grpcio", "tokenizers")
 
 
 def describe_hardware() -> dict[str, object]:

@@ -9,9 +9,13 @@ import torch
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
+from benchmarks.workloads import Search
 from training.batches import pad_rows
 from training.config import BOS_ID, EOS_ID, PAD_ID
 from training.transformer import Transformer
+
+# The fastest of 32 to 256 on Multi30k: a batch goes on until its last target ends.
+_BATCH_SIZE = 32
 
 
 class TransformersPeer:
@@ -34,19 +38,44 @@ class TransformersPeer:
         self._device = device
         self._options = {"cache_implementation": "static"} if is_static else {}
 
+    def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
+        """The best target of each source, encoding included; sources of like length share a batch."""
+        targets: list[list[int]] = [[] for _ in sources]
+        by_length = sorted(range(len(sources)), key=lambda row: len(sources[row]))
+        for start in range(0, len(by_length), _BATCH_SIZE):
+            rows = by_length[start : start + _BATCH_SIZE]
+            for row, target in zip(rows, self._generate([sources[row] for row in rows], search), strict=True):
+                targets[row] = target
+        return targets
+
     def greedy(self, sources: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
         """Exactly `num_tokens` target tokens of each source, encoding included."""
+        search = Search(beam_size=1, max_new_tokens=num_tokens, min_new_tokens=num_tokens)
+        return self._generate(sources, search)
+
+    def _generate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
         source_ids = pad_rows(sources).to(self._device)  # (B, S)
+        options: dict[str, Any] = dict(self._options)
+        if search.beam_size > 1:
+            options |= {"early_stopping": True, "length_penalty": 0.0}
+        if search.min_new_tokens:
+            options["min_new_tokens"] = search.min_new_tokens
         generated: Tensor = self._model.generate(
             input_ids=source_ids,
             attention_mask=(source_ids != PAD_ID).long(),
-            num_beams=1,
+            num_beams=search.beam_size,
             do_sample=False,
-            min_new_tokens=num_tokens,
-            max_new_tokens=num_tokens,
-            **self._options,
+            max_new_tokens=search.max_new_tokens,
+            **options,
         )  # (B, 1 + T)
-        return [target[1:] for target in generated.tolist()]
+        return [_without_end(target[1:], search.min_new_tokens) for target in generated.tolist()]
+
+
+def _without_end(target: list[int], min_new_tokens: int) -> list[int]:
+    for special_id in (EOS_ID, PAD_ID):
+        if special_id in target[min_new_tokens:]:
+            target = target[: target.index(special_id, min_new_tokens)]
+    return target
 
 
 def _convert(model: Transformer) -> Any:

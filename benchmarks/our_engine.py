@@ -1,0 +1,110 @@
+"""This project's engine as a contender: in this process, without gRPC."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from benchmarks.workloads import Search
+from bundle.manifest import load_bundle
+from bundle.names import SOURCE_IDS, Precision
+from server.device import ProviderPolicy
+from server.engine import Engine
+from server.records import Beam, Request, Result, Turn
+from server.runner import OnnxRunner, RunnerConfig
+
+_NO_BUDGET = 1 << 62  # the slots are counted, not their bytes
+
+
+class OurEngine:
+    """One engine with its runner.
+
+    Owned by the benchmark; only its thread calls `translate`, and one call ends before the next.
+
+    Args:
+        bundle_path: An exported bundle.
+        precision: Which of its graphs.
+        num_threads: Of a graph's run.
+        num_slots: Rows of a step at most.
+    """
+
+    def __init__(self, bundle_path: Path, precision: Precision, num_threads: int, num_slots: int) -> None:
+        config = RunnerConfig(
+            provider=ProviderPolicy.CPU,
+            precision=precision,
+            num_threads=num_threads,
+            max_slots=num_slots,
+            memory_budget_bytes=_NO_BUDGET,
+        )
+        self.step_seconds: list[float] = []
+        self._results: dict[Request, Result] = {}
+        self._num_open = 0
+        self._all_done = threading.Event()
+        runner = OnnxRunner(load_bundle(bundle_path), config)
+        self._engine = Engine(runner, model_name="bench", deliver=self._deliver)
+        self._engine.start()
+
+    def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
+        """The best target of each source, all submitted at once."""
+        self._results.clear()
+        self._all_done.clear()
+        self._num_open = len(sources)
+        beam = Beam(search.beam_size, alpha=0.0) if search.beam_size > 1 else None
+        requests = [
+            Request(
+                str(i),
+                {SOURCE_IDS: np.array(source)},
+                search.max_new_tokens,
+                arrival=time.monotonic(),
+                beam=beam,
+            )
+            for i, source in enumerate(sources)
+        ]
+        for request in requests:
+            self._engine.submit(request)
+        self._all_done.wait()
+        return [_best_target(self._results[request]) for request in requests]
+
+    def stop(self) -> None:
+        """End the engine's thread."""
+        self._engine.stop()
+
+    def _deliver(self, turn: Turn) -> None:
+        self.step_seconds.append(turn.stats.step_seconds)
+        for update in turn.updates:
+            if update.result is not None:
+                self._results[update.request] = update.result
+                self._num_open -= 1
+        if not self._num_open:
+            self._all_done.set()
+
+
+def _best_target(result: Result) -> list[int]:
+    if result.error is not None:
+        raise result.error
+    return list(result.best.token_ids)
+
+
+@contextmanager
+def graph_clock() -> Iterator[list[float]]:
+    """The seconds of every run of a graph in ONNX Runtime while the context lasts, whoever asks for it."""
+    seconds: list[float] = []
+    run = ort.InferenceSession.run_with_iobinding
+
+    def timed_run(session: ort.InferenceSession, *arguments: Any) -> None:
+        started = time.perf_counter()
+        run(session, *arguments)
+        seconds.append(time.perf_counter() - started)
+
+    ort.InferenceSession.run_with_iobinding = timed_run
+    try:
+        yield seconds
+    finally:
+        ort.InferenceSession.run_with_iobinding = run

@@ -1,0 +1,264 @@
+"""The engine beside CTranslate2 and transformers' `generate`, same weights: `python -m benchmarks.peers`.
+
+Measured: whole requests, encoding included, that come all at once, in this process and without gRPC. A
+`base` Transformer with random weights (V = 32,000, 20 source tokens, exactly 32 target tokens), greedy and
+with beams; and, where a corpus and a run are given, the test set of Multi30k, each sentence to its last
+token, with the sacreBLEU of every contender. fp32 and int8; transformers has fp32 alone. CTranslate2 runs at
+two thread settings (inter_threads x intra_threads), of which the faster one counts.
+
+First the tokens are compared: fp32 of ours with fp32 of each peer, int8 with fp32 of the same library. Then
+all contenders take turns within each round, and medians over the rounds are compared: such machines change
+speed by themselves, so only ratios within one run mean anything.
+
+Also: ms a step, the share of the time that is not spent inside ONNX Runtime ("python"), and the floor of a
+step, which `benchmarks.floors` computes from what it measures in the same run.
+
+Not measured: tokenization, gRPC, waiting. The last line on standard output is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks.floors import Machine, measure_machine, step_floor
+from benchmarks.hardware import describe_hardware
+from benchmarks.our_engine import OurEngine, graph_clock
+from benchmarks.peers_report import Turns, agreement_table, equal_targets, speed_table, summarise
+from benchmarks.workloads import Contender, Suite, Work, base_suite, multi30k_suite
+from bundle.names import Precision
+from export.exporter import export_bundle
+
+_MAX_SLOTS = 256  # the server's default
+_PAUSE_SECONDS = 0.05  # the threads of who ran before still spin for a while
+_WIDTH = 160  # columns of the tables in a file
+_PRECISIONS = (Precision.FP32, Precision.INT8)
+_COMPUTE_TYPES = {Precision.FP32: "float32", Precision.INT8: "int8"}  # CTranslate2's names
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print the tables, and end with one JSON object."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.rounds < 1 or options.cores < 1:
+        parser.error("--rounds and --cores must be at least 1")
+    cores = sorted(os.sched_getaffinity(0))[: options.cores]
+    if len(cores) < options.cores:
+        parser.error(f"--cores is {options.cores}, and this process may use {len(cores)}")
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH)
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(len(cores))
+    try:
+        suites = _suites(options, console)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    if not suites:
+        parser.error(f"--only {options.only!r} leaves nothing to do")
+    head = {"benchmark": "peers", "command": _command(options), "hardware": describe_hardware()}
+    report = head | compare(suites, options.rounds, len(cores), console)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    console.print(speed_table(report))
+    print(json.dumps(report))
+    return 0
+
+
+def compare(suites: Sequence[Suite], num_rounds: int, num_cores: int, console: Console) -> dict[str, Any]:
+    """Let the contenders take turns over every suite.
+
+    Args:
+        suites: What is decoded.
+        num_rounds: Timed turns of every contender.
+        num_cores: Threads that each may use.
+        console: For people; a peer that is not installed is named there, and left out.
+    """
+    console.print("measuring what the machine allows")
+    machine = measure_machine(num_cores)
+    agreement, results = [], []
+    for suite in suites:
+        for work, turns in _take_all_turns(suite, num_rounds, num_cores, console):
+            agreement.append(equal_targets(work, turns))
+            for precision in _PRECISIONS:
+                row = summarise(suite, work, precision, turns)
+                results.append(row | _floor(suite, work, precision, machine))
+    peaks = {precision.value: peak for precision, peak in machine.multiply_adds_per_second.items()}
+    return {
+        "rounds": num_rounds,
+        "bytes_per_second": machine.bytes_per_second,
+        "multiply_adds_per_second": peaks,
+        "models": {suite.name: _provenance(suite) for suite in suites},
+        "equal_targets": agreement,
+        "results": results,
+    }
+
+
+def _take_all_turns(
+    suite: Suite, num_rounds: int, num_cores: int, console: Console
+) -> list[tuple[Work, dict[Contender, Turns]]]:
+    """One turn of everybody, whose targets are compared, and then the rounds that are timed."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack, Progress(console=console) as progress:
+        contenders = _contenders(suite, Path(folder), num_cores, console, stack)
+        all_turns: list[tuple[Work, dict[Contender, Turns]]] = [(work, {}) for work in suite.works]
+        task = progress.add_task(suite.name, total=(num_rounds + 1) * len(suite.works) * len(contenders))
+        for round_number in range(num_rounds + 1):
+            for work, turns in all_turns:
+                for contender in contenders:
+                    progress.update(task, description=f"{work.name}: {contender.name}")
+                    if round_number == 0:
+                        turns[contender] = Turns(contender.translate(work.sources, work.search))
+                    else:
+                        _take_turn(work, contender, turns[contender])
+                    progress.advance(task)
+            if round_number == 0:
+                shown = [equal_targets(work, turns) for work, turns in all_turns]
+                console.print(agreement_table(shown))
+    return all_turns
+
+
+def _take_turn(work: Work, contender: Contender, turns: Turns) -> None:
+    contender.step_seconds.clear()
+    time.sleep(_PAUSE_SECONDS)
+    with graph_clock() as graph_seconds:
+        started = time.perf_counter()
+        contender.translate(work.sources, work.search)
+        elapsed = time.perf_counter() - started
+    turns.seconds.append(elapsed)
+    turns.python_shares.append(1 - sum(graph_seconds) / elapsed)
+    if contender.step_seconds:
+        turns.step_seconds.append(statistics.median(contender.step_seconds))
+
+
+def _contenders(
+    suite: Suite, folder: Path, num_cores: int, console: Console, stack: ExitStack
+) -> list[Contender]:
+    """Everybody who is installed, ready to translate; what must be stopped is left to the stack."""
+    model = suite.trained.model
+    console.print(f"{suite.name}: exporting the model, and the same weights for the peers")
+    export_bundle(suite.trained, folder / "bundle", _PRECISIONS)
+    num_slots = min(max(work.num_rows for work in suite.works), _MAX_SLOTS)
+    contenders = []
+    for precision in _PRECISIONS:
+        engine = OurEngine(folder / "bundle", precision, num_cores, num_slots)
+        stack.callback(engine.stop)
+        contenders.append(Contender("ours", precision, "", engine.translate, engine.step_seconds))
+    if _is_installed("ctranslate2", console):
+        from benchmarks import ctranslate2_peer
+
+        tokens = ctranslate2_peer.convert(model, folder / "ctranslate2")
+        for precision, threads in product(_PRECISIONS, _thread_settings(num_cores)):
+            compute_type = _COMPUTE_TYPES[precision]
+            peer = ctranslate2_peer.CTranslate2Peer(folder / "ctranslate2", tokens, compute_type, *threads)
+            setting = "x".join(map(str, threads))
+            contenders.append(Contender("ctranslate2", precision, setting, peer.translate))
+    if _is_installed("transformers", console):
+        from benchmarks import transformers_peer
+
+        generate = transformers_peer.TransformersPeer(model, torch.device("cpu"), torch.float32)
+        contenders.append(Contender("transformers", Precision.FP32, "", generate.translate))
+    return contenders
+
+
+def _thread_settings(num_cores: int) -> list[tuple[int, int]]:
+    """All cores for one batch, or a batch a core."""
+    return sorted({(1, num_cores), (num_cores, 1)})
+
+
+def _is_installed(package: str, console: Console) -> bool:
+    is_installed = importlib.util.find_spec(package) is not None
+    if not is_installed:
+        console.print(f"{package} is not installed, and left out: pip install -e '.[bench]'", markup=False)
+    return is_installed
+
+
+def _floor(suite: Suite, work: Work, precision: Precision, machine: Machine) -> dict[str, float]:
+    """Of a step in which all requests run; none where they do not all run in every step."""
+    if not work.is_exact:
+        return {}
+    floor = step_floor(
+        suite.trained.config,
+        precision,
+        num_requests=len(work.sources),
+        beam_size=work.search.beam_size,
+        source_tokens=statistics.mean(map(len, work.sources)),
+        target_tokens=work.search.max_new_tokens / 2,
+        machine=machine,
+    )
+    return {
+        "floor_ms": 1e3 * floor.seconds,
+        "floor_read_ms": 1e3 * floor.read_seconds,
+        "floor_multiply_ms": 1e3 * floor.multiply_seconds,
+    }
+
+
+def _provenance(suite: Suite) -> dict[str, Any]:
+    known = suite.trained.provenance
+    return {key: known[key] for key in ("preset", "commit", "steps", "weights") if key in known} | {
+        "sizes": suite.trained.config.to_json(),
+        "dev_bleu": suite.trained.dev_score,
+    }
+
+
+def _suites(options: argparse.Namespace, console: Console) -> list[Suite]:
+    """What there is to do, without the works that `--only` leaves out."""
+    suites = [base_suite()]
+    if options.multi30k and options.run:
+        suites.append(multi30k_suite(options.multi30k, options.run))
+    else:
+        console.print("Multi30k is skipped: it takes --multi30k DIR and --run RUN")
+    chosen = [
+        dataclasses.replace(
+            suite, works=tuple(work for work in suite.works if options.only.lower() in work.name.lower())
+        )
+        for suite in suites
+    ]
+    return [suite for suite in chosen if suite.works]
+
+
+def _command(options: argparse.Namespace) -> str:
+    """What was run, with folders by their last names."""
+    words = ["python", "-m", "benchmarks.peers"]
+    for name, value in vars(options).items():
+        if value and name != "out":
+            words += [f"--{name}", value.resolve().name if isinstance(value, Path) else str(value)]
+    return shlex.join(words)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        description=(__doc__ or "").splitlines()[0],
+        epilog="examples:\n"
+        "  python -m benchmarks.peers --rounds 7\n"
+        "  python -m benchmarks.peers --only 'greedy x 1'\n"
+        "  python -m benchmarks.peers --multi30k multi30k/ --run runs/multi30k",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="timed turns of every contender (default: 5)")
+    parser.add_argument("--cores", type=int, default=2, help="CPUs that everything runs on (default: 2)")
+    parser.add_argument("--only", default="", help="only works whose name contains this (default: all)")
+    parser.add_argument("--multi30k", type=Path, metavar="DIR", help="the corpus, with its tok/ folder")
+    parser.add_argument("--run", type=Path, help="a run trained on its tok/, English to German")
+    parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
