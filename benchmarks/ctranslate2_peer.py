@@ -88,6 +88,26 @@ class CTranslate2Peer:
         )
         return [[self._ids[token] for token in result.hypotheses[0]] for result in results]
 
+    def translate(
+        self, sources: Sequence[Sequence[int]], lengths: Sequence[int], beam_size: int
+    ) -> list[list[int]]:
+        """One batch, in which every target has its own length where CTranslate2 can do that.
+
+        Greedy targets end at their own lengths, and leave the batch then. Beams cannot be ended one by one:
+        they all run to their mean length, which is the same number of rows times steps, in fewer steps than
+        the longest of them needs; so this is in CTranslate2's favour.
+        """
+        is_greedy = beam_size == 1
+        results = self._translator.translate_batch(
+            [[self._tokens[token_id] for token_id in source] for source in sources],
+            asynchronous=True,
+            beam_size=beam_size,
+            max_decoding_length=max(lengths) if is_greedy else round(sum(lengths) / len(lengths)),
+            callback=(lambda step: step.step + 1 >= lengths[step.batch_id]) if is_greedy else None,
+        )
+        answers = [result.result() for result in results]
+        return [[self._ids[token] for token in answer.hypotheses[0]] for answer in answers]
+
 
 def _array(tensor: Any) -> Any:
     return tensor.detach().numpy()
