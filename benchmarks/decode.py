@@ -99,7 +99,7 @@ class Ours:
         for request in requests:
             self._engine.submit(request)
         self._all_done.wait()
-        return [list(self._results[request].token_ids) for request in requests]
+        return [list(self._results[request].best.token_ids) for request in requests]
 
     def stop(self) -> None:
         """End the engine's thread."""

@@ -50,6 +50,12 @@ def _biases(text: str) -> dict[int, float]:
         raise argparse.ArgumentTypeError(f"{text!r} is not like 5=-1.5,17=2") from error
 
 
+def _truth(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return text == "true"
+
+
 # The fields of GenerateOptions: type, name of the value, help.
 _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "max_new_tokens": (int, "N", "the most target tokens (default: the model's limit)"),
@@ -61,6 +67,10 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "logit_bias": (_biases, "ID=X,ID=X", "what is added to the logits of tokens"),
     "stop_sequences": (_texts, "TEXT", "end before TEXT; several, one a line"),
     "target_prefix": (_prefix, "TEXT", "what the target is forced to start with"),
+    "beam_size": (int, "N", "search with N hypotheses at once (default: take the most probable token)"),
+    "length_penalty": (float, "X", "of a beam: alpha of Wu et al. 2016; 0 is none (default: 0.6)"),
+    "early_stopping": (_truth, "BOOL", "of a beam: stop when N hypotheses are complete (default: true)"),
+    "num_hypotheses": (int, "N", "print N hypotheses for each text, one a line (default: 1)"),
     "temperature": (float, "X", "draw tokens at this temperature (default: take the most probable)"),
     "top_k": (int, "N", "draw from the N best tokens (default: all)"),
     "top_p": (float, "X", "draw from the fewest best tokens with this probability in sum (default: 1)"),

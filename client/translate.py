@@ -126,7 +126,8 @@ def _print_answer(item: Item, pending: Pending | None, plan: Translation) -> boo
     if plan.as_json:
         _print(to_json({"source": item.text} | message_dict(answer)))
     else:
-        _print(one_line(answer.hypotheses[0].text))
+        for hypothesis in answer.hypotheses:
+            _print(one_line(hypothesis.text))
     _save_attention(answer, plan)
     return True
 
@@ -139,9 +140,12 @@ def _print_stream(client: Client, item: Item, plan: Translation) -> bool:
             if plan.as_json:
                 _print(to_json({"source": item.text} | message_dict(event)))
             elif event.WhichOneof("event") == "piece":
-                _print(one_line(event.piece.text), end="")
+                if event.piece.hypothesis == 0:
+                    _print(one_line(event.piece.text), end="")
             else:
                 _print("")
+                for hypothesis in event.result.hypotheses[1:]:
+                    _print(one_line(hypothesis.text))
                 _save_attention(event.result, plan)
     except ClientError as error:
         _print_error(item, error, plan)

@@ -15,8 +15,8 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from bundle.names import Precision
 from server.app import serve
+from server.backlog import QueueLimits
 from server.config import LOG_FORMATS, LOG_LEVELS, ServerConfig, parse_bytes
-from server.engine import QueueLimits
 from server.loading import load_model
 from server.logs import configure_logging
 from server.runner import RunnerConfig

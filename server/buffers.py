@@ -88,12 +88,14 @@ class Buffers:
 
     def move(self, move: Move) -> int:
         """Copy one row into another, on the host its live positions only; returns the bytes copied."""
-        return self._move_on_host(move) if self._device.is_host else self._move_on_device(move)
+        length = move.cache_length if self._is_cache else move.source_length
+        if not length:
+            return 0
+        return self._move_on_host(move, length) if self._device.is_host else self._move_on_device(move)
 
-    def _move_on_host(self, move: Move) -> int:
+    def _move_on_host(self, move: Move, length: int) -> int:
         live: list[slice] = []
         if self._live_axis is not None:
-            length = move.cache_length if self._is_cache else move.source_length
             live = [slice(None)] * (self._live_axis - 1) + [slice(length)]
         every_tensor: Any = slice(None)
         rows = self._host[(every_tensor, move.from_row, *live)]
@@ -171,9 +173,10 @@ class Columns:
         dtype = self._host[name].dtype
         self._device.bind_input(binding, name, dtype, (num_rows,), self._pointers[name])
 
-    def bind_logits(self, bind: BindPointer, binding: Any, num_rows: int) -> None:
+    def bind_logits(self, bind: BindPointer, binding: Any, num_rows: int, first_row: int = 0) -> None:
         """Bind the logits, with the device's `bind_output` for a step and `bind_input` for a selection."""
-        bind(binding, names.LOGITS, np.float32, (num_rows, self._vocab_size), self._logits_pointer)
+        pointer = self._logits_pointer + first_row * self._vocab_size * np.dtype(np.float32).itemsize
+        bind(binding, names.LOGITS, np.float32, (num_rows, self._vocab_size), pointer)
 
     def bind_selected(self, binding: Any, num_rows: int) -> None:
         """Bind the ids of the next step as the selection's output."""

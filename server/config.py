@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from server.engine import QueueLimits
+from server.backlog import QueueLimits
 from server.runner import RunnerConfig
 
 LOG_LEVELS = ("debug", "info", "warning", "error")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from server.engine import Engine
@@ -19,7 +19,7 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._token_ids: list[int] = []
+        self._token_ids: dict[int, list[int]] = {}
         self._result: Result | None = None
         self._news = asyncio.Event()
 
@@ -28,17 +28,18 @@ class Mailbox:
         """Whether the engine has ended the request."""
         return self._result is not None
 
-    def put(self, token_ids: tuple[int, ...], result: Result | None) -> None:
-        """Add news and wake the reader."""
-        self._token_ids += token_ids
+    def put(self, token_ids: Mapping[int, list[int]], result: Result | None) -> None:
+        """Add news, new tokens by their hypothesis, and wake the reader."""
+        for place, new in token_ids.items():
+            self._token_ids.setdefault(place, []).extend(new)
         self._result = self._result or result
         self._news.set()
 
-    async def take(self) -> tuple[list[int], Result | None]:
-        """Wait for news and empty the box: the new tokens, and the result where no more will come."""
+    async def take(self) -> tuple[dict[int, list[int]], Result | None]:
+        """Wait for news and empty the box: new tokens by hypothesis, and the result when there is one."""
         await self._news.wait()
         self._news.clear()
-        token_ids, self._token_ids = self._token_ids, []
+        token_ids, self._token_ids = self._token_ids, {}
         return token_ids, self._result
 
     async def wait_for_result(self) -> Result:

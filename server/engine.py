@@ -12,14 +12,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from server.errors import EngineFailed, Overloaded, Unavailable
+from server.backlog import Backlog, QueueLimits
+from server.errors import EngineFailed, Unavailable
 from server.records import (
     Array,
     Choice,
     FinishReason,
+    Hypothesis,
     Move,
     Request,
     Result,
@@ -33,14 +35,13 @@ from server.records import (
     Update,
 )
 from server.scheduler import Finished, Scheduler, SchedulerLimits
+from server.search import untold
 from server.slots import Slots
 
 _log = logging.getLogger(__name__)
 
 _FAILURES_TO_UNHEALTHY = 3  # turns in a row that raised
 _STOP_SECONDS = 10.0
-_RESIDENCE_WEIGHT = 0.1  # of the latest request in the average
-_LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 30.0
 
 
 class Runner(Protocol):
@@ -83,19 +84,6 @@ class _Command(enum.Enum):
     STOP = enum.auto()
 
 
-@dataclass(frozen=True)
-class QueueLimits:
-    """How much may wait for a slot before newcomers are refused."""
-
-    max_waiting_requests: int = 1024
-    max_waiting_tokens: int = 262_144
-
-    def __post_init__(self) -> None:
-        for name in ("max_waiting_requests", "max_waiting_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 1")
-
-
 class Engine:
     """Decodes the requests of one model, all that fit at once.
 
@@ -133,16 +121,13 @@ class Engine:
         )
         self._start_id, self._eos_id = runner.start_id, runner.eos_id
         self._commands: queue.SimpleQueue[tuple[_Command, Request | None]] = queue.SimpleQueue()
-        self._queue_limits = queue_limits or QueueLimits()
-        self._backlog_lock = threading.Lock()
-        self._backlog: set[Request] = set()  # submitted, and neither admitted nor ended
-        self._backlog_tokens = 0
+        self._backlog = Backlog(runner.num_slots, queue_limits or QueueLimits())
+        self._door = threading.Lock()  # whoever has it may let requests in, or close
         self._is_draining = False
         self._is_stopping = False
         self._is_asleep = False
         self._last_turn_at = time.time()
         self._num_failures = 0
-        self._residence_seconds = 0.0  # that a request has its slot, averaged; 0 until one has ended
         self._thread = threading.Thread(target=self._loop, name=f"engine-{model_name}", daemon=True)
 
     def start(self) -> None:
@@ -156,30 +141,11 @@ class Engine:
             Unavailable: Draining or stopped.
             Overloaded: The queue is full, or the deadline would pass before there is a slot.
         """
-        length = request.source_length
-        with self._backlog_lock:
+        with self._door:
             if self._is_draining:
                 raise Unavailable(f"model {self.model_name} is shutting down")
-            limits, wait_seconds = self._queue_limits, self._expected_wait()
-            refusal = ""
-            if len(self._backlog) >= limits.max_waiting_requests:
-                refusal = (
-                    f"{len(self._backlog)} requests are waiting, and the limit is "
-                    f"{limits.max_waiting_requests}"
-                )
-            elif self._backlog_tokens + length > limits.max_waiting_tokens:
-                refusal = (
-                    f"{self._backlog_tokens} source tokens are waiting, and the limit is "
-                    f"{limits.max_waiting_tokens}"
-                )
-            elif request.deadline is not None and self._clock() + wait_seconds > request.deadline:
-                refusal = f"a slot is expected in {wait_seconds:.1f} seconds, after the deadline"
-            if refusal:
-                retry_after = min(max(wait_seconds, _LEAST_RETRY_SECONDS), _MOST_RETRY_SECONDS)
-                raise Overloaded(refusal, retry_after_seconds=retry_after)
-            self._backlog_tokens += length
-            self._backlog.add(request)
-            # Within the lock, so that it comes before the STOP of whoever drains.
+            self._backlog.add(request, self._scheduler.slots.num_reserved, self._clock())
+            # With the door, so that it comes before the STOP of whoever drains.
             self._commands.put((_Command.SUBMIT, request))
 
     def cancel(self, request: Request, *, is_expired: bool = False) -> None:
@@ -191,7 +157,7 @@ class Engine:
 
     def drain(self) -> None:
         """Refuse newcomers from now on, and finish who is in; thread-safe."""
-        with self._backlog_lock:
+        with self._door:
             self._is_draining = True
 
     def stop(self) -> None:
@@ -222,17 +188,18 @@ class Engine:
             now = self._clock()
             finished += self._scheduler.expire(now)
             plan = self._scheduler.schedule(now)
-            self._leave_backlog(sequence.request for sequence in plan.admitted)
+            self._backlog.remove(sequence.request for sequence in plan.admitted)
             plan, result, failed = self._run(plan)
             finished += failed
             gaps: tuple[float, ...] = ()
             if result is not None:
                 now = self._clock()
-                running = plan.rows[: len(plan.rows) - len(plan.admitted)]
-                gaps = tuple(now - sequence.last_token_at for sequence in running)
+                running = list(self._scheduler.running.values())
+                running = running[: len(running) - len(plan.admitted)]
+                gaps = tuple(now - search.last_token_at for search in running)
                 finished += self._scheduler.record(plan, result, now)
             # An alignment takes as long as many steps: first everybody else is told.
-            aligned = [one for one in finished if one.error is None and one.sequence.request.attention]
+            aligned = [one for one in finished if one.error is None and one.search.request.attention]
             self._report(_Ran([one for one in finished if one not in aligned], plan, result, gaps))
             finished = aligned
             while finished:
@@ -261,14 +228,6 @@ class Engine:
         except Exception:
             _log.exception("model %s: nobody could be told of the failure", self.model_name)
 
-    def _expected_wait(self) -> float:
-        """Seconds until a request that came now would get a slot.
-
-        By Little's law: slots are given back at the rate of all slots over the time that a request has one.
-        """
-        num_ahead = len(self._backlog) + self._scheduler.num_running + 1 - self.num_slots
-        return max(num_ahead, 0) * self._residence_seconds / self.num_slots
-
     def _obey(self, command: _Command, request: Request | None) -> list[Finished]:
         if command is _Command.STOP:
             self._is_stopping = True
@@ -295,7 +254,7 @@ class Engine:
                             sequence.choices += map(Choice, log_probabilities)
                 except Exception:
                     self._note_failure()
-                    self._log_failure("encode", plan.admitted)
+                    self._log_failure("encode", [sequence.request for sequence in plan.admitted])
                     failed += self._scheduler.fail(plan.admitted)
                     plan = StepPlan((), (), plan.rows[:first_row])
                 encode_seconds = self._clock() - started
@@ -306,113 +265,102 @@ class Engine:
             step_seconds = self._clock() - started
         except Exception:
             self._note_failure()
-            self._log_failure("step", plan.rows)
+            self._log_failure("step", dict.fromkeys(sequence.request for sequence in plan.rows))
             return plan, None, failed + self._scheduler.fail(plan.rows)
         self._num_failures, self.is_healthy = 0, True
         return plan, StepResult(selected, encode_seconds, step_seconds, moved_bytes), failed
 
     def _report(self, ran: _Ran) -> None:
         """Deliver what the turn produced: new tokens, results, and the numbers for the metrics."""
-        updates: list[Update] = []
-        for sequence in ran.plan.rows:
-            if sequence.request.stream and sequence.finish_reason is None:
-                updates.append(Update(sequence.request, _untold(sequence), None))
+        streaming = dict.fromkeys(s.search for s in ran.plan.rows if s.search.request.stream)
+        updates = [
+            Update(search.request, untold(search), None)
+            for search in streaming
+            if search.finish_reason is None
+        ]
         results = []
         for finished in ran.finished:
-            sequence = finished.sequence
+            search = finished.search
             result = self._result(finished)
             results.append(result)
-            new = _untold(sequence) if sequence.request.stream else ()
-            updates.append(Update(sequence.request, new, result))
+            new = untold(search) if search.request.stream else {}
+            updates.append(Update(search.request, new, result))
             if result.error is None:
-                self._measure_residence(self._clock() - sequence.admitted_at)
-        self._leave_backlog(finished.sequence.request for finished in ran.finished)
+                self._backlog.measure_residence(self._clock() - search.admitted_at)
+        self._backlog.remove(finished.search.request for finished in ran.finished)
         if ran.finished or ran.plan.rows:
             self._deliver(Turn(tuple(updates), self._stats(ran, tuple(results))))
 
     def _result(self, finished: Finished) -> Result:
-        sequence, error, reason = finished.sequence, finished.error, finished.sequence.finish_reason
+        search, error, reason = finished.search, finished.error, finished.search.finish_reason
         assert reason is not None
-        attention = None
-        if error is None and sequence.request.attention:
-            attention, error = self._align(finished)
-            reason = reason if error is None else FinishReason.FAILED
-        arrival = sequence.request.arrival
+        request = search.request
+        hypotheses = [search.ended[place] for place in sorted(search.ended)]
+        if error is None and request.attention:
+            try:
+                hypotheses = [self._aligned(finished, hypothesis) for hypothesis in hypotheses]
+            except Exception:
+                self._log_failure("alignment", (request,))
+                reason, error = (
+                    FinishReason.FAILED,
+                    EngineFailed("the engine failed on the alignment of this request"),
+                )
+        num_tokens = sum(
+            len(hypothesis.token_ids)
+            - len(request.prefix_ids)
+            + (hypothesis.finish_reason is FinishReason.EOS and not request.is_score)
+            for hypothesis in hypotheses
+        )
         return Result(
             finish_reason=reason,
-            token_ids=tuple(sequence.token_ids),
-            num_target_tokens=sequence.num_generated
-            + (reason is FinishReason.EOS and not sequence.request.is_score),
-            num_source_tokens=sequence.source_length,
+            hypotheses=tuple(hypotheses),
+            num_target_tokens=num_tokens,
+            num_source_tokens=request.source_length,
             timings=Timings(
-                queue_seconds=max(sequence.admitted_at - arrival, 0.0),
-                encode_seconds=sequence.encode_seconds,
-                first_token_seconds=max(sequence.first_token_at - arrival, 0.0),
-                total_seconds=self._clock() - arrival,
+                queue_seconds=max(search.admitted_at - request.arrival, 0.0),
+                encode_seconds=search.encode_seconds,
+                first_token_seconds=max(search.first_token_at - request.arrival, 0.0),
+                total_seconds=self._clock() - request.arrival,
             ),
-            attention=attention,
-            choices=tuple(sequence.choices),
             error=error,
         )
 
-    def _align(self, finished: Finished) -> tuple[Array | None, EngineFailed | None]:
-        """The alignment of a finished sequence, whose row nobody has overwritten yet."""
-        sequence = finished.sequence
+    def _aligned(self, finished: Finished, hypothesis: Hypothesis) -> Hypothesis:
+        """With the alignment of a finished request, whose memory nobody has overwritten yet."""
         assert finished.row is not None
-        fed = [self._start_id, *sequence.token_ids]
-        if sequence.finish_reason is not FinishReason.EOS:
+        fed = [self._start_id, *hypothesis.token_ids]
+        if hypothesis.finish_reason is not FinishReason.EOS:
             fed.pop()  # the last token was produced and never fed
-        try:
-            return self._runner.align(finished.row, fed, sequence.source_length), None
-        except Exception:
-            self._log_failure("alignment", (sequence,))
-            return None, EngineFailed("the engine failed on the alignment of this request")
+        attention = self._runner.align(finished.row, fed, finished.search.request.source_length)
+        return replace(hypothesis, attention=attention)
 
     def _stats(self, ran: _Ran, results: tuple[Result, ...]) -> StepStats:
-        rows, admitted, result = self._scheduler.slots.rows, ran.plan.admitted, ran.result
+        rows, result = self._scheduler.slots.rows, ran.result
+        admitted = [sequence.search for sequence in ran.plan.admitted]
         used = sum(sequence.cache_length for sequence in rows)
         return StepStats(
             num_rows=len(ran.plan.rows) if result is not None else 0,
             step_seconds=result.step_seconds if result is not None else 0.0,
             encode_seconds=result.encode_seconds if result is not None else 0.0,
-            queue_seconds=tuple(sequence.admitted_at - sequence.request.arrival for sequence in admitted),
+            queue_seconds=tuple(search.admitted_at - search.request.arrival for search in admitted),
             first_token_seconds=tuple(
-                sequence.first_token_at - sequence.request.arrival
-                for sequence in admitted
-                if sequence.first_token_at
+                search.first_token_at - search.request.arrival for search in admitted if search.first_token_at
             ),
             inter_token_seconds=ran.inter_token_seconds,
             results=results,
-            num_running=self._scheduler.num_running,
+            num_running=len(self._scheduler.running),
+            num_slots_in_use=self._scheduler.slots.num_reserved,
             cache_usage_ratio=used / (self.num_slots * self.max_target_length),
             moved_bytes=result.moved_bytes if result is not None else 0,
         )
-
-    def _leave_backlog(self, requests: Iterable[Request]) -> None:
-        for request in requests:
-            with self._backlog_lock:
-                if request in self._backlog:
-                    self._backlog.remove(request)
-                    self._backlog_tokens -= request.source_length
-
-    def _measure_residence(self, seconds: float) -> None:
-        before = self._residence_seconds or seconds
-        self._residence_seconds = before + _RESIDENCE_WEIGHT * (seconds - before)
 
     def _note_failure(self) -> None:
         self._num_failures += 1
         self.is_healthy = self._num_failures < _FAILURES_TO_UNHEALTHY
 
-    def _log_failure(self, what: str, sequences: tuple[Sequence, ...]) -> None:
-        ids = ", ".join(sequence.request.request_id for sequence in sequences)
+    def _log_failure(self, what: str, requests: Iterable[Request]) -> None:
+        ids = ", ".join(request.request_id for request in requests)
         _log.exception("%s: the %s raised on model %s", ids, what, self.model_name)
-
-
-def _untold(sequence: Sequence) -> tuple[int, ...]:
-    """The tokens that a streaming request has not been told yet, and is told now."""
-    new = tuple(sequence.token_ids[sequence.num_told :])
-    sequence.num_told = len(sequence.token_ids)
-    return new
 
 
 _NO_PLAN = StepPlan((), (), ())

@@ -104,7 +104,7 @@ class Metrics:
         self._moved = self._counter("seq2seq_cache_moved_bytes", "Cache and memory copied to close holes.")
         self._running = self._gauge("seq2seq_num_requests_running", "Requests being decoded.")
         self._waiting = self._gauge("seq2seq_num_requests_waiting", "Requests waiting for a slot.")
-        self._slots_in_use = self._gauge("seq2seq_slots_in_use", "Slots that hold a sequence.")
+        self._slots_in_use = self._gauge("seq2seq_slots_in_use", "Slots that running requests hold.")
         self._slots = self._gauge("seq2seq_slots", "Sequences that can be decoded at once.")
         self._cache_usage = self._gauge(
             "seq2seq_kv_cache_usage_ratio", "Cache positions in use over those of all slots."
@@ -170,7 +170,7 @@ class Metrics:
                 histogram.observe(seconds)
         model.moved.inc(stats.moved_bytes)
         model.running.set(stats.num_running)
-        model.slots_in_use.set(stats.num_running)
+        model.slots_in_use.set(stats.num_slots_in_use)
         model.cache_usage.set(stats.cache_usage_ratio)
         for result in stats.results:
             reason = result.finish_reason

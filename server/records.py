@@ -6,6 +6,7 @@ Times are `time.monotonic()` seconds, lengths are tokens.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -138,10 +139,19 @@ class Request:
             self.sampling is None
             and self.beam is None
             and self.num_hypotheses == 1
-            and self.constraints == NO_CONSTRAINTS
-            and not self.log_probabilities
-            and not self.num_alternatives
+            and not self.is_constrained
+            and not self.is_detailed
         )
+
+    @functools.cached_property
+    def is_constrained(self) -> bool:
+        """Whether anything is done to the logits before a token is selected."""
+        return self.constraints != NO_CONSTRAINTS
+
+    @property
+    def is_detailed(self) -> bool:
+        """Whether the result shall hold more of every token than its id."""
+        return self.log_probabilities or self.num_alternatives > 0
 
     @property
     def num_slots(self) -> int:
@@ -154,12 +164,28 @@ class Request:
         return max(len(array) for array in self.sources.values())
 
 
+Alternatives = tuple[tuple[int, float], ...]  # token ids with their log-probabilities, best first
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A selected token's log-probability, and those of the best ones at its position, best first."""
 
     log_probability: float
-    alternatives: tuple[tuple[int, float], ...] = ()
+    alternatives: Alternatives = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """The ways to go on that a step selected for a row, best first, or in the order of their drawing.
+
+    Attributes:
+        alternatives: What the row's request asked to be told besides.
+    """
+
+    token_ids: list[int]
+    log_probabilities: list[float]
+    alternatives: Alternatives = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,11 +194,52 @@ class Selected:
 
     Attributes:
         token_ids: One per row.
-        choices: By row, of those whose requests are not plain.
+        branches: By row, of those whose requests are not plain.
     """
 
     token_ids: list[int]
-    choices: Mapping[int, Choice] = field(default_factory=dict)
+    branches: Mapping[int, Branches] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A target as it ended.
+
+    Attributes:
+        token_ids: The whole target, the prefix included, without the end of sequence.
+        finish_reason: Why it ended.
+        score: The sum of its log-probabilities, of a beam over the length penalty; 0 for a plain request.
+        choices: One per generated or scored token, the end of sequence included; empty where nobody asked.
+        attention: `(T, source_length)`, T with prefix and end of sequence, or None.
+    """
+
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    score: float = 0.0
+    choices: tuple[Choice, ...] = ()
+    attention: Array | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Search:
+    """The decoding of one request. Owned by the scheduler; changed only on the engine's thread.
+
+    Attributes:
+        rows: The hypotheses that go on; of a beam the best first.
+        ended: Those that are complete, by their place in the result: of a beam their rank, else their index.
+        num_told: By place, how many tokens a streaming request has been told.
+        finish_reason: None until the request has ended.
+    """
+
+    request: Request
+    rows: list[Sequence] = field(default_factory=list)
+    ended: dict[int, Hypothesis] = field(default_factory=dict)
+    num_told: dict[int, int] = field(default_factory=dict)
+    finish_reason: FinishReason | None = None
+    admitted_at: float = 0.0
+    encode_seconds: float = 0.0
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
 
 
 @dataclass(eq=False, slots=True)
@@ -180,31 +247,34 @@ class Sequence:
     """One row being decoded. Owned by the scheduler; changed only on the engine's thread.
 
     Attributes:
-        request: What it decodes for.
+        search: Of the request that it decodes for.
         row: Its slot while it runs; None while it waits and when it has finished.
         next_token_id: What the next step is fed.
+        index: Which of its request's hypotheses; 0 in a beam.
+        num_branches: How many ways to go on its next step shall select.
         token_ids: Target tokens so far, the prefix included, without the start token and the end of sequence.
-        text: Follows the target, where the request has stop sequences.
-        num_told: How many of them a streaming request has been told.
+        log_probability: The sum over its generated tokens; 0 for a plain request.
         choices: What its request asked for besides each token, the end of sequence included.
+        text: Follows the target, where the request has stop sequences and no beam.
         is_plain: Its request's.
-        finish_reason: None until it has finished.
     """
 
-    request: Request
+    search: Search
     next_token_id: int
     source_length: int
     row: int | None = None
+    index: int = 0
+    num_branches: int = 1
     token_ids: list[int] = field(default_factory=list)
-    text: StoppedText | None = None
-    num_told: int = 0
+    log_probability: float = 0.0
     choices: list[Choice] = field(default_factory=list)
+    text: StoppedText | None = None
     is_plain: bool = True
-    finish_reason: FinishReason | None = None
-    admitted_at: float = 0.0
-    encode_seconds: float = 0.0
-    first_token_at: float = 0.0
-    last_token_at: float = 0.0
+
+    @property
+    def request(self) -> Request:
+        """What it decodes for."""
+        return self.search.request
 
     @property
     def cache_length(self) -> int:
@@ -214,12 +284,16 @@ class Sequence:
     @property
     def num_generated(self) -> int:
         """Target tokens after the prefix."""
-        return len(self.token_ids) - len(self.request.prefix_ids)
+        return len(self.token_ids) - len(self.search.request.prefix_ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The content of one row is copied into another, live positions only."""
+    """The content of one row is copied into another, live positions only.
+
+    Attributes:
+        source_length: 0 leaves the other row's memory as it is: both rows are one request's.
+    """
 
     from_row: int
     to_row: int
@@ -276,29 +350,30 @@ class Result:
     """How a request ended.
 
     Attributes:
-        token_ids: The whole target, the prefix included, without the end of sequence.
-        num_target_tokens: Tokens generated after the prefix, the end of sequence included.
-        attention: `(T, source_length)`, T with prefix and end of sequence, or None.
-        choices: One per generated or scored token, the end of sequence included; empty for a plain request.
+        hypotheses: At least one, which may be incomplete where there is an error; of a beam the best first.
+        num_target_tokens: Generated after the prefix, the ends of sequence included, of all hypotheses.
         error: Set where the request did not succeed.
     """
 
     finish_reason: FinishReason
-    token_ids: tuple[int, ...]
+    hypotheses: tuple[Hypothesis, ...]
     num_target_tokens: int
     num_source_tokens: int
     timings: Timings
-    attention: Array | None = None
-    choices: tuple[Choice, ...] = ()
     error: ServerError | None = None
+
+    @property
+    def best(self) -> Hypothesis:
+        """The first hypothesis."""
+        return self.hypotheses[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """News of one request: new tokens of a streaming one, or the end of any."""
+    """News of one request: new tokens of a streaming one, by the place of their hypothesis, or its end."""
 
     request: Request
-    token_ids: tuple[int, ...]
+    token_ids: Mapping[int, list[int]]
     result: Result | None
 
 
@@ -309,9 +384,10 @@ class StepStats:
     Attributes:
         num_rows: Rows of the step; 0 for a turn without one.
         queue_seconds: Of those who were admitted.
-        inter_token_seconds: Per row that had a token before: the time since.
+        inter_token_seconds: Per request that had a token before: the time since.
         results: Of the requests that ended in this turn.
-        num_running: Sequences with a slot after the turn.
+        num_running: Requests being decoded after the turn.
+        num_slots_in_use: Slots that they hold, those included that a beam has not filled.
         cache_usage_ratio: Cache positions in use over all positions of all slots.
     """
 
@@ -323,6 +399,7 @@ class StepStats:
     inter_token_seconds: tuple[float, ...]
     results: tuple[Result, ...]
     num_running: int
+    num_slots_in_use: int
     cache_usage_ratio: float
     moved_bytes: int
 

@@ -24,7 +24,7 @@ from bundle.manifest import Bundle, TensorSpec
 from bundle.names import Axis, Precision, Role, Verb
 from server.buffers import Buffers, Columns
 from server.cpus import usable_cpus
-from server.records import Array, Move, Request, Selected, Sequence
+from server.records import Array, Move, Request, Search, Selected, Sequence
 from server.selection import Selector
 
 _log = logging.getLogger(__name__)
@@ -192,7 +192,7 @@ class OnnxRunner:
         for num_rows in range(1, self.num_slots + 1):
             self._bindings[num_rows] = self._bind_step(num_rows)
         self.encode(0, [request])
-        self.step((Sequence(request, self.start_id, request.source_length),))
+        self.step((Sequence(Search(request), self.start_id, request.source_length),))
         self.align(0, [self.start_id], request.source_length)
 
     def encode(self, first_row: int, requests: list[Request]) -> None:
@@ -232,13 +232,14 @@ class OnnxRunner:
         """Feed every row its last token, and select its next one."""
         num_rows = len(rows)
         self._columns.fill(rows, is_same=rows is self._rows)
-        self._rows = rows
         if num_rows not in self._bindings:
             self._bindings[num_rows] = self._bind_step(num_rows)
         step, select = self._bindings[num_rows]
         self._sessions[Verb.STEP].run_with_iobinding(step)
         self._select.run_with_iobinding(select)
         token_ids = self._columns.read_token_ids(num_rows)
+        # Where a row has several ways to go on, the columns do not know which it takes.
+        self._rows = rows if all(sequence.num_branches == 1 for sequence in rows) else ()
         if all(sequence.is_plain for sequence in rows):
             return Selected(token_ids)
         return self._selector.select(rows, token_ids)

@@ -10,7 +10,8 @@ import itertools
 from dataclasses import dataclass
 
 from server.errors import Cancelled, DeadlineExceeded, EngineFailed, ServerError, Unavailable
-from server.records import FinishReason, Move, Request, Sequence, StepPlan, StepResult
+from server.records import FinishReason, Move, Request, Search, Sequence, StepPlan, StepResult
+from server.search import Fork, abandon, branch, extend, note, start
 from server.slots import Slots
 
 
@@ -36,19 +37,19 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A sequence that just left, and the row that still holds its memory until the next plan's moves."""
+    """A request that just left, and a row that still holds its memory until the next plan's moves."""
 
-    sequence: Sequence
+    search: Search
     row: int | None
     error: ServerError | None
 
 
-_Heap = list[tuple[float, int, Sequence]]
-_End = tuple[Sequence, FinishReason, ServerError | None]
+_Heap = list[tuple[float, int, Search]]
+_End = tuple[Search, FinishReason, ServerError | None]
 
 
 class Scheduler:
-    """Waiting, running and finished sequences, and the moves that the next plan owes.
+    """Waiting, running and finished requests, and the moves that the next plan owes.
 
     Owned by the engine; used on its thread only.
 
@@ -57,139 +58,162 @@ class Scheduler:
         start_id: What a sequence is fed first.
         eos_id: What ends one.
         limits: What bounds a turn.
+
+    Attributes:
+        running: The requests that have slots, in the order of their admission.
     """
 
     def __init__(
         self, slots: Slots, *, start_id: int, eos_id: int, limits: SchedulerLimits | None = None
     ) -> None:
         self.slots = slots
+        self.running: dict[Request, Search] = {}
         self._start_id = start_id
         self._eos_id = eos_id
         self._limits = limits or SchedulerLimits()
-        self._sequences: dict[Request, Sequence] = {}
+        self._searches: dict[Request, Search] = {}
         self._waiting: _Heap = []  # by urgency, then order of arrival
         self._deadlines: _Heap = []
         self._order = itertools.count()
         self._moves: tuple[Move, ...] = ()
 
     @property
-    def num_running(self) -> int:
-        """Sequences with a slot."""
-        return len(self.slots.rows)
-
-    @property
     def has_work(self) -> bool:
         """Whether another turn has anything to do."""
-        return bool(self._sequences)
+        return bool(self._searches)
 
     def add(self, request: Request) -> None:
-        """A new request, to wait for a slot."""
-        prefix = request.prefix_ids
-        sequence = Sequence(
-            request,
-            next_token_id=prefix[-1] if prefix else self._start_id,
-            source_length=request.source_length,
-            token_ids=list(prefix),
-            is_plain=request.is_plain,
-            text=request.follow() if request.follow else None,
-        )
-        if sequence.text is not None:
-            sequence.text.push(prefix)
-        self._sequences[request] = sequence
+        """A new request, to wait for its slots."""
+        search = self._searches[request] = start(request, self._start_id)
         # A level of priority is worth `aging_seconds` of waiting, so who has waited longer rises by itself.
         urgency = request.arrival + request.priority * self._limits.aging_seconds
-        heapq.heappush(self._waiting, (urgency, next(self._order), sequence))
+        heapq.heappush(self._waiting, (urgency, next(self._order), search))
         if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, next(self._order), sequence))
+            heapq.heappush(self._deadlines, (request.deadline, next(self._order), search))
 
     def cancel(self, request: Request, *, is_expired: bool) -> list[Finished]:
         """End a request that nobody waits for any more; nothing happens where it has ended already."""
-        sequence = self._sequences.get(request)
-        if sequence is None:
+        search = self._searches.get(request)
+        if search is None:
             return []
         if is_expired:
-            return self._finish([(sequence, FinishReason.DEADLINE, _late())])
-        return self._finish([(sequence, FinishReason.CANCELLED, Cancelled("the caller cancelled"))])
+            return self._abandon([(search, FinishReason.DEADLINE, _late())])
+        return self._abandon([(search, FinishReason.CANCELLED, Cancelled("the caller cancelled"))])
 
     def expire(self, now: float) -> list[Finished]:
         """End every request whose deadline has passed."""
         late: list[_End] = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            sequence = heapq.heappop(self._deadlines)[2]
-            if sequence.finish_reason is None:
-                late.append((sequence, FinishReason.DEADLINE, _late()))
-        return self._finish(late)
+            search = heapq.heappop(self._deadlines)[2]
+            if search.finish_reason is None:
+                late.append((search, FinishReason.DEADLINE, _late()))
+        return self._abandon(late)
 
     def schedule(self, now: float) -> StepPlan:
-        """Admit who fits, and say what the next step runs."""
+        """Admit who fits, and say what the next step runs. Who needs many slots holds up those behind."""
         admitted: list[Sequence] = []
         longest = 0
-        while self._waiting and len(admitted) < self.slots.num_free:
-            sequence = self._waiting[0][2]
-            if sequence.finish_reason is None:
-                longest = max(longest, sequence.source_length)
-                if admitted and longest * (len(admitted) + 1) > self._limits.max_encode_tokens:
+        while self._waiting:
+            search = self._waiting[0][2]
+            request = search.request
+            if search.finish_reason is None:
+                longest = max(longest, request.source_length)
+                is_full = longest * (len(admitted) + 1) > self._limits.max_encode_tokens
+                if request.num_slots > self.slots.num_free or (admitted and is_full):
                     break
-                sequence.admitted_at = now
-                admitted.append(sequence)
+                search.admitted_at = now
+                self.slots.reserve(request.num_slots)
+                self.running[request] = search
+                admitted += search.rows
             heapq.heappop(self._waiting)
         self.slots.add(admitted)
         moves, self._moves = self._moves, ()
         return StepPlan(moves, tuple(admitted), self.slots.rows)
 
     def record(self, plan: StepPlan, result: StepResult, now: float) -> list[Finished]:
-        """Append the step's tokens, and let those go that are complete."""
-        done: list[_End] = []
+        """Let every row go on by what the step selected, and those leave that are complete."""
         for sequence in plan.admitted:
-            sequence.encode_seconds = result.encode_seconds
-            sequence.first_token_at = now
+            sequence.search.encode_seconds = result.encode_seconds
+            sequence.search.first_token_at = now
         selected = result.selected
-        for row, choice in selected.choices.items():
-            plan.rows[row].choices.append(choice)
+        for row, branches in selected.branches.items():
+            if plan.rows[row].num_branches == 1:
+                note(plan.rows[row], branches)
+        leavers: list[Sequence] = []
+        forking: dict[Request, Search] = {}
         for sequence, token_id in zip(plan.rows, selected.token_ids, strict=True):
-            sequence.last_token_at = now
-            # A scored target is complete before its first step, which it only takes to keep its row.
-            if token_id == self._eos_id or sequence.request.is_score:
-                done.append((sequence, FinishReason.EOS, None))
-                continue
-            sequence.token_ids.append(token_id)
-            sequence.next_token_id = token_id
-            if sequence.text is not None and sequence.text.stops_with(token_id):
-                done.append((sequence, FinishReason.STOP, None))
-            elif sequence.num_generated >= sequence.request.max_new_tokens:
-                done.append((sequence, FinishReason.LENGTH, None))
-        return self._finish(done)
+            search = sequence.search
+            search.last_token_at = now
+            if sequence.num_branches > 1:
+                forking[search.request] = search
+            elif extend(sequence, token_id, self._eos_id):
+                leavers.append(sequence)
+        forks: list[Fork] = []
+        for search in forking.values():
+            before = search.rows
+            forks += branch(search, selected.branches, self._eos_id)
+            leavers += [sequence for sequence in before if sequence not in search.rows]
+        ends: list[_End] = [
+            (search, search.ended[min(search.ended)].finish_reason, None)
+            for search in dict.fromkeys(sequence.search for sequence in leavers)
+            if not search.rows
+        ]
+        return self._leave(leavers, ends, forks)
 
     def fail(self, sequences: tuple[Sequence, ...]) -> list[Finished]:
-        """End the sequences of an encode or a step that raised."""
+        """End the requests of an encode or a step that raised."""
         error = EngineFailed("the engine failed on the step that ran this request")
-        return self._finish([(sequence, FinishReason.FAILED, error) for sequence in sequences])
+        searches = dict.fromkeys(sequence.search for sequence in sequences)
+        return self._abandon([(search, FinishReason.FAILED, error) for search in searches])
 
     def abandon(self) -> list[Finished]:
         """End everything, because the engine stops."""
         error = Unavailable("the server stopped before the target was complete")
-        return self._finish([(sequence, FinishReason.FAILED, error) for sequence in self._sequences.values()])
+        return self._abandon([(search, FinishReason.FAILED, error) for search in self._searches.values()])
 
-    def _finish(self, ends: list[_End]) -> list[Finished]:
-        if not ends:
-            return []
+    def _abandon(self, ends: list[_End]) -> list[Finished]:
+        leavers = [row for search, _, _ in ends for row in search.rows if row.row is not None]
+        for search, reason, _ in ends:
+            abandon(search, reason)
+        return self._leave(leavers, ends)
+
+    def _leave(
+        self, leavers: list[Sequence], ends: list[_End], forks: list[Fork] | None = None
+    ) -> list[Finished]:
+        """Take rows out, give forks theirs, and end requests, of which no row is left."""
+        last_rows = {sequence.search: sequence.row for sequence in leavers}
         finished = []
-        for sequence, reason, error in ends:
-            sequence.finish_reason = reason
-            del self._sequences[sequence.request]
-            finished.append(Finished(sequence, sequence.row, error))
-        # Moves that a plan has not carried out yet come before those that close the new holes; each chain of
-        # moves is kept in order.
-        self._moves += self.slots.remove([end[0] for end in ends if end[0].row is not None])
-        for heap in (self._waiting, self._deadlines):
-            self._forget_finished(heap)
+        for search, reason, error in ends:
+            search.finish_reason = reason
+            del self._searches[search.request]
+            finished.append(Finished(search, last_rows.get(search), error))
+        # Moves that a plan has not carried out yet come before those that close the new holes, and these
+        # before those of the forks, whose parents may have been moved: each chain of moves is kept in order.
+        self._moves += self.slots.remove(leavers)
+        if forks:
+            newcomers = [fork.child for fork in forks if fork.child.row is None]
+            self.slots.add(newcomers)
+            self._moves += tuple(_copy(fork, is_new=fork.child in newcomers) for fork in forks)
+        for search, _, _ in ends:
+            if self.running.pop(search.request, None) is not None:
+                self.slots.reserve(-search.request.num_slots)
+        if ends:
+            for heap in (self._waiting, self._deadlines):
+                self._forget_finished(heap)
         return finished
 
     def _forget_finished(self, heap: _Heap) -> None:
         """Drop who has finished from a heap once they are most of it: each costs O(1) over time."""
-        if len(heap) > 2 * len(self._sequences):
+        if len(heap) > 2 * len(self._searches):
             heap[:] = [entry for entry in heap if entry[2].finish_reason is None]
             heapq.heapify(heap)
+
+
+def _copy(fork: Fork, *, is_new: bool) -> Move:
+    parent, child = fork.parent, fork.child
+    assert parent.row is not None
+    assert child.row is not None
+    return Move(parent.row, child.row, child.cache_length, child.source_length if is_new else 0)
 
 
 def _late() -> DeadlineExceeded:

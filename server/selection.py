@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,29 @@ import numpy as np
 from bundle import names
 from server.buffers import Columns, Device
 from server.constraints import adjustments
-from server.records import Array, Choice, Sampling, Selected, Sequence
+from server.records import (
+    Alternatives,
+    Array,
+    Branches,
+    Sampling,
+    Selected,
+    Sequence,
+)
 
 _ADJUSTED = names.out(names.LOGITS)
 _NO_ADJUSTMENT = {0: (1.0, 0.0)}
+
+_BindLogits = Callable[[Any], None]
+_Picked = tuple[list[list[int]], list[list[float]]]  # token ids and log-probabilities, (m, K) each
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """A row to select for; one that several samples are drawn from is asked for each."""
+
+    row: int
+    sequence: Sequence
+    sample: int = 0
 
 
 class Selector:
@@ -46,48 +67,61 @@ class Selector:
             rows: Of the step.
             token_ids: The most probable id of each row.
         """
-        groups: dict[tuple[str, int], list[int]] = defaultdict(list)
+        groups: dict[tuple[str, int], list[_Ask]] = defaultdict(list)
         for row, sequence in enumerate(rows):
-            request = sequence.request
+            sampling = sequence.request.sampling
             if sequence.is_plain:
                 continue
-            if request.sampling is None:
-                groups["candidates", 0].append(row)
-            else:
-                num_candidates = _num_candidates(request.sampling, self._vocab_size)
-                groups["sample_sorted" if num_candidates else "sample", num_candidates].append(row)
-        choices: dict[int, Choice] = {}
-        for (graph, num_candidates), chosen in groups.items():
-            sequences = [rows[row] for row in chosen]
-            logits = self._adjust(chosen, sequences, len(rows))
-            wanted = max(sequence.request.num_alternatives for sequence in sequences)
-            best: tuple[Array, Array] | None = None
+            if sampling is None:
+                groups["candidates", 0].append(_Ask(row, sequence))
+                continue
+            num_candidates = _num_candidates(sampling, self._vocab_size)
+            group = groups["sample_sorted" if num_candidates else "sample", num_candidates]
+            for sample in range(sequence.index, sequence.index + sequence.num_branches):
+                group.append(_Ask(row, sequence, sample))
+        branches: dict[int, Branches] = {}
+        for (graph, num_candidates), asks in groups.items():
+            bind_logits = self._adjusted(asks, len(rows))
+            wanted = max(ask.sequence.request.num_alternatives for ask in asks)
+            best: _Picked | None = None
             if graph == "candidates" or wanted:
-                num_best = min(max(wanted, 1), self._vocab_size)
-                best = self._run("candidates", logits, {names.NUM_CANDIDATES: np.array([num_best])})
-            picked = best if graph == "candidates" else self._draw(graph, num_candidates, sequences, logits)
+                wanted = max(wanted, *(ask.sequence.num_branches for ask in asks))
+                feeds = {names.NUM_CANDIDATES: np.array([min(wanted, self._vocab_size)])}
+                best = self._run("candidates", bind_logits, feeds)
+            picked = best if graph == "candidates" else self._draw(graph, num_candidates, asks, bind_logits)
             assert picked is not None
-            for i, row in enumerate(chosen):
-                token_ids[row] = int(picked[0][i, 0])
-                choices[row] = _choice(picked, best, i, sequences[i].request.num_alternatives)
+            for i, ask in enumerate(asks):
+                if ask.row not in branches:
+                    token_ids[ask.row] = picked[0][i][0]
+                    branches[ask.row] = Branches([], [], _alternatives(best, i, ask.sequence))
+                num_picked = 1 if graph != "candidates" else ask.sequence.num_branches
+                branches[ask.row].token_ids.extend(picked[0][i][:num_picked])
+                branches[ask.row].log_probabilities.extend(picked[1][i][:num_picked])
         self._columns.write_token_ids(token_ids)
-        return Selected(token_ids, choices)
+        return Selected(token_ids, branches)
 
-    def _adjust(self, chosen: list[int], sequences: list[Sequence], num_rows: int) -> Any:
-        """The logits of the chosen rows under their requests' constraints, on the device."""
+    def _adjusted(self, asks: list[_Ask], num_rows: int) -> _BindLogits:
+        """What binds the logits of the asked rows, under their requests' constraints, as a graph's input."""
+        first = asks[0].row
+        if all(
+            ask.row == row and not ask.sequence.request.is_constrained for row, ask in enumerate(asks, first)
+        ):
+            return lambda binding: self._columns.bind_logits(
+                self._device.bind_input, binding, len(asks), first_row=first
+            )
         changes = [
             adjustments(
-                sequence.request.constraints,
-                sequence.token_ids,
-                num_generated=sequence.num_generated,
+                ask.sequence.request.constraints,
+                ask.sequence.token_ids,
+                num_generated=ask.sequence.num_generated,
                 eos_id=self._eos_id,
                 vocab_size=self._vocab_size,
             )
             or _NO_ADJUSTMENT
-            for sequence in sequences
+            for ask in asks
         ]
         longest = max(map(len, changes))
-        ids = np.empty((len(chosen), longest), np.int64)
+        ids = np.empty((len(asks), longest), np.int64)
         factors, biases = np.empty(ids.shape, np.float32), np.empty(ids.shape, np.float32)
         for i, change in enumerate(changes):
             padding = [next(iter(change))] * (longest - len(change))  # the first again changes nothing more
@@ -98,7 +132,7 @@ class Selector:
         binding = session.io_binding()
         self._columns.bind_logits(self._device.bind_input, binding, num_rows)
         feeds = {
-            names.ROWS: np.array(chosen),
+            names.ROWS: np.array([ask.row for ask in asks]),
             names.ADJUSTED_IDS: ids,
             names.FACTORS: factors,
             names.BIASES: biases,
@@ -107,45 +141,45 @@ class Selector:
             binding.bind_cpu_input(name, array)
         self._device.bind_new_output(binding, _ADJUSTED)
         session.run_with_iobinding(binding)
-        return binding.get_outputs()[0]
+        logits = binding.get_outputs()[0]
+        return lambda binding: binding.bind_ortvalue_input(names.LOGITS, logits)
 
-    def _draw(
-        self, graph: str, num_candidates: int, sequences: list[Sequence], logits: Any
-    ) -> tuple[Array, Array]:
-        samplings = [sequence.request.sampling for sequence in sequences]
-        positions = [sequence.num_generated for sequence in sequences]
+    def _draw(self, graph: str, num_candidates: int, asks: list[_Ask], bind_logits: _BindLogits) -> _Picked:
+        samplings = [ask.sequence.request.sampling for ask in asks]
+        uniforms = [
+            [uniform(sampling.seed, ask.sample, ask.sequence.num_generated)]
+            for ask, sampling in zip(asks, samplings, strict=True)
+            if sampling
+        ]
         feeds = {
             names.TEMPERATURES: _column([s.temperature for s in samplings if s]),
             names.MIN_PS: _column([s.min_p for s in samplings if s]),
-            names.UNIFORMS: np.array(
-                [[uniform(s.seed, place)] for s, place in zip(samplings, positions, strict=True) if s]
-            ),
+            names.UNIFORMS: np.array(uniforms),
         }
         if num_candidates:
             feeds[names.NUM_CANDIDATES] = np.array([num_candidates])
             feeds[names.TOP_PS] = _column([s.top_p for s in samplings if s])
-        return self._run(graph, logits, feeds)
+        return self._run(graph, bind_logits, feeds)
 
-    def _run(self, graph: str, logits: Any, feeds: dict[str, Array]) -> tuple[Array, Array]:
-        """Token ids and log-probabilities, `(m, K)` each."""
+    def _run(self, graph: str, bind_logits: _BindLogits, feeds: dict[str, Array]) -> _Picked:
         session = self._sessions[graph]
         binding = session.io_binding()
-        binding.bind_ortvalue_input(names.LOGITS, logits)
+        bind_logits(binding)
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
         for name in (names.TOKEN_IDS, names.LOG_PROBABILITIES):
             binding.bind_output(name, "cpu")
         session.run_with_iobinding(binding)
-        token_ids, log_probabilities = (value.numpy() for value in binding.get_outputs())
+        token_ids, log_probabilities = (value.numpy().tolist() for value in binding.get_outputs())
         return token_ids, log_probabilities
 
 
-def uniform(seed: int, position: int) -> float:
+def uniform(seed: int, sample: int, position: int) -> float:
     """A number from 0 up to 1 that depends on nothing else: a counter-based generator.
 
-    The first 53 bits of BLAKE2b (RFC 7693) over seed and position.
+    The first 53 bits of BLAKE2b (RFC 7693) over seed, sample and position.
     """
-    message = seed.to_bytes(8, "little") + position.to_bytes(8, "little")
+    message = b"".join(number.to_bytes(8, "little") for number in (seed, sample, position))
     digest = hashlib.blake2b(message, digest_size=8).digest()
     return float((int.from_bytes(digest, "little") >> 11) * 2.0**-53)
 
@@ -164,10 +198,8 @@ def _column(values: list[float]) -> Array:
     return np.array(values, np.float32)[:, None]  # (m, 1)
 
 
-def _choice(
-    picked: tuple[Array, Array], best: tuple[Array, Array] | None, i: int, num_alternatives: int
-) -> Choice:
-    if best is None:
-        return Choice(float(picked[1][i, 0]))
-    ids, log_probabilities = best[0][i, :num_alternatives].tolist(), best[1][i, :num_alternatives].tolist()
-    return Choice(float(picked[1][i, 0]), tuple(zip(ids, log_probabilities, strict=True)))
+def _alternatives(best: _Picked | None, i: int, sequence: Sequence) -> Alternatives:
+    wanted = sequence.request.num_alternatives
+    if best is None or not wanted:
+        return ()
+    return tuple(zip(best[0][i][:wanted], best[1][i][:wanted], strict=True))

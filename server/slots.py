@@ -10,25 +10,31 @@ from server.records import Move, Sequence
 class Slots:
     """The rows of the preallocated buffers.
 
-    Owned by the scheduler. Invariant: the running sequences occupy rows 0..n-1 without a hole, and the
-    sequence at index i says `row == i`.
+    Owned by the scheduler. Invariant: the running sequences occupy rows 0..n-1 without a hole, the sequence
+    at index i says `row == i`, and there are no more of them than slots that were reserved.
     """
 
     def __init__(self, num_slots: int) -> None:
         if num_slots < 1:
             raise ValueError(f"num_slots is {num_slots}, and must be at least 1")
         self.num_slots = num_slots
+        self.num_reserved = 0
         self.rows: tuple[Sequence, ...] = ()
 
     @property
     def num_free(self) -> int:
-        """Rows that nobody runs in."""
-        return self.num_slots - len(self.rows)
+        """Rows that nobody runs in, nor may come to."""
+        return self.num_slots - self.num_reserved
+
+    def reserve(self, count: int) -> None:
+        """Keep slots for a request that may come to need so many; a negative count gives them back."""
+        self.num_reserved += count
+        assert 0 <= self.num_reserved <= self.num_slots
 
     def add(self, newcomers: Iterable[Sequence]) -> None:
         """Give newcomers the first free rows, in order. Without any, `rows` stays the same object."""
         newcomers = tuple(newcomers)
-        assert len(newcomers) <= self.num_free
+        assert len(self.rows) + len(newcomers) <= self.num_reserved
         for row, sequence in enumerate(newcomers, len(self.rows)):
             assert sequence.row is None
             sequence.row = row

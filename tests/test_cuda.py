@@ -52,7 +52,7 @@ def answers(bundle: Bundle, sources: list[list[int]], num_slots: int, seed: int)
             driver.submit(waiting.pop())
         driver.turn(chance.randint(0, 3))
     driver.finish()
-    return [list(driver.results[request].token_ids) for request in requests]
+    return [list(driver.results[request].best.token_ids) for request in requests]
 
 
 def test_fp16_is_proved_within_its_tolerance(cuda_bundle):

@@ -7,7 +7,7 @@ import dataclasses
 from bundle.names import SOURCE_IDS
 from protos import seq2seq_v1_pb2 as pb
 from server.models import ServedModel
-from server.records import Choice, FinishReason, Request, Result
+from server.records import Choice, FinishReason, Hypothesis, Request, Result
 
 _FINISH_REASONS = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
@@ -18,37 +18,42 @@ _FINISH_REASONS = {
 
 def generate_response(request: Request, result: Result, model: ServedModel) -> pb.GenerateResponse:
     """The answer to a request that ended well."""
-    hypothesis = pb.Hypothesis(
-        text=_text(request, result, model),
-        token_ids=result.token_ids,
-        finish_reason=_FINISH_REASONS[result.finish_reason],
-    )
-    if request.log_probabilities:
-        hypothesis.log_probabilities.extend(choice.log_probability for choice in result.choices)
-        hypothesis.score = sum(choice.log_probability for choice in result.choices)
-    if request.num_alternatives:
-        hypothesis.alternatives.extend(_alternatives(choice, model) for choice in result.choices)
-    if result.attention is not None:
-        hypothesis.attention.CopyFrom(_attention(request, result, model))
     return pb.GenerateResponse(
         request_id=request.request_id,
         model=model.name,
-        hypotheses=[hypothesis],
+        hypotheses=[_hypothesis(request, hypothesis, model) for hypothesis in result.hypotheses],
         usage=pb.Usage(source_tokens=result.num_source_tokens, target_tokens=result.num_target_tokens),
         timings=pb.Timings(**dataclasses.asdict(result.timings)),
     )
 
 
-def _text(request: Request, result: Result, model: ServedModel) -> str:
+def _hypothesis(request: Request, hypothesis: Hypothesis, model: ServedModel) -> pb.Hypothesis:
+    message = pb.Hypothesis(
+        text=_text(request, hypothesis, model),
+        token_ids=hypothesis.token_ids,
+        finish_reason=_FINISH_REASONS[hypothesis.finish_reason],
+    )
+    if request.log_probabilities:
+        message.log_probabilities.extend(choice.log_probability for choice in hypothesis.choices)
+    if request.log_probabilities or request.beam is not None:
+        message.score = hypothesis.score
+    if request.num_alternatives:
+        message.alternatives.extend(_alternatives(choice, model) for choice in hypothesis.choices)
+    if hypothesis.attention is not None:
+        message.attention.CopyFrom(_attention(request, hypothesis, model))
+    return message
+
+
+def _text(request: Request, hypothesis: Hypothesis, model: ServedModel) -> str:
     if request.follow is None:
-        return model.target_tokenizer.decode(result.token_ids)
+        return model.target_tokenizer.decode(hypothesis.token_ids)
     text = request.follow()
-    return text.push(result.token_ids) + text.finish()
+    return text.push(hypothesis.token_ids) + text.finish()
 
 
 def score_response(request: Request, result: Result, model: ServedModel) -> pb.ScoreResponse:
     """The log-probabilities of a given target."""
-    log_probabilities = [choice.log_probability for choice in result.choices]
+    log_probabilities = [choice.log_probability for choice in result.best.choices]
     return pb.ScoreResponse(
         request_id=request.request_id,
         model=model.name,
@@ -72,17 +77,17 @@ def _alternatives(choice: Choice, model: ServedModel) -> pb.Alternatives:
     )
 
 
-def _attention(request: Request, result: Result, model: ServedModel) -> pb.Attention:
-    assert result.attention is not None
-    target_ids = list(result.token_ids)
-    if result.finish_reason is FinishReason.EOS:
+def _attention(request: Request, hypothesis: Hypothesis, model: ServedModel) -> pb.Attention:
+    assert hypothesis.attention is not None
+    target_ids = list(hypothesis.token_ids)
+    if hypothesis.finish_reason is FinishReason.EOS:
         target_ids.append(model.eos_id)
     source_ids = request.sources[SOURCE_IDS].tolist()
-    assert result.attention.shape == (len(target_ids), len(source_ids))
+    assert hypothesis.attention.shape == (len(target_ids), len(source_ids))
     return pb.Attention(
         source_tokens=model.source_tokenizer.pieces(source_ids),
         target_tokens=model.target_tokenizer.pieces(target_ids),
-        weights=result.attention.ravel().tolist(),
+        weights=hypothesis.attention.ravel().tolist(),
     )
 
 

@@ -13,7 +13,7 @@ from bundle.names import SOURCE_IDS
 from protos.seq2seq_v1_pb2 import GenerateOptions, GenerateRequest, ScoreRequest, Source, Target
 from server.errors import InvalidRequest
 from server.models import ServedModel
-from server.records import Array, Constraints, Request, Sampling
+from server.records import Array, Beam, Constraints, Request, Sampling
 from server.service.calls import Call
 from server.stopping import StoppedText
 
@@ -21,9 +21,12 @@ from server.stopping import StoppedText
 # tokens with so many bytes, so nothing that fits is refused.
 MAX_BYTES_PER_TOKEN = 64
 MAX_ALTERNATIVES = 32
+MAX_BEAM_SIZE = 16
+MAX_HYPOTHESES = 16  # drawn ones, or those that go on greedily
 _MAX_ADJUSTED_IDS = 1024  # of a request, suppressed and biased ones each
 _MAX_STOP_SEQUENCES, _MAX_STOP_LENGTH = 16, 256
 _MAX_PENALTY, _MAX_BIAS = 100.0, 1000.0
+_MAX_ALPHA = 10.0
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.01, 100.0
 
 Number = TypeVar("Number", int, float)
@@ -50,6 +53,8 @@ def engine_request(message: GenerateRequest, model: ServedModel, call: Call, *, 
         priority=options.priority,
         constraints=_constraints(options, model, max_new_tokens),
         sampling=_sampling(options),
+        beam=_beam(options, model),
+        num_hypotheses=_num_hypotheses(options, model),
         prefix_ids=prefix_ids,
         follow=partial(target_text, message, model, len(prefix_ids)) if options.stop_sequences else None,
         log_probabilities=options.log_probabilities,
@@ -238,6 +243,36 @@ def _sampling(options: GenerateOptions) -> Sampling | None:
         min_p=_in_range("min_p", options.min_p, 0.0, 1.0),
         seed=options.seed if options.HasField("seed") else secrets.randbits(64),
     )
+
+
+def _beam(options: GenerateOptions, model: ServedModel) -> Beam | None:
+    most = min(MAX_BEAM_SIZE, model.engine.num_slots)
+    size = _in_range("beam_size", options.beam_size, 0, most)
+    if size <= 1:
+        for name in ("length_penalty", "early_stopping"):
+            if options.HasField(name):
+                raise InvalidRequest(
+                    f"{name} is for beam search, and needs a beam_size of 2 or more", field=f"options.{name}"
+                )
+        return None
+    if options.temperature:
+        raise InvalidRequest(
+            "beam_size and temperature are both set: search or draw", field="options.temperature"
+        )
+    alpha = options.length_penalty if options.HasField("length_penalty") else Beam.alpha
+    return Beam(
+        size=size,
+        alpha=_in_range("length_penalty", alpha, -_MAX_ALPHA, _MAX_ALPHA),
+        early_stopping=not options.HasField("early_stopping") or options.early_stopping,
+    )
+
+
+def _num_hypotheses(options: GenerateOptions, model: ServedModel) -> int:
+    if options.beam_size > 1:
+        most = options.beam_size
+    else:
+        most = min(MAX_HYPOTHESES, model.engine.num_slots, model.vocab_size)
+    return max(_in_range("num_hypotheses", options.num_hypotheses, 0, most), 1)
 
 
 def _in_range(name: str, value: Number, least: Number, most: Number, *, field: str = "") -> Number:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from protos import seq2seq_v1_pb2 as pb
 from protos import seq2seq_v1_pb2_grpc as pb_grpc
 from server.models import Models
 from server.service.answers import generate_response, model_message, score_response
 from server.service.calls import Calls, Context
 from server.service.requests import engine_request, score_request, target_text
+from server.stopping import StoppedText
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Seq2Seq"].full_name
 
@@ -41,18 +44,22 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
         async with self._calls.open("GenerateStream", context) as call:
             model = call.model(message.model)
             request = engine_request(message, model, call, stream=True)
-            text = target_text(message, model, len(request.prefix_ids))
+            texts = defaultdict[int, StoppedText](
+                lambda: target_text(message, model, len(request.prefix_ids))
+            )
             result = None
             with model.submitted(request, call.is_expired) as mailbox:
                 while result is None:
                     token_ids, result = await mailbox.take()
-                    piece = pb.Piece(text=text.push(token_ids), token_ids=token_ids)
-                    if result is not None and result.error is None:
-                        piece.text += text.finish()
-                    if piece.text or piece.token_ids:
+                    for place, new in token_ids.items():
+                        piece = pb.Piece(text=texts[place].push(new), token_ids=new, hypothesis=place)
                         await context.write(pb.GenerateStreamResponse(piece=piece))
             if result.error is not None:
                 raise result.error
+            for place, text in texts.items():
+                if rest := text.finish():
+                    piece = pb.Piece(text=rest, hypothesis=place)
+                    await context.write(pb.GenerateStreamResponse(piece=piece))
             answer = generate_response(request, result, model)
             await context.write(pb.GenerateStreamResponse(result=answer))
 

@@ -195,6 +195,23 @@ def test_every_option_reaches_the_server(run):
     assert hypothesis["text"] == "ab"
 
 
+def test_hypotheses_are_printed_one_a_line(run):
+    flags = [
+        "--beam-size",
+        "3",
+        "--num-hypotheses",
+        "2",
+        "--length-penalty",
+        "0.8",
+        "--early-stopping",
+        "false",
+    ]
+    assert run("translate", "ab", *flags) == (0, ["ab", ""], [])
+    assert run("translate", "ab", "--stream", *flags) == (0, ["ab", ""], [])
+    with pytest.raises(SystemExit, match="2"):
+        run("translate", "ab", "--early-stopping", "maybe")
+
+
 def test_score_prints_every_token_and_the_sum(run):
     code, lines, _ = run("score", "ab", "x")
     assert code == 0

@@ -35,7 +35,7 @@ def test_a_map_becomes_an_object():
 
 def test_an_event_of_a_stream_shows_only_what_it_is():
     event = pb.GenerateStreamResponse(piece=pb.Piece(text="가", token_ids=[5]))
-    assert message_dict(event) == {"piece": {"text": "가", "token_ids": [5]}}
+    assert message_dict(event) == {"piece": {"text": "가", "token_ids": [5], "hypothesis": 0}}
 
 
 def test_json_is_one_line_that_people_can_read():

@@ -4,11 +4,12 @@ It keeps memory and cache by row as the real one does, so that a row that was mo
 decodes something else.
 """
 
+import random
 from collections.abc import Iterable
 
 import numpy as np
 
-from server.records import Array, Move, Request, Selected, Sequence
+from server.records import Array, Branches, Move, Request, Selected, Sequence
 
 START_ID, EOS_ID, VOCAB_SIZE = 1, 2, 97
 SOURCE = "source_ids"
@@ -37,6 +38,13 @@ def make_request(source: tuple[int, ...], **options) -> Request:
     """A request of a source, with defaults for everything else."""
     settings = {"request_id": f"r{source}", "max_new_tokens": 8, "arrival": 0.0} | options
     return Request(sources={SOURCE: np.array(source)}, **settings)
+
+
+def ways_to_go_on(source: tuple[int, ...], fed: list[int], index: int | None) -> Branches:
+    """All tokens and their log-probabilities, the best first, or as they would be drawn for a sample."""
+    chance = random.Random(f"{source} {fed} {index}")
+    token_ids = chance.sample(range(EOS_ID, VOCAB_SIZE), VOCAB_SIZE - EOS_ID)
+    return Branches(token_ids, sorted((-8 * chance.random() for _ in token_ids), reverse=True))
 
 
 class FakeRunner:
@@ -86,20 +94,27 @@ class FakeRunner:
         if self.num_steps - 1 in self._fail_steps:
             raise RuntimeError("this step was told to fail")
         self.batch_sizes.append(len(rows))
-        tokens = []
+        tokens, branches = [], {}
         for row, sequence in enumerate(rows):
             assert sequence.row == row
             memory = self.memory[row]
             assert memory is not None
             self.cache[row] = [*self.cache[row][: sequence.cache_length], sequence.next_token_id]
             tokens.append(next_token(memory, self.cache[row]))
-        return Selected(tokens)
+            if not sequence.is_plain:
+                is_beam, count = sequence.request.beam is not None, sequence.num_branches
+                ways = ways_to_go_on(memory, self.cache[row], None if is_beam else sequence.index)
+                tokens[-1] = ways.token_ids[0]
+                branches[row] = Branches(ways.token_ids[:count], ways.log_probabilities[:count])
+        return Selected(tokens, branches)
 
     def move(self, moves: Iterable[Move]) -> int:
         num_bytes = 0
         for move in moves:
-            self.memory[move.to_row] = self.memory[move.from_row]
-            self.cache[move.to_row] = self.cache[move.from_row][: move.cache_length]
+            if move.source_length:
+                self.memory[move.to_row] = self.memory[move.from_row]
+            if move.cache_length:
+                self.cache[move.to_row] = self.cache[move.from_row][: move.cache_length]
             num_bytes += move.cache_length + move.source_length
         return num_bytes
 

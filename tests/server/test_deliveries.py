@@ -6,14 +6,14 @@ from server.deliveries import Deliveries, Mailbox
 from server.errors import Unavailable
 from server.records import FinishReason, Request, Result, StepStats, Timings, Turn, Update
 
-RESULT = Result(FinishReason.EOS, (1, 2), 3, 4, Timings(0, 0, 0, 0))
+RESULT = Result(FinishReason.EOS, (), 3, 4, Timings(0, 0, 0, 0))
 
 
 def never() -> bool:
     return False
 
 
-STATS = StepStats(0, 0.0, 0.0, (), (), (), (), 0, 0.0, 0)
+STATS = StepStats(0, 0.0, 0.0, (), (), (), (), 0, 0, 0.0, 0)
 
 
 class _Metrics:
@@ -44,11 +44,11 @@ def request() -> Request:
 def test_tokens_that_come_while_the_reader_is_busy_are_taken_together():
     async def run():
         mailbox = Mailbox()
-        mailbox.put((1,), None)
-        mailbox.put((2, 3), None)
-        assert await mailbox.take() == ([1, 2, 3], None)
-        mailbox.put((4,), RESULT)
-        assert await mailbox.take() == ([4], RESULT)
+        mailbox.put({0: [1], 1: [7]}, None)
+        mailbox.put({0: [2, 3]}, None)
+        assert await mailbox.take() == ({0: [1, 2, 3], 1: [7]}, None)
+        mailbox.put({0: [4]}, RESULT)
+        assert await mailbox.take() == ({0: [4]}, RESULT)
 
     asyncio.run(run())
 
@@ -59,10 +59,10 @@ def test_a_turn_reaches_the_mailbox_of_its_request_and_the_metrics():
         deliveries = Deliveries("echo", asyncio.get_running_loop(), metrics)
         mine, other = request(), request()
         with deliveries.submitted(engine, mine, never) as mailbox:
-            turn = Turn((Update(other, (9,), None), Update(mine, (1,), None)), STATS)
+            turn = Turn((Update(other, {0: [9]}, None), Update(mine, {0: [1]}, None)), STATS)
             await asyncio.to_thread(deliveries.deliver, turn)
-            assert await mailbox.take() == ([1], None)
-            await asyncio.to_thread(deliveries.deliver, Turn((Update(mine, (), RESULT),), STATS))
+            assert await mailbox.take() == ({0: [1]}, None)
+            await asyncio.to_thread(deliveries.deliver, Turn((Update(mine, {}, RESULT),), STATS))
             assert await mailbox.wait_for_result() is RESULT
         assert metrics.turns == [("echo", STATS)] * 2
         assert (engine.submitted, engine.cancelled) == ([mine], [])

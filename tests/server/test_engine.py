@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.engine import Engine, QueueLimits
+from server.backlog import QueueLimits
+from server.engine import Engine
 from server.errors import Cancelled, DeadlineExceeded, EngineFailed, Overloaded, Unavailable
 from server.records import FinishReason, Request, Result, Turn
 from server.scheduler import SchedulerLimits
@@ -24,7 +25,7 @@ class Driver:
         self.now = 0.0
         self.turns: list[Turn] = []
         self.results: dict[Request, Result] = {}
-        self.streamed: dict[Request, list[int]] = {}
+        self.streamed: dict[Request, dict[int, list[int]]] = {}
         self.engine = Engine(
             runner, model_name="fake", deliver=self._deliver, clock=lambda: self.now, **options
         )
@@ -33,9 +34,14 @@ class Driver:
         self.turns.append(turn)
         for update in turn.updates:
             assert update.request not in self.results, "news of a request that has ended"
-            self.streamed.setdefault(update.request, []).extend(update.token_ids)
+            for place, token_ids in update.token_ids.items():
+                self.streamed.setdefault(update.request, {}).setdefault(place, []).extend(token_ids)
             if update.result is not None:
                 self.results[update.request] = update.result
+
+    def told(self, request: Request, place: int = 0) -> list[int]:
+        """The tokens that were streamed of one of its hypotheses."""
+        return self.streamed.get(request, {}).get(place, [])
 
     def submit(self, *requests: Request) -> None:
         for request in requests:
@@ -59,11 +65,11 @@ def assert_empty(engine: Engine) -> None:
     scheduler = engine._scheduler
     assert not scheduler.has_work
     assert engine.num_waiting() == 0
-    assert scheduler.num_running == 0
+    assert engine._backlog._num_tokens == engine._backlog._num_slots_wanted == 0
+    assert not scheduler.running
+    assert scheduler.slots.num_reserved == 0
     assert scheduler.slots.rows == ()
     assert scheduler.slots.num_free == engine.num_slots
-    assert not engine._backlog
-    assert engine._backlog_tokens == 0
 
 
 sources = st.lists(
@@ -87,8 +93,8 @@ def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(sources, num_slot
     for request, source in zip(requests, sources, strict=True):
         expected = expected_tokens(source, request.max_new_tokens)
         result = driver.results[request]
-        assert list(result.token_ids) == expected
-        assert driver.streamed[request] == expected
+        assert list(result.best.token_ids) == expected
+        assert driver.told(request) == expected
         is_cut = len(expected) == request.max_new_tokens
         assert result.finish_reason is (FinishReason.LENGTH if is_cut else FinishReason.EOS)
         assert result.num_target_tokens == len(expected) + (not is_cut)
@@ -118,9 +124,9 @@ def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_sl
     for request, source in requests.items():
         result = driver.results[request]
         expected = expected_tokens(source, request.max_new_tokens)
-        assert list(result.token_ids) == expected[: len(result.token_ids)]
+        assert list(result.best.token_ids) == expected[: len(result.best.token_ids)]
         if result.error is None:
-            assert list(result.token_ids) == expected
+            assert list(result.best.token_ids) == expected
     stats = [turn.stats for turn in driver.turns]
     assert sum(len(stat.results) for stat in stats) == len(requests)
     assert stats[-1].num_running == 0
@@ -145,7 +151,7 @@ def test_a_forced_prefix_is_told_first_and_gone_on_from(sources, num_slots, seed
     driver.finish()
     for request, whole in requests:
         result = driver.results[request]
-        assert list(result.token_ids) == driver.streamed[request] == whole
+        assert list(result.best.token_ids) == driver.told(request) == whole
         is_eos = result.finish_reason is FinishReason.EOS
         assert result.num_target_tokens == len(whole) - len(request.prefix_ids) + is_eos
 
@@ -158,11 +164,11 @@ def test_a_scored_target_ends_after_one_turn_and_leaves_the_others_alone():
     driver.submit(other, scored, empty)
     driver.turn()
     assert driver.results.keys() == {scored, empty}
-    assert [choice.log_probability for choice in driver.results[scored].choices] == [-7, -8, -EOS_ID]
-    assert [choice.log_probability for choice in driver.results[empty].choices] == [-EOS_ID]
+    assert [choice.log_probability for choice in driver.results[scored].best.choices] == [-7, -8, -EOS_ID]
+    assert [choice.log_probability for choice in driver.results[empty].best.choices] == [-EOS_ID]
     assert driver.results[scored].num_target_tokens == 0
     driver.finish()
-    assert list(driver.results[other].token_ids) == expected_tokens((10, 5), 8)
+    assert list(driver.results[other].best.token_ids) == expected_tokens((10, 5), 8)
 
 
 def test_a_newcomer_joins_the_running_batch_at_the_next_step():
@@ -186,7 +192,7 @@ def test_cancel_frees_the_slot_before_the_next_step():
     assert isinstance(driver.results[first].error, Cancelled)
     assert driver.engine._scheduler.slots.rows[0].request is second
     driver.finish()
-    assert list(driver.results[second].token_ids) == expected_tokens((10, 6), 8)
+    assert list(driver.results[second].best.token_ids) == expected_tokens((10, 6), 8)
 
 
 def test_cancelling_what_waits_has_ended_or_was_never_there_is_harmless():
@@ -215,7 +221,7 @@ def test_a_deadline_ends_running_and_waiting_requests():
     assert running not in driver.results
     driver.turn(1)
     assert isinstance(driver.results[running].error, DeadlineExceeded)
-    assert 0 < len(driver.results[running].token_ids) < len(expected_tokens((10, 5), 8))
+    assert 0 < len(driver.results[running].best.token_ids) < len(expected_tokens((10, 5), 8))
     assert_empty(driver.engine)
 
 
@@ -227,7 +233,7 @@ def test_a_step_that_raises_fails_its_sequences_only_and_the_engine_goes_on(capl
     driver.finish()
     for request in running:
         assert isinstance(driver.results[request].error, EngineFailed)
-    assert list(driver.results[waiting].token_ids) == expected_tokens((10, 7), 8)
+    assert list(driver.results[waiting].best.token_ids) == expected_tokens((10, 7), 8)
     assert driver.engine.is_healthy
     assert running[0].request_id in caplog.text
 
@@ -243,7 +249,7 @@ def test_an_encode_that_raises_fails_its_newcomers_only():
     driver.finish()
     assert isinstance(driver.results[broken].error, EngineFailed)
     for request, source in ((running, (10, 5)), (later, (10, 6))):
-        assert list(driver.results[request].token_ids) == expected_tokens(source, 8)
+        assert list(driver.results[request].best.token_ids) == expected_tokens(source, 8)
 
 
 def test_an_engine_that_keeps_failing_says_that_it_is_not_healthy():
@@ -264,7 +270,7 @@ def test_finished_requests_are_not_remembered_while_others_run():
         driver.engine.cancel(given_up)
         driver.turn()
     scheduler = driver.engine._scheduler
-    num_live = len(scheduler._sequences)
+    num_live = len(scheduler._searches)
     assert num_live > 0
     assert max(len(scheduler._waiting), len(scheduler._deadlines)) <= 2 * num_live + 1
     driver.finish()
@@ -368,7 +374,7 @@ def test_who_would_get_no_slot_before_the_deadline_is_refused_at_once():
     first = make_request((13, 4), max_new_tokens=3)  # 2 tokens and the end: three turns of a second
     driver.submit(first)
     driver.finish()
-    residence = driver.engine._residence_seconds
+    residence = driver.engine._backlog._residence_seconds
     assert residence == 2.0
     running = [make_request((10, 5), arrival=driver.now) for _ in range(2)]
     driver.submit(*running)
@@ -400,14 +406,14 @@ def test_nobody_waits_for_the_alignment_of_another():
     align = driver.runner.align
 
     def look(*arguments):
-        told.append((len(driver.streamed[streaming]), plain in driver.results))
+        told.append((len(driver.told(streaming)), plain in driver.results))
         return align(*arguments)
 
     driver.runner.align = look
     driver.submit(asking, streaming, plain)
     driver.finish()
     assert told == [(3, True)]  # the turn in which both end is the third
-    assert driver.results[asking].attention is not None
+    assert driver.results[asking].best.attention is not None
 
 
 def test_the_alignment_belongs_to_the_finished_row_even_when_rows_move():
@@ -420,10 +426,10 @@ def test_the_alignment_belongs_to_the_finished_row_even_when_rows_move():
     for request in asking:
         source = tuple(request.sources["source_ids"].tolist())
         result = driver.results[request]
-        fed = [START_ID, *result.token_ids]
+        fed = [START_ID, *result.best.token_ids]
         assert result.finish_reason is FinishReason.EOS
-        assert result.attention.shape == (result.num_target_tokens, len(source))
-        np.testing.assert_array_equal(result.attention, expected_alignment(source, fed))
+        assert result.best.attention.shape == (result.num_target_tokens, len(source))
+        np.testing.assert_array_equal(result.best.attention, expected_alignment(source, fed))
 
 
 def expected_alignment(source: tuple[int, ...], fed: list[int]) -> np.ndarray:
@@ -437,7 +443,7 @@ def test_alignment_of_a_target_cut_by_length_has_a_row_per_token():
     request = make_request((10, 5), max_new_tokens=3, attention=True)
     driver.submit(request)
     driver.finish()
-    assert driver.results[request].attention.shape == (3, 2)
+    assert driver.results[request].best.attention.shape == (3, 2)
 
 
 def test_timings_add_up():
@@ -468,7 +474,9 @@ def test_the_thread_sleeps_when_idle_wakes_for_work_and_stops():
     assert done.wait(10)
     engine.stop()
     for request in requests:
-        assert list(results[request].token_ids) == expected_tokens(tuple(request.sources["source_ids"]), 8)
+        assert list(results[request].best.token_ids) == expected_tokens(
+            tuple(request.sources["source_ids"]), 8
+        )
     assert_empty(engine)
     with pytest.raises(Unavailable, match="shutting down"):
         engine.submit(make_request((3,)))
@@ -504,6 +512,6 @@ def test_the_end_token_is_never_part_of_a_target():
     request = make_request((11, 5), stream=True)  # ends at once
     driver.submit(request)
     driver.finish()
-    assert driver.results[request].token_ids == ()
+    assert driver.results[request].best.token_ids == ()
     assert driver.results[request].num_target_tokens == 1
-    assert EOS_ID not in driver.streamed[request]
+    assert EOS_ID not in driver.told(request)

@@ -9,9 +9,9 @@ import pytest
 
 from bundle.manifest import load_bundle
 from bundle.names import SOURCE_IDS
+from server.backlog import QueueLimits
 from server.config import ServerConfig
 from server.deliveries import Deliveries
-from server.engine import QueueLimits
 from server.errors import Overloaded
 from server.loading import load_model
 from server.metrics import Metrics
@@ -83,7 +83,7 @@ def test_a_started_engine_delivers_to_who_submitted(bundle_path):
 
     result = asyncio.run(answer())
     assert result.finish_reason is FinishReason.LENGTH
-    assert len(result.token_ids) == 3
+    assert len(result.best.token_ids) == 3
 
 
 def test_a_damaged_bundle_is_named(bundle_path, tmp_path, deliveries):

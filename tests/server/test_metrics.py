@@ -60,6 +60,7 @@ def stats(*results: Result, **changes: object) -> StepStats:
         "first_token_seconds": (),
         "inter_token_seconds": (),
         "num_running": 0,
+        "num_slots_in_use": 0,
         "cache_usage_ratio": 0.0,
         "moved_bytes": 0,
     }
@@ -101,7 +102,8 @@ def test_a_turn_is_added_up():
             queue_seconds=(0.001, 0.003),
             first_token_seconds=(0.01, 0.02),
             inter_token_seconds=(0.005,),
-            num_running=3,
+            num_running=2,
+            num_slots_in_use=3,
             cache_usage_ratio=0.25,
             moved_bytes=640,
         ),
@@ -112,7 +114,7 @@ def test_a_turn_is_added_up():
     assert value(metrics, "seq2seq_request_queue_time_seconds_sum") == pytest.approx(0.004)
     assert value(metrics, "seq2seq_time_to_first_token_seconds_count") == 2
     assert value(metrics, "seq2seq_inter_token_latency_seconds_count") == 1
-    assert value(metrics, "seq2seq_num_requests_running") == 3
+    assert value(metrics, "seq2seq_num_requests_running") == 2
     assert value(metrics, "seq2seq_slots_in_use") == 3
     assert value(metrics, "seq2seq_num_requests_waiting") == 5
     assert value(metrics, "seq2seq_kv_cache_usage_ratio") == 0.25

@@ -119,13 +119,13 @@ def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(
         driver.finish()
         for copy, request in copies.items():
             result, logits = expected[request]
-            assert driver.results[copy].token_ids == result.token_ids
+            assert driver.results[copy].best.token_ids == result.best.token_ids
             assert driver.results[copy].finish_reason is result.finish_reason
             assert len(runner.logits[copy]) == len(logits)
             difference = max(np.abs(a - b).max() for a, b in zip(runner.logits[copy], logits, strict=True))
             assert difference <= (0 if HAS_AVX512 else 1e-5)
             if copy.stream:
-                assert tuple(driver.streamed[copy]) == result.token_ids
+                assert tuple(driver.told(copy)) == result.best.token_ids
 
 
 def _has_avx512() -> bool:
@@ -140,7 +140,7 @@ HAS_AVX512 = _has_avx512()
 def test_the_requests_of_that_test_end_in_both_ways(alone):
     reasons = {(key[0], result.finish_reason) for key, (result, _) in alone.items()}
     assert reasons >= {("trained", FinishReason.EOS), ("trained", FinishReason.LENGTH)}
-    targets = {result.token_ids for key, (result, _) in alone.items() if key[:2] == ("random", "fp32")}
+    targets = {result.best.token_ids for key, (result, _) in alone.items() if key[:2] == ("random", "fp32")}
     assert len(targets) > 30, "different sources get different targets"
 
 
@@ -157,10 +157,10 @@ def test_served_greedy_is_the_oracle_on_a_trained_model(trained_run, trained_bun
     reasons = []
     for request, target in zip(requests, oracle, strict=True):
         result = driver.results[request]
-        assert list(result.token_ids) == target[: request.max_new_tokens]
+        assert list(result.best.token_ids) == target[: request.max_new_tokens]
         is_whole = len(target) < request.max_new_tokens
         assert result.finish_reason is (FinishReason.EOS if is_whole else FinishReason.LENGTH)
-        assert result.num_target_tokens == len(result.token_ids) + is_whole
+        assert result.num_target_tokens == len(result.best.token_ids) + is_whole
         reasons.append(result.finish_reason)
     assert min(reasons.count(FinishReason.EOS), reasons.count(FinishReason.LENGTH)) > 5
 
@@ -176,7 +176,7 @@ def test_served_greedy_is_the_oracle_up_to_the_last_position_of_cache_and_memory
     requests = [make_request(source, 48) for source in sources]
     driver.submit(*requests)
     driver.finish()
-    assert [list(driver.results[request].token_ids) for request in requests] == oracle
+    assert [list(driver.results[request].best.token_ids) for request in requests] == oracle
 
 
 def torch_alignment(trained: TrainedModel, source: list[int], fed: list[int], layer: int) -> Array:
@@ -200,12 +200,12 @@ def test_the_attention_of_an_answer_is_that_of_torch(limit, trained_run, trained
     for request, source in zip(requests, sources, strict=True):
         result = driver.results[request]
         if not request.attention:
-            assert result.attention is None
+            assert result.best.attention is None
             continue
-        fed = [BOS_ID, *result.token_ids][: result.num_target_tokens]
+        fed = [BOS_ID, *result.best.token_ids][: result.num_target_tokens]
         expected = torch_alignment(trained, source, fed, trained_bundle.manifest.alignment_layer)
-        assert result.attention.shape == (result.num_target_tokens, len(source))
-        np.testing.assert_allclose(result.attention, expected, atol=1e-5)
+        assert result.best.attention.shape == (result.num_target_tokens, len(source))
+        np.testing.assert_allclose(result.best.attention, expected, atol=1e-5)
 
 
 class FarDevice(runner_module._OnnxDevice):
@@ -230,8 +230,8 @@ def test_a_device_that_is_not_the_host_gives_the_same_answers(trained_run, train
         answers.append([driver.results[request] for request in requests])
         assert sum(turn.stats.moved_bytes for turn in driver.turns) > 0
     for near, far in zip(*answers, strict=True):
-        assert far.token_ids == near.token_ids
-        np.testing.assert_array_equal(far.attention, near.attention)
+        assert far.best.token_ids == near.best.token_ids
+        np.testing.assert_array_equal(far.best.attention, near.best.attention)
 
 
 def test_warming_up_leaves_no_trace(random_bundle):
@@ -243,7 +243,7 @@ def test_warming_up_leaves_no_trace(random_bundle):
         requests = random_requests(random_bundle, 6, seed=6)
         driver.submit(*requests)
         driver.finish()
-        targets.append([driver.results[request].token_ids for request in requests])
+        targets.append([driver.results[request].best.token_ids for request in requests])
     assert targets[0] == targets[1]
 
 
@@ -273,7 +273,7 @@ def test_lower_limits_are_honoured_and_change_no_answer(trained_run, trained_bun
         requests = [make_request(source, max_new_tokens=9) for source in sources]
         driver.submit(*requests)
         driver.finish()
-        answers.append([driver.results[request].token_ids for request in requests])
+        answers.append([driver.results[request].best.token_ids for request in requests])
     assert answers[0] == answers[1]
     assert (runner.max_source_length, runner.max_target_length) == (12, 9)
     assert (driver.engine.max_source_length, driver.engine.max_target_length) == (12, 9)

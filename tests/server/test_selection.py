@@ -70,7 +70,7 @@ def run(bundle, requests, num_slots, precision=Precision.FP32, seed=0):
     driver.finish()
     for request in requests:
         if request.stream:
-            assert tuple(driver.streamed[request]) == driver.results[request].token_ids
+            assert tuple(driver.told(request)) == driver.results[request].best.token_ids
     return [driver.results[request] for request in requests]
 
 
@@ -96,7 +96,7 @@ def oracle(trained, request):
         trained.model,
         source,
         sampling=selection.Sampling(**options),
-        uniforms=lambda position: uniform(seed, position),
+        uniforms=lambda position: uniform(seed, 0, position),
         **common,
     )
 
@@ -105,14 +105,14 @@ def test_every_mode_in_one_batch_gives_what_the_oracle_gives(random_trained, ran
     reasons = set()
     for request, result in zip(requests, run(random_bundle, requests, num_slots=7), strict=True):
         expected = oracle(random_trained, request)
-        assert list(result.token_ids) == expected.token_ids
+        assert list(result.best.token_ids) == expected.token_ids
         reasons.add(result.finish_reason)
         if request.log_probabilities:
-            given = [choice.log_probability for choice in result.choices]
+            given = [choice.log_probability for choice in result.best.choices]
             np.testing.assert_allclose(given, expected.log_probabilities, atol=1e-4)
             assert len(given) == result.num_target_tokens
         else:
-            assert result.choices == ()
+            assert result.best.choices == ()
     assert reasons == {FinishReason.EOS, FinishReason.LENGTH}
 
 
@@ -122,9 +122,9 @@ def test_a_request_gets_the_same_alone_and_in_any_batch(num_slots, precision, ra
     alone = run(random_bundle, requests, num_slots=1, precision=precision)
     for seed in (1, 2):
         for one, other in zip(alone, run(random_bundle, requests, num_slots, precision, seed), strict=True):
-            assert other.token_ids == one.token_ids
-            assert len(other.choices) == len(one.choices)
-            for a, b in zip(one.choices, other.choices, strict=True):
+            assert other.best.token_ids == one.best.token_ids
+            assert len(other.best.choices) == len(one.best.choices)
+            for a, b in zip(one.best.choices, other.best.choices, strict=True):
                 assert b.log_probability == pytest.approx(a.log_probability, abs=1e-5)
                 assert [token_id for token_id, _ in b.alternatives] == [i for i, _ in a.alternatives]
 
@@ -132,8 +132,8 @@ def test_a_request_gets_the_same_alone_and_in_any_batch(num_slots, precision, ra
 def test_alternatives_are_the_best_tokens_and_the_greedy_one_is_the_first(random_bundle, requests):
     num_seen = 0
     for request, result in zip(requests, run(random_bundle, requests, num_slots=5), strict=True):
-        target = [*result.token_ids, EOS_ID][len(request.prefix_ids) :][: result.num_target_tokens]
-        for token_id, choice in zip(target, result.choices, strict=bool(result.choices)):
+        target = [*result.best.token_ids, EOS_ID][len(request.prefix_ids) :][: result.num_target_tokens]
+        for token_id, choice in zip(target, result.best.choices, strict=bool(result.best.choices)):
             assert len(choice.alternatives) == request.num_alternatives
             given = [log_probability for _, log_probability in choice.alternatives]
             assert given == sorted(given, reverse=True)
@@ -159,10 +159,10 @@ def test_a_plain_request_with_a_prefix_goes_on_as_the_oracle_does(random_trained
         )
     for request, result in zip(requests, run(random_bundle, requests, num_slots=8), strict=True):
         expected = oracle(random_trained, request)
-        assert list(result.token_ids) == expected.token_ids
-        assert result.token_ids[: len(request.prefix_ids)] == request.prefix_ids
+        assert list(result.best.token_ids) == expected.token_ids
+        assert result.best.token_ids[: len(request.prefix_ids)] == request.prefix_ids
         assert result.num_target_tokens == len(expected.log_probabilities)
-        assert len(result.attention) == len(request.prefix_ids) + result.num_target_tokens
+        assert len(result.best.attention) == len(request.prefix_ids) + result.num_target_tokens
 
 
 def test_given_targets_are_scored_as_the_oracle_does_in_any_batch(random_trained, random_bundle, requests):
@@ -179,21 +179,28 @@ def test_given_targets_are_scored_as_the_oracle_does_in_any_batch(random_trained
         expected = score_target(
             random_trained.model, source, list(request.prefix_ids), bos_id=BOS_ID, eos_id=EOS_ID
         )
-        given = [choice.log_probability for choice in other.choices]
+        given = [choice.log_probability for choice in other.best.choices]
         np.testing.assert_allclose(given, expected, atol=1e-4)
-        np.testing.assert_allclose([choice.log_probability for choice in one.choices], given, atol=1e-5)
-        assert other.token_ids == request.prefix_ids
+        np.testing.assert_allclose([choice.log_probability for choice in one.best.choices], given, atol=1e-5)
+        assert other.best.token_ids == request.prefix_ids
         assert other.num_target_tokens == 0
     for request, result in zip(requests, together[len(scored) :], strict=True):
-        assert list(result.token_ids) == oracle(random_trained, request).token_ids
+        assert list(result.best.token_ids) == oracle(random_trained, request).token_ids
 
 
 def test_uniform_numbers_are_spread_evenly_and_depend_on_seed_and_position():
-    numbers = np.array([uniform(seed, position) for seed in range(50) for position in range(200)])
+    numbers = np.array(
+        [
+            uniform(seed, sample, position)
+            for seed in range(10)
+            for sample in range(5)
+            for position in range(200)
+        ]
+    )
     assert len(set(numbers)) == len(numbers)
     assert 0 <= numbers.min() < 0.001
     assert 0.999 < numbers.max() < 1
     counts, _ = np.histogram(numbers, bins=20, range=(0, 1))
     assert abs(counts - 500).max() < 5 * np.sqrt(500)  # five standard deviations
-    assert uniform(7, 3) == uniform(7, 3)
-    assert uniform(2**64 - 1, 0) < 1
+    assert uniform(7, 1, 3) == uniform(7, 1, 3)
+    assert uniform(2**64 - 1, 0, 0) < 1

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.records import Sequence
+from server.records import Search, Sequence
 from server.slots import Slots
 from tests.server.fakes import START_ID, make_request
 
 
 def make_sequence(number: int) -> Sequence:
-    sequence = Sequence(make_request((number,)), START_ID, source_length=number % 7 + 1)
+    sequence = Sequence(Search(make_request((number,))), START_ID, source_length=number % 7 + 1)
     sequence.token_ids += [5] * (number % 5)
     return sequence
 
@@ -24,6 +24,7 @@ def test_after_any_history_rows_have_no_hole_and_contents_follow(num_slots, hist
     for num_new, leaving in history:
         newcomers = [make_sequence(number + i) for i in range(min(num_new, slots.num_free))]
         number += len(newcomers)
+        slots.reserve(len(newcomers))
         slots.add(newcomers)
         for sequence in newcomers:
             contents[sequence.row] = sequence
@@ -32,6 +33,7 @@ def test_after_any_history_rows_have_no_hole_and_contents_follow(num_slots, hist
         stayers = [sequence for sequence in slots.rows if sequence.row not in leaving]
         num_before = len(slots.rows)
         moves = slots.remove(leavers)
+        slots.reserve(-len(leavers))
 
         for move in moves:
             mover = contents[move.from_row]
@@ -53,6 +55,7 @@ def test_after_any_history_rows_have_no_hole_and_contents_follow(num_slots, hist
 
 def test_nobody_moves_when_the_last_leave():
     slots = Slots(4)
+    slots.reserve(4)
     slots.add(make_sequence(i) for i in range(4))
     assert slots.remove(slots.rows[2:]) == ()
     assert [sequence.row for sequence in slots.rows] == [0, 1]
@@ -60,6 +63,7 @@ def test_nobody_moves_when_the_last_leave():
 
 def test_removing_nobody_changes_nothing():
     slots = Slots(2)
+    slots.reserve(1)
     slots.add([make_sequence(1)])
     rows = slots.rows
     assert slots.remove([]) == ()

@@ -26,7 +26,7 @@ from server.config import ServerConfig
 from server.deliveries import Deliveries
 from server.engine import Engine
 from server.models import ServedModel
-from server.records import Choice, Move, Request, Selected, Turn
+from server.records import Branches, Move, Request, Selected, Turn
 from server.records import Sequence as Row
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
@@ -83,12 +83,14 @@ class EchoRunner:
         if self.error is not None:
             raise self.error
         tokens = [self._next(row.request.sources[SOURCE_IDS], len(row.token_ids)) for row in rows]
-        choices = {
-            i: Choice(-0.5, ((tokens[i], -0.5), (EOS, -1.5), (BOS, -2.5))[: row.request.num_alternatives])
-            for i, row in enumerate(rows)
-            if not row.is_plain
-        }
-        return Selected(tokens, choices)
+        branches = {}
+        for i, row in enumerate(rows):
+            ways = ((tokens[i], -0.5), (EOS, -1.5), (BOS, -2.5))
+            if not row.is_plain:
+                ids, log_probabilities = zip(*ways[: row.num_branches], strict=True)
+                alternatives = ways[: row.request.num_alternatives]
+                branches[i] = Branches(list(ids), list(log_probabilities), alternatives)
+        return Selected(tokens, branches)
 
     def move(self, moves: Iterable[Move]) -> int:
         return 100 * len(list(moves))

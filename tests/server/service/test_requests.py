@@ -5,7 +5,7 @@ from grpc.aio import AioRpcError
 
 from client import AsyncClient, ClientError, FieldViolation
 from protos import seq2seq_v1_pb2 as pb
-from server.records import Constraints, Sampling
+from server.records import Beam, Constraints, Sampling
 from tests.server.service.harness import serving
 
 TEXT = "sources[0].text"
@@ -102,6 +102,23 @@ def from_ids(*ids):
             "options.target_prefix.token_ids.values[1]",
             "token id 400 is outside the vocabulary",
         ),
+        *(
+            (from_text("a", **options), f"options.{field}", message)
+            for options, field, message in (
+                ({"beam_size": -1}, "beam_size", "beam_size is -1, and must be from 0 to 4"),
+                ({"beam_size": 5}, "beam_size", "beam_size is 5, and must be from 0 to 4"),
+                ({"beam_size": 3, "temperature": 1.0}, "temperature", "beam_size and temperature are both"),
+                ({"length_penalty": 1.0}, "length_penalty", "length_penalty is for beam search"),
+                ({"beam_size": 1, "early_stopping": False}, "early_stopping", "early_stopping is for beam"),
+                (
+                    {"beam_size": 2, "length_penalty": float("inf")},
+                    "length_penalty",
+                    "length_penalty is inf, and must be from -10 to 10",
+                ),
+                ({"beam_size": 3, "num_hypotheses": 4}, "num_hypotheses", "num_hypotheses is 4, and must be"),
+                ({"num_hypotheses": 5}, "num_hypotheses", "num_hypotheses is 5, and must be from 0 to 4"),
+            )
+        ),
         (
             from_text("a", suppressed_token_ids=[5, 260]),
             "options.suppressed_token_ids[1]",
@@ -170,19 +187,23 @@ def test_the_options_reach_the_engine_as_its_records():
                 "log_probabilities": True,
                 "num_alternatives": 5,
                 "target_prefix": pb.Target(text="ab"),
+                "num_hypotheses": 2,
             }
+            beam = {"priority": 3, "beam_size": 3, "num_hypotheses": 2, "early_stopping": False}
             calls = [
                 asyncio.ensure_future(_result(served.stub.Generate(from_text("a", **given))))
-                for given in (options, {"priority": 1}, {"priority": 2, "temperature": 2.0})
+                for given in (options, {"priority": 1}, {"priority": 2, "temperature": 2.0}, beam)
             ]
-            await served.turns.until(lambda: served.turns.num_submitted == 3)
+            await served.turns.until(lambda: served.turns.num_submitted == 4)
             requests = served.model.deliveries._mailboxes
-            full, plain, sampled = sorted(requests, key=lambda request: request.priority)
+            full, plain, sampled, searched = sorted(requests, key=lambda request: request.priority)
             assert full.constraints == Constraints(2, 1.5, 3, (7, 8), {9: -0.5})
             assert full.sampling == Sampling(0.5, 4, 0.75, 0.25, 2**64 - 1)
             assert (full.log_probabilities, full.num_alternatives) == (True, 5)
             assert full.prefix_ids == tuple(served.model.target_tokenizer.encode("ab"))
             assert full.max_new_tokens == 62
+            assert (full.beam, full.num_hypotheses) == (None, 2)
+            assert (searched.beam, searched.num_hypotheses) == (Beam(3, 0.6, early_stopping=False), 2)
             assert plain.is_plain
             assert sampled.sampling.top_p == 1
             assert sampled.sampling.top_k == sampled.sampling.min_p == 0

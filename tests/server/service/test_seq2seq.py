@@ -7,7 +7,7 @@ from grpc import aio
 
 from client import AsyncClient, ClientError
 from protos import seq2seq_v1_pb2 as pb
-from server.engine import QueueLimits
+from server.backlog import QueueLimits
 from tests.server.service.harness import EOS, EchoRunner, serving
 
 KOREAN = "오늘은 금요일 입니다"
@@ -51,6 +51,54 @@ def test_log_probabilities_and_alternatives_have_one_for_every_target_token():
             assert not plain.HasField("score")
             assert not plain.log_probabilities
             assert not plain.alternatives
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("ab", {"beam_size": 3}),
+        ("오", {"beam_size": 2, "length_penalty": 1.0, "early_stopping": False}),
+    ],
+)
+def test_a_beam_answers_with_its_best_and_streams_what_is_never_taken_back(text, options):
+    async def run():
+        async with serving() as served:
+            options["num_hypotheses"] = 2
+            answer = await served.stub.Generate(request(text, **options))
+            first, second = answer.hypotheses
+            assert first.text == text
+            assert first.score > second.score
+            num_tokens, alpha = len(text.encode()) + 1, options.get("length_penalty", 0.6)
+            assert first.score == pytest.approx(-0.5 * num_tokens / ((5 + num_tokens) / 6) ** alpha)
+            assert not first.log_probabilities
+            assert answer.usage.target_tokens == sum(len(one.token_ids) + 1 for one in answer.hypotheses)
+            events = [event async for event in served.stub.GenerateStream(request(text, **options))]
+            assert "".join(event.piece.text for event in events[:-1]) == text
+            assert {event.piece.hypothesis for event in events[:-1]} == {0}
+            ids = [token_id for event in events[:-1] for token_id in event.piece.token_ids]
+            assert ids == list(first.token_ids)
+            assert events[-1].result.hypotheses == answer.hypotheses
+            await served.check_that_everything_is_back()
+
+    asyncio.run(run())
+
+
+def test_several_drawn_targets_are_streamed_side_by_side():
+    async def run():
+        async with serving() as served:
+            message = request("오늘은", num_hypotheses=3, temperature=1.0, seed=4)
+            events = [event async for event in served.stub.GenerateStream(message)]
+            *pieces, last = events
+            assert len(last.result.hypotheses) == 3
+            for place, hypothesis in enumerate(last.result.hypotheses):
+                mine = [event.piece for event in pieces if event.piece.hypothesis == place]
+                assert "".join(piece.text for piece in mine) == hypothesis.text
+                assert [i for piece in mine for i in piece.token_ids] == list(hypothesis.token_ids)
+                assert not hypothesis.HasField("score")
+            assert max(len(one.token_ids) for one in last.result.hypotheses) > 1
+            await served.check_that_everything_is_back()
 
     asyncio.run(run())
 

@@ -1,0 +1,301 @@
+"""How the hypotheses of a request grow by what a step selected: functions over small records, no tensors.
+
+`training.search` defines the same by itself, and tests compare the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from server.records import (
+    Alternatives,
+    Beam,
+    Branches,
+    Choice,
+    FinishReason,
+    Hypothesis,
+    Request,
+    Search,
+    Sequence,
+)
+from server.stopping import StoppedText
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A row that goes on from another's cache; without a slot yet, it needs that and the memory, too."""
+
+    parent: Sequence
+    child: Sequence
+
+
+@dataclass(eq=False, slots=True)
+class _Child:
+    """A hypothesis by one token longer than the row that it comes from."""
+
+    parent: Sequence
+    token_id: int
+    log_probability: float
+    alternatives: Alternatives
+    index: int
+
+    @property
+    def total(self) -> float:
+        """The log-probability of the whole hypothesis."""
+        return self.parent.log_probability + self.log_probability
+
+
+def start(request: Request, start_id: int) -> Search:
+    """The search of a new request, with the one row that its source is encoded for."""
+    search = Search(request)
+    prefix, num_branches = list(request.prefix_ids), request.num_hypotheses
+    if request.beam is not None:
+        num_branches = 2 * request.beam.size
+    root = Sequence(
+        search,
+        next_token_id=prefix[-1] if prefix else start_id,
+        source_length=request.source_length,
+        num_branches=num_branches,
+        token_ids=prefix,
+        is_plain=request.is_plain,
+    )
+    if request.beam is None:
+        root.text = _followed(request, prefix)
+    search.rows.append(root)
+    return search
+
+
+def note(sequence: Sequence, branches: Branches) -> None:
+    """Keep what was selected besides the token that a row goes on with."""
+    (log_probability,) = branches.log_probabilities
+    sequence.log_probability += log_probability
+    if sequence.request.is_detailed:
+        sequence.choices.append(Choice(log_probability, branches.alternatives))
+
+
+def extend(sequence: Sequence, token_id: int, eos_id: int) -> bool:
+    """Let a row go on by one token. Where that completes its hypothesis, the row leaves: then true."""
+    request = sequence.search.request
+    reason: FinishReason | None = None
+    # A scored target is complete before its first step, which it only takes to keep its row.
+    if token_id == eos_id or request.is_score:
+        reason = FinishReason.EOS
+    else:
+        sequence.token_ids.append(token_id)
+        sequence.next_token_id = token_id
+        if sequence.text is not None and sequence.text.stops_with(token_id):
+            reason = FinishReason.STOP
+        elif sequence.num_generated >= request.max_new_tokens:
+            reason = FinishReason.LENGTH
+    if reason is None:
+        return False
+    sequence.search.rows.remove(sequence)
+    sequence.search.ended[sequence.index] = _as_it_is(sequence, reason)
+    return True
+
+
+def branch(search: Search, branches: Mapping[int, Branches], eos_id: int) -> list[Fork]:
+    """Let a request's rows go on together, by what was selected for each row's slot.
+
+    Rows that do not go on are no longer in `search.rows`.
+    """
+    if search.request.beam is not None:
+        return _place(search, _extend_beam(search, search.request.beam, branches, eos_id))
+    (root,) = search.rows
+    children = []
+    for child in _children([root], branches, search.request.num_hypotheses):
+        reason = _end(child, eos_id)
+        if reason is None and root.num_generated + 1 >= search.request.max_new_tokens:
+            reason = FinishReason.LENGTH
+        if reason is None:
+            children.append(child)
+        else:
+            search.ended[child.index] = _ended(child, reason)
+    forks = _place(search, children)
+    for row in search.rows:
+        row.num_branches = 1
+        row.text = _followed(search.request, row.token_ids)
+    return forks
+
+
+def abandon(search: Search, reason: FinishReason) -> None:
+    """End a request whose hypotheses are not complete."""
+    if search.request.beam is not None:
+        search.ended.clear()
+        del search.rows[1:]
+    for row in search.rows:
+        search.ended[row.index] = _as_it_is(row, reason)
+    search.rows.clear()
+
+
+def untold(search: Search) -> dict[int, list[int]]:
+    """The tokens that a streaming request has not been told yet, and is told now, by hypothesis.
+
+    Of a beam those that all live hypotheses share, so that none is ever taken back.
+    """
+    targets = {row.index: row.token_ids for row in search.rows}
+    if search.request.beam is None:
+        targets |= {index: list(hypothesis.token_ids) for index, hypothesis in search.ended.items()}
+    elif search.rows:
+        live = [row.token_ids for row in search.rows]
+        live += [list(hypothesis.token_ids) for hypothesis in search.ended.values()]
+        targets = {0: _common_prefix(live, search.num_told.get(0, 0))}
+    else:
+        targets = {0: list(search.ended[0].token_ids)}
+    news = {}
+    for index, token_ids in targets.items():
+        new = token_ids[search.num_told.get(index, 0) :]
+        if new:
+            search.num_told[index] = len(token_ids)
+            news[index] = new
+    return news
+
+
+def length_penalty(num_tokens: int, alpha: float) -> float:
+    """`((5 + |Y|) / 6)^alpha` of a target of so many tokens: Wu et al. 2016, equation 14, arXiv:1609.08144.
+
+    |Y| counts the generated tokens, the end of sequence included and a prefix not.
+    """
+    return float(((5 + num_tokens) / 6) ** alpha)
+
+
+def _extend_beam(search: Search, beam: Beam, branches: Mapping[int, Branches], eos_id: int) -> list[_Child]:
+    """The hypotheses that go on, best first; none where the search is over. The complete ones are in `ended`.
+
+    Of the 2 * size best extensions one that ends its hypothesis is kept if it is among the first `size`, and
+    the first `size` others go on.
+    """
+    num_tokens = search.rows[0].num_generated + 1
+    penalty = length_penalty(num_tokens, beam.alpha)
+    ended, children = list(search.ended.values()), list[_Child]()
+    for child in _children(search.rows, branches, 2 * beam.size):
+        if child.token_id != eos_id and len(children) == beam.size:
+            continue
+        reason = _end(child, eos_id)
+        if reason is None:
+            children.append(child)
+        elif child.index < beam.size:
+            ended.append(_ended(child, reason, penalty))
+    if num_tokens == search.request.max_new_tokens:
+        ended += [_ended(child, FinishReason.LENGTH, penalty) for child in children]
+        children = []
+    ended = sorted(ended, key=lambda hypothesis: -hypothesis.score)[: beam.size]
+    if children and len(ended) == beam.size:
+        # Further tokens have log-probabilities of at most 0, so only the penalty can raise a score: most at
+        # the limit where alpha is positive, else with the next token.
+        longest = search.request.max_new_tokens if beam.alpha > 0 else num_tokens + 1
+        bound = children[0].total / length_penalty(longest, beam.alpha)
+        if beam.early_stopping or bound <= ended[-1].score:
+            children = []
+    if not children:
+        del ended[search.request.num_hypotheses :]
+    search.ended = dict(enumerate(ended))
+    return children
+
+
+def _children(rows: list[Sequence], branches: Mapping[int, Branches], number: int) -> list[_Child]:
+    """The best ways to go on from some rows, best first, or those drawn from one; no forbidden token.
+
+    Of equal ones the better parent's comes first, then the lower id.
+    """
+    selected = [branches[row.row] for row in rows if row.row is not None]
+    totals = [
+        row.log_probability + log_probability
+        for row, ways in zip(rows, selected, strict=True)
+        for log_probability in ways.log_probabilities
+    ]
+    order = list(range(len(totals)))
+    if rows[0].request.sampling is None:
+        order.sort(key=totals.__getitem__, reverse=True)
+    width = len(totals) // len(rows)
+    children = []
+    for index, place in enumerate(order[:number]):
+        if totals[place] > -math.inf:
+            row, way = divmod(place, width)
+            ways = selected[row]
+            children.append(
+                _Child(rows[row], ways.token_ids[way], ways.log_probabilities[way], ways.alternatives, index)
+            )
+    return children
+
+
+def _end(child: _Child, eos_id: int) -> FinishReason | None:
+    """Whether, and why, a token completes its hypothesis."""
+    if child.token_id == eos_id:
+        return FinishReason.EOS
+    text = _followed(child.parent.request, child.parent.token_ids)
+    return FinishReason.STOP if text is not None and text.stops_with(child.token_id) else None
+
+
+def _followed(request: Request, token_ids: list[int]) -> StoppedText | None:
+    """What finds the stop sequences of a request, if it has any, after a target so far."""
+    if request.follow is None:
+        return None
+    text = request.follow()
+    text.push(token_ids)
+    return text
+
+
+def _place(search: Search, children: list[_Child]) -> list[Fork]:
+    """Give each child a row: the first of a parent its own, others those of parents without, or new ones."""
+    by_parent: dict[Sequence, list[_Child]] = {}
+    for child in children:
+        by_parent.setdefault(child.parent, []).append(child)
+    spare = [row for row in search.rows if row not in by_parent]
+    forks: list[Fork] = []
+    rows: dict[_Child, Sequence] = {}
+    for parent, (first, *others) in by_parent.items():
+        for child in others:
+            row = spare.pop() if spare else _new_row(parent)
+            row.token_ids = parent.token_ids.copy()
+            row.choices = parent.choices.copy()
+            row.log_probability = parent.log_probability
+            rows[child] = row
+            forks.append(Fork(parent, row))
+        rows[first] = parent
+    for child, row in rows.items():
+        row.index = 0 if search.request.beam else child.index
+        row.token_ids.append(child.token_id)
+        row.next_token_id = child.token_id
+        row.log_probability += child.log_probability
+        if search.request.is_detailed:
+            row.choices.append(Choice(child.log_probability, child.alternatives))
+    search.rows = [rows[child] for child in children]
+    return forks
+
+
+def _new_row(parent: Sequence) -> Sequence:
+    return Sequence(
+        parent.search,
+        next_token_id=parent.next_token_id,
+        source_length=parent.source_length,
+        num_branches=parent.num_branches,
+        is_plain=parent.is_plain,
+    )
+
+
+def _ended(child: _Child, reason: FinishReason, penalty: float = 1.0) -> Hypothesis:
+    """The hypothesis that a last token completes."""
+    parent, is_eos = child.parent, reason is FinishReason.EOS
+    return Hypothesis(
+        token_ids=(*parent.token_ids, *(() if is_eos else (child.token_id,))),
+        finish_reason=reason,
+        score=child.total / penalty,
+        choices=(*parent.choices, Choice(child.log_probability, child.alternatives))
+        if parent.request.is_detailed
+        else (),
+    )
+
+
+def _as_it_is(sequence: Sequence, reason: FinishReason) -> Hypothesis:
+    return Hypothesis(tuple(sequence.token_ids), reason, sequence.log_probability, tuple(sequence.choices))
+
+
+def _common_prefix(targets: list[list[int]], num_known: int) -> list[int]:
+    """What all targets begin with, of which `num_known` tokens are known to be."""
+    first, length = targets[0], num_known
+    while length < min(map(len, targets)) and all(target[length] == first[length] for target in targets):
+        length += 1
+    return first[:length]
