@@ -111,7 +111,7 @@ class _Loop:
             outcome = self.outcomes[update.request]
             outcome.end = now
             if update.result.error is None:
-                outcome.num_tokens = len(update.result.token_ids)
+                outcome.num_tokens = len(update.result.best.token_ids)
             else:
                 outcome.code = type(update.result.error).__name__
             self._num_open -= 1
