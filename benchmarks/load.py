@@ -67,8 +67,8 @@ from server.runner import RunnerConfig
 
 _FULL = Plan(
     num_rounds=5,
-    num_jobs=12 * IN_FLIGHT,
-    open_seconds=12.0,
+    num_jobs=8 * IN_FLIGHT,
+    open_seconds=10.0,
     loads=(0.3, 0.5, SERVICE_LOAD, 0.85, 0.95),
     batch_sizes=(8, 16, 32, 64),
     rate_ratios=(1.0, 1.25, 1.5, 2.0, 3.0),
@@ -94,7 +94,9 @@ def main() -> int:
         epilog="example:\n  python -m benchmarks.load --server-cores 0,1 --client-cores 2,3 --plot load.png",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="one short round, in about three minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="one short round, in about three minutes instead of twenty"
+    )
     parser.add_argument(
         "--server-cores", type=_cores, help="CPUs of server, engine and CTranslate2 (default: the first 2)"
     )

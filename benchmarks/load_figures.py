@@ -6,9 +6,9 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-import numpy as np
 from rich.progress import Progress
 
 from benchmarks.generator import Generator, Run
@@ -203,13 +203,19 @@ def _peer_p99(bench: Bench, queue: PeerQueue, rate: float, seed: int) -> float:
 
 
 def _ratio_at(p99: float, theirs: Mapping[float, float]) -> float:
-    """Our rate over theirs where their p99 is `p99`, by linear interpolation; the end where it never is.
+    """Our rate over theirs where they are first as fast as `p99`, interpolated; the last one if never.
 
-    Latency falls with the rate, but for noise: a p99 that rose again counts as the lower one before it.
+    Args:
+        p99: Ours.
+        theirs: By ratios that rise, so that they get fewer and fewer requests a second.
     """
-    ratios = list(theirs)
-    falling = np.minimum.accumulate(list(theirs.values()))
-    return float(np.interp(-p99, -falling, ratios))
+    points = list(theirs.items())
+    if points[0][1] <= p99:
+        return points[0][0]
+    for (ratio, slower), (next_ratio, faster) in pairwise(points):
+        if faster <= p99:
+            return ratio + (next_ratio - ratio) * (slower - p99) / (slower - faster)
+    return points[-1][0]
 
 
 def _rounds(bench: Bench, label: str) -> Iterable[int]:

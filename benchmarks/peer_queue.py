@@ -9,12 +9,22 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
-from benchmarks.ctranslate2_peer import CTranslate2Peer
 from benchmarks.workload import BEAM_SIZE, Job, Mode, Outcome, poisson_arrivals
 
 _BEAM_SIZES = {Mode.GREEDY: 1, Mode.BEAM: BEAM_SIZE}
+
+
+class Translator(Protocol):
+    """What the queue needs of CTranslate2, which is imported only where it is measured."""
+
+    def translate(
+        self, sources: Sequence[Sequence[int]], lengths: Sequence[int], beam_size: int
+    ) -> list[list[int]]:
+        """One batch, each target as long as its length says."""
 
 
 class PeerQueue:
@@ -26,7 +36,7 @@ class PeerQueue:
         max_batch_size: Requests.
     """
 
-    def __init__(self, peer: CTranslate2Peer, num_workers: int, max_batch_size: int) -> None:
+    def __init__(self, peer: Translator, num_workers: int, max_batch_size: int) -> None:
         self._peer = peer
         self._num_workers = num_workers
         self._max_batch_size = max_batch_size
