@@ -6,6 +6,7 @@ tokenizer is trained stands in `training.tokenizer`; this module only uses one.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,9 +69,16 @@ class Tokenizer:
         """Token ids of `text` alone, with no special token added."""
         return self._inner.encode(text, add_special_tokens=False).ids
 
-    def encode_source(self, text: str) -> list[int]:
-        """Token ids of `text` framed as an encoder expects it, by the file's own post-processor."""
-        return self._inner.encode(text, add_special_tokens=True).ids
+    def encode_source(self, text: str, max_length: int | None = None) -> list[int]:
+        """Token ids of `text` framed as an encoder expects it, by the file's own post-processor.
+
+        What goes beyond `max_length` tokens, the frame included, is left out at the end of the text.
+        """
+        if max_length is None:
+            return self._inner.encode(text, add_special_tokens=True).ids
+        encoding = self._inner.encode(text, add_special_tokens=False)
+        encoding.truncate(max_length - self._inner.num_special_tokens_to_add(is_pair=False))
+        return self._inner.post_process(encoding).ids
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode_source` of many texts at once."""
@@ -99,6 +107,31 @@ class Tokenizer:
             self._special_tokens[token_id] if token_id in self._special_tokens else stream.push([token_id])
             for token_id in token_ids
         ]
+
+    def words(self, token_ids: Sequence[int]) -> list[tuple[str, list[int]]]:
+        """What white space separates in the text of `token_ids`, each with the places of its tokens.
+
+        Special tokens belong to no word. A token that ends inside a character belongs to the word of the one
+        that completes it.
+        """
+        words: list[tuple[str, list[int]]] = []
+        stream, open_places, is_inside = self.stream(), list[int](), False
+        places = [place for place, token_id in enumerate(token_ids) if token_id not in self._special_tokens]
+        pieces = [stream.push([token_ids[place]]) for place in places]
+        for place, piece in zip([*places, None], [*pieces, stream.finish()], strict=True):
+            if place is not None:
+                open_places.append(place)
+            for i, text in enumerate(re.split(r"\s+", piece)):
+                if not text:
+                    continue
+                if i or not is_inside:
+                    words.append(("", []))
+                words[-1] = (words[-1][0] + text, words[-1][1] + open_places)
+                open_places = open_places[-1:]  # of several words in one token, each has it
+            if piece.strip():
+                open_places = []
+            is_inside = not piece[-1:].isspace() if piece else is_inside
+        return words
 
     def stream(self) -> TextStream:
         """A fresh decoder of one growing sequence."""

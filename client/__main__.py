@@ -22,7 +22,7 @@ from client.output import message_dict, one_line, to_json
 from client.sync import Client
 from client.translate import Translation, read_lines, text_arguments, translate
 from client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS
-from protos.seq2seq_v1_pb2 import GenerateOptions, Target
+from protos.seq2seq_v1_pb2 import GenerateOptions, LongSource, Target
 
 _IMAGE, _DATA = ".png", ".json"
 
@@ -56,6 +56,13 @@ def _truth(text: str) -> bool:
     return text == "true"
 
 
+def _long_source(text: str) -> int:
+    try:
+        return LongSource.Value(f"LONG_SOURCE_{text.upper()}")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not refuse, truncate or split") from error
+
+
 # The fields of GenerateOptions: type, name of the value, help.
 _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "max_new_tokens": (int, "N", "the most target tokens (default: the model's limit)"),
@@ -78,6 +85,8 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "seed": (int, "N", "the same seed draws the same tokens (default: the server chooses)"),
     "log_probabilities": (bool, "", "answer with every token's log-probability (with --json)"),
     "num_alternatives": (int, "N", "answer with the N best tokens at every position (with --json)"),
+    "word_alignment": (bool, "", "answer with the words that belong together (with --json)"),
+    "long_source": (_long_source, "WHAT", "refuse, truncate or split what is too long (default: refuse)"),
 }
 
 

@@ -7,12 +7,23 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class LongSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LONG_SOURCE_UNSPECIFIED: _ClassVar[LongSource]
+    LONG_SOURCE_REFUSE: _ClassVar[LongSource]
+    LONG_SOURCE_TRUNCATE: _ClassVar[LongSource]
+    LONG_SOURCE_SPLIT: _ClassVar[LongSource]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
     FINISH_REASON_EOS: _ClassVar[FinishReason]
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
+LONG_SOURCE_UNSPECIFIED: LongSource
+LONG_SOURCE_REFUSE: LongSource
+LONG_SOURCE_TRUNCATE: LongSource
+LONG_SOURCE_SPLIT: LongSource
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -45,7 +56,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., options: _Optional[_Union[GenerateOptions, _Mapping]] = ...) -> None: ...
 
 class GenerateOptions(_message.Message):
-    __slots__ = ("max_new_tokens", "attention", "priority", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_token_ids", "logit_bias", "temperature", "top_k", "top_p", "min_p", "seed", "log_probabilities", "num_alternatives", "target_prefix", "stop_sequences", "beam_size", "length_penalty", "early_stopping", "num_hypotheses")
+    __slots__ = ("max_new_tokens", "attention", "priority", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_token_ids", "logit_bias", "temperature", "top_k", "top_p", "min_p", "seed", "log_probabilities", "num_alternatives", "target_prefix", "stop_sequences", "beam_size", "length_penalty", "early_stopping", "num_hypotheses", "word_alignment", "long_source")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +85,8 @@ class GenerateOptions(_message.Message):
     LENGTH_PENALTY_FIELD_NUMBER: _ClassVar[int]
     EARLY_STOPPING_FIELD_NUMBER: _ClassVar[int]
     NUM_HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
+    WORD_ALIGNMENT_FIELD_NUMBER: _ClassVar[int]
+    LONG_SOURCE_FIELD_NUMBER: _ClassVar[int]
     max_new_tokens: int
     attention: bool
     priority: int
@@ -95,7 +108,9 @@ class GenerateOptions(_message.Message):
     length_penalty: float
     early_stopping: bool
     num_hypotheses: int
-    def __init__(self, max_new_tokens: _Optional[int] = ..., attention: _Optional[bool] = ..., priority: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., log_probabilities: _Optional[bool] = ..., num_alternatives: _Optional[int] = ..., target_prefix: _Optional[_Union[Target, _Mapping]] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., num_hypotheses: _Optional[int] = ...) -> None: ...
+    word_alignment: bool
+    long_source: LongSource
+    def __init__(self, max_new_tokens: _Optional[int] = ..., attention: _Optional[bool] = ..., priority: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., log_probabilities: _Optional[bool] = ..., num_alternatives: _Optional[int] = ..., target_prefix: _Optional[_Union[Target, _Mapping]] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., num_hypotheses: _Optional[int] = ..., word_alignment: _Optional[bool] = ..., long_source: _Optional[_Union[LongSource, str]] = ...) -> None: ...
 
 class Target(_message.Message):
     __slots__ = ("text", "token_ids")
@@ -115,8 +130,28 @@ class Attention(_message.Message):
     weights: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, source_tokens: _Optional[_Iterable[str]] = ..., target_tokens: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class WordAlignment(_message.Message):
+    __slots__ = ("source_words", "target_words", "links")
+    SOURCE_WORDS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_WORDS_FIELD_NUMBER: _ClassVar[int]
+    LINKS_FIELD_NUMBER: _ClassVar[int]
+    source_words: _containers.RepeatedScalarFieldContainer[str]
+    target_words: _containers.RepeatedScalarFieldContainer[str]
+    links: _containers.RepeatedCompositeFieldContainer[WordLink]
+    def __init__(self, source_words: _Optional[_Iterable[str]] = ..., target_words: _Optional[_Iterable[str]] = ..., links: _Optional[_Iterable[_Union[WordLink, _Mapping]]] = ...) -> None: ...
+
+class WordLink(_message.Message):
+    __slots__ = ("source_word", "target_word", "weight")
+    SOURCE_WORD_FIELD_NUMBER: _ClassVar[int]
+    TARGET_WORD_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    source_word: int
+    target_word: int
+    weight: float
+    def __init__(self, source_word: _Optional[int] = ..., target_word: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
+
 class Hypothesis(_message.Message):
-    __slots__ = ("text", "token_ids", "finish_reason", "attention", "score", "log_probabilities", "alternatives")
+    __slots__ = ("text", "token_ids", "finish_reason", "attention", "score", "log_probabilities", "alternatives", "word_alignment")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +159,7 @@ class Hypothesis(_message.Message):
     SCORE_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBABILITIES_FIELD_NUMBER: _ClassVar[int]
     ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    WORD_ALIGNMENT_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: FinishReason
@@ -131,7 +167,8 @@ class Hypothesis(_message.Message):
     score: float
     log_probabilities: _containers.RepeatedScalarFieldContainer[float]
     alternatives: _containers.RepeatedCompositeFieldContainer[Alternatives]
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., attention: _Optional[_Union[Attention, _Mapping]] = ..., score: _Optional[float] = ..., log_probabilities: _Optional[_Iterable[float]] = ..., alternatives: _Optional[_Iterable[_Union[Alternatives, _Mapping]]] = ...) -> None: ...
+    word_alignment: WordAlignment
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., attention: _Optional[_Union[Attention, _Mapping]] = ..., score: _Optional[float] = ..., log_probabilities: _Optional[_Iterable[float]] = ..., alternatives: _Optional[_Iterable[_Union[Alternatives, _Mapping]]] = ..., word_alignment: _Optional[_Union[WordAlignment, _Mapping]] = ...) -> None: ...
 
 class Alternatives(_message.Message):
     __slots__ = ("tokens",)
@@ -150,12 +187,14 @@ class Alternative(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., text: _Optional[str] = ..., log_probability: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("source_tokens", "target_tokens")
+    __slots__ = ("source_tokens", "target_tokens", "truncated_source_tokens")
     SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     source_tokens: int
     target_tokens: int
-    def __init__(self, source_tokens: _Optional[int] = ..., target_tokens: _Optional[int] = ...) -> None: ...
+    truncated_source_tokens: int
+    def __init__(self, source_tokens: _Optional[int] = ..., target_tokens: _Optional[int] = ..., truncated_source_tokens: _Optional[int] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_seconds", "encode_seconds", "first_token_seconds", "total_seconds")
@@ -170,18 +209,30 @@ class Timings(_message.Message):
     def __init__(self, queue_seconds: _Optional[float] = ..., encode_seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "model", "hypotheses", "usage", "timings")
+    __slots__ = ("request_id", "model", "hypotheses", "usage", "timings", "sentences")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    SENTENCES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
     usage: Usage
     timings: Timings
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ...) -> None: ...
+    sentences: _containers.RepeatedCompositeFieldContainer[Sentence]
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., sentences: _Optional[_Iterable[_Union[Sentence, _Mapping]]] = ...) -> None: ...
+
+class Sentence(_message.Message):
+    __slots__ = ("source_text", "hypotheses", "usage")
+    SOURCE_TEXT_FIELD_NUMBER: _ClassVar[int]
+    HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    source_text: str
+    hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
+    usage: Usage
+    def __init__(self, source_text: _Optional[str] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ...) -> None: ...
 
 class GenerateStreamResponse(_message.Message):
     __slots__ = ("piece", "result")

@@ -43,11 +43,10 @@ class Mailbox:
         return token_ids, self._result
 
     async def wait_for_result(self) -> Result:
-        """Wait for the end."""
-        while True:
-            _, result = await self.take()
-            if result is not None:
-                return result
+        """Wait for the end, if it has not come yet."""
+        while self._result is None:
+            await self.take()
+        return self._result
 
 
 class Deliveries:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from bundle.names import SOURCE_IDS
 from protos import seq2seq_v1_pb2 as pb
 from server.models import ServedModel
 from server.records import Choice, FinishReason, Hypothesis, Request, Result
+from server.service.requests import Job
 
 _FINISH_REASONS = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
@@ -16,18 +18,56 @@ _FINISH_REASONS = {
 }
 
 
-def generate_response(request: Request, result: Result, model: ServedModel) -> pb.GenerateResponse:
-    """The answer to a request that ended well."""
+def generate_response(
+    jobs: Sequence[Job], results: Sequence[Result], model: ServedModel, options: pb.GenerateOptions
+) -> pb.GenerateResponse:
+    """The answer to a call whose requests ended well."""
+    answers = [
+        pb.Sentence(
+            source_text=job.part.text,
+            hypotheses=[_hypothesis(job.request, one, model, options) for one in result.hypotheses],
+            usage=pb.Usage(
+                source_tokens=result.num_source_tokens,
+                target_tokens=result.num_target_tokens,
+                truncated_source_tokens=job.part.num_truncated,
+            ),
+        )
+        for job, result in zip(jobs, results, strict=True)
+    ]
+    is_split = len(answers) > 1
     return pb.GenerateResponse(
-        request_id=request.request_id,
+        request_id=jobs[0].request.request_id,
         model=model.name,
-        hypotheses=[_hypothesis(request, hypothesis, model) for hypothesis in result.hypotheses],
-        usage=pb.Usage(source_tokens=result.num_source_tokens, target_tokens=result.num_target_tokens),
-        timings=pb.Timings(**dataclasses.asdict(result.timings)),
+        hypotheses=[_joined(jobs, answers)] if is_split else answers[0].hypotheses,
+        usage=pb.Usage(
+            source_tokens=sum(answer.usage.source_tokens for answer in answers),
+            target_tokens=sum(answer.usage.target_tokens for answer in answers),
+            truncated_source_tokens=sum(answer.usage.truncated_source_tokens for answer in answers),
+        ),
+        timings=pb.Timings(
+            queue_seconds=max(result.timings.queue_seconds for result in results),
+            encode_seconds=max(result.timings.encode_seconds for result in results),
+            first_token_seconds=results[0].timings.first_token_seconds,
+            total_seconds=max(result.timings.total_seconds for result in results),
+        ),
+        sentences=answers if is_split else (),
     )
 
 
-def _hypothesis(request: Request, hypothesis: Hypothesis, model: ServedModel) -> pb.Hypothesis:
+def _joined(jobs: Sequence[Job], answers: Sequence[pb.Sentence]) -> pb.Hypothesis:
+    """The best hypotheses of all sentences, one after the other."""
+    best = [answer.hypotheses[0] for answer in answers]
+    reasons = [one.finish_reason for one in best if one.finish_reason != pb.FINISH_REASON_EOS]
+    return pb.Hypothesis(
+        text="".join(one.text + job.part.separator for one, job in zip(best, jobs, strict=True)),
+        token_ids=[token_id for one in best for token_id in one.token_ids],
+        finish_reason=reasons[0] if reasons else pb.FINISH_REASON_EOS,
+    )
+
+
+def _hypothesis(
+    request: Request, hypothesis: Hypothesis, model: ServedModel, options: pb.GenerateOptions
+) -> pb.Hypothesis:
     message = pb.Hypothesis(
         text=_text(request, hypothesis, model),
         token_ids=hypothesis.token_ids,
@@ -39,8 +79,10 @@ def _hypothesis(request: Request, hypothesis: Hypothesis, model: ServedModel) ->
         message.score = hypothesis.score
     if request.num_alternatives:
         message.alternatives.extend(_alternatives(choice, model) for choice in hypothesis.choices)
-    if hypothesis.attention is not None:
+    if options.attention:
         message.attention.CopyFrom(_attention(request, hypothesis, model))
+    if options.word_alignment:
+        message.word_alignment.CopyFrom(_word_alignment(request, hypothesis, model))
     return message
 
 
@@ -88,6 +130,22 @@ def _attention(request: Request, hypothesis: Hypothesis, model: ServedModel) -> 
         source_tokens=model.source_tokenizer.pieces(source_ids),
         target_tokens=model.target_tokenizer.pieces(target_ids),
         weights=hypothesis.attention.ravel().tolist(),
+    )
+
+
+def _word_alignment(request: Request, hypothesis: Hypothesis, model: ServedModel) -> pb.WordAlignment:
+    assert hypothesis.attention is not None
+    sources = model.source_tokenizer.words(request.sources[SOURCE_IDS].tolist())
+    targets = model.target_tokenizer.words(hypothesis.token_ids)
+    links = []
+    for place, (_, target_places) in enumerate(targets):
+        weights = hypothesis.attention[target_places].mean(axis=0)  # (S,)
+        shares = [float(weights[source_places].sum()) for _, source_places in sources]
+        if shares:
+            best = shares.index(max(shares))
+            links.append(pb.WordLink(source_word=best, target_word=place, weight=shares[best]))
+    return pb.WordAlignment(
+        source_words=[word for word, _ in sources], target_words=[word for word, _ in targets], links=links
     )
 
 

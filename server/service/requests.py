@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
-
 from bundle.names import SOURCE_IDS
-from protos.seq2seq_v1_pb2 import GenerateOptions, GenerateRequest, ScoreRequest, Source, Target
+from protos.seq2seq_v1_pb2 import (
+    LONG_SOURCE_SPLIT,
+    GenerateOptions,
+    GenerateRequest,
+    LongSource,
+    ScoreRequest,
+    Target,
+)
 from server.errors import InvalidRequest
 from server.models import ServedModel
-from server.records import Array, Beam, Constraints, Request, Sampling
+from server.records import Beam, Constraints, Request, Sampling
 from server.service.calls import Call
+from server.service.sources import Part, check_bytes, check_ids, source_parts
 from server.stopping import StoppedText
 
-# A text is measured before it is cut into tokens, which takes time. No text that a person wrote fills its
-# tokens with so many bytes, so nothing that fits is refused.
-MAX_BYTES_PER_TOKEN = 64
 MAX_ALTERNATIVES = 32
 MAX_BEAM_SIZE = 16
 MAX_HYPOTHESES = 16  # drawn ones, or those that go on greedily
@@ -32,23 +36,33 @@ _MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.01, 100.0
 Number = TypeVar("Number", int, float)
 
 
-def engine_request(message: GenerateRequest, model: ServedModel, call: Call, *, stream: bool) -> Request:
-    """The engine's record of a request.
+@dataclass(frozen=True)
+class Job:
+    """A part of a call's source, and the engine's record of it."""
+
+    part: Part
+    request: Request
+
+
+def engine_jobs(message: GenerateRequest, model: ServedModel, call: Call, *, stream: bool) -> list[Job]:
+    """What the engine shall do for a request: more than one thing where its source is split.
 
     Raises:
         InvalidRequest: What is wrong, in which field, and what would be right.
     """
     options = message.options
     _check_stop_sequences(options)
+    _check_split(options)
     prefix_ids = _target_ids(options.target_prefix, model, "options.target_prefix")
     max_new_tokens = _max_new_tokens(options, model, len(prefix_ids))
-    return Request(
+    parts = source_parts(message.sources, model, options.long_source)
+    whole = Request(
         request_id=call.request_id,
-        sources={SOURCE_IDS: _source(message.sources, model)},
+        sources={SOURCE_IDS: parts[0].source_ids},
         max_new_tokens=max_new_tokens,
         arrival=call.arrival,
         deadline=call.deadline,
-        attention=options.attention,
+        attention=options.attention or options.word_alignment,
         stream=stream,
         priority=options.priority,
         constraints=_constraints(options, model, max_new_tokens),
@@ -60,6 +74,7 @@ def engine_request(message: GenerateRequest, model: ServedModel, call: Call, *, 
         log_probabilities=options.log_probabilities,
         num_alternatives=_in_range("num_alternatives", options.num_alternatives, 0, MAX_ALTERNATIVES),
     )
+    return [Job(part, replace(whole, sources={SOURCE_IDS: part.source_ids})) for part in parts]
 
 
 def target_text(message: GenerateRequest, model: ServedModel, num_prefix: int) -> StoppedText:
@@ -78,7 +93,7 @@ def score_request(message: ScoreRequest, model: ServedModel, call: Call) -> Requ
         raise InvalidRequest("the target is missing: give it a text or token ids", field="target")
     return Request(
         request_id=call.request_id,
-        sources={SOURCE_IDS: _source(message.sources, model)},
+        sources={SOURCE_IDS: source_parts(message.sources, model)[0].source_ids},
         max_new_tokens=1,
         arrival=call.arrival,
         deadline=call.deadline,
@@ -88,85 +103,11 @@ def score_request(message: ScoreRequest, model: ServedModel, call: Call) -> Requ
     )
 
 
-def _source(sources: Sequence[Source], model: ServedModel) -> Array:
-    if len(sources) != 1:
-        raise InvalidRequest(
-            f"the request has {len(sources)} sources, and {model.name} takes exactly 1",
-            field="sources",
-        )
-    source = sources[0]
-    if source.name not in ("", SOURCE_IDS):
-        raise InvalidRequest(
-            f"{model.name} has no source named {source.name[:100]!r}: "
-            f"its only one is {SOURCE_IDS!r}, and the name may be left empty",
-            field="sources[0].name",
-        )
-    kind = source.WhichOneof("value")
-    if kind == "text":
-        token_ids, field = _text_ids(source.text, model), "sources[0].text"
-    elif kind == "token_ids":
-        token_ids, field = _given_ids(source, model), "sources[0].token_ids"
-    else:
-        raise InvalidRequest("the source is empty: give it a text or token ids", field="sources[0]")
-    _check_length(len(token_ids), model, field)
-    return np.asarray(token_ids, dtype=np.int64)  # (S,)
-
-
-def _check_length(num_tokens: int, model: ServedModel, field: str) -> None:
-    limit = model.engine.max_source_length
-    if num_tokens > limit:
-        raise InvalidRequest(
-            f"the source has {num_tokens} tokens, and {model.name} takes at most {limit}: "
-            "send shorter pieces, for example one sentence each",
-            field=field,
-        )
-
-
-def _text_ids(text: str, model: ServedModel) -> list[int]:
-    field = "sources[0].text"
-    if not text:
-        raise InvalidRequest("the text is empty", field=field)
-    if text.isspace():
-        raise InvalidRequest("the text has only white space", field=field)
-    _check_bytes(text, model.engine.max_source_length, model, field)
-    return model.source_tokenizer.encode_source(text)
-
-
-def _check_bytes(text: str, limit: int, model: ServedModel, field: str) -> None:
-    num_bytes = len(text.encode())
-    if num_bytes > limit * MAX_BYTES_PER_TOKEN:
-        raise InvalidRequest(
-            f"the text has {num_bytes} bytes, and {model.name} takes at most {limit} tokens, "
-            f"never more than {limit * MAX_BYTES_PER_TOKEN} bytes: send shorter pieces",
-            field=field,
-        )
-
-
-def _given_ids(source: Source, model: ServedModel) -> list[int]:
-    field = "sources[0].token_ids"
-    token_ids = source.token_ids.values
-    if not token_ids:
-        raise InvalidRequest("there are no token ids", field=field)
-    _check_length(len(token_ids), model, field)  # before every one of them is looked at
-    _check_ids(token_ids, model, f"{field}.values")
-    return list(token_ids)
-
-
-def _check_ids(token_ids: Iterable[int], model: ServedModel, field: str) -> None:
-    for index, token_id in enumerate(token_ids):
-        if not 0 <= token_id < model.vocab_size:
-            raise InvalidRequest(
-                f"token id {token_id} is outside the vocabulary of {model.name}: "
-                f"ids go from 0 to {model.vocab_size - 1}",
-                field=f"{field}[{index}]",
-            )
-
-
 def _target_ids(target: Target, model: ServedModel, field: str) -> tuple[int, ...]:
     """A given target, or the beginning of one, which leaves room for one token at least."""
     limit = model.engine.max_target_length
     if target.WhichOneof("value") == "text":
-        _check_bytes(target.text, limit, model, f"{field}.text")
+        check_bytes(target.text, limit, model, f"{field}.text")
         token_ids: Sequence[int] = model.target_tokenizer.encode(target.text)
     else:
         token_ids = target.token_ids.values
@@ -176,7 +117,7 @@ def _target_ids(target: Target, model: ServedModel, field: str) -> tuple[int, ..
             "send a shorter one",
             field=field,
         )
-    _check_ids(token_ids, model, f"{field}.token_ids.values")
+    check_ids(token_ids, model, f"{field}.token_ids.values")
     if model.eos_id in token_ids:
         raise InvalidRequest("the given target has the end of sequence in it: leave it out", field=field)
     return tuple(token_ids)
@@ -202,12 +143,27 @@ def _check_stop_sequences(options: GenerateOptions) -> None:
         _in_range(name, len(stop), 1, _MAX_STOP_LENGTH, field=f"{field}[{index}]")
 
 
+def _check_split(options: GenerateOptions) -> None:
+    if options.long_source not in LongSource.values():
+        raise InvalidRequest(
+            f"long_source is {options.long_source}, which is none of {', '.join(LongSource.keys())}",
+            field="options.long_source",
+        )
+    if options.long_source != LONG_SOURCE_SPLIT:
+        return
+    for name in ("target_prefix", "stop_sequences"):
+        if options.HasField(name) if name == "target_prefix" else getattr(options, name):
+            raise InvalidRequest(
+                f"{name} is for one target, and a source that is split has several", field=f"options.{name}"
+            )
+
+
 def _constraints(options: GenerateOptions, model: ServedModel, max_new_tokens: int) -> Constraints:
     """What is done to the logits, checked."""
     suppressed, biases = options.suppressed_token_ids, options.logit_bias
     for name, ids in (("suppressed_token_ids", suppressed), ("logit_bias", biases)):
         _in_range(f"the number of {name}", len(ids), 0, _MAX_ADJUSTED_IDS, field=f"options.{name}")
-        _check_ids(ids, model, f"options.{name}")
+        check_ids(ids, model, f"options.{name}")
     if len(set(suppressed)) >= model.vocab_size:
         raise InvalidRequest(
             "every token is suppressed: leave at least one", field="options.suppressed_token_ids"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
+from functools import partial
 
 from protos import seq2seq_v1_pb2 as pb
 from protos import seq2seq_v1_pb2_grpc as pb_grpc
+from server.deliveries import Mailbox
 from server.models import Models
+from server.records import Result
 from server.service.answers import generate_response, model_message, score_response
 from server.service.calls import Calls, Context
-from server.service.requests import engine_request, score_request, target_text
+from server.service.requests import engine_jobs, score_request, target_text
 from server.stopping import StoppedText
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Seq2Seq"].full_name
@@ -28,12 +33,13 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
         """Answer once, with the whole target."""
         async with self._calls.open("Generate", context) as call:
             model = call.model(message.model)
-            request = engine_request(message, model, call, stream=False)
-            with model.submitted(request, call.is_expired) as mailbox:
-                result = await mailbox.wait_for_result()
-            if result.error is not None:
-                raise result.error
-            return generate_response(request, result, model)
+            jobs = engine_jobs(message, model, call, stream=False)
+            with ExitStack() as stack:
+                mailboxes = [
+                    stack.enter_context(model.submitted(job.request, call.is_expired)) for job in jobs
+                ]
+                results = [_succeeded(await mailbox.wait_for_result()) for mailbox in mailboxes]
+            return generate_response(jobs, results, model, message.options)
 
     async def GenerateStream(  # noqa: N802
         self, message: pb.GenerateRequest, context: Context
@@ -43,24 +49,18 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
         # first token, a client may retry it elsewhere (gRFC A6).
         async with self._calls.open("GenerateStream", context) as call:
             model = call.model(message.model)
-            request = engine_request(message, model, call, stream=True)
-            texts = defaultdict[int, StoppedText](
-                lambda: target_text(message, model, len(request.prefix_ids))
-            )
-            result = None
-            with model.submitted(request, call.is_expired) as mailbox:
-                while result is None:
-                    token_ids, result = await mailbox.take()
-                    for place, new in token_ids.items():
-                        piece = pb.Piece(text=texts[place].push(new), token_ids=new, hypothesis=place)
+            jobs = engine_jobs(message, model, call, stream=True)
+            results = []
+            with ExitStack() as stack:
+                mailboxes = [
+                    stack.enter_context(model.submitted(job.request, call.is_expired)) for job in jobs
+                ]
+                for job, mailbox in zip(jobs, mailboxes, strict=True):
+                    follow = partial(target_text, message, model, len(job.request.prefix_ids))
+                    async for piece in _pieces(mailbox, follow, job.part.separator):
                         await context.write(pb.GenerateStreamResponse(piece=piece))
-            if result.error is not None:
-                raise result.error
-            for place, text in texts.items():
-                if rest := text.finish():
-                    piece = pb.Piece(text=rest, hypothesis=place)
-                    await context.write(pb.GenerateStreamResponse(piece=piece))
-            answer = generate_response(request, result, model)
+                    results.append(_succeeded(await mailbox.wait_for_result()))
+            answer = generate_response(jobs, results, model, message.options)
             await context.write(pb.GenerateStreamResponse(result=answer))
 
     async def Score(  # noqa: N802
@@ -72,9 +72,7 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
             request = score_request(message, model, call)
             with model.submitted(request, call.is_expired) as mailbox:
                 result = await mailbox.wait_for_result()
-            if result.error is not None:
-                raise result.error
-            return score_response(request, result, model)
+            return score_response(request, _succeeded(result), model)
 
     async def ListModels(  # noqa: N802
         self, _message: pb.ListModelsRequest, context: Context
@@ -89,3 +87,27 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
         """Answer with one model."""
         async with self._calls.open("GetModel", context) as call:
             return pb.GetModelResponse(model=model_message(call.model(message.model)))
+
+
+async def _pieces(
+    mailbox: Mailbox, follow: Callable[[], StoppedText], separator: str
+) -> AsyncIterator[pb.Piece]:
+    """What a request's targets grow by, until they are complete."""
+    texts = defaultdict[int, StoppedText](follow)
+    result = None
+    while result is None:
+        token_ids, result = await mailbox.take()
+        for place, new in token_ids.items():
+            yield pb.Piece(text=texts[place].push(new), token_ids=new, hypothesis=place)
+    if result.error is None:
+        rests = {place: text.finish() for place, text in texts.items()}
+        rests[0] = rests.get(0, "") + separator
+        for place, rest in rests.items():
+            if rest:
+                yield pb.Piece(text=rest, hypothesis=place)
+
+
+def _succeeded(result: Result) -> Result:
+    if result.error is not None:
+        raise result.error
+    return result

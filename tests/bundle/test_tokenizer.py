@@ -144,3 +144,32 @@ def test_the_id_of_a_token_is_known_or_refused_by_name(tokenizer):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"tokenizer\.json: no such tokenizer file"):
         Tokenizer.load(tmp_path / "tokenizer.json")
+
+
+@given(st.text())
+def test_words_are_what_white_space_separates_and_share_out_the_tokens(tokenizer, text):
+    ids = tokenizer.encode_source(text)
+    words = tokenizer.words(ids)
+    assert [word for word, _ in words] == tokenizer.decode(ids).split()
+    places = [place for _, places in words for place in places]
+    assert places == sorted(set(places))
+    assert len(ids) - 1 not in places  # the end of sequence
+    for word, places in words:
+        assert word in tokenizer.decode([ids[place] for place in places])
+
+
+def test_words_have_their_tokens(tokenizer):
+    ids = tokenizer.encode_source("오늘은  금요일 입니다")
+    words = tokenizer.words(ids)
+    assert [word for word, _ in words] == ["오늘은", "금요일", "입니다"]
+    assert sorted(place for _, places in words for place in places)[-1] == len(ids) - 2
+
+
+@given(st.text(min_size=1), st.integers(1, 30))
+def test_a_source_is_left_out_beyond_its_length_and_keeps_its_frame(tokenizer, text, max_length):
+    whole = tokenizer.encode_source(text)
+    ids = tokenizer.encode_source(text, max_length)
+    if len(whole) <= max_length:
+        assert ids == whole
+    else:
+        assert ids == [*whole[: max_length - 1], whole[-1]]

@@ -110,7 +110,11 @@ def test_json_has_everything_the_server_answered(run):
     assert answer["source"] == "abc"
     assert answer["hypotheses"][0]["text"] == "ab"
     assert answer["hypotheses"][0]["finish_reason"] == "FINISH_REASON_LENGTH"
-    assert answer["usage"] == {"source_tokens": 4, "target_tokens": 2}
+    assert answer["usage"] == {
+        "source_tokens": 4,
+        "target_tokens": 2,
+        "truncated_source_tokens": 0,
+    }
     assert set(answer["timings"]) == {
         "queue_seconds",
         "encode_seconds",

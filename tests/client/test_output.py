@@ -25,7 +25,8 @@ def test_a_message_keeps_its_field_names_its_zeros_and_its_numbers():
                 "alternatives": [],
             }
         ],
-        "usage": {"source_tokens": 3, "target_tokens": 0},
+        "usage": {"source_tokens": 3, "target_tokens": 0, "truncated_source_tokens": 0},
+        "sentences": [],
     }
 
 

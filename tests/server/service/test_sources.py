@@ -1,0 +1,153 @@
+"""What becomes of sources that are longer than the model takes."""
+
+import asyncio
+
+import pytest
+from grpc import StatusCode
+from grpc.aio import AioRpcError
+
+from protos import seq2seq_v1_pb2 as pb
+from server.backlog import QueueLimits
+from tests.server.service.harness import EOS, EchoRunner, serving
+
+TRUNCATE, SPLIT = pb.LONG_SOURCE_TRUNCATE, pb.LONG_SOURCE_SPLIT
+SENTENCES = ["첫 문장입니다.", "Mr. Smith came here yesterday, and he was late.", "끝이 없는 문장", "가나다!"]
+TEXT = f"{SENTENCES[0]} {SENTENCES[1]}\n\n{SENTENCES[2]}\n\n{SENTENCES[3]}  "
+JOINED = f"{SENTENCES[0]} {SENTENCES[1]}\n\n{SENTENCES[2]}\n\n{SENTENCES[3]}"
+
+
+def request(text: str, **options) -> pb.GenerateRequest:
+    return pb.GenerateRequest(sources=[pb.Source(text=text)], options=pb.GenerateOptions(**options))
+
+
+async def refusal(served, message) -> str:
+    with pytest.raises(AioRpcError) as caught:
+        await served.stub.Generate(message)
+    assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+    return caught.value.details()
+
+
+def test_a_long_text_is_truncated_only_when_asked_and_the_answer_says_how_much():
+    async def run():
+        async with serving() as served:
+            answer = await served.stub.Generate(request("x" * 70, long_source=TRUNCATE))
+            assert answer.hypotheses[0].text == "x" * 63
+            assert answer.usage.source_tokens == 64
+            assert answer.usage.truncated_source_tokens == 7
+            short = await served.stub.Generate(request("x" * 63, long_source=TRUNCATE))
+            assert short.usage.truncated_source_tokens == 0
+            for kind in (pb.LONG_SOURCE_REFUSE, pb.LONG_SOURCE_UNSPECIFIED):
+                message = await refusal(served, request("x" * 70, long_source=kind))
+                assert message.startswith("the source has 71 tokens, and echo takes at most 64")
+
+    asyncio.run(run())
+
+
+def test_long_token_ids_keep_their_end_when_they_are_truncated():
+    async def run():
+        async with serving() as served:
+            ids = [*served.model.source_tokenizer.encode("y" * 80), EOS]
+            message = request("", long_source=TRUNCATE)
+            message.sources[0].token_ids.values.extend(ids)
+            answer = await served.stub.Generate(message)
+            assert answer.hypotheses[0].text == "y" * 63
+            assert answer.usage.truncated_source_tokens == 17
+
+    asyncio.run(run())
+
+
+def test_a_long_text_is_split_generated_at_once_and_joined_in_order():
+    async def run():
+        async with serving() as served:
+            answer = await served.stub.Generate(request(TEXT, long_source=SPLIT, attention=True))
+            [joined] = answer.hypotheses
+            assert joined.text == JOINED
+            assert joined.finish_reason == pb.FINISH_REASON_EOS
+            assert [sentence.source_text for sentence in answer.sentences] == SENTENCES
+            assert [sentence.hypotheses[0].text for sentence in answer.sentences] == SENTENCES
+            ids = [i for sentence in answer.sentences for i in sentence.hypotheses[0].token_ids]
+            assert list(joined.token_ids) == ids
+            total = sum(sentence.usage.source_tokens for sentence in answer.sentences)
+            assert answer.usage.source_tokens == total == len("".join(SENTENCES).encode()) + 4
+            assert all(sentence.hypotheses[0].HasField("attention") for sentence in answer.sentences)
+            await served.check_that_everything_is_back()
+
+    asyncio.run(run())
+
+
+def test_the_pieces_of_a_split_text_come_in_order_and_join_to_the_result():
+    async def run():
+        async with serving() as served:
+            message = request(TEXT, long_source=SPLIT, beam_size=2)
+            message.options.max_new_tokens = 30
+            *pieces, last = [event async for event in served.stub.GenerateStream(message)]
+            text = "".join(event.piece.text for event in pieces)
+            assert text == last.result.hypotheses[0].text
+            assert len(last.result.sentences) == 4
+            await served.check_that_everything_is_back()
+
+    asyncio.run(run())
+
+
+def test_a_short_text_is_not_split():
+    async def run():
+        async with serving() as served:
+            answer = await served.stub.Generate(request("One. Two. Three.", long_source=SPLIT))
+            assert answer.hypotheses[0].text == "One. Two. Three."
+            assert not answer.sentences
+
+    asyncio.run(run())
+
+
+def test_what_cannot_be_split_is_refused_by_name():
+    async def run():
+        async with serving() as served:
+            for text, options, expected in (
+                (
+                    "가. " + "나" * 40,
+                    {},
+                    "sentence 2 of the source has 121 tokens, and echo takes",
+                ),
+                ("Go. " * 300, {}, "the text has more than 256 sentences"),
+                ("Go.", {"stop_sequences": ["x"]}, "stop_sequences is for one target"),
+                ("Go.", {"target_prefix": pb.Target(text="a")}, "target_prefix is for one target"),
+                ("Go. " * 262_145, {}, "the text has 1048580 bytes"),
+            ):
+                message = await refusal(served, request(text, long_source=SPLIT, **options))
+                assert message.startswith(expected)
+            message = await refusal(served, request("a", long_source=9))
+            assert message.startswith("long_source is 9, which is none of LONG_SOURCE_UNSPECIFIED, ")
+            assert served.turns.num_submitted == 0
+
+    asyncio.run(run())
+
+
+def test_when_one_sentence_is_refused_none_is_left_running():
+    async def run():
+        runner = EchoRunner(num_slots=1)
+        async with serving(runner, queue=QueueLimits(max_waiting_requests=2)) as served:
+            runner.gate.clear()
+            with pytest.raises(AioRpcError, match="requests are waiting"):
+                await served.stub.Generate(request(TEXT, long_source=SPLIT))
+            runner.gate.set()
+            await served.check_that_everything_is_back()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("options", [{}, {"attention": True}, {"beam_size": 2, "num_hypotheses": 2}])
+def test_words_that_belong_together_are_linked(options):
+    async def run():
+        async with serving() as served:
+            answer = await served.stub.Generate(request("오늘 ab c", word_alignment=True, **options))
+            for hypothesis in answer.hypotheses:
+                alignment = hypothesis.word_alignment
+                assert list(alignment.source_words) == ["오늘", "ab", "c"]
+                assert list(alignment.target_words) == hypothesis.text.split()
+                # the echo attends to the source token at the same place
+                linked = [(link.source_word, link.target_word) for link in alignment.links]
+                assert linked == [(i, i) for i in range(len(alignment.target_words))]
+                assert hypothesis.HasField("attention") == ("attention" in options)
+                assert not alignment.links or alignment.links[0].weight == 1
+
+    asyncio.run(run())
