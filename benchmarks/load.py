@@ -112,16 +112,20 @@ def main() -> int:
     console = Console(stderr=True)
     if set(server_cores) & set(client_cores):
         console.print("the load generator shares cores with the server: what it uses, the server lacks")
+    hardware = describe_hardware()  # of all CPUs
     os.sched_setaffinity(0, server_cores)  # and of the server, which inherits it
     try:
         with tempfile.TemporaryDirectory() as name:
             plan = _QUICK if options.quick else _FULL
-            report = measure(Path(name), plan, server_cores, client_cores, console)
+            report = {"benchmark": "load", "hardware": hardware}
+            report |= measure(Path(name), plan, server_cores, client_cores, console)
     except (OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for table in render(report):
         console.print(table)
+    if any(row["client_lateness_p99"] > row["step_median"] for row in report["sweep"]):
+        console.print("the load generator sent late, by more than a step: its cores were busy with others")
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(report, indent=2) + "\n")
@@ -163,8 +167,6 @@ def measure(
         sweep = measure_sweep(bench)
         against = measure_against_peer(bench, queues)
     return {
-        "benchmark": "load",
-        "hardware": describe_hardware(),
         "command": " ".join(["python", "-m", "benchmarks.load", *sys.argv[1:]]),
         "plan": dataclasses.asdict(plan),
         "server_cores": list(server_cores),

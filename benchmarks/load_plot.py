@@ -42,7 +42,7 @@ def save_plot(report: dict[str, Any], path: Path) -> None:
         label="p99 of CTranslate2, without sampling",
     )
     for panel in panels:
-        panel.legend()
+        panel.legend(loc="upper left")
     hardware = report["hardware"]
     figure.suptitle(f"{hardware['cpu']}, {len(report['server_cores'])} cores, {hardware['commit']}")
     figure.savefig(path, dpi=120)
