@@ -117,7 +117,7 @@ def main() -> int:
     try:
         with tempfile.TemporaryDirectory() as name:
             plan = _QUICK if options.quick else _FULL
-            report = {"benchmark": "load", "hardware": hardware}
+            report: Figures = {"benchmark": "load", "hardware": hardware}
             report |= measure(Path(name), plan, server_cores, client_cores, console)
     except (OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
