@@ -61,17 +61,24 @@ class CTranslate2Peer:
         compute_type: CTranslate2's name, `float32` or `int8`.
         inter_threads: Batches at once.
         intra_threads: Threads of a batch.
+        device: CTranslate2's name, `cpu` or `cuda`.
     """
 
     def __init__(
-        self, path: Path, tokens: list[str], compute_type: str, inter_threads: int, intra_threads: int
+        self,
+        path: Path,
+        tokens: list[str],
+        compute_type: str,
+        inter_threads: int,
+        intra_threads: int,
+        device: str = "cpu",
     ) -> None:
         self._tokens = tokens
         self._ids = {token: token_id for token_id, token in enumerate(tokens)}
         self._inter_threads = inter_threads
         self._translator = ctranslate2.Translator(
             str(path),
-            device="cpu",
+            device=device,
             compute_type=compute_type,
             inter_threads=inter_threads,
             intra_threads=intra_threads,

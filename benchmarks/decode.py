@@ -39,6 +39,7 @@ from benchmarks.hardware import describe_hardware
 from bundle.manifest import load_bundle
 from bundle.names import SOURCE_IDS, Precision
 from export.exporter import export_bundle
+from server.device import ProviderPolicy
 from server.engine import Engine
 from server.records import Request, Result, Turn
 from server.runner import OnnxRunner, RunnerConfig
@@ -61,9 +62,9 @@ class _TimedSession:
     def io_binding(self) -> Any:
         return self._session.io_binding()
 
-    def run_with_iobinding(self, binding: Any) -> None:
+    def run_with_iobinding(self, binding: Any, *options: Any) -> None:
         started = time.perf_counter()
-        self._session.run_with_iobinding(binding)
+        self._session.run_with_iobinding(binding, *options)
         self._seconds.append(time.perf_counter() - started)
 
 
@@ -72,7 +73,7 @@ class Ours:
 
     def __init__(self, bundle_path: Path, precision: Precision, num_threads: int) -> None:
         config = RunnerConfig(
-            provider="cpu", precision=precision, num_threads=num_threads, max_slots=max(_ROWS)
+            provider=ProviderPolicy.CPU, precision=precision, num_threads=num_threads, max_slots=max(_ROWS)
         )
         self.runner = OnnxRunner(load_bundle(bundle_path), config)
         self.runner.eos_id = -1  # every request runs to its last token

@@ -24,7 +24,7 @@ from benchmarks.serving import RunningServer, serving
 from bundle.manifest import load_bundle
 from client import Client, ClientError, GenerateOptions
 from protos.seq2seq_v1_pb2 import Attention
-from server.runner import usable_variants
+from server.device import CUDA, ProviderPolicy, usable_variants
 from training import scoring
 
 _SENTENCES = (
@@ -75,7 +75,8 @@ def demonstrate(bundle: Path, run: Path | None, console: Console) -> dict[str, A
     variants = usable_variants(load_bundle(bundle))
     report: dict[str, Any] = {"benchmark": "demo", "hardware": describe_hardware(), "scores": {}}
     for i, (provider, precision) in enumerate(variants):
-        with serving(bundle, ["--provider", provider, "--precision", precision]) as server:
+        policy = ProviderPolicy.REQUIRE if provider == CUDA else ProviderPolicy.CPU
+        with serving(bundle, ["--provider", policy, "--precision", precision]) as server:
             if i == 0:
                 show_translations(server, console)
             if run:

@@ -18,6 +18,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from bundle.names import CHECKSUM_FILE, FORMAT_VERSION, MANIFEST_FILE, Precision, Role, Verb
 from bundle.tokenizer import Tokenizer
 
+_BFLOAT16 = "bfloat16"
+_ONNX_BFLOAT16 = 16  # TensorProto.DataType
 _D_HEAD_MULTIPLE = 8  # GroupQueryAttention refuses others
 
 
@@ -45,7 +47,7 @@ class TensorSpec(_Record):
     """One input or output of a graph.
 
     Attributes:
-        dtype: numpy's name of the element type.
+        dtype: numpy's name of the element type, or `bfloat16`, which numpy lacks.
         axes: A size, or the name of an axis whose size varies (`bundle.names.Axis`).
     """
 
@@ -57,6 +59,16 @@ class TensorSpec(_Record):
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         """The axes as numbers, with the named ones' sizes given."""
         return tuple(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
+
+    @property
+    def storage(self) -> str:
+        """The name of a numpy type that holds the elements, as bits where numpy lacks theirs."""
+        return "uint16" if self.dtype == _BFLOAT16 else self.dtype
+
+    @property
+    def element_type(self) -> str | int:
+        """The element type as ONNX Runtime takes it: numpy's name, or ONNX's number where numpy lacks it."""
+        return _ONNX_BFLOAT16 if self.dtype == _BFLOAT16 else self.dtype
 
 
 @dataclass(frozen=True)

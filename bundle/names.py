@@ -53,6 +53,7 @@ class Precision(enum.StrEnum):
 
     FP32 = "fp32"
     FP16 = "fp16"
+    BF16 = "bf16"
     INT8 = "int8"
 
 

@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         type=_precisions,
         default=_precisions("fp32,int8"),
         metavar="LIST",
-        help="of fp32, int8 (both for CPU) and fp16 (for CUDA), with commas (default: fp32,int8)",
+        help="of fp32, int8 (both for CPU), fp16 and bf16 (both for CUDA), with commas (default: fp32,int8)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is there already")
     options = parser.parse_args(arguments)

@@ -33,9 +33,17 @@ from training.scoring import score
 from training.search import greedy_search
 from training.transformer import alignment_layer
 
-FP32_TOLERANCE = 1e-4  # of a log-probability: float32 sums in another order
-FP16_TOLERANCE = 0.1  # 11 significant bits in logits of about ±30
+TOLERANCES = {  # of a log-probability
+    Precision.FP32: 1e-4,  # float32 sums in another order
+    Precision.FP16: 0.1,  # 11 significant bits in logits of about ±30
+    Precision.BF16: 0.8,  # 8 bits
+}
 MAX_INT8_BLEU_LOSS = 1.0
+_DTYPES = {
+    Precision.FP32: torch.float32,
+    Precision.FP16: torch.float16,
+    Precision.BF16: torch.bfloat16,
+}
 _CALIBRATION_PAIRS = 200
 _BLEU_PAIRS = 200
 _BATCH_SENTENCES = 32
@@ -137,6 +145,7 @@ def _write(
 def _export_variant(
     trained: TrainedModel, folder: Path, precision: Precision, report: Callable[[str], None]
 ) -> Variant:
+    provider = _provider(precision)
     report(f"{precision}: converting")
     modules = make_graphs(trained, precision)
     models = {verb: convert.convert(module) for verb, module in modules.items()}
@@ -144,7 +153,7 @@ def _export_variant(
     subfolder.mkdir()
     paths = convert.save(models, subfolder)
     report(f"{precision}: comparing with the trained model")
-    graphs = Graphs(paths, modules, _provider(precision))
+    graphs = Graphs(paths, modules, provider)
     decode = modules[Verb.DECODE]
     assert isinstance(decode, DecodeGraph)
     proof = _prove(trained, graphs, decode, precision)
@@ -165,7 +174,7 @@ def make_graphs(trained: TrainedModel, precision: Precision) -> dict[Verb, Graph
     if precision is Precision.INT8:
         linear = Int8Factory(calibrate(trained.model, _calibration_pairs(trained)))
     else:
-        linear = FloatFactory(torch.float16 if precision is Precision.FP16 else torch.float32)
+        linear = FloatFactory(_DTYPES[precision])
     layer = alignment_layer(trained.config.num_decoder_layers)
     return {
         Verb.ENCODE: EncodeGraph(trained.model, linear),
@@ -195,7 +204,7 @@ def _prove(trained: TrainedModel, graphs: Graphs, decode: DecodeGraph, precision
                 f"of {MAX_INT8_BLEU_LOSS} is allowed. Export fp32 only, or calibrate on more dev pairs"
             )
         return Parity(difference, None, parity.SHAPES, bleu, reference)
-    tolerance = FP16_TOLERANCE if precision is Precision.FP16 else FP32_TOLERANCE
+    tolerance = TOLERANCES[precision]
     if not difference <= tolerance:
         raise ExportError(
             f"{precision} differs from the trained model by {difference:.1e} in a log-probability, "
@@ -238,11 +247,18 @@ def _calibration_pairs(trained: TrainedModel) -> list[tuple[list[int], list[int]
 
 
 def _provider(precision: Precision) -> str:
-    """fp16 graphs are CUDA graphs, and are proved there where there is a device."""
+    """Where graphs are proved: those for CUDA there, or fp16 on the CPU where there is no device."""
     cuda = "CUDAExecutionProvider"
-    if precision is Precision.FP16 and cuda in ort.get_available_providers():
+    if precision not in (Precision.FP16, Precision.BF16):
+        return "CPUExecutionProvider"
+    if cuda in ort.get_available_providers():
         ort.preload_dlls()  # the CUDA and cuDNN libraries that pip installed
         return cuda
+    if precision is Precision.BF16:
+        raise ExportError(
+            "bf16 graphs can only be proved on a CUDA device, and this ONNX Runtime has no CUDA: export them "
+            "where there is one, or export fp16"
+        )
     return "CPUExecutionProvider"
 
 

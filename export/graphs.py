@@ -26,7 +26,7 @@ from training.transformer import DecoderLayer, EncoderLayer, Transformer
 # B batch rows   S source length   T target length   D d_model   H heads   K d_head
 # V vocabulary   L layers   C cache capacity
 
-_NUMPY_NAMES = {torch.float32: "float32", torch.float16: "float16"}
+_TYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -65,7 +65,7 @@ class Graph(nn.Module):
     def _last_specs(self) -> list[TensorSpec]:
         axes = (Axis.BATCH, 1, self.config.d_model)
         return [
-            TensorSpec(name(layer), _NUMPY_NAMES[self.dtype], axes, Role.MEMORY)
+            TensorSpec(name(layer), _TYPE_NAMES[self.dtype], axes, Role.MEMORY)
             for layer in range(self.config.num_decoder_layers)
             for name in (names.last_key, names.last_value)
         ]
@@ -75,7 +75,7 @@ class Graph(nn.Module):
     ) -> list[TensorSpec]:
         axes = (Axis.BATCH, self.config.num_heads, capacity, self.config.d_head)
         return [
-            TensorSpec(name(layer), _NUMPY_NAMES[self.dtype], axes, role)
+            TensorSpec(name(layer), _TYPE_NAMES[self.dtype], axes, role)
             for layer in range(self.config.num_decoder_layers)
             for name in (key_name, value_name)
         ]

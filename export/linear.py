@@ -60,7 +60,7 @@ class FloatLinear(Linear):
 
 @dataclass(frozen=True)
 class FloatFactory:
-    """Maps in `float32` or `float16`."""
+    """Maps in a floating-point type."""
 
     dtype: torch.dtype
 

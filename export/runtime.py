@@ -11,6 +11,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from bundle import names
+from bundle.manifest import TensorSpec
 from bundle.names import Axis, Verb
 from export.graphs import Graph
 
@@ -75,7 +76,7 @@ class Graphs:
         """Zeroed cache buffers `(B, H, C, K)`, by tensor name."""
         sizes: dict[str, int] = {Axis.BATCH: num_rows, Axis.CACHE_CAPACITY: capacity}
         return {
-            spec.name: np.zeros(spec.shape(sizes), spec.dtype)
+            spec.name: np.zeros(spec.shape(sizes), spec.storage)
             for spec in self._graphs[Verb.STEP].inputs
             if spec.role == names.Role.CACHE
         }
@@ -108,12 +109,16 @@ class Graphs:
         graph = self._graphs[verb]
         for spec in graph.inputs:
             if spec.name not in feeds:  # memory that encode writes
-                feeds[spec.name] = np.zeros(spec.shape(sizes), spec.dtype)
+                feeds[spec.name] = np.zeros(spec.shape(sizes), spec.storage)
                 in_place[names.out(spec.name)] = spec.name
-        values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in feeds.items()}
+        values = {spec.name: _value(feeds[spec.name], spec) for spec in graph.inputs}
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
         for spec in graph.outputs:
+            if spec.name not in in_place and spec.storage != spec.dtype:  # numpy could not read it
+                feeds[spec.name] = np.zeros(spec.shape(sizes), spec.storage)
+                values[spec.name] = _value(feeds[spec.name], spec)
+                in_place[spec.name] = spec.name
             if spec.name in in_place:
                 binding.bind_ortvalue_output(spec.name, values[in_place[spec.name]])
             else:
@@ -125,6 +130,13 @@ class Graphs:
             # A copy, since a view would not keep the value's memory alive.
             answers[written or spec.name] = feeds[written] if written else np.array(value.numpy())
         return answers
+
+
+def _value(array: Array, spec: TensorSpec) -> ort.OrtValue:
+    """A value over the array's own memory."""
+    if spec.storage == spec.dtype:
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, spec.element_type)
 
 
 def pad(sequences: Sequence[Sequence[int]]) -> tuple[Array, Array]:

@@ -17,6 +17,7 @@ from bundle.names import Precision
 from server.app import serve
 from server.backlog import QueueLimits
 from server.config import LOG_FORMATS, LOG_LEVELS, ServerConfig, parse_bytes
+from server.device import ProviderPolicy
 from server.loading import load_model
 from server.logs import configure_logging
 from server.runner import RunnerConfig
@@ -41,9 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _config(options: argparse.Namespace) -> ServerConfig:
     runner = RunnerConfig(
-        provider=options.provider,
+        provider=ProviderPolicy(options.provider),
         precision=None if options.precision == _AUTO else Precision(options.precision),
         num_threads=options.threads,
+        cuda_graphs=options.cuda_graphs,
         memory_budget_bytes=options.memory_budget,
         max_slots=options.max_slots,
         max_source_length=options.max_source_length,
@@ -56,7 +58,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         drain_seconds=options.drain_seconds,
         log_level=options.log_level,
         log_format=options.log_format,
-        queue=QueueLimits(max_waiting_requests=options.max_waiting_requests),
+        queue=QueueLimits(options.max_waiting_requests, options.max_waiting_tokens),
         runner=runner,
     )
 
@@ -81,9 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--provider",
-        default=runner.provider,
-        metavar="auto|cpu|cuda",
-        help="what runs the graphs; auto takes CUDA where it works (default %(default)s)",
+        choices=[policy.value for policy in ProviderPolicy],
+        default=runner.provider.value,
+        help="what may run the graphs: require is CUDA or no start; prefer is CUDA where it works and the "
+        "bundle has graphs for it, else the CPU with a warning (default %(default)s)",
     )
     add(
         "--precision",
@@ -97,6 +100,13 @@ def _parser() -> argparse.ArgumentParser:
         default=runner.num_threads,
         metavar="N",
         help="CPU threads of a step (default: the CPUs that the process may use)",
+    )
+    add(
+        "--no-cuda-graphs",
+        dest="cuda_graphs",
+        action="store_false",
+        default=runner.cuda_graphs,
+        help="on CUDA launch each kernel of a step by itself, instead of replaying captured steps",
     )
     add(
         "--memory-budget",
@@ -133,6 +143,13 @@ def _parser() -> argparse.ArgumentParser:
         default=queue.max_waiting_requests,
         metavar="N",
         help="requests of a model that may wait for a slot (default %(default)s)",
+    )
+    add(
+        "--max-waiting-tokens",
+        type=int,
+        default=queue.max_waiting_tokens,
+        metavar="TOKENS",
+        help="source tokens of a model that may wait for a slot (default %(default)s)",
     )
     add(
         "--drain-seconds",

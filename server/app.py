@@ -88,20 +88,15 @@ class App:
                 num_waiting=model.engine.num_waiting,
             )
             self._models.add(model)
-            model.engine.start()
         self._health.refresh()
-        served = "; ".join(
-            f"{model.name}: {model.precision} on {model.provider}, {model.engine.num_slots} slots"
-            for model in models
-        )
         host = self._config.host
         _log.info(
-            "ready: gRPC on %s:%d, metrics on %s:%d; %s",
+            "ready: gRPC on %s:%d, metrics on %s:%d, models %s",
             host,
             self.endpoint.port,
             host,
             self.http.port,
-            served,
+            ", ".join(model.name for model in models),
         )
 
     async def run_until(self, stopping: asyncio.Event) -> None:

@@ -7,7 +7,8 @@ ONNX Runtime: what must be done on a device is asked of a `Device`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,9 @@ from bundle.manifest import TensorSpec
 from bundle.names import Axis, Role
 from server.records import Array, Move, Sequence
 
+_SHARED_BYTES = 1 << 20  # what several threads copy sooner than one
+_MOVED_BYTES = 8  # the graph that moves rows copies words of int64
+
 BindPointer = Callable[[Any, str, Any, tuple[int, ...], int], None]
 
 
@@ -25,9 +29,13 @@ class Device(Protocol):
 
     Attributes:
         is_host: Whether its memory is the process's own, so that numpy may read and write it.
+        num_threads: How many of the CPU there are to work with.
+        pool: So many, for work outside of graphs.
     """
 
     is_host: bool
+    num_threads: int
+    pool: ThreadPoolExecutor
 
     def value(self, array: Array) -> Any:
         """A copy of `array` on the device, with `data_ptr`, `numpy` and `update_inplace`."""
@@ -58,9 +66,10 @@ class Buffers:
 
     def __init__(self, specs: list[TensorSpec], shape: tuple[int, ...], device: Device) -> None:
         self.index = {spec.name: i for i, spec in enumerate(specs)}
-        self._dtype = np.dtype(specs[0].dtype)
+        self._element_type = specs[0].element_type
         self._row_shape = shape[1:]
-        self._row_bytes = math.prod(self._row_shape) * self._dtype.itemsize
+        storage = np.dtype(specs[0].storage)
+        self._row_bytes = math.prod(self._row_shape) * storage.itemsize
         self._num_rows = shape[0]
         self._device = device
         self._is_cache = specs[0].role is Role.CACHE
@@ -68,54 +77,98 @@ class Buffers:
         capacities = (Axis.CACHE_CAPACITY, Axis.MEMORY_CAPACITY)
         self._live_axis = next((i for i, axis in enumerate(specs[0].axes) if axis in capacities), None)
         # Zeros: a NaN in memory's padding would leak through a mask.
-        zeros = np.zeros((len(specs), *shape), self._dtype)
+        zeros = np.zeros((len(specs), *shape), storage)
         if device.is_host:
             self._host, self._base = zeros, int(zeros.ctypes.data)
+            self._parts = np.array_split(zeros, device.num_threads)  # what each thread moves
         else:
             self._value = device.value(zeros)
             self._base = int(self._value.data_ptr())
-            self._mover = device.weightless(f"move_{self._dtype}")
+            if self._row_bytes % _MOVED_BYTES:
+                raise ValueError(f"a row takes {self._row_bytes} bytes, no multiple of {_MOVED_BYTES}")
+            self._mover = device.weightless("move")
 
     def bind_input(self, binding: Any, name: str, first_row: int, num_rows: int) -> None:
         """Bind rows of the tensor `name` as a graph's input of that name."""
         pointer = self._pointer(name, first_row)
-        self._device.bind_input(binding, name, self._dtype, (num_rows, *self._row_shape), pointer)
+        self._device.bind_input(binding, name, self._element_type, (num_rows, *self._row_shape), pointer)
 
     def bind_output(self, binding: Any, output: str, first_row: int, num_rows: int) -> None:
         """Bind the same rows as the output that is the tensor's twin."""
         pointer = self._pointer(names.buffer_of(output), first_row)
-        self._device.bind_output(binding, output, self._dtype, (num_rows, *self._row_shape), pointer)
+        self._device.bind_output(binding, output, self._element_type, (num_rows, *self._row_shape), pointer)
 
     def move(self, move: Move) -> int:
-        """Copy one row into another, on the host its live positions only; returns the bytes copied."""
-        length = move.cache_length if self._is_cache else move.source_length
-        if not length:
-            return 0
-        return self._move_on_host(move, length) if self._device.is_host else self._move_on_device(move)
+        """Copy one row into another; returns the bytes copied."""
+        return self.move_all([move])
 
-    def _move_on_host(self, move: Move, length: int) -> int:
-        live: list[slice] = []
-        if self._live_axis is not None:
-            live = [slice(None)] * (self._live_axis - 1) + [slice(length)]
-        every_tensor: Any = slice(None)
-        rows = self._host[(every_tensor, move.from_row, *live)]
-        self._host[(every_tensor, move.to_row, *live)] = rows
-        return int(rows.nbytes)
+    def move_all(self, moves: Iterable[Move]) -> int:
+        """Carry out moves in order; returns the bytes copied.
 
-    def _move_on_device(self, move: Move) -> int:
-        """All tensors are one matrix with a row a tensor and slot."""
-        first_rows = np.arange(len(self.index)) * self._num_rows
-        shape = (len(self.index) * self._num_rows, math.prod(self._row_shape))
+        On the host a row's live positions are copied, on a device whole rows, of many moves at once. A move
+        without live positions of these tensors leaves them as they are.
+        """
+        touching = [move for move in moves if self._live_length(move)]
+        if self._device.is_host:
+            num_bytes = sum(self._live_bytes(move) for move in touching)
+            if num_bytes < _SHARED_BYTES:
+                for part in self._parts:
+                    self._move_on_host(part, touching)
+            else:
+                list(self._device.pool.map(lambda part: self._move_on_host(part, touching), self._parts))
+            return num_bytes
+        return sum(self._move_on_device(batch) for batch in independent_batches(touching))
+
+    def _live_length(self, move: Move) -> int:
+        return move.cache_length if self._is_cache else move.source_length
+
+    def _live_bytes(self, move: Move) -> int:
+        num_bytes = len(self.index) * self._row_bytes
+        if self._live_axis is None:
+            return num_bytes
+        return num_bytes // self._row_shape[self._live_axis - 1] * self._live_length(move)
+
+    def _move_on_host(self, tensors: Array, moves: list[Move]) -> None:
+        """Copy the live positions of some of the tensors; numpy lets other threads run meanwhile."""
+        for move in moves:
+            live: list[slice] = []
+            if self._live_axis is not None:
+                live = [slice(None)] * (self._live_axis - 1) + [slice(self._live_length(move))]
+            every_tensor: Any = slice(None)
+            tensors[(every_tensor, move.to_row, *live)] = tensors[(every_tensor, move.from_row, *live)]
+
+    def _move_on_device(self, moves: list[Move]) -> int:
+        """All tensors are one matrix with a row a tensor and slot, of words whatever the element type."""
+        first_rows = np.arange(len(self.index))[:, None] * self._num_rows  # (G, 1)
+        from_rows = (first_rows + [move.from_row for move in moves]).ravel()  # (G*moves,)
+        to_rows = (first_rows + [move.to_row for move in moves]).reshape(-1, 1)
+        shape = (len(self.index) * self._num_rows, self._row_bytes // _MOVED_BYTES)
         binding = self._mover.io_binding()
-        self._device.bind_input(binding, names.BUFFER, self._dtype, shape, self._base)
-        binding.bind_cpu_input(names.FROM_ROWS, first_rows + move.from_row)
-        binding.bind_cpu_input(names.TO_ROWS, first_rows[:, None] + move.to_row)
-        self._device.bind_output(binding, names.out(names.BUFFER), self._dtype, shape, self._base)
+        self._device.bind_input(binding, names.BUFFER, np.int64, shape, self._base)
+        binding.bind_cpu_input(names.FROM_ROWS, from_rows)
+        binding.bind_cpu_input(names.TO_ROWS, to_rows)
+        self._device.bind_output(binding, names.out(names.BUFFER), np.int64, shape, self._base)
         self._mover.run_with_iobinding(binding)
-        return len(self.index) * self._row_bytes
+        return len(from_rows) * self._row_bytes
 
     def _pointer(self, name: str, row: int) -> int:
         return self._base + (self.index[name] * self._num_rows + row) * self._row_bytes
+
+
+def independent_batches(moves: Iterable[Move]) -> list[list[Move]]:
+    """Split moves, keeping their order, into batches within which no row that is written has another part."""
+    batches: list[list[Move]] = []
+    read: set[int] = set()
+    written: set[int] = set()
+    for move in moves:
+        is_free = move.from_row not in written and move.to_row not in read | written
+        if not batches or not is_free:
+            batches.append([])
+            read, written = set(), set()
+        batches[-1].append(move)
+        read.add(move.from_row)
+        written.add(move.to_row)
+    return batches
 
 
 class Columns:
@@ -152,6 +205,9 @@ class Columns:
         self._host[names.TOKEN_IDS][:num_rows] = [sequence.next_token_id for sequence in rows]
         self._host[names.CACHE_LENGTHS][:num_rows] = [sequence.cache_length for sequence in rows]
         self._host[names.SOURCE_LENGTHS][:num_rows] = [sequence.source_length for sequence in rows]
+        # Rows after them may be computed too: they write position 0 of what nobody reads.
+        self._host[names.CACHE_LENGTHS][num_rows:] = 0
+        self._host[names.SOURCE_LENGTHS][num_rows:] = 1
         for name in self._host:
             self._write(name)
 

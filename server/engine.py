@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -60,6 +61,9 @@ class Runner(Protocol):
     max_target_length: int
     start_id: int
     eos_id: int
+
+    def warm_up(self) -> None:
+        """Do first-time work, on the thread that will run everything else."""
 
     def encode(self, first_row: int, requests: list[Request]) -> None:
         """Encode newcomers into the memory of the rows from `first_row` on."""
@@ -128,11 +132,13 @@ class Engine:
         self._is_asleep = False
         self._last_turn_at = time.time()
         self._num_failures = 0
+        self._warm_up: Future[None] = Future()
         self._thread = threading.Thread(target=self._loop, name=f"engine-{model_name}", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, and return when it has warmed up; what that raises is raised here."""
         self._thread.start()
+        self._warm_up.result()
 
     def submit(self, request: Request) -> None:
         """Take a request in; thread-safe, never waits.
@@ -212,6 +218,12 @@ class Engine:
             self._abandon(finished)
 
     def _loop(self) -> None:
+        try:
+            self._runner.warm_up()
+        except Exception as error:
+            self._warm_up.set_exception(error)
+            return
+        self._warm_up.set_result(None)
         while not self._is_stopping:
             if not self._scheduler.has_work:
                 self._is_asleep = True

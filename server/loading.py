@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from bundle.manifest import load_bundle
@@ -11,9 +12,11 @@ from server.engine import Engine
 from server.models import ServedModel
 from server.runner import OnnxRunner
 
+_log = logging.getLogger(__name__)
+
 
 def load_model(path: Path, config: ServerConfig, deliveries: Deliveries) -> ServedModel:
-    """Check a bundle, load its graphs, and put an engine over them that is not started yet.
+    """Check a bundle, load its graphs, and start an engine over them, which runs each of them once.
 
     Raises:
         ValueError: The bundle cannot be used, or not on this machine; the message names it.
@@ -21,15 +24,26 @@ def load_model(path: Path, config: ServerConfig, deliveries: Deliveries) -> Serv
     bundle = load_bundle(path)
     try:
         runner = OnnxRunner(bundle, config.runner)
-        runner.warm_up()
     except (ValueError, MemoryError) as error:
         raise ValueError(f"{path}: {error}") from error
+    _log.info(
+        "model %s: %s on %s, %d slots, %d threads",
+        deliveries.model_name,
+        runner.precision,
+        runner.provider,
+        runner.num_slots,
+        runner.num_threads,
+    )
     engine = Engine(
         runner,
         model_name=deliveries.model_name,
         deliver=deliveries.deliver,
         queue_limits=config.queue,
     )
+    try:
+        engine.start()
+    except Exception as error:  # ONNX Runtime's errors have no class of their own in common
+        raise ValueError(f"{path}: the graphs do not run here: {error}") from error
     return ServedModel(
         engine=engine,
         deliveries=deliveries,

@@ -21,7 +21,7 @@ class ServedModel:
         engine: Started by who loads the model, stopped by the app.
         deliveries: What the engine delivers to.
         version: The first characters of the manifest's hash.
-        provider: ONNX Runtime's name of the execution provider in use.
+        provider: What runs the graphs: "cpu" or "cuda".
         cache_bytes: Cache and memory of all slots together.
         eos_id: The target token that ends a sequence.
     """

@@ -1,4 +1,4 @@
-"""Runs a bundle's graphs with ONNX Runtime, which no other module of the server imports.
+"""Runs a bundle's graphs over rows of buffers.
 
 Buffers are allocated once, on the device that runs the graphs, with a row a slot. A step binds the first n
 rows by pointer and the graph writes in place: nothing is copied, and a binding made for n rows serves every
@@ -10,34 +10,23 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from bundle import names
 from bundle.manifest import Bundle, TensorSpec
 from bundle.names import Axis, Precision, Role, Verb
+from server.buckets import bucket_of, buckets_up_to
 from server.buffers import Buffers, Columns
 from server.cpus import usable_cpus
+from server.device import CPU, OnnxDevice, ProviderPolicy, choose
 from server.records import Array, Move, Request, Search, Selected, Sequence
 from server.selection import Selector
 
 _log = logging.getLogger(__name__)
-
-_CPU, _CUDA = "cpu", "cuda"
-_DEVICE_ID = 0  # which of several GPUs that is, CUDA_VISIBLE_DEVICES says
-_PROVIDERS = {_CPU: "CPUExecutionProvider", _CUDA: "CUDAExecutionProvider"}
-# fp32 and int8 graphs would run on CUDA only in part: their attention has no kernel there, and would silently
-# run on the CPU. fp16 has no fast kernels on the CPU.
-_PRECISIONS = {_CPU: (Precision.INT8, Precision.FP32), _CUDA: (Precision.FP16,)}
-
-if _PROVIDERS[_CUDA] in ort.get_available_providers():
-    ort.preload_dlls()  # the CUDA and cuDNN libraries that pip installed
 
 
 @dataclass(frozen=True)
@@ -45,96 +34,53 @@ class RunnerConfig:
     """How graphs are run.
 
     Attributes:
-        provider: "cpu" or "cuda"; "auto" is CUDA where ONNX Runtime finds it and the bundle has its graphs.
+        provider: What may run them.
         precision: None takes the fastest that the bundle has for the provider.
         num_threads: Of one graph's run; None is the CPUs that this process may use.
+        cuda_graphs: Whether steps on CUDA are captured and replayed.
         memory_budget_bytes: Of all slots' cache and memory.
         max_slots: The most rows of a step, however large the budget.
         max_source_length: Tokens; None is the manifest's limit, a lower one saves memory.
         max_target_length: Tokens; None is the manifest's limit, a lower one saves memory.
     """
 
-    provider: str = "auto"
+    provider: ProviderPolicy = ProviderPolicy.PREFER
     precision: Precision | None = None
     num_threads: int | None = None
+    cuda_graphs: bool = True
     memory_budget_bytes: int = 1 << 30
     max_slots: int = 256
     max_source_length: int | None = None
     max_target_length: int | None = None
 
     def __post_init__(self) -> None:
-        if self.provider not in ("auto", *_PROVIDERS):
-            raise ValueError(f"provider is {self.provider!r}, and must be auto, {' or '.join(_PROVIDERS)}")
+        if self.provider not in tuple(ProviderPolicy):
+            raise ValueError(f"provider is {self.provider!r}, and must be one of {', '.join(ProviderPolicy)}")
         for name in ("num_threads", "max_slots", "max_source_length", "max_target_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, and must be at least 1")
 
 
-class _OnnxDevice:
-    """A device of one execution provider."""
-
-    def __init__(self, provider: str) -> None:
-        self.is_host = provider == _CPU
-        self._provider = provider
-
-    def session(self, path: Path, num_threads: int) -> ort.InferenceSession:
-        """Load a graph.
-
-        Raises:
-            ValueError: ONNX Runtime would run it elsewhere.
-        """
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = num_threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        # Threads that spin after a run would take the CPU from the event loop, and from the next graph.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-        full_name = _PROVIDERS[self._provider]
-        session = ort.InferenceSession(path, options, providers=[full_name])
-        if session.get_providers()[0] != full_name:
-            raise ValueError(f"{path} would run on {session.get_providers()[0]} instead of {full_name}")
-        return session
-
-    def weightless(self, name: str) -> ort.InferenceSession:
-        """Load a graph that `export.weightless` made."""
-        return self.session(Path(str(files("server") / "weightless" / f"{name}.onnx")), num_threads=1)
-
-    def value(self, array: Array) -> ort.OrtValue:
-        return ort.OrtValue.ortvalue_from_numpy(array, self._provider, _DEVICE_ID)
-
-    def bind_input(
-        self, binding: ort.IOBinding, name: str, dtype: Any, shape: tuple[int, ...], pointer: int
-    ) -> None:
-        binding.bind_input(name, self._provider, _DEVICE_ID, dtype, shape, pointer)
-
-    def bind_output(
-        self, binding: ort.IOBinding, name: str, dtype: Any, shape: tuple[int, ...], pointer: int
-    ) -> None:
-        binding.bind_output(name, self._provider, _DEVICE_ID, dtype, shape, pointer)
-
-    def bind_new_output(self, binding: ort.IOBinding, name: str) -> None:
-        binding.bind_output(name, self._provider, _DEVICE_ID)
-
-
 class OnnxRunner:
     """The graphs of one bundle, and the rows that they work on.
 
     Owned by the engine; after construction used on its thread only. The sequence in slot i is row i of every
-    buffer.
+    buffer, and a step is of the first rows: what stands in the rows after them is not kept.
 
     Args:
         bundle: A checked bundle.
-        config: Provider, device, precision, sizes.
+        config: Provider, precision, sizes.
 
     Raises:
-        ValueError: The bundle has no graphs for the provider, or one slot does not fit the budget.
+        ValueError: The bundle has no graphs for what may run them, or one slot does not fit the budget.
     """
 
     def __init__(self, bundle: Bundle, config: RunnerConfig) -> None:
         manifest = bundle.manifest
-        self.provider, self.precision = _choose(bundle, config)
-        self._device = _OnnxDevice(self.provider)
+        self.provider, self.precision = choose(bundle, config.provider, config.precision)
+        self.num_threads = config.num_threads or usable_cpus()
+        self._device = OnnxDevice(self.provider, self.num_threads)
         self._graphs = manifest.variants[self.precision].graphs
         self.max_source_length = _limit(
             "max_source_length", config.max_source_length, manifest.max_source_length
@@ -150,7 +96,7 @@ class OnnxRunner:
         self.start_id, self.eos_id = manifest.special_ids.decoder_start_id, manifest.special_ids.eos_id
         groups = self._groups()
         self.slot_bytes = sum(
-            len(specs) * math.prod(self._row_shape(specs[0])) * np.dtype(specs[0].dtype).itemsize
+            len(specs) * math.prod(self._row_shape(specs[0])) * np.dtype(specs[0].storage).itemsize
             for specs in groups
         )
         self.num_slots = min(config.memory_budget_bytes // self.slot_bytes, config.max_slots)
@@ -171,26 +117,33 @@ class OnnxRunner:
             names.CACHE_CAPACITY: np.array(self.max_target_length, np.int32),
             names.MEMORY_CAPACITY: np.array(self.max_source_length, np.int32),
         }
-        num_threads = config.num_threads or usable_cpus()
+        self._files = {verb: bundle.path / graph.file.file for verb, graph in self._graphs.items()}
         self._sessions = {
-            verb: self._device.session(bundle.path / graph.file.file, num_threads)
-            for verb, graph in self._graphs.items()
+            verb: self._device.session(self._files[verb]) for verb in (Verb.ENCODE, Verb.DECODE)
         }
-        self._select = self._device.weightless("greedy")
         self._selector = Selector(self._columns, self.vocab_size, self.eos_id, self._device)
-        self._bindings: dict[int, tuple[ort.IOBinding, ort.IOBinding]] = {}
+        self._buckets = buckets_up_to(self.num_slots)
+        self._bindings: dict[int, tuple[Any, Any]] = {}
         self._rows: tuple[Sequence, ...] = ()
+        self.captures_steps = config.cuda_graphs and self._device.can_capture
+        self._or_uncaptured(self._load_step)
 
     def warm_up(self) -> None:
-        """Run every graph once, so that no request pays for first-time work."""
+        """Run every graph, and a step of every bucket, so that no request pays for first-time work.
+
+        Where steps are captured it must be called on the thread that will call `step`: ONNX Runtime keeps
+        captured graphs for each thread, and another would capture anew.
+        """
         sources = {
             spec.name: np.zeros(spec.shape({Axis.BATCH: 1, Axis.SOURCE_LENGTH: 1})[1:], spec.dtype)
             for spec in self._graphs[Verb.ENCODE].inputs
             if spec.role is Role.SOURCE and spec.name != names.SOURCE_LENGTHS
         }
         request = Request("warm-up", sources, max_new_tokens=1, arrival=0.0)
-        for num_rows in range(1, self.num_slots + 1):
-            self._bindings[num_rows] = self._bind_step(num_rows)
+        self._or_uncaptured(self._step_every_bucket)
+        if not self.captures_steps:
+            for num_rows in range(1, self.num_slots + 1):
+                self._bindings[num_rows] = self._bind_step(num_rows)
         self.encode(0, [request])
         self.step((Sequence(Search(request), self.start_id, request.source_length),))
         self.align(0, [self.start_id], request.source_length)
@@ -232,12 +185,9 @@ class OnnxRunner:
         """Feed every row its last token, and select its next one."""
         num_rows = len(rows)
         self._columns.fill(rows, is_same=rows is self._rows)
-        if num_rows not in self._bindings:
-            self._bindings[num_rows] = self._bind_step(num_rows)
-        step, select = self._bindings[num_rows]
-        self._sessions[Verb.STEP].run_with_iobinding(step)
-        self._select.run_with_iobinding(select)
-        token_ids = self._columns.read_token_ids(num_rows)
+        has_plain = any(sequence.is_plain for sequence in rows)
+        self._run_step(num_rows, picks=has_plain)
+        token_ids = self._columns.read_token_ids(num_rows) if has_plain else [self.eos_id] * num_rows
         # Where a row has several ways to go on, the columns do not know which it takes.
         self._rows = rows if all(sequence.num_branches == 1 for sequence in rows) else ()
         if all(sequence.is_plain for sequence in rows):
@@ -246,7 +196,8 @@ class OnnxRunner:
 
     def move(self, moves: Iterable[Move]) -> int:
         """Carry out moves in order; returns the bytes copied."""
-        return sum(buffers.move(move) for move in moves for buffers in self._groups_of_buffers)
+        moves = tuple(moves)
+        return sum(buffers.move_all(moves) for buffers in self._groups_of_buffers)
 
     def align(self, row: int, target_ids: list[int], source_length: int) -> Array:
         """The attention `(T, source_length)` of a finished row, whose memory is still in place.
@@ -287,7 +238,7 @@ class OnnxRunner:
     def _row_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         return replace(spec, axes=spec.axes[1:]).shape(self._sizes)
 
-    def _bind(self, verb: Verb, first_row: int, num_rows: int, feeds: Mapping[str, Array]) -> ort.IOBinding:
+    def _bind(self, verb: Verb, first_row: int, num_rows: int, feeds: Mapping[str, Array]) -> Any:
         """Bind a graph to `num_rows` rows from `first_row` on, and to host arrays."""
         binding = self._sessions[verb].io_binding()
         graph = self._graphs[verb]
@@ -307,53 +258,53 @@ class OnnxRunner:
             elif spec.role is Role.LOGITS:
                 self._columns.bind_logits(self._device.bind_output, binding, num_rows)
             else:
-                binding.bind_output(spec.name, _CPU)
+                binding.bind_output(spec.name, CPU)
         return binding
 
-    def _bind_step(self, num_rows: int) -> tuple[ort.IOBinding, ort.IOBinding]:
+    def _run_step(self, num_rows: int, *, picks: bool = True) -> None:
+        """Run the step over the first rows, and if it `picks`, the selection of the most probable tokens.
+
+        Where steps are captured there are whole buckets of rows: those after the running ones are free.
+        """
+        if self.captures_steps:
+            num_rows = bucket_of(num_rows, self._buckets)
+        if num_rows not in self._bindings:
+            self._bindings[num_rows] = self._bind_step(num_rows)
+        sessions = (self._sessions[Verb.STEP], self._select)[: 1 + picks]
+        for session, binding in zip(sessions, self._bindings[num_rows], strict=False):
+            if self.captures_steps:
+                self._device.replay(session, binding, graph_id=num_rows)
+            else:
+                session.run_with_iobinding(binding)
+
+    def _step_every_bucket(self) -> None:
+        # The largest first: the memory that it takes serves the others.
+        for num_rows in reversed(self._buckets):
+            self._run_step(num_rows)
+
+    def _load_step(self) -> None:
+        is_captured = self.captures_steps
+        self._bindings.clear()
+        self._sessions[Verb.STEP] = self._device.session(self._files[Verb.STEP], is_captured=is_captured)
+        self._select = self._device.weightless("greedy", is_captured=is_captured)
+
+    def _or_uncaptured(self, action: Callable[[], None]) -> None:
+        """Do something with steps that are captured, or else, if that fails, with steps that are not."""
+        try:
+            action()
+        except Exception as error:  # ONNX Runtime's errors have no class of their own in common
+            if not self.captures_steps:
+                raise
+            _log.warning("steps are not captured as CUDA graphs, and are slower: %s", error)
+            self.captures_steps = False
+            self._load_step()
+            action()
+
+    def _bind_step(self, num_rows: int) -> tuple[Any, Any]:
         select = self._select.io_binding()
         self._columns.bind_logits(self._device.bind_input, select, num_rows)
         self._columns.bind_selected(select, num_rows)
         return self._bind(Verb.STEP, 0, num_rows, {}), select
-
-
-def usable_variants(bundle: Bundle) -> list[tuple[str, Precision]]:
-    """Every provider and precision that can run a bundle here, the fastest first."""
-    return [
-        (provider, precision)
-        for provider in (_CUDA, _CPU)
-        if _works(provider)
-        for precision in _PRECISIONS[provider]
-        if precision in bundle.manifest.variants
-    ]
-
-
-def _works(provider: str) -> bool:
-    """Whether ONNX Runtime was built with a provider, and its device answers."""
-    full_name = _PROVIDERS[provider]
-    if full_name not in ort.get_available_providers():
-        return False
-    try:
-        ort.OrtValue.ortvalue_from_numpy(np.zeros(1, np.float32), provider, _DEVICE_ID)
-    except Exception as error:  # ONNX Runtime's errors have no class of their own in common
-        _log.warning("ONNX Runtime has %s, and it does not work here: %s", full_name, error)
-        return False
-    return True
-
-
-def _choose(bundle: Bundle, config: RunnerConfig) -> tuple[str, Precision]:
-    """The provider and precision to run, refusing by name what does not fit."""
-    held = ", ".join(bundle.manifest.variants)
-    if config.provider != "auto" and not _works(config.provider):
-        raise ValueError(f"ONNX Runtime has no {config.provider} provider that works here")
-    if config.precision is not None and config.precision not in bundle.manifest.variants:
-        raise ValueError(f"the bundle has no {config.precision} graphs; it has {held}")
-    for provider, precision in usable_variants(bundle):
-        if config.provider in ("auto", provider) and config.precision in (None, precision):
-            return provider, precision
-    asked = [config.provider] if config.provider != "auto" else [p for p in _PROVIDERS if _works(p)]
-    takes = ", ".join(f"{provider} takes {' and '.join(_PRECISIONS[provider])}" for provider in asked)
-    raise ValueError(f"{config.precision or held} graphs do not run: {takes}")
 
 
 def _limit(name: str, asked: int | None, manifest_limit: int) -> int:

@@ -11,7 +11,7 @@ from benchmarks.serving import serving
 from bundle.manifest import Bundle, load_bundle
 from bundle.names import SOURCE_IDS, Precision
 from client import Client
-from export.exporter import FP16_TOLERANCE, export_bundle
+from export.exporter import TOLERANCES, export_bundle
 from server.records import Request
 from server.runner import OnnxRunner, RunnerConfig
 from tests.server.test_engine import Driver
@@ -20,13 +20,15 @@ from training.search import greedy_search
 
 pytestmark = pytest.mark.gpu
 
+PRECISIONS = [Precision.FP16, Precision.BF16]
+
 
 @pytest.fixture(scope="module")
 def cuda_bundle(trained_run, tmp_path_factory) -> Path:
-    """The trained model in fp16, proved on the device."""
+    """The trained model in fp16 and bf16, proved on the device."""
     assert "CUDAExecutionProvider" in onnxruntime.get_available_providers(), "onnxruntime-gpu is needed"
     path = tmp_path_factory.mktemp("cuda") / "numbers"
-    export_bundle(trained_run.trained, path, [Precision.FP16])
+    export_bundle(trained_run.trained, path, [Precision.FP16, Precision.BF16])
     return path
 
 
@@ -38,10 +40,14 @@ def sources(trained_run) -> list[list[int]]:
     return trained_run.trained.tokenizer.encode_sources(texts)
 
 
-def answers(bundle: Bundle, sources: list[list[int]], num_slots: int, seed: int) -> list[list[int]]:
+def answers(
+    bundle: Bundle, sources: list[list[int]], seed: int, *, is_captured: bool, **options
+) -> list[list[int]]:
     """The tokens of all, who come one after another in any order."""
-    runner = OnnxRunner(bundle, RunnerConfig(provider="cuda", max_slots=num_slots))
+    config = RunnerConfig(provider="require", cuda_graphs=is_captured, **options)
+    runner = OnnxRunner(bundle, config)
     runner.warm_up()
+    assert runner.captures_steps is is_captured
     driver = Driver(runner)
     requests = [Request("r", {SOURCE_IDS: np.array(source)}, 32, arrival=0.0) for source in sources]
     waiting = list(requests)
@@ -55,25 +61,31 @@ def answers(bundle: Bundle, sources: list[list[int]], num_slots: int, seed: int)
     return [list(driver.results[request].best.token_ids) for request in requests]
 
 
-def test_fp16_is_proved_within_its_tolerance(cuda_bundle):
-    parity = load_bundle(cuda_bundle).manifest.variants[Precision.FP16].parity
-    assert 0 < parity.max_log_probability_difference <= FP16_TOLERANCE
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_graphs_are_proved_within_their_tolerance(precision, cuda_bundle):
+    parity = load_bundle(cuda_bundle).manifest.variants[precision].parity
+    assert 0 < parity.max_log_probability_difference <= TOLERANCES[precision]
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("is_captured", [True, False])
 @pytest.mark.parametrize("num_slots", [1, 3, 16, 64])
-def test_served_greedy_is_the_oracle_alone_and_in_any_batch(num_slots, trained_run, cuda_bundle, sources):
-    """Exactly, though in float16: this model is sure of its tokens."""
+def test_served_greedy_is_the_oracle_alone_and_in_any_batch(
+    num_slots, is_captured, precision, trained_run, cuda_bundle, sources
+):
+    """Exactly, though in short floats: this model is sure of its tokens."""
     oracle = greedy_search(
         trained_run.trained.model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=32
     )
     bundle = load_bundle(cuda_bundle)
-    for seed in range(3):
-        assert answers(bundle, sources, num_slots, seed) == oracle
+    options = {"precision": precision, "max_slots": num_slots, "is_captured": is_captured}
+    for seed in range(2):
+        assert answers(bundle, sources, seed, **options) == oracle
 
 
 def test_a_real_server_translates_on_the_device(cuda_bundle):
     with (
-        serving(cuda_bundle, ["--provider", "cuda"]) as server,
+        serving(cuda_bundle, ["--provider", "require"]) as server,
         Client(server.address) as client,
     ):
         [model] = client.models()

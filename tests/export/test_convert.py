@@ -1,14 +1,21 @@
 """The files: named axes, weights once, and nothing of the machine that exported."""
 
+import dataclasses
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from bundle.manifest import Bundle
 from bundle.names import Precision, Verb
+from export import convert, parity
+from export.exporter import TOLERANCES, ExportError, export_bundle, make_graphs
+from export.graphs import Graph
+from export.runtime import Graphs
 
 PRECISIONS = [Precision.FP32, Precision.INT8]
 
@@ -149,19 +156,30 @@ def test_int8_weights_are_a_quarter(random_bundle):
     assert weights[Precision.INT8] - embedding - positions == (maps + embedding) / 4
 
 
-def test_fp16_graphs_hold_float16_and_answer_in_float32(fp16_manifest):
+@pytest.fixture(scope="module")
+def bf16_files(one_layer_trained, tmp_path_factory) -> tuple[dict[Verb, Graph], dict[Verb, Path]]:
+    folder = tmp_path_factory.mktemp("bf16")
+    modules = make_graphs(one_layer_trained, Precision.BF16)
+    return modules, convert.save({verb: convert.convert(module) for verb, module in modules.items()}, folder)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_graphs_for_cuda_hold_short_floats_and_answer_in_float32(dtype, fp16_manifest, bf16_files):
     path, manifest = fp16_manifest
     graphs = manifest.variants[Precision.FP16].graphs
+    files = {verb: path / graph.file.file for verb, graph in graphs.items()}
+    if dtype == "bfloat16":
+        graphs, files = bf16_files
     for verb, spec in graphs.items():
-        graph = onnx.load(path / spec.file.file, load_external_data=False).graph
+        graph = onnx.load(files[verb], load_external_data=False).graph
         for values, tensors in ((graph.input, spec.inputs), (graph.output, spec.outputs)):
             assert [described(value)[:2] for value in values] == [
                 (tensor.name, tensor.dtype) for tensor in tensors
             ]
         weights = {tensor.data_type for tensor in graph.initializer if len(tensor.dims) == 2}
-        assert weights == {onnx.TensorProto.FLOAT16}
+        assert weights == {getattr(onnx.TensorProto, dtype.upper())}
         buffers = [t for t in (*spec.inputs, *spec.outputs) if t.role in ("cache", "memory")]
-        assert {tensor.dtype for tensor in buffers} == {"float16"}
+        assert {tensor.dtype for tensor in buffers} == {dtype}
         answers = {tensor.name: tensor.dtype for tensor in spec.outputs if tensor not in buffers}
         assert (
             answers
@@ -176,3 +194,53 @@ def test_fp16_graphs_hold_float16_and_answer_in_float32(fp16_manifest):
 def test_fp16_was_proved_within_its_tolerance(fp16_manifest):
     parity = fp16_manifest[1].variants[Precision.FP16].parity
     assert 0 < parity.max_log_probability_difference < parity.tolerance == 0.1
+
+
+def widened(path: Path) -> None:
+    """Rewrite a graph of bfloat16 to compute the same in float32, for which the CPU has kernels."""
+    short, wide = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT
+    model = onnx.load(path)
+    graph = model.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.type.tensor_type.elem_type == short:
+            value.type.tensor_type.elem_type = wide
+    attributes = [attribute for node in graph.node for attribute in node.attribute]
+    for tensor in (*graph.initializer, *(a.t for a in attributes if a.type == onnx.AttributeProto.TENSOR)):
+        if tensor.data_type == short:
+            array = onnx.numpy_helper.to_array(tensor).astype("float32")
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    for attribute in attributes:
+        if attribute.name == "to" and attribute.i == short:
+            attribute.i = wide
+    onnx.save(model, path)
+
+
+def test_bf16_graphs_compute_what_the_model_does_but_for_the_rounding_of_weights(
+    one_layer_trained, bf16_files, tmp_path, monkeypatch
+):
+    """Not its kernels, which are CUDA's alone."""
+    modules, files = bf16_files
+    paths = {verb: Path(shutil.copy(path, tmp_path)) for verb, path in files.items()}
+    shutil.copy(files[Verb.STEP].parent / convert.WEIGHTS_FILE, tmp_path)
+    for path in paths.values():
+        widened(path)
+    for module in modules.values():
+        for side in ("inputs", "outputs"):
+            specs = [
+                dataclasses.replace(spec, dtype=spec.dtype.replace("bfloat16", "float32"))
+                for spec in getattr(module, side)
+            ]
+            monkeypatch.setattr(module, side, tuple(specs))
+    graphs = Graphs(paths, modules, "CPUExecutionProvider")
+    difference = parity.worst_difference(one_layer_trained.model, graphs, modules[Verb.DECODE])
+    assert 0 < difference < TOLERANCES[Precision.BF16] / 4
+
+
+def test_bf16_without_a_device_is_refused_before_anything_is_converted(one_layer_trained, tmp_path):
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("CUDA may work here")
+    told = []
+    with pytest.raises(ExportError, match="bf16 graphs can only be proved on a CUDA device"):
+        export_bundle(one_layer_trained, tmp_path / "bundle", [Precision.BF16], report=told.append)
+    assert told == []
+    assert list(tmp_path.iterdir()) == []

@@ -9,7 +9,7 @@ import pytest
 from bundle.manifest import load_bundle
 from bundle.names import Precision
 from export import exporter, parity
-from export.exporter import FP32_TOLERANCE, ExportError, describe, export_bundle
+from export.exporter import TOLERANCES, ExportError, describe, export_bundle
 from training.transformer import alignment_layer
 
 FP32 = [Precision.FP32]
@@ -42,7 +42,7 @@ def test_the_manifest_tells_sizes_limits_and_where_the_model_comes_from(random_t
 
 def test_the_manifest_holds_the_proof(random_bundle):
     proof = random_bundle.manifest.variants[Precision.FP32].parity
-    assert 0 < proof.max_log_probability_difference < proof.tolerance == FP32_TOLERANCE
+    assert 0 < proof.max_log_probability_difference < proof.tolerance == TOLERANCES[Precision.FP32]
     assert proof.shapes == parity.SHAPES
     proof = random_bundle.manifest.variants[Precision.INT8].parity
     assert proof.tolerance is None
@@ -72,7 +72,7 @@ def test_a_failing_proof_leaves_the_old_bundle_and_nothing_else(
     path = tmp_path / "bundle"
     path.mkdir()
     (path / "manifest.json").write_text("old")
-    monkeypatch.setattr(exporter, "FP32_TOLERANCE", 1e-12)
+    monkeypatch.setitem(TOLERANCES, Precision.FP32, 1e-12)
     lines, report = told
     with pytest.raises(
         ExportError, match=r"fp32 differs from the trained model by .*e-0. in a log-probability, and 1e-12"

@@ -167,8 +167,8 @@ def test_wrong_usage_exits_2(arguments, capsys):
 
 def test_an_unknown_precision_is_named_with_those_there_are(capsys):
     with pytest.raises(SystemExit, match=r"^2$"):
-        main(["run", "bundle", "--precision", "fp32,bf16"])
-    assert "'fp32,bf16' is not a list of fp32, fp16, int8" in capsys.readouterr().err
+        main(["run", "bundle", "--precision", "fp32,fp8"])
+    assert "'fp32,fp8' is not a list of fp32, fp16, bf16, int8" in capsys.readouterr().err
 
 
 def test_help_has_an_example_and_every_precision(capsys):

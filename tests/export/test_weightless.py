@@ -40,11 +40,10 @@ def test_of_equals_the_lowest_id_is_taken(greedy, V):
     np.testing.assert_array_equal(token_ids[:, 0], logits.argmax(axis=1))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_move_copies_rows_over_others_and_reads_before_it_writes(dtype):
-    rows = np.arange(20, dtype=dtype).reshape(5, 4)
+def test_move_copies_rows_over_others_and_reads_before_it_writes():
+    rows = np.arange(20).reshape(5, 4)
     feeds = {"buffer": rows, "from_rows": np.array([4, 1]), "to_rows": np.array([[1], [0]])}
-    [moved] = session(f"move_{dtype}").run(None, feeds)
+    [moved] = session("move").run(None, feeds)
     np.testing.assert_array_equal(moved, rows[[1, 4, 2, 3, 4]])
 
 

@@ -73,6 +73,9 @@ class FakeRunner:
         self._fail_encode = fail_encode
         self._fail_steps = frozenset(fail_steps)
 
+    def warm_up(self) -> None:
+        """Nothing to do."""
+
     def encode(self, first_row: int, requests: list[Request]) -> None:
         sources = [tuple(request.sources[SOURCE].tolist()) for request in requests]
         self.encoded.append(sources)

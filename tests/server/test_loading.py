@@ -1,6 +1,7 @@
 """From a bundle's folder to a model that can be served."""
 
 import asyncio
+import logging
 import re
 import shutil
 
@@ -12,11 +13,10 @@ from bundle.names import SOURCE_IDS
 from server.backlog import QueueLimits
 from server.config import ServerConfig
 from server.deliveries import Deliveries
-from server.errors import Overloaded
 from server.loading import load_model
 from server.metrics import Metrics
 from server.records import FinishReason, Request, Result
-from server.runner import RunnerConfig
+from server.runner import OnnxRunner, RunnerConfig
 
 CONFIG = ServerConfig(
     queue=QueueLimits(max_waiting_requests=2), runner=RunnerConfig(provider="cpu", num_threads=2, max_slots=3)
@@ -43,13 +43,22 @@ def test_a_model_knows_what_its_bundle_says(bundle_path, deliveries):
     assert model.source_tokenizer.encode_source(text) == bundle.source_tokenizer.encode_source(text)
 
 
-def test_its_engine_is_not_started_and_has_the_limits_of_the_configuration(bundle_path, deliveries):
+def test_its_engine_is_started_warm_and_has_the_limits_of_the_configuration(bundle_path, deliveries):
     engine = load_model(bundle_path, CONFIG, deliveries).engine
+    assert engine._thread.is_alive()
+    assert engine._runner._bindings.keys() == {1, 2, 3}
+    assert engine._backlog._limits == CONFIG.queue
+    engine.stop()
     assert not engine._thread.is_alive()
-    for _ in range(2):
-        engine.submit(Request("r", {SOURCE_IDS: np.array([5, 2])}, max_new_tokens=1, arrival=0.0))
-    with pytest.raises(Overloaded, match="the limit is 2"):
-        engine.submit(Request("r", {SOURCE_IDS: np.array([5, 2])}, max_new_tokens=1, arrival=0.0))
+
+
+def test_graphs_that_do_not_run_are_one_clear_error(bundle_path, deliveries, monkeypatch):
+    def fail(runner):
+        raise RuntimeError("no kernel for this node")
+
+    monkeypatch.setattr(OnnxRunner, "warm_up", fail)
+    with pytest.raises(ValueError, match="the graphs do not run here: no kernel for this node"):
+        load_model(bundle_path, CONFIG, deliveries)
 
 
 def test_buffers_that_do_not_fit_are_one_clear_error(bundle_path, deliveries):
@@ -73,7 +82,6 @@ def test_a_started_engine_delivers_to_who_submitted(bundle_path):
             heartbeat=model.engine.heartbeat,
             num_waiting=model.engine.num_waiting,
         )
-        model.engine.start()
         try:
             request = Request("r", {SOURCE_IDS: np.array([5, 6, 2])}, max_new_tokens=3, arrival=0.0)
             with model.submitted(request, lambda: False) as mailbox:
@@ -99,4 +107,16 @@ def test_a_damaged_bundle_is_named(bundle_path, tmp_path, deliveries):
 def test_a_bundle_that_does_not_fit_this_server_is_named(bundle_path, deliveries):
     config = ServerConfig(runner=RunnerConfig(provider="cpu", memory_budget_bytes=10))
     with pytest.raises(ValueError, match=re.escape(f"{bundle_path}: a slot takes ")):
+        load_model(bundle_path, config, deliveries)
+
+
+def test_one_line_of_the_log_says_what_was_loaded(bundle_path, deliveries, caplog):
+    with caplog.at_level(logging.INFO, "server.loading"):
+        load_model(bundle_path, CONFIG, deliveries)
+    assert caplog.messages == ["model random: int8 on cpu, 3 slots, 2 threads"]
+
+
+def test_cuda_that_is_required_and_not_there_is_one_clear_error(bundle_path, deliveries):
+    config = ServerConfig(runner=RunnerConfig(provider="require"))
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(bundle_path))}: CUDA is required: "):
         load_model(bundle_path, config, deliveries)

@@ -68,7 +68,7 @@ def echo_server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int, l
 def test_a_signal_finishes_what_was_accepted_and_exits_0(number):
     with echo_server("--gate") as (process, port, log):
         assert re.search(
-            r"ready: gRPC on 127\.0\.0\.1:\d+, metrics on 127\.0\.0\.1:\d+; echo: fp32 on cpu, 4 slots",
+            r"ready: gRPC on 127\.0\.0\.1:\d+, metrics on 127\.0\.0\.1:\d+, models echo",
             log[-1],
         )
         with Client(f"127.0.0.1:{port}") as client:
@@ -121,12 +121,18 @@ def test_help_has_an_example_and_every_default(capsys):
     assert run_main("--help") == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "example: python -m server bundles/demo --port 50051" in text
-    for default in ("50051", "9464", "auto", "1024MiB", "1024", "30"):
+    for default in ("50051", "9464", "prefer", "auto", "1024MiB", "1024", "30"):
         assert f"(default {default})" in text
 
 
 def test_no_flag_means_the_defaults_of_the_configuration():
     assert _config(_parser().parse_args(["bundles/demo"])) == ServerConfig()
+
+
+def test_flags_of_the_provider_reach_the_runner():
+    flags = ["bundles/demo", "--provider", "require", "--precision", "bf16", "--no-cuda-graphs"]
+    runner = _config(_parser().parse_args(flags)).runner
+    assert (runner.provider, runner.precision, runner.cuda_graphs) == ("require", "bf16", False)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +143,7 @@ def test_no_flag_means_the_defaults_of_the_configuration():
         (["b", "--port", "70000"], "port is 70000, and must be from 0 to 65535"),
         (["b", "--memory-budget", "lots"], "'lots' is not a size"),
         (["b", "--threads", "0"], "num_threads is 0, and must be at least 1"),
-        (["b", "--provider", "tpu"], "provider is 'tpu'"),
+        (["b", "--provider", "tpu"], "argument --provider: invalid choice: 'tpu'"),
         (["b", "--max-waiting-requests", "0"], "max_waiting_requests is 0, and must be at least 1"),
     ],
 )

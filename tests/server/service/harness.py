@@ -67,6 +67,9 @@ class EchoRunner:
     def __post_init__(self) -> None:
         self.gate.set()
 
+    def warm_up(self) -> None:
+        """Nothing to do."""
+
     def encode(self, first_row: int, requests: list[Request]) -> None:
         """Nothing to keep: a step looks at the request."""
 
@@ -208,6 +211,7 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns) -> Any:
             runner, model_name=deliveries.model_name, deliver=deliver, queue_limits=config.queue
         )
         engine.turns = turns
+        engine.start()
         tokenizer = byte_tokenizer()
         return ServedModel(
             engine=engine,

@@ -1,0 +1,176 @@
+"""ONNX Runtime, which no other module of the server imports: its providers, sessions and memory."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from bundle.manifest import Bundle
+from bundle.names import Precision
+from server.records import Array
+
+_log = logging.getLogger(__name__)
+
+CPU, CUDA = "cpu", "cuda"
+_DEVICE_ID = 0  # which of several GPUs that is, CUDA_VISIBLE_DEVICES says
+_FULL_NAMES = {CPU: "CPUExecutionProvider", CUDA: "CUDAExecutionProvider"}
+# The fastest first. fp32 and int8 graphs would run on CUDA only in part: their attention has no kernel there,
+# and would silently run on the CPU. fp16 has no fast kernels on the CPU, and bf16 none.
+_PRECISIONS = {CPU: (Precision.INT8, Precision.FP32), CUDA: (Precision.FP16, Precision.BF16)}
+
+if _FULL_NAMES[CUDA] in ort.get_available_providers():
+    ort.preload_dlls()  # the CUDA and cuDNN libraries that pip installed
+
+
+class ProviderPolicy(enum.StrEnum):
+    """What may run the graphs."""
+
+    REQUIRE = "require"  # CUDA, or nothing
+    PREFER = "prefer"  # CUDA where it works and the bundle has graphs for it, else the CPU, with a warning
+    CPU = "cpu"
+
+
+class OnnxDevice:
+    """A device of one execution provider.
+
+    Args:
+        provider: Its short name.
+        num_threads: Of the CPU, for one graph's run.
+
+    Attributes:
+        num_threads: As given.
+        pool: So many threads, for work outside of graphs.
+        is_host: Whether its memory is the process's own.
+        can_capture: Whether a run can be captured once and replayed, which saves the launch of each kernel.
+    """
+
+    def __init__(self, provider: str, num_threads: int) -> None:
+        self.num_threads = num_threads
+        self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="device")
+        self.is_host = provider == CPU
+        self.can_capture = provider == CUDA
+        self._provider = provider
+
+    def session(self, path: Path, *, is_captured: bool = False) -> ort.InferenceSession:
+        """Load a graph.
+
+        Args:
+            path: Its file.
+            is_captured: Whether its runs are captured; only where the device can.
+
+        Raises:
+            ValueError: ONNX Runtime would run it elsewhere.
+        """
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = self.num_threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        # Threads that spin after a run would take the CPU from the event loop, and from the next graph.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        full_name = _FULL_NAMES[self._provider]
+        provider_options = {"enable_cuda_graph": "1"} if is_captured else {}
+        session = ort.InferenceSession(path, options, providers=[(full_name, provider_options)])
+        if session.get_providers()[0] != full_name:
+            raise ValueError(f"{path} would run on {session.get_providers()[0]} instead of {full_name}")
+        return session
+
+    def weightless(self, name: str, *, is_captured: bool = False) -> ort.InferenceSession:
+        """Load a graph that `export.weightless` made."""
+        path = Path(str(files("server") / "weightless" / f"{name}.onnx"))
+        return self.session(path, is_captured=is_captured)
+
+    def replay(self, session: ort.InferenceSession, binding: ort.IOBinding, graph_id: int) -> None:
+        """Run a captured session; the first run with an id, on each thread, is what it captures.
+
+        An id stands for one set of shapes and addresses: what is bound must never change with it.
+        """
+        options = ort.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(graph_id))
+        session.run_with_iobinding(binding, options)
+
+    def value(self, array: Array) -> ort.OrtValue:
+        return ort.OrtValue.ortvalue_from_numpy(array, self._provider, _DEVICE_ID)
+
+    def bind_input(
+        self, binding: ort.IOBinding, name: str, dtype: Any, shape: tuple[int, ...], pointer: int
+    ) -> None:
+        binding.bind_input(name, self._provider, _DEVICE_ID, dtype, shape, pointer)
+
+    def bind_output(
+        self, binding: ort.IOBinding, name: str, dtype: Any, shape: tuple[int, ...], pointer: int
+    ) -> None:
+        binding.bind_output(name, self._provider, _DEVICE_ID, dtype, shape, pointer)
+
+    def bind_new_output(self, binding: ort.IOBinding, name: str) -> None:
+        binding.bind_output(name, self._provider, _DEVICE_ID)
+
+
+def choose(bundle: Bundle, policy: ProviderPolicy, precision: Precision | None) -> tuple[str, Precision]:
+    """The provider and precision to run a bundle with; the log says why CUDA is not taken where it may be.
+
+    Raises:
+        ValueError: The bundle has no such graphs, or what may run them does not; the message says why.
+    """
+    variants = bundle.manifest.variants
+    if precision is not None and precision not in variants:
+        raise ValueError(f"the bundle has no {precision} graphs; it has {', '.join(variants)}")
+    asked = tuple(variants) if precision is None else (precision,)
+    reason = ""
+    if policy != ProviderPolicy.CPU:
+        reason = _why_not_cuda(asked)
+        if not reason:
+            return CUDA, _fastest(CUDA, asked)
+        if policy == ProviderPolicy.REQUIRE:
+            raise ValueError(f"CUDA is required: {reason}")
+    if not set(asked) & set(_PRECISIONS[CPU]):
+        problem = f"{_listed(asked)} graphs do not run on the CPU, which takes {_listed(_PRECISIONS[CPU])}"
+        raise ValueError(f"{problem}; and not on CUDA: {reason}" if reason else problem)
+    if reason:
+        _log.warning("the graphs run on the CPU, though CUDA is preferred: %s", reason)
+    return CPU, _fastest(CPU, asked)
+
+
+def usable_variants(bundle: Bundle) -> list[tuple[str, Precision]]:
+    """Every provider and precision that can run a bundle here, the fastest first."""
+    providers = [CPU] if _cuda_problem() else [CUDA, CPU]
+    return [
+        (provider, precision)
+        for provider in providers
+        for precision in _PRECISIONS[provider]
+        if precision in bundle.manifest.variants
+    ]
+
+
+def _fastest(provider: str, asked: tuple[Precision, ...]) -> Precision:
+    return next(precision for precision in _PRECISIONS[provider] if precision in asked)
+
+
+def _why_not_cuda(asked: tuple[Precision, ...]) -> str:
+    """Why CUDA cannot run graphs of any of these precisions; empty where it can."""
+    if not set(asked) & set(_PRECISIONS[CUDA]):
+        return f"{_listed(asked)} graphs do not run there, it takes {_listed(_PRECISIONS[CUDA])}"
+    return _cuda_problem()
+
+
+def _cuda_problem() -> str:
+    """What is wrong with CUDA here: ONNX Runtime lacks it, or its device fails; empty where it works."""
+    if _FULL_NAMES[CUDA] not in ort.get_available_providers():
+        return f"this ONNX Runtime has no {_FULL_NAMES[CUDA]}; install onnxruntime-gpu instead"
+    try:
+        device = OnnxDevice(CUDA, num_threads=1)
+        device.value(np.zeros(1, np.float32))
+        device.weightless("greedy")
+    except Exception as error:  # ONNX Runtime's errors have no class of their own in common
+        return f"{_FULL_NAMES[CUDA]} does not work here: {str(error).strip()}"
+    return ""
+
+
+def _listed(precisions: tuple[Precision, ...]) -> str:
+    return " and ".join(precisions)

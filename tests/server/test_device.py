@@ -1,0 +1,124 @@
+"""What runs a bundle's graphs, and what is said where that is not CUDA."""
+
+import dataclasses
+import logging
+
+import onnxruntime
+import pytest
+
+from bundle.manifest import Bundle
+from bundle.names import Precision
+from server import device as device_module
+from server.device import ProviderPolicy, choose, usable_variants
+
+NO_CUDA = "this ONNX Runtime has no CUDAExecutionProvider; install onnxruntime-gpu instead"
+
+
+def holding(bundle: Bundle, kept: str) -> Bundle:
+    """The bundle with graphs of these precisions only, whatever they really hold."""
+    variants = dict.fromkeys(map(Precision, kept.split()), bundle.manifest.variants[Precision.FP32])
+    return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, variants=variants))
+
+
+@pytest.fixture
+def works(monkeypatch):
+    """Says whether CUDA works here."""
+    return lambda is_so: monkeypatch.setattr(device_module, "_cuda_problem", lambda: "" if is_so else NO_CUDA)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "held", "policy", "precision", "expected"),
+    [
+        (True, "fp32 fp16", "prefer", None, ("cuda", "fp16")),
+        (True, "fp32 fp16", "require", None, ("cuda", "fp16")),
+        (True, "fp32 fp16", "require", "fp16", ("cuda", "fp16")),
+        (True, "bf16 fp16", "prefer", None, ("cuda", "fp16")),
+        (True, "fp32 bf16", "prefer", None, ("cuda", "bf16")),
+        (True, "fp32 int8 fp16", "cpu", None, ("cpu", "int8")),
+        (False, "fp32 int8", "cpu", None, ("cpu", "int8")),
+        (False, "fp32 int8", "cpu", "fp32", ("cpu", "fp32")),
+    ],
+)
+def test_the_fastest_graphs_of_what_may_run_are_taken_without_a_word(
+    cuda, held, policy, precision, expected, random_bundle, works, caplog
+):
+    works(cuda)
+    wanted = precision and Precision(precision)
+    assert choose(holding(random_bundle, held), ProviderPolicy(policy), wanted) == expected
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("cuda", "held", "precision", "expected", "reason"),
+    [
+        (False, "fp32 fp16", None, "fp32", NO_CUDA),
+        (True, "fp32 int8", None, "int8", "fp32 and int8 graphs do not run there, it takes fp16 and bf16"),
+        (True, "fp32 fp16", "fp32", "fp32", "fp32 graphs do not run there, it takes fp16 and bf16"),
+    ],
+)
+def test_where_cuda_is_preferred_the_log_says_why_it_is_the_cpu(
+    cuda, held, precision, expected, reason, random_bundle, works, caplog
+):
+    works(cuda)
+    wanted = precision and Precision(precision)
+    assert choose(holding(random_bundle, held), ProviderPolicy.PREFER, wanted) == ("cpu", expected)
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.message == f"the graphs run on the CPU, though CUDA is preferred: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "held", "policy", "precision", "message"),
+    [
+        (False, "fp32 fp16", "require", None, f"CUDA is required: {NO_CUDA}"),
+        (
+            True,
+            "int8",
+            "require",
+            None,
+            "CUDA is required: int8 graphs do not run there",
+        ),
+        (
+            True,
+            "fp32 fp16",
+            "require",
+            "fp32",
+            "CUDA is required: fp32 graphs do not run there, it takes fp16 and bf16",
+        ),
+        (True, "fp16", "cpu", None, "fp16 graphs do not run on the CPU, which takes int8 and fp32"),
+        (
+            False,
+            "fp32 fp16",
+            "prefer",
+            "fp16",
+            f"fp16 graphs do not run on the CPU, which takes int8 and fp32; and not on CUDA: {NO_CUDA}",
+        ),
+        (True, "fp32 int8", "prefer", "fp16", "the bundle has no fp16 graphs; it has fp32, int8"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(cuda, held, policy, precision, message, random_bundle, works):
+    works(cuda)
+    wanted = precision and Precision(precision)
+    with pytest.raises(ValueError, match=f"^{message}"):
+        choose(holding(random_bundle, held), ProviderPolicy(policy), wanted)
+
+
+def test_a_build_without_cuda_runs_the_graphs_of_the_cpu(random_bundle, monkeypatch):
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    assert usable_variants(random_bundle) == [("cpu", Precision.INT8), ("cpu", Precision.FP32)]
+    with pytest.raises(ValueError, match=f"CUDA is required: {NO_CUDA}"):
+        choose(holding(random_bundle, "fp16"), ProviderPolicy.REQUIRE, None)
+
+
+def test_a_cuda_build_without_a_device_falls_back_to_the_cpu_and_says_so(random_bundle, monkeypatch, caplog):
+    """The CPU build stands in: it too cannot allocate on CUDA."""
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("CUDA may work here")
+    full_names = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: full_names)
+    bundle = holding(random_bundle, "fp32 fp16")
+    assert usable_variants(bundle) == [("cpu", Precision.FP32)]
+    assert choose(bundle, ProviderPolicy.PREFER, None) == ("cpu", Precision.FP32)
+    assert "CUDAExecutionProvider does not work here: " in caplog.text
+    with pytest.raises(ValueError, match="CUDA is required: CUDAExecutionProvider does not work here"):
+        choose(bundle, ProviderPolicy.REQUIRE, None)
