@@ -63,6 +63,7 @@ from benchmarks.serving import serving
 from benchmarks.workload import MAX_TARGET_LENGTH, VOCAB_SIZE
 from bundle.names import Precision
 from bundle.tokenizer import Tokenizer
+from server.device import ProviderPolicy
 from server.runner import RunnerConfig
 
 _FULL = Plan(
@@ -142,14 +143,14 @@ def measure(
     console.print("exporting a random `base` model, and the same weights for CTranslate2")
     bundle, queues = prepare(folder, len(server_cores), plan)
     config = RunnerConfig(
-        provider="cpu",
+        provider=ProviderPolicy.CPU,
         precision=Precision.INT8,
         num_threads=len(server_cores),
         max_slots=_MAX_SLOTS,
         max_source_length=MAX_TARGET_LENGTH,
         max_target_length=MAX_TARGET_LENGTH,
     )
-    flags = ["--provider", config.provider, "--precision", Precision.INT8.value]
+    flags = ["--provider", config.provider.value, "--precision", Precision.INT8.value]
     for name in ("max_slots", "max_source_length", "max_target_length"):
         flags += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
     flags += ["--threads", str(config.num_threads)]

@@ -14,6 +14,7 @@ import pytest
 from bundle.manifest import Bundle
 from bundle.names import SOURCE_IDS
 from server.backlog import QueueLimits
+from server.device import ProviderPolicy
 from server.engine import Engine
 from server.errors import Cancelled, DeadlineExceeded, Overloaded
 from server.metrics import Metrics
@@ -111,7 +112,7 @@ class LongRun:
 
     def __init__(self, bundle: Bundle, seed: int) -> None:
         self.requests = RandomRequests(bundle, seed)
-        config = RunnerConfig(provider="cpu", num_threads=1, max_slots=_NUM_SLOTS)
+        config = RunnerConfig(provider=ProviderPolicy.CPU, num_threads=1, max_slots=_NUM_SLOTS)
         runner = OnnxRunner(bundle, config)
         runner.warm_up()
         self.now = 0.0
