@@ -49,6 +49,7 @@ types: $(INSTALLED) ## mypy, strict on bundle, server and client
 bench: $(INSTALLED) ## the benchmarks that need no GPU
 	$(PY) -m pip install --quiet -e '.[bench]'
 	$(PY) -m benchmarks.peers $(BENCH_FLAGS)
+	$(PY) -m benchmarks.load --quick
 
 stubs: $(INSTALLED) ## generate the gRPC stubs and the weightless graphs anew
 	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/seq2seq_v1.proto

@@ -10,7 +10,7 @@ import ctranslate2
 import numpy as np
 from ctranslate2.specs import TransformerSpec
 
-from benchmarks.workloads import Search
+from benchmarks.peers_work import Search
 from training.config import BOS, EOS, PAD, UNK
 from training.transformer import Transformer
 
@@ -111,6 +111,26 @@ class CTranslate2Peer:
         """Exactly `num_tokens` target tokens of each source, encoding included."""
         search = Search(beam_size=1, max_new_tokens=num_tokens, min_new_tokens=num_tokens)
         return self.translate(sources, search)
+
+    def translate_to_lengths(
+        self, sources: Sequence[Sequence[int]], lengths: Sequence[int], beam_size: int
+    ) -> list[list[int]]:
+        """One batch, in which every target has its own length where CTranslate2 can do that.
+
+        Greedy targets end at their own lengths, and leave the batch then. Beams cannot be ended one by one:
+        they all run to their mean length, which is the same number of rows times steps, in fewer steps than
+        the longest of them needs; so this is in CTranslate2's favour.
+        """
+        is_greedy = beam_size == 1
+        results = self._translator.translate_batch(
+            [[self._tokens[token_id] for token_id in source] for source in sources],
+            asynchronous=True,
+            beam_size=beam_size,
+            max_decoding_length=max(lengths) if is_greedy else round(sum(lengths) / len(lengths)),
+            callback=(lambda step: step.step + 1 >= lengths[step.batch_id]) if is_greedy else None,
+        )
+        answers = [result.result() for result in results]
+        return [[self._ids[token] for token in answer.hypotheses[0]] for answer in answers]
 
 
 def _array(tensor: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from benchmarks.workloads import Search
+from benchmarks.peers_work import Search
 from bundle.manifest import load_bundle
 from bundle.names import SOURCE_IDS, Precision
 from server.device import ProviderPolicy

@@ -42,7 +42,7 @@ from benchmarks.floors import Machine, measure_machine, step_floor
 from benchmarks.hardware import describe_hardware
 from benchmarks.our_engine import OurEngine, graph_clock
 from benchmarks.peers_report import Turns, agreement_table, equal_targets, speed_table, summarise
-from benchmarks.workloads import Contender, Suite, Work, base_suite, multi30k_suite
+from benchmarks.peers_work import Contender, Suite, Work, base_suite, multi30k_suite
 from bundle.names import Precision
 from export.exporter import export_bundle
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 from sacrebleu.metrics.bleu import BLEU
 
-from benchmarks.workloads import Contender, Suite, Work
+from benchmarks.peers_work import Contender, Suite, Work
 from bundle.names import Precision
 
 # How many times as fast as a peer the engine has to be: by work, int8 and fp32.

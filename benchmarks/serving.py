@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import signal
 import socket
 import subprocess
@@ -45,6 +46,12 @@ class RunningServer:
                     buckets[bound] = buckets.get(bound, 0.0) + sample.value
         return Histogram(sorted(buckets.items()))
 
+    def cpu_seconds(self) -> float:
+        """That the process has used so far, on all cores; Linux only."""
+        # After the command's name in parentheses: user and system time are the 12th and 13th (proc(5)).
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
 
 @dataclass(frozen=True)
 class Histogram:
@@ -56,6 +63,11 @@ class Histogram:
     def count(self) -> int:
         """Observations."""
         return int(self.buckets[-1][1]) if self.buckets else 0
+
+    def since(self, earlier: Histogram) -> Histogram:
+        """What was observed after `earlier` of the same server."""
+        before = dict(earlier.buckets)
+        return Histogram([(bound, count - before.get(bound, 0.0)) for bound, count in self.buckets])
 
     def quantile(self, q: float) -> float:
         """Interpolated within its bucket, as Prometheus does; NaN where nothing was observed."""

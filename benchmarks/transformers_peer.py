@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
-from benchmarks.workloads import Search
+from benchmarks.peers_work import Search
 from training.batches import pad_rows
 from training.config import BOS_ID, EOS_ID, PAD_ID
 from training.transformer import Transformer

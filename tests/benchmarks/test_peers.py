@@ -10,10 +10,10 @@ import shutil
 import pytest
 import torch
 
-from benchmarks import peers, workloads
+from benchmarks import peers, peers_work
 from benchmarks.floors import Machine, step_floor
 from benchmarks.peers_report import Turns, equal_targets, summarise
-from benchmarks.workloads import Contender, Search, Suite, Work, base_works
+from benchmarks.peers_work import Contender, Search, Suite, Work, base_works
 from bundle.names import Precision
 from training.config import TransformerConfig
 
@@ -39,7 +39,7 @@ def run_small(random_trained, bundle_path, tmp_path, monkeypatch, capsys, _whole
     monkeypatch.setattr(peers, "base_suite", lambda: Suite("base", random_trained, works))
     monkeypatch.setattr(peers, "measure_machine", lambda _: machine)
     monkeypatch.setattr(peers, "export_bundle", lambda _, path, __: shutil.copytree(bundle_path, path))
-    monkeypatch.setattr(workloads, "load_run", lambda _: random_trained)
+    monkeypatch.setattr(peers_work, "load_run", lambda _: random_trained)
 
     def run(*flags: str) -> tuple[dict, str]:
         assert peers.main(["--rounds", "1", "--cores", "1", *flags]) == 0
