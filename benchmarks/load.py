@@ -143,6 +143,7 @@ def measure(
     console.print("exporting a random `base` model, and the same weights for CTranslate2")
     bundle, queues = prepare(folder, len(server_cores), plan)
     config = RunnerConfig(
+        shares_threads=True,
         provider=ProviderPolicy.CPU,
         precision=Precision.INT8,
         num_threads=len(server_cores),

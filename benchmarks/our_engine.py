@@ -33,10 +33,20 @@ class OurEngine:
         precision: Which of its graphs.
         num_threads: Of a graph's run.
         num_slots: Rows of a step at most.
+        shares_threads: As of `server.runner.RunnerConfig`.
     """
 
-    def __init__(self, bundle_path: Path, precision: Precision, num_threads: int, num_slots: int) -> None:
+    def __init__(
+        self,
+        bundle_path: Path,
+        precision: Precision,
+        num_threads: int,
+        num_slots: int,
+        *,
+        shares_threads: bool = False,
+    ) -> None:
         config = RunnerConfig(
+            shares_threads=shares_threads,
             provider=ProviderPolicy.CPU,
             precision=precision,
             num_threads=num_threads,

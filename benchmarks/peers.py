@@ -47,13 +47,13 @@ from bundle.names import Precision
 from export.exporter import export_bundle
 
 _MAX_SLOTS = 256  # the server's default
-_PAUSE_SECONDS = 0.05  # the threads of who ran before still spin for a while
+_PAUSE_SECONDS = 0.3  # the threads of who ran before still spin for a while
 _WIDTH = 160  # columns of the tables in a file
 _PRECISIONS = (Precision.FP32, Precision.INT8)
 _COMPUTE_TYPES = {Precision.FP32: "float32", Precision.INT8: "int8"}  # CTranslate2's names
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, shares_threads: bool = False) -> int:
     """Measure, print the tables, and end with one JSON object."""
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -71,8 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if not suites:
         parser.error(f"--only {options.only!r} leaves nothing to do")
-    head = {"benchmark": "peers", "command": _command(options), "hardware": describe_hardware()}
-    report = head | compare(suites, options.rounds, len(cores), console)
+    head = {
+        "benchmark": "peers",
+        "command": _command(options),
+        "hardware": describe_hardware(),
+    }
+    report = head | compare(suites, options.rounds, len(cores), console, shares_threads=shares_threads)
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(report, indent=2) + "\n")
@@ -81,7 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def compare(suites: Sequence[Suite], num_rounds: int, num_cores: int, console: Console) -> dict[str, Any]:
+def compare(
+    suites: Sequence[Suite], num_rounds: int, num_cores: int, console: Console, *, shares_threads: bool
+) -> dict[str, Any]:
     """Let the contenders take turns over every suite.
 
     Args:
@@ -89,12 +95,15 @@ def compare(suites: Sequence[Suite], num_rounds: int, num_cores: int, console: C
         num_rounds: Timed turns of every contender.
         num_cores: Threads that each may use.
         console: For people; a peer that is not installed is named there, and left out.
+        shares_threads: As of `server.runner.RunnerConfig`; the process is then the engine's.
     """
     console.print("measuring what the machine allows")
     machine = measure_machine(num_cores)
     agreement, results = [], []
     for suite in suites:
-        for work, turns in _take_all_turns(suite, num_rounds, num_cores, console):
+        for work, turns in _take_all_turns(
+            suite, num_rounds, num_cores, console, shares_threads=shares_threads
+        ):
             agreement.append(equal_targets(work, turns))
             for precision in _PRECISIONS:
                 row = summarise(suite, work, precision, turns)
@@ -111,11 +120,13 @@ def compare(suites: Sequence[Suite], num_rounds: int, num_cores: int, console: C
 
 
 def _take_all_turns(
-    suite: Suite, num_rounds: int, num_cores: int, console: Console
+    suite: Suite, num_rounds: int, num_cores: int, console: Console, *, shares_threads: bool
 ) -> list[tuple[Work, dict[Contender, Turns]]]:
     """One turn of everybody, whose targets are compared, and then the rounds that are timed."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack, Progress(console=console) as progress:
-        contenders = _contenders(suite, Path(folder), num_cores, console, stack)
+        contenders = _contenders(
+            suite, Path(folder), num_cores, console, stack, shares_threads=shares_threads
+        )
         all_turns: list[tuple[Work, dict[Contender, Turns]]] = [(work, {}) for work in suite.works]
         task = progress.add_task(suite.name, total=(num_rounds + 1) * len(suite.works) * len(contenders))
         for round_number in range(num_rounds + 1):
@@ -147,7 +158,13 @@ def _take_turn(work: Work, contender: Contender, turns: Turns) -> None:
 
 
 def _contenders(
-    suite: Suite, folder: Path, num_cores: int, console: Console, stack: ExitStack
+    suite: Suite,
+    folder: Path,
+    num_cores: int,
+    console: Console,
+    stack: ExitStack,
+    *,
+    shares_threads: bool,
 ) -> list[Contender]:
     """Everybody who is installed, ready to translate; what must be stopped is left to the stack."""
     model = suite.trained.model
@@ -156,7 +173,7 @@ def _contenders(
     num_slots = min(max(work.num_rows for work in suite.works), _MAX_SLOTS)
     contenders = []
     for precision in _PRECISIONS:
-        engine = OurEngine(folder / "bundle", precision, num_cores, num_slots)
+        engine = OurEngine(folder / "bundle", precision, num_cores, num_slots, shares_threads=shares_threads)
         stack.callback(engine.stop)
         contenders.append(Contender("ours", precision, "", engine.translate, engine.step_seconds))
     if _is_installed("ctranslate2", console):
@@ -260,5 +277,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _start_again_on(num_cores: int) -> None:
+    """Start this program anew where it may use more cores than it shall.
+
+    OpenMP counts the cores when it is loaded, and lets its threads spin longer where there seem to be more of
+    them than threads.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) > num_cores > 0:
+        os.sched_setaffinity(0, cores[:num_cores])
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.peers", *sys.argv[1:]])
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _start_again_on(_parser().parse_args().cores)
+    sys.exit(main(shares_threads=True))

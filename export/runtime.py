@@ -32,9 +32,16 @@ class Graphs:
     def __init__(self, paths: Mapping[Verb, Path], graphs: Mapping[Verb, Graph], provider: str) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3
-        self._sessions = {
-            verb: ort.InferenceSession(path, options, providers=[provider]) for verb, path in paths.items()
-        }
+
+        def session(path: Path) -> ort.InferenceSession:
+            try:
+                return ort.InferenceSession(path, options, providers=[provider])
+            except RuntimeError:
+                # In a process that also serves, all sessions must use the one pool of threads.
+                options.use_per_session_threads = not options.use_per_session_threads
+                return ort.InferenceSession(path, options, providers=[provider])
+
+        self._sessions = {verb: session(path) for verb, path in paths.items()}
         self._graphs = graphs
 
     def encode(self, source_ids: Array, source_lengths: Array, *, memory_capacity: int) -> dict[str, Array]:

@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _config(options: argparse.Namespace) -> ServerConfig:
     runner = RunnerConfig(
+        shares_threads=True,
         provider=ProviderPolicy(options.provider),
         precision=None if options.precision == _AUTO else Precision(options.precision),
         num_threads=options.threads,

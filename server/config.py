@@ -36,7 +36,7 @@ class ServerConfig:
     log_level: str = "info"
     log_format: str = "text"
     queue: QueueLimits = field(default_factory=QueueLimits)
-    runner: RunnerConfig = field(default_factory=RunnerConfig)
+    runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(shares_threads=True))
 
     def __post_init__(self) -> None:
         for name in ("port", "metrics_port"):

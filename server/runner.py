@@ -37,6 +37,7 @@ class RunnerConfig:
         provider: What may run them.
         precision: None takes the fastest that the bundle has for the provider.
         num_threads: Of one graph's run; None is the CPUs that this process may use.
+        shares_threads: Whether all graphs of the process use one pool of threads, as a server's should.
         cuda_graphs: Whether steps on CUDA are captured and replayed.
         memory_budget_bytes: Of all slots' cache and memory.
         max_slots: The most rows of a step, however large the budget.
@@ -47,6 +48,7 @@ class RunnerConfig:
     provider: ProviderPolicy = ProviderPolicy.PREFER
     precision: Precision | None = None
     num_threads: int | None = None
+    shares_threads: bool = False
     cuda_graphs: bool = True
     memory_budget_bytes: int = 1 << 30
     max_slots: int = 256
@@ -80,7 +82,7 @@ class OnnxRunner:
         manifest = bundle.manifest
         self.provider, self.precision = choose(bundle, config.provider, config.precision)
         self.num_threads = config.num_threads or usable_cpus()
-        self._device = OnnxDevice(self.provider, self.num_threads)
+        self._device = OnnxDevice(self.provider, self.num_threads, shares_threads=config.shares_threads)
         self._graphs = manifest.variants[self.precision].graphs
         self.max_source_length = _limit(
             "max_source_length", config.max_source_length, manifest.max_source_length
@@ -140,11 +142,8 @@ class OnnxRunner:
             if spec.role is Role.SOURCE and spec.name != names.SOURCE_LENGTHS
         }
         request = Request("warm-up", sources, max_new_tokens=1, arrival=0.0)
-        self._or_uncaptured(self._step_every_bucket)
-        if not self.captures_steps:
-            for num_rows in range(1, self.num_slots + 1):
-                self._bindings[num_rows] = self._bind_step(num_rows)
         self.encode(0, [request])
+        self._or_uncaptured(self._step_every_bucket)
         self.step((Sequence(Search(request), self.start_id, request.source_length),))
         self.align(0, [self.start_id], request.source_length)
 

@@ -20,17 +20,20 @@ class SchedulerLimits:
     """What bounds a turn.
 
     Attributes:
-        max_encode_tokens: Padded source tokens that one encode call may hold, so that running streams do not
-            stall behind newcomers. A single longer source is still encoded, alone.
+        max_encode_tokens: Padded source tokens that one encode call may hold, and padded prefix tokens that
+            are filled into caches at once. A single longer request is still admitted, alone.
+        max_encode_tokens_beside: The same while others run, so that these do not stall behind newcomers.
         aging_seconds: Waiting that outweighs one level of priority.
     """
 
     max_encode_tokens: int = 1024
+    max_encode_tokens_beside: int = 256
     aging_seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.max_encode_tokens < 1:
-            raise ValueError(f"max_encode_tokens is {self.max_encode_tokens}, and must be at least 1")
+        for name in ("max_encode_tokens", "max_encode_tokens_beside"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 1")
         if self.aging_seconds <= 0:
             raise ValueError(f"aging_seconds is {self.aging_seconds}, and must be above 0")
 
@@ -112,13 +115,14 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """Admit who fits, and say what the next step runs. Who needs many slots holds up those behind."""
         admitted: list[Sequence] = []
-        longest = 0
+        longest, limits = 0, self._limits
+        max_tokens = limits.max_encode_tokens_beside if self.slots.rows else limits.max_encode_tokens
         while self._waiting:
             search = self._waiting[0][2]
             request = search.request
             if search.finish_reason is None:
-                longest = max(longest, request.source_length)
-                is_full = longest * (len(admitted) + 1) > self._limits.max_encode_tokens
+                longest = max(longest, request.source_length, len(request.prefix_ids))
+                is_full = longest * (len(admitted) + 1) > max_tokens
                 if request.num_slots > self.slots.num_free or (admitted and is_full):
                     break
                 search.admitted_at = now

@@ -34,6 +34,8 @@ class StoppedText:
         """The text that is certain now."""
         if self.is_stopped:
             return ""
+        if not self._stop_sequences:
+            return self._stream.push(token_ids)
         prefix, rest = token_ids[: self._num_prefix], token_ids[self._num_prefix :]
         self._num_prefix -= len(prefix)
         text = self._stream.push(prefix) if prefix else ""

@@ -350,10 +350,20 @@ def test_the_more_urgent_goes_first_and_waiting_makes_urgent():
 
 
 def test_one_encode_call_is_bounded_but_a_long_source_is_still_encoded():
-    driver = Driver(FakeRunner(8), limits=SchedulerLimits(max_encode_tokens=6))
+    driver = Driver(FakeRunner(8), limits=SchedulerLimits(max_encode_tokens=6, max_encode_tokens_beside=6))
     driver.submit(*(make_request((10, i)) for i in range(3, 8)), make_request((10, *range(3, 20))))
     driver.finish()
     assert [len(batch) for batch in driver.runner.encoded] == [3, 2, 1]
+
+
+def test_while_others_run_an_encode_call_is_shorter():
+    limits = SchedulerLimits(max_encode_tokens=100, max_encode_tokens_beside=4)
+    driver = Driver(FakeRunner(20), limits=limits)
+    driver.submit(*(make_request((20, i)) for i in range(3, 9)))
+    driver.turn()
+    driver.submit(*(make_request((20, i)) for i in range(9, 12)), make_request((20, 3), prefix_ids=(4,) * 5))
+    driver.finish()
+    assert [len(batch) for batch in driver.runner.encoded] == [6, 2, 1, 1]
 
 
 def test_a_full_queue_refuses_by_requests_and_by_tokens():
