@@ -146,7 +146,7 @@ def untold(search: Search) -> dict[int, list[int]]:
     elif search.rows:
         live = [row.token_ids for row in search.rows]
         live += [list(hypothesis.token_ids) for hypothesis in search.ended.values()]
-        targets = {0: _common_prefix(live, search.num_told.get(0, 0))}
+        targets = {0: live[0][: min(_num_shared(live[0], target) for target in live)]}
     else:
         targets = {0: list(search.ended[0].token_ids)}
     news = {}
@@ -257,8 +257,7 @@ def _place(search: Search, children: list[_Child]) -> list[Fork]:
                 row, num_shared = _new_row(parent), 0
             else:
                 row = spare.pop()
-                # The start token is the first position.
-                num_shared = 1 + len(_common_prefix([row.token_ids, parent.token_ids], 0))
+                num_shared = 1 + _num_shared(row.token_ids, parent.token_ids)  # 1: the start token
             row.token_ids = parent.token_ids.copy()
             row.choices = parent.choices.copy()
             row.log_probability = parent.log_probability
@@ -303,12 +302,13 @@ def _as_it_is(sequence: Sequence, reason: FinishReason) -> Hypothesis:
     return Hypothesis(tuple(sequence.token_ids), reason, sequence.log_probability, tuple(sequence.choices))
 
 
-def _common_prefix(targets: list[list[int]], num_known: int) -> list[int]:
-    """What all targets begin with, of which `num_known` tokens are known to be."""
-    first = targets[0]
-    for length, tokens in enumerate(
-        zip(*(target[num_known:] for target in targets), strict=False), num_known
-    ):
-        if len(set(tokens)) > 1:
-            return first[:length]
-    return first[: min(map(len, targets))]
+def _num_shared(one: list[int], other: list[int]) -> int:
+    """How many tokens two targets have in common from the beginning on."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        length = (least + most + 1) // 2
+        if one[least:length] == other[least:length]:
+            least = length
+        else:
+            most = length - 1
+    return least
