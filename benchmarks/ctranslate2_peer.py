@@ -83,6 +83,7 @@ class CTranslate2Peer:
         self._tokens = tokens
         self._ids = {token: token_id for token_id, token in enumerate(tokens)}
         self._inter_threads = inter_threads
+        self._is_cpu = device == "cpu"
         self._translator = ctranslate2.Translator(
             str(path),
             device=device,
@@ -94,7 +95,7 @@ class CTranslate2Peer:
     def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
         """The best target of each source, encoding included."""
         max_batch_size = -(-len(sources) // self._inter_threads)
-        if len(sources) > _FEW_REQUESTS:
+        if self._is_cpu and len(sources) > _FEW_REQUESTS:
             max_batch_size = min(max_batch_size, _BATCH_ROWS // search.beam_size)
         results = self._translator.translate_batch(
             [[self._tokens[token_id] for token_id in source] for source in sources],

@@ -72,7 +72,7 @@ _FULL = Plan(
     open_seconds=10.0,
     loads=(0.3, 0.5, SERVICE_LOAD, 0.85, 0.95),
     batch_sizes=(8, 16, 32, 64),
-    rate_ratios=(1.0, 1.25, 1.5, 2.0, 3.0),
+    rate_ratios=(0.67, 1.0, 1.25, 1.5, 2.0, 3.0),
 )
 _QUICK = Plan(
     num_rounds=1,

@@ -57,10 +57,9 @@ def _truth(text: str) -> bool:
 
 
 def _long_source(text: str) -> int:
-    try:
-        return LongSource.Value(f"LONG_SOURCE_{text.upper()}")
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not refuse, truncate or split") from error
+    if text not in ("refuse", "truncate", "split"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not refuse, truncate or split")
+    return LongSource.Value(f"LONG_SOURCE_{text.upper()}")
 
 
 # The fields of GenerateOptions: type, name of the value, help.

@@ -100,10 +100,11 @@ class Buffers:
         assert self.can_fit
         assert self._live_axis is not None
         axis = self._live_axis - 1
-        before = self._host[:, :num_rows].copy()
+        kept = (slice(num_rows),) + (slice(None),) * axis + (slice(min(capacity, self._row_shape[axis])),)
+        before = self._host
         self._lay_out((*self._row_shape[:axis], capacity, *self._row_shape[axis + 1 :]))
-        kept = (slice(None),) * (axis + 2) + (slice(min(capacity, before.shape[axis + 2])),)
-        self._host[:, :num_rows][kept] = before[kept]
+        for old, new in zip(before, self._host, strict=True):  # tensor by tensor, so that no copy is large
+            new[kept] = old[kept].copy()
 
     def _lay_out(self, row_shape: tuple[int, ...]) -> None:
         self._row_shape = row_shape
@@ -125,10 +126,6 @@ class Buffers:
         """Bind the same rows as the output that is the tensor's twin."""
         pointer = self._pointer(names.buffer_of(output), first_row)
         self._device.bind_output(binding, output, self._element_type, (num_rows, *self._row_shape), pointer)
-
-    def move(self, move: Move) -> int:
-        """Copy one row into another; returns the bytes copied."""
-        return self.move_all([move])
 
     def move_all(self, moves: Iterable[Move]) -> int:
         """Carry out moves in order; returns the bytes copied.

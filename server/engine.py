@@ -295,7 +295,7 @@ class Engine:
             search = finished.search
             result = self._result(finished)
             results.append(result)
-            new = untold(search) if search.request.stream else {}
+            new = untold(search) if search.request.stream and result.error is None else {}
             updates.append(Update(search.request, new, result))
             if result.error is None:
                 self._backlog.measure_residence(self._clock() - search.admitted_at)

@@ -75,7 +75,7 @@ class Metrics:
             "seq2seq_time_to_first_token_seconds", "From arrival to the first target token.", LATENCY_BOUNDS
         )
         self._inter_token = self._histogram(
-            "seq2seq_inter_token_latency_seconds", "Between two target tokens of a sequence.", STEP_BOUNDS
+            "seq2seq_inter_token_latency_seconds", "Between two steps of a request.", STEP_BOUNDS
         )
         self._step = self._histogram(
             "seq2seq_decode_step_seconds", "One decoding step of all running rows.", STEP_BOUNDS
@@ -101,7 +101,9 @@ class Metrics:
             (_MODEL, "reason"),
             registry=self.registry,
         )
-        self._moved = self._counter("seq2seq_cache_moved_bytes", "Cache and memory copied to close holes.")
+        self._moved = self._counter(
+            "seq2seq_cache_moved_bytes", "Cache and memory copied to close holes and to fork hypotheses."
+        )
         self._running = self._gauge("seq2seq_num_requests_running", "Requests being decoded.")
         self._waiting = self._gauge("seq2seq_num_requests_waiting", "Requests waiting for a slot.")
         self._slots_in_use = self._gauge("seq2seq_slots_in_use", "Slots that running requests hold.")

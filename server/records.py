@@ -352,7 +352,7 @@ class Result:
     """How a request ended.
 
     Attributes:
-        hypotheses: At least one, which may be incomplete where there is an error; of a beam the best first.
+        hypotheses: At least one, of a beam the best first; incomplete or none where there is an error.
         num_target_tokens: Generated after the prefix, the ends of sequence included, of all hypotheses.
         error: Set where the request did not succeed.
     """

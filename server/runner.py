@@ -28,6 +28,8 @@ from server.selection import Selector
 
 _log = logging.getLogger(__name__)
 
+_MEMORY_STEP = 16  # positions by which memory grows
+
 
 @dataclass(frozen=True)
 class RunnerConfig:
@@ -230,6 +232,8 @@ class OnnxRunner:
         capacity = self._capacities[names.MEMORY_CAPACITY]
         if not self._device.is_host or self.captures_steps:
             return
+        if num_rows:  # beside others, seldom: it copies what they have
+            longest = min(-(-longest // _MEMORY_STEP) * _MEMORY_STEP, self.max_source_length)
         if longest > capacity if num_rows else longest != capacity:
             self._capacities[names.MEMORY_CAPACITY] = np.array(longest, np.int32)
             self._bindings.clear()

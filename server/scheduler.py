@@ -157,11 +157,13 @@ class Scheduler:
             before = search.rows
             forks += branch(search, selected.branches, self._eos_id)
             leavers += [sequence for sequence in before if sequence not in search.rows]
-        ends: list[_End] = [
-            (search, search.ended[min(search.ended)].finish_reason, None)
-            for search in dict.fromkeys(sequence.search for sequence in leavers)
-            if not search.rows
-        ]
+        ends: list[_End] = []
+        for search in dict.fromkeys(sequence.search for sequence in leavers):
+            if search.ended and not search.rows:
+                ends.append((search, search.ended[min(search.ended)].finish_reason, None))
+            elif not search.rows:
+                error = EngineFailed("the model's scores of the next token are not numbers")
+                ends.append((search, FinishReason.FAILED, error))
         return self._leave(leavers, ends, forks)
 
     def fail(self, sequences: tuple[Sequence, ...]) -> list[Finished]:
@@ -176,7 +178,9 @@ class Scheduler:
         return self._abandon([(search, FinishReason.FAILED, error) for search in self._searches.values()])
 
     def _abandon(self, ends: list[_End]) -> list[Finished]:
-        leavers = [row for search, _, _ in ends for row in search.rows if row.row is not None]
+        ending = {search for search, _, _ in ends}
+        # Not the searches' own rows: after a failure amid a change these may say something else.
+        leavers = [sequence for sequence in self.slots.rows if sequence.search in ending] if ending else []
         for search, reason, _ in ends:
             abandon(search, reason)
         return self._leave(leavers, ends)

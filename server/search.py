@@ -183,10 +183,7 @@ def _extend_beam(search: Search, beam: Beam, branches: Mapping[int, Branches], e
             children.append(child)
         elif child.index < beam.size:
             ended.append(_ended(child, reason, penalty))
-    if num_tokens == search.request.max_new_tokens:
-        ended += [_ended(child, FinishReason.LENGTH, penalty) for child in children]
-        children = []
-    ended = sorted(ended, key=lambda hypothesis: -hypothesis.score)[: beam.size]
+    ended = _best(ended, beam.size)
     if children and len(ended) == beam.size:
         # Further tokens have log-probabilities of at most 0, so only the penalty can raise a score: most at
         # the limit where alpha is positive, else with the next token.
@@ -194,10 +191,17 @@ def _extend_beam(search: Search, beam: Beam, branches: Mapping[int, Branches], e
         bound = children[0].total / length_penalty(longest, beam.alpha)
         if beam.early_stopping or bound <= ended[-1].score:
             children = []
+    if num_tokens == search.request.max_new_tokens:
+        ended += [_ended(child, FinishReason.LENGTH, penalty) for child in children]
+        ended, children = _best(ended, beam.size), []
     if not children:
         del ended[search.request.num_hypotheses :]
     search.ended = dict(enumerate(ended))
     return children
+
+
+def _best(hypotheses: list[Hypothesis], number: int) -> list[Hypothesis]:
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:number]
 
 
 def _children(rows: list[Sequence], branches: Mapping[int, Branches], number: int) -> list[_Child]:
@@ -205,7 +209,10 @@ def _children(rows: list[Sequence], branches: Mapping[int, Branches], number: in
 
     Of equal ones the better parent's comes first, then the lower id.
     """
-    selected = [branches[row.row] for row in rows if row.row is not None]
+    selected = []
+    for row in rows:
+        assert row.row is not None
+        selected.append(branches[row.row])
     totals = [
         row.log_probability + log_probability
         for row, ways in zip(rows, selected, strict=True)
@@ -218,10 +225,10 @@ def _children(rows: list[Sequence], branches: Mapping[int, Branches], number: in
     children = []
     for index, place in enumerate(order[:number]):
         if totals[place] > -math.inf:
-            row, way = divmod(place, width)
-            ways = selected[row]
+            parent, way = divmod(place, width)
+            ways, token_id = selected[parent], selected[parent].token_ids[way]
             children.append(
-                _Child(rows[row], ways.token_ids[way], ways.log_probabilities[way], ways.alternatives, index)
+                _Child(rows[parent], token_id, ways.log_probabilities[way], ways.alternatives, index)
             )
     return children
 

@@ -122,10 +122,10 @@ class Selector:
         ids = np.empty((len(asks), longest), np.int64)
         factors, biases = np.empty(ids.shape, np.float32), np.empty(ids.shape, np.float32)
         for i, change in enumerate(changes):
-            padding = [next(iter(change))] * (longest - len(change))  # the first again changes nothing more
-            ids[i] = [*change, *padding]
-            factors[i] = [change[token_id][0] for token_id in ids[i]]
-            biases[i] = [change[token_id][1] for token_id in ids[i]]
+            (first_id, (factor, bias)) = next(iter(change.items()))
+            ids[i], factors[i], biases[i] = first_id, factor, bias  # again changes nothing more
+            ids[i, : len(change)] = list(change)
+            factors[i, : len(change)], biases[i, : len(change)] = zip(*change.values(), strict=True)
         session = self._sessions["adjust"]
         binding = session.io_binding()
         self._columns.bind_logits(self._device.bind_input, binding, num_rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack
@@ -10,11 +11,11 @@ from functools import partial
 from protos import seq2seq_v1_pb2 as pb
 from protos import seq2seq_v1_pb2_grpc as pb_grpc
 from server.deliveries import Mailbox
-from server.models import Models
+from server.models import Models, ServedModel
 from server.records import Result
 from server.service.answers import generate_response, model_message, score_response
-from server.service.calls import Calls, Context
-from server.service.requests import engine_jobs, score_request, target_text
+from server.service.calls import Call, Calls, Context
+from server.service.requests import Job, engine_jobs, score_request, target_text
 from server.stopping import StoppedText
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Seq2Seq"].full_name
@@ -33,7 +34,7 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
         """Answer once, with the whole target."""
         async with self._calls.open("Generate", context) as call:
             model = call.model(message.model)
-            jobs = engine_jobs(message, model, call, stream=False)
+            jobs = await _jobs(message, model, call, stream=False)
             with ExitStack() as stack:
                 mailboxes = [
                     stack.enter_context(model.submitted(job.request, call.is_expired)) for job in jobs
@@ -49,7 +50,7 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
         # first token, a client may retry it elsewhere (gRFC A6).
         async with self._calls.open("GenerateStream", context) as call:
             model = call.model(message.model)
-            jobs = engine_jobs(message, model, call, stream=True)
+            jobs = await _jobs(message, model, call, stream=True)
             results = []
             with ExitStack() as stack:
                 mailboxes = [
@@ -58,7 +59,8 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
                 for job, mailbox in zip(jobs, mailboxes, strict=True):
                     follow = partial(target_text, message, model, len(job.request.prefix_ids))
                     async for piece in _pieces(mailbox, follow, job.part.separator):
-                        await context.write(pb.GenerateStreamResponse(piece=piece))
+                        if piece.hypothesis == 0 or len(jobs) == 1:  # sentences are joined by their best
+                            await context.write(pb.GenerateStreamResponse(piece=piece))
                     results.append(_succeeded(await mailbox.wait_for_result()))
             answer = generate_response(jobs, results, model, message.options)
             await context.write(pb.GenerateStreamResponse(result=answer))
@@ -87,6 +89,14 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
         """Answer with one model."""
         async with self._calls.open("GetModel", context) as call:
             return pb.GetModelResponse(model=model_message(call.model(message.model)))
+
+
+async def _jobs(message: pb.GenerateRequest, model: ServedModel, call: Call, *, stream: bool) -> list[Job]:
+    """What the engine shall do. A text that may be long is cut into tokens while others are served."""
+    make = partial(engine_jobs, message, model, call, stream=stream)
+    if message.options.long_source in (pb.LONG_SOURCE_TRUNCATE, pb.LONG_SOURCE_SPLIT):
+        return await asyncio.to_thread(make)
+    return make()
 
 
 async def _pieces(

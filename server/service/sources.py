@@ -18,6 +18,7 @@ from server.records import Array
 # tokens with so many bytes, so nothing that fits is refused.
 MAX_BYTES_PER_TOKEN = 64
 MAX_SENTENCES = 256
+MAX_TIMES_TOO_LONG = 16  # that a source to be split or truncated may have more bytes
 _LANGUAGE = "en"  # a bundle does not name its own; terminators of other scripts end sentences all the same
 
 
@@ -94,8 +95,11 @@ def _text_parts(text: str, model: ServedModel, long_source: LongSource) -> list[
         raise InvalidRequest("the text is empty", field=field)
     if text.isspace():
         raise InvalidRequest("the text has only white space", field=field)
+    may_be_long = long_source in (LONG_SOURCE_SPLIT, LONG_SOURCE_TRUNCATE)
+    check_bytes(text, limit * (MAX_TIMES_TOO_LONG if may_be_long else 1), model, field)
     is_split = long_source == LONG_SOURCE_SPLIT
-    check_bytes(text, limit * (MAX_SENTENCES if is_split else 1), model, field)
+    if is_split and len(text.encode()) > limit * MAX_BYTES_PER_TOKEN:
+        return _sentences(text, model)
     token_ids = model.source_tokenizer.encode_source(text)
     if len(token_ids) <= limit:
         return [_part(token_ids)]
@@ -103,34 +107,38 @@ def _text_parts(text: str, model: ServedModel, long_source: LongSource) -> list[
         return _sentences(text, model)
     if long_source == LONG_SOURCE_TRUNCATE:
         return [_part(model.source_tokenizer.encode_source(text, limit), len(token_ids) - limit)]
-    raise _too_long("the source", len(token_ids), model, field)
+    raise _too_long("the source", len(token_ids), model, field, hint=" or set options.long_source")
 
 
 def _sentences(text: str, model: ServedModel) -> list[Part]:
     field, limit = "sources[0].text", model.engine.max_source_length
-    parts: list[Part] = []
-    for sentence in _with_separators(text):
-        if len(parts) == MAX_SENTENCES:
-            raise InvalidRequest(f"the text has more than {MAX_SENTENCES} sentences", field=field)
-        content, separator = sentence
+    sentences = _with_separators(text)
+    if len(sentences) > MAX_SENTENCES:
+        raise InvalidRequest(
+            f"the text has {len(sentences)} sentences, and at most {MAX_SENTENCES} are split", field=field
+        )
+    parts = []
+    for number, (content, separator) in enumerate(sentences, start=1):
+        check_bytes(content, limit, model, field)
         token_ids = model.source_tokenizer.encode_source(content)
         if len(token_ids) > limit:
-            raise _too_long(f"sentence {len(parts) + 1} of the source", len(token_ids), model, field)
+            raise _too_long(f"sentence {number} of the source", len(token_ids), model, field)
         parts.append(Part(_part(token_ids).source_ids, text=content, separator=separator))
     return parts
 
 
 def _with_separators(text: str) -> list[tuple[str, str]]:
     """The sentences of a text, and the white space after each: a space where there is none."""
+    contents = [content for piece in sentencex.segment(_LANGUAGE, text) if (content := piece.strip())]
     sentences: list[tuple[str, str]] = []
-    for piece in sentencex.segment(_LANGUAGE, text):
-        content = piece.strip()
-        if content:
-            sentences.append((content, piece[len(piece.rstrip()) :]))
-        elif sentences:
-            sentences[-1] = (sentences[-1][0], sentences[-1][1] + piece)
-    last = len(sentences) - 1
-    return [(content, "" if i == last else space or " ") for i, (content, space) in enumerate(sentences)]
+    end = 0
+    for content in contents:  # the library loses some white space between its pieces
+        start = text.index(content, end)
+        if sentences:
+            sentences[-1] = (sentences[-1][0], text[end:start] or " ")
+        sentences.append((content, ""))
+        end = start + len(content)
+    return sentences
 
 
 def _ids_part(token_ids: Sequence[int], model: ServedModel, long_source: LongSource) -> Part:
@@ -151,9 +159,11 @@ def _part(token_ids: Sequence[int], num_truncated: int = 0) -> Part:
     return Part(np.asarray(token_ids, dtype=np.int64), num_truncated)  # (S,)
 
 
-def _too_long(what: str, num_tokens: int, model: ServedModel, field: str) -> InvalidRequest:
+def _too_long(
+    what: str, num_tokens: int, model: ServedModel, field: str, *, hint: str = ""
+) -> InvalidRequest:
     return InvalidRequest(
         f"{what} has {num_tokens} tokens, and {model.name} takes at most {model.engine.max_source_length}: "
-        "send shorter pieces, for example one sentence each, or set options.long_source",
+        f"send shorter pieces, for example one sentence each{hint}",
         field=field,
     )

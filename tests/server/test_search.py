@@ -5,21 +5,22 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundle.names import SOURCE_IDS, Precision
-from server.errors import Overloaded
-from server.records import Beam, Constraints, FinishReason, Request, Sampling
+from server.errors import EngineFailed, Overloaded, Unavailable
+from server.records import Beam, Branches, Constraints, FinishReason, Request, Sampling, Selected
 from server.search import length_penalty
 from server.selection import uniform
 from server.stopping import StoppedText
 from tests.server.fakes import EOS_ID as FAKE_EOS_ID
 from tests.server.fakes import FakeRunner, make_request
-from tests.server.test_engine import Driver, sources
+from tests.server.test_engine import Driver, assert_empty, sources
 from tests.server.test_selection import LIMIT, VOCAB_SIZE, random_constraints, random_request, run
 from training import search, selection
-from training.config import BOS_ID, EOS_ID
+from training.config import BOS_ID, EOS_ID, TransformerConfig
 
 
 def random_branching(chance: random.Random) -> Request:
@@ -288,3 +289,135 @@ def test_the_length_penalty_is_that_of_wu_et_al():
     assert length_penalty(7, 1.0) == 2
     assert length_penalty(19, 0.5) == 2
     assert length_penalty(100, 0.0) == 1
+
+
+class TableModel:
+    """Stands in for the oracle's Transformer: the next token's logits are a pure function of the target."""
+
+    def __init__(self, seed: int, vocab_size: int, max_length: int) -> None:
+        self.seed, self.length = seed, max_length + 1
+        self.config = TransformerConfig(
+            vocab_size=vocab_size,
+            d_model=8,
+            d_ff=8,
+            num_heads=1,
+            num_encoder_layers=1,
+            num_decoder_layers=1,
+            max_source_length=8,
+            max_target_length=max_length + 1,
+        )
+        self.embedding = torch.nn.Embedding(1, 1)
+
+    def encode(self, source_ids, source_mask):
+        return torch.zeros(1, 1, 1)
+
+    def decode_states(self, target_ids, memory, source_mask):
+        """At every position the whole target."""
+        states = torch.full((*target_ids.shape, self.length), -1.0)
+        states[:, :, : target_ids.shape[1]] = target_ids[:, None]
+        return states
+
+    def project(self, states):
+        return torch.tensor([self.logits([int(i) for i in row if i >= 0]) for row in states.tolist()])
+
+    def logits(self, fed: list[int]) -> list[float]:
+        chance = random.Random(f"{self.seed} {fed}")
+        return [4 * chance.random() for _ in range(self.config.vocab_size)]
+
+
+class TableRunner(FakeRunner):
+    """The same table under the engine."""
+
+    start_id, eos_id = BOS_ID, EOS_ID
+
+    def __init__(self, model: TableModel, num_slots: int) -> None:
+        super().__init__(num_slots)
+        self.model = model
+
+    def step(self, rows):
+        branches = {}
+        for row, sequence in enumerate(rows):
+            self.cache[row] = [*self.cache[row][: sequence.cache_length], sequence.next_token_id]
+            logits = torch.tensor(self.model.logits(self.cache[row]), dtype=torch.float64)
+            best = logits.log_softmax(0).sort(descending=True, stable=True)
+            count = sequence.num_branches
+            branches[row] = Branches(best.indices[:count].tolist(), best.values[:count].tolist())
+        return Selected([EOS_ID] * len(rows), branches)
+
+
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.sampled_from([0.0, 0.6, 1.0, -0.5]),
+    st.booleans(),
+)
+@settings(max_examples=300)
+def test_the_rules_of_the_beam_are_the_oracles_up_to_the_limit(seed, size, limit, alpha, early_stopping):
+    model = TableModel(seed, vocab_size=7, max_length=limit)
+    expected = search.beam_search(
+        model,
+        [5],
+        bos_id=BOS_ID,
+        eos_id=EOS_ID,
+        beam_size=size,
+        alpha=alpha,
+        max_new_tokens=limit,
+        early_stopping=early_stopping,
+    )
+    driver = Driver(TableRunner(model, size))
+    beam = Beam(size, alpha, early_stopping)
+    request = make_request((5,), beam=beam, num_hypotheses=size, max_new_tokens=limit)
+    driver.submit(request)
+    driver.finish()
+    found = driver.results[request].hypotheses
+    assert [list(one.token_ids) for one in found] == [one.token_ids for one in expected]
+    assert [one.score for one in found] == pytest.approx([one.score for one in expected], abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", [{"beam": Beam(3)}, {"num_hypotheses": 3}])
+def test_scores_that_are_no_numbers_fail_their_request_only(kind, caplog):
+    driver = Driver(FakeRunner(6))
+    step = driver.runner.step
+
+    def poisoned(rows):
+        selected = step(rows)
+        for row, sequence in enumerate(rows):
+            if sequence.request is bad:
+                branches = selected.branches[row]
+                branches.log_probabilities[:] = [float("nan")] * len(branches.token_ids)
+        return selected
+
+    driver.runner.step = poisoned
+    bad = make_request((20, 5), stream=True, **kind)
+    good = make_request((20, 6), stream=True, beam=Beam(2), max_new_tokens=4)
+    driver.submit(good, bad)
+    driver.finish()
+    assert isinstance(driver.results[bad].error, EngineFailed)
+    assert driver.told(bad) == []
+    assert driver.results[good].error is None
+    later = make_request((10, 5))
+    driver.submit(later)
+    driver.finish()
+    assert driver.results[later].error is None
+
+
+def test_a_bug_amid_a_search_leaves_no_row_behind(monkeypatch, caplog):
+    driver = Driver(FakeRunner(6))
+    requests = [make_request((20, i), beam=Beam(2), stream=True, max_new_tokens=6) for i in (4, 5)]
+    driver.submit(*requests, make_request((20, 6)))
+    driver.turn(2)
+
+    def fail(search, branches, eos_id):
+        search.rows.clear()
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("server.scheduler.branch", fail)
+        driver.turn()
+    assert_empty(driver.engine)
+    assert all(isinstance(driver.results[request].error, Unavailable) for request in requests)
+    later = make_request((20, 7), beam=Beam(4), max_new_tokens=3)
+    driver.submit(later)
+    driver.finish()
+    assert driver.results[later].error is None

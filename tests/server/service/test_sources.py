@@ -5,9 +5,12 @@ import asyncio
 import pytest
 from grpc import StatusCode
 from grpc.aio import AioRpcError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from protos import seq2seq_v1_pb2 as pb
 from server.backlog import QueueLimits
+from server.service.sources import _with_separators
 from tests.server.service.harness import EOS, EchoRunner, serving
 
 TRUNCATE, SPLIT = pb.LONG_SOURCE_TRUNCATE, pb.LONG_SOURCE_SPLIT
@@ -108,7 +111,7 @@ def test_what_cannot_be_split_is_refused_by_name():
                     {},
                     "sentence 2 of the source has 121 tokens, and echo takes",
                 ),
-                ("Go. " * 300, {}, "the text has more than 256 sentences"),
+                ("Go. " * 300, {}, "the text has 300 sentences, and at most 256"),
                 ("Go.", {"stop_sequences": ["x"]}, "stop_sequences is for one target"),
                 ("Go.", {"target_prefix": pb.Target(text="a")}, "target_prefix is for one target"),
                 ("Go. " * 262_145, {}, "the text has 1048580 bytes"),
@@ -133,6 +136,18 @@ def test_when_one_sentence_is_refused_none_is_left_running():
             await served.check_that_everything_is_back()
 
     asyncio.run(run())
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(SENTENCES), st.sampled_from(["", " ", "\n\n", " \t "])), max_size=300)
+)
+@settings(max_examples=40)
+def test_sentences_and_what_is_between_them_are_the_text(pieces):
+    """Of any length: the library cuts long texts into chunks of its own."""
+    text = "".join(sentence + space for sentence, space in pieces).strip()
+    sentences = _with_separators(text)
+    assert "".join(content + space for content, space in sentences).replace(" ", "") == text.replace(" ", "")
+    assert all(content == content.strip() != "" for content, _ in sentences)
 
 
 @pytest.mark.parametrize("options", [{}, {"attention": True}, {"beam_size": 2, "num_hypotheses": 2}])
