@@ -113,12 +113,10 @@ class Turns:
         self.loop = asyncio.get_running_loop()
         self.num_submitted = 0
         self.num_ended = 0
-        self.num_tokens = 0
         self._changed = asyncio.Event()
 
     def note(self, turn: Turn) -> None:
         self.num_ended += len(turn.stats.results)
-        self.num_tokens += sum(len(update.token_ids) for update in turn.updates)
         self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
