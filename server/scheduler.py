@@ -27,7 +27,7 @@ class SchedulerLimits:
     """
 
     max_encode_tokens: int = 1024
-    max_encode_tokens_beside: int = 256
+    max_encode_tokens_beside: int = 128
     aging_seconds: float = 10.0
 
     def __post_init__(self) -> None:
