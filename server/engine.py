@@ -286,9 +286,9 @@ class Engine:
         """Deliver what the turn produced: new tokens, results, and the numbers for the metrics."""
         streaming = dict.fromkeys(s.search for s in ran.plan.rows if s.search.request.stream)
         updates = [
-            Update(search.request, untold(search), None)
+            Update(search.request, news, None)
             for search in streaming
-            if search.finish_reason is None
+            if search.finish_reason is None and (news := untold(search))
         ]
         results = []
         for finished in ran.finished:
