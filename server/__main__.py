@@ -46,6 +46,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         provider=ProviderPolicy(options.provider),
         precision=None if options.precision == _AUTO else Precision(options.precision),
         num_threads=options.threads,
+        num_instances=options.instances,
         cuda_graphs=options.cuda_graphs,
         memory_budget_bytes=options.memory_budget,
         max_slots=options.max_slots,
@@ -100,7 +101,15 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         default=runner.num_threads,
         metavar="N",
-        help="CPU threads of a step (default: the CPUs that the process may use)",
+        help="CPU threads of a model's steps (default: the CPUs that the process may use)",
+    )
+    add(
+        "--instances",
+        type=int,
+        default=runner.num_instances,
+        metavar="N",
+        help="engines of a model, which share its threads, memory and slots: two or more side by side decode "
+        "a small model faster on the CPU than all threads together decode one batch (default %(default)s)",
     )
     add(
         "--no-cuda-graphs",

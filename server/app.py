@@ -77,16 +77,7 @@ class App:
             deliveries = Deliveries(name, loop, self._metrics)
             models.append(await asyncio.to_thread(self._loader, path, self._config, deliveries))
         for model in models:
-            self._metrics.add_model(
-                model.name,
-                version=model.version,
-                precision=model.precision,
-                provider=model.provider,
-                num_slots=model.engine.num_slots,
-                cache_bytes=model.cache_bytes,
-                heartbeat=model.engine.heartbeat,
-                num_waiting=model.engine.num_waiting,
-            )
+            self._metrics.add_model(model)
             self._models.add(model)
         self._health.refresh()
         host = self._config.host
@@ -112,7 +103,7 @@ class App:
         """Say that no request should come any more, and let the accepted ones finish, for a time."""
         self._health.drain()
         for model in self._models:
-            model.engine.drain()
+            model.drain()
         limit = self._config.drain_seconds
         try:
             await asyncio.wait_for(self._calls.wait_until_idle(), limit)
@@ -122,7 +113,7 @@ class App:
     async def stop(self) -> None:
         """End the engines, then the ports: what is unfinished or comes late is answered with UNAVAILABLE."""
         for model in self._models:
-            await asyncio.to_thread(model.engine.stop)
+            await asyncio.to_thread(model.stop)
         await self._calls.wait_until_quiet()
         self._health.close()
         await self.endpoint.stop()

@@ -25,6 +25,10 @@ class QueueLimits:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 1")
 
+    def shared(self, count: int) -> QueueLimits:
+        """Of each of `count` queues that get equal parts, and at least one request and token."""
+        return QueueLimits(-(-self.max_waiting_requests // count), -(-self.max_waiting_tokens // count))
+
 
 class Backlog:
     """The requests that wait, and how long one is expected to.
@@ -35,6 +39,9 @@ class Backlog:
     Args:
         num_slots: Of the engine.
         limits: What may wait.
+
+    Attributes:
+        num_slots_wanted: By all of them.
     """
 
     def __init__(self, num_slots: int, limits: QueueLimits) -> None:
@@ -43,7 +50,7 @@ class Backlog:
         self._lock = threading.Lock()
         self._requests: set[Request] = set()
         self._num_tokens = 0
-        self._num_slots_wanted = 0
+        self.num_slots_wanted = 0
         self._residence_seconds = 0.0  # that a request has its slots, averaged; 0 until one has ended
 
     def __len__(self) -> int:
@@ -97,12 +104,12 @@ class Backlog:
 
     def _count(self, request: Request, sign: int) -> None:
         self._num_tokens += sign * request.source_length
-        self._num_slots_wanted += sign * request.num_slots
+        self.num_slots_wanted += sign * request.num_slots
 
     def _expected_wait(self, num_more: int) -> float:
         """Seconds until a request would get its slots.
 
         By Little's law: slots are given back at the rate of all slots over the time that a request has one.
         """
-        num_ahead = self._num_slots_wanted + num_more - self._num_slots
+        num_ahead = self.num_slots_wanted + num_more - self._num_slots
         return max(num_ahead, 0) * self._residence_seconds / self._num_slots

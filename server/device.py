@@ -44,7 +44,7 @@ class OnnxDevice:
     Args:
         provider: Its short name.
         num_threads: Of the CPU, for one graph's run.
-        shares_threads: Whether these are the process's, for all of its sessions, or each session's own.
+        shares_threads: Whether they are those of `share_threads`, or each session's own.
 
     Attributes:
         num_threads: As given.
@@ -54,8 +54,6 @@ class OnnxDevice:
     """
 
     def __init__(self, provider: str, num_threads: int, *, shares_threads: bool = False) -> None:
-        if shares_threads:
-            _share_threads(num_threads)
         self._shares_threads = shares_threads
         self.num_threads = num_threads
         self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="device")
@@ -122,7 +120,7 @@ class OnnxDevice:
 
 
 @functools.cache
-def _share_threads(num_threads: int) -> None:
+def share_threads(num_threads: int) -> None:
     """Make the one pool of threads for the graphs of all sessions.
 
     A pool of each session's own has to be woken for each: on two cores a step of one beam took 3.2 ms instead

@@ -177,6 +177,22 @@ class Engine:
         """Requests that were accepted and have no slot yet; thread-safe."""
         return len(self._backlog)
 
+    def num_running(self) -> int:
+        """Requests being decoded; thread-safe."""
+        return len(self._scheduler.running)
+
+    def num_slots_in_use(self) -> int:
+        """Slots that they hold, those included that a beam has not filled; thread-safe."""
+        return self._scheduler.slots.num_reserved
+
+    def num_cached(self) -> int:
+        """Cache positions in use, of all slots; thread-safe."""
+        return sum(sequence.cache_length for sequence in self._scheduler.slots.rows)
+
+    def num_slots_wanted(self) -> int:
+        """Slots of all requests that were accepted and have not ended; thread-safe."""
+        return self._backlog.num_slots_wanted + self._scheduler.slots.num_reserved
+
     def heartbeat(self) -> float:
         """Unix time of the last sign of life: now while asleep for want of work, else the last turn."""
         return time.time() if self._is_asleep else self._last_turn_at
@@ -347,9 +363,8 @@ class Engine:
         return replace(hypothesis, attention=attention)
 
     def _stats(self, ran: _Ran, results: tuple[Result, ...]) -> StepStats:
-        rows, result = self._scheduler.slots.rows, ran.result
+        result = ran.result
         admitted = [sequence.search for sequence in ran.plan.admitted]
-        used = sum(sequence.cache_length for sequence in rows)
         return StepStats(
             num_rows=len(ran.plan.rows) if result is not None else 0,
             step_seconds=result.step_seconds if result is not None else 0.0,
@@ -360,9 +375,6 @@ class Engine:
             ),
             inter_token_seconds=ran.inter_token_seconds,
             results=results,
-            num_running=len(self._scheduler.running),
-            num_slots_in_use=self._scheduler.slots.num_reserved,
-            cache_usage_ratio=used / (self.num_slots * self.max_target_length),
             moved_bytes=result.moved_bytes if result is not None else 0,
         )
 

@@ -16,43 +16,52 @@ _log = logging.getLogger(__name__)
 
 
 def load_model(path: Path, config: ServerConfig, deliveries: Deliveries) -> ServedModel:
-    """Check a bundle, load its graphs, and start an engine over them, which runs each of them once.
+    """Check a bundle, load its graphs, and start its engines over them, which run each of them once.
 
     Raises:
         ValueError: The bundle cannot be used, or not on this machine; the message names it.
     """
     bundle = load_bundle(path)
+    num_instances = config.runner.num_instances
     try:
-        runner = OnnxRunner(bundle, config.runner)
+        runners = [OnnxRunner(bundle, config.runner) for _ in range(num_instances)]
     except (ValueError, MemoryError) as error:
         raise ValueError(f"{path}: {error}") from error
+    runner, num_slots = runners[0], sum(runner.num_slots for runner in runners)
     _log.info(
-        "model %s: %s on %s, %d slots, %d threads",
+        "model %s: %s on %s, %d slots, %d threads%s",
         deliveries.model_name,
         runner.precision,
         runner.provider,
-        runner.num_slots,
-        runner.num_threads,
+        num_slots,
+        sum(runner.num_threads for runner in runners),
+        f", {num_instances} instances" if num_instances > 1 else "",
     )
-    engine = Engine(
-        runner,
-        model_name=deliveries.model_name,
-        deliver=deliveries.deliver,
-        queue_limits=config.queue,
+    engines = tuple(
+        Engine(
+            runner,
+            model_name=deliveries.model_name,
+            deliver=deliveries.deliver,
+            queue_limits=config.queue.shared(num_instances),
+        )
+        for runner in runners
     )
     try:
-        engine.start()
+        for engine in engines:
+            engine.start()
     except Exception as error:  # ONNX Runtime's errors have no class of their own in common
+        for engine in engines:
+            engine.stop()
         raise ValueError(f"{path}: the graphs do not run here: {error}") from error
     return ServedModel(
-        engine=engine,
+        engines=engines,
         deliveries=deliveries,
         version=bundle.version,
         kind=bundle.manifest.kind,
         precision=runner.precision,
         provider=runner.provider,
         vocab_size=runner.vocab_size,
-        cache_bytes=runner.num_slots * runner.slot_bytes,
+        cache_bytes=num_slots * runner.slot_bytes,
         eos_id=runner.eos_id,
         source_tokenizer=bundle.source_tokenizer,
         target_tokenizer=bundle.target_tokenizer,

@@ -6,7 +6,7 @@ are finer at the low end, because a step of a small model takes a millisecond.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
@@ -32,6 +32,29 @@ BATCH_BOUNDS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384,
 _SUCCESS_REASONS = ("stop", "length", "abort")
 _FINISHED = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _WASTED_REASONS = {FinishReason.CANCELLED: "cancelled", FinishReason.DEADLINE: "deadline"}
+
+
+class Model(Protocol):
+    """What the metrics show of a served model; the methods are called at every scrape, on the HTTP thread."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def precision(self) -> str: ...
+    @property
+    def provider(self) -> str: ...
+    @property
+    def num_slots(self) -> int: ...
+    @property
+    def cache_bytes(self) -> int: ...
+
+    def heartbeat(self) -> float: ...
+    def num_running(self) -> int: ...
+    def num_waiting(self) -> int: ...
+    def num_slots_in_use(self) -> int: ...
+    def cache_usage(self) -> float: ...
 
 
 class Metrics:
@@ -125,27 +148,20 @@ class Metrics:
     def _gauge(self, name: str, text: str) -> Gauge:
         return Gauge(name, text, (_MODEL,), registry=self.registry)
 
-    def add_model(
-        self,
-        name: str,
-        *,
-        version: str,
-        precision: str,
-        provider: str,
-        num_slots: int,
-        cache_bytes: int,
-        heartbeat: Callable[[], float],
-        num_waiting: Callable[[], int],
-    ) -> None:
-        """Show a model from now on, with zeros where nothing has happened yet.
-
-        `heartbeat` and `num_waiting` are read at every scrape, on the HTTP thread.
-        """
-        self._info.labels(name, version, precision, provider).set(1)
-        self._slots.labels(name).set(num_slots)
-        self._cache_bytes.labels(name).set(cache_bytes)
-        self._heartbeat.labels(name).set_function(heartbeat)
-        self._waiting.labels(name).set_function(num_waiting)
+    def add_model(self, model: Model) -> None:
+        """Show a model from now on, with zeros where nothing has happened yet."""
+        name = model.name
+        self._info.labels(name, model.version, model.precision, model.provider).set(1)
+        self._slots.labels(name).set(model.num_slots)
+        self._cache_bytes.labels(name).set(model.cache_bytes)
+        for gauge, read in (
+            (self._heartbeat, model.heartbeat),
+            (self._running, model.num_running),
+            (self._waiting, model.num_waiting),
+            (self._slots_in_use, model.num_slots_in_use),
+            (self._cache_usage, model.cache_usage),
+        ):
+            gauge.labels(name).set_function(read)
         self._models[name] = _ModelSeries(self, name)
 
     def record_rpc(self, *, model_name: str, method: str, code: str) -> None:
@@ -156,7 +172,7 @@ class Metrics:
         self._requests.labels(model_name, method, code).inc()
 
     def record_turn(self, name: str, stats: StepStats) -> None:
-        """One turn of a model's engine."""
+        """One turn of one of a model's engines."""
         model = self._models[name]
         if stats.num_rows:
             model.step.observe(stats.step_seconds)
@@ -171,9 +187,6 @@ class Metrics:
             for seconds in values:
                 histogram.observe(seconds)
         model.moved.inc(stats.moved_bytes)
-        model.running.set(stats.num_running)
-        model.slots_in_use.set(stats.num_slots_in_use)
-        model.cache_usage.set(stats.cache_usage_ratio)
         for result in stats.results:
             reason = result.finish_reason
             model.e2e.observe(result.timings.total_seconds)
@@ -198,8 +211,5 @@ class _ModelSeries:
         self.prompt_tokens = metrics._prompt_tokens.labels(name)
         self.generation_tokens = metrics._generation_tokens.labels(name)
         self.moved = metrics._moved.labels(name)
-        self.running = metrics._running.labels(name)
-        self.slots_in_use = metrics._slots_in_use.labels(name)
-        self.cache_usage = metrics._cache_usage.labels(name)
         self.success = {reason: metrics._success.labels(name, reason) for reason in _SUCCESS_REASONS}
         self.wasted = {reason: metrics._wasted.labels(name, reason) for reason in _WASTED_REASONS.values()}

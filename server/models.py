@@ -15,18 +15,18 @@ from server.records import Request
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """One loaded model with its running engine.
+    """One loaded model with its running engines.
 
     Attributes:
-        engine: Started by who loads the model, stopped by the app.
-        deliveries: What the engine delivers to.
+        engines: Alike, each with slots of its own; started by who loads the model.
+        deliveries: What the engines deliver to.
         version: The first characters of the manifest's hash.
         provider: What runs the graphs: "cpu" or "cuda".
         cache_bytes: Cache and memory of all slots together.
         eos_id: The target token that ends a sequence.
     """
 
-    engine: Engine
+    engines: tuple[Engine, ...]
     deliveries: Deliveries
     version: str
     kind: str
@@ -42,15 +42,72 @@ class ServedModel:
     @property
     def name(self) -> str:
         """What callers call it."""
-        return self.engine.model_name
+        return self.engines[0].model_name
+
+    @property
+    def max_source_length(self) -> int:
+        """Tokens."""
+        return self.engines[0].max_source_length
+
+    @property
+    def max_target_length(self) -> int:
+        """Tokens."""
+        return self.engines[0].max_target_length
+
+    @property
+    def max_request_slots(self) -> int:
+        """Slots that one request can have: all of its rows are in one engine."""
+        return self.engines[0].num_slots
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that can be decoded at once."""
+        return sum(engine.num_slots for engine in self.engines)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the steps of every engine succeed."""
+        return all(engine.is_healthy for engine in self.engines)
 
     def submitted(self, request: Request, is_expired: Callable[[], bool]) -> AbstractContextManager[Mailbox]:
-        """Give `request` to the engine, and take it back when the block is left before the end.
+        """Give `request` to the engine with the least to do, and take it back when the block is left early.
 
         Raises:
             ServerError: The engine refuses it.
         """
-        return self.deliveries.submitted(self.engine, request, is_expired)
+        engine = min(self.engines, key=Engine.num_slots_wanted)
+        return self.deliveries.submitted(engine, request, is_expired)
+
+    def heartbeat(self) -> float:
+        """Unix time of the last sign of life of the engine that has been silent longest."""
+        return min(engine.heartbeat() for engine in self.engines)
+
+    def num_running(self) -> int:
+        """Requests being decoded."""
+        return sum(engine.num_running() for engine in self.engines)
+
+    def num_waiting(self) -> int:
+        """Requests that were accepted and have no slot yet."""
+        return sum(engine.num_waiting() for engine in self.engines)
+
+    def num_slots_in_use(self) -> int:
+        """Slots that running requests hold."""
+        return sum(engine.num_slots_in_use() for engine in self.engines)
+
+    def cache_usage(self) -> float:
+        """Cache positions in use over those of all slots."""
+        num_cached = sum(engine.num_cached() for engine in self.engines)
+        return num_cached / (self.num_slots * self.max_target_length)
+
+    def drain(self) -> None:
+        """Refuse newcomers from now on, and finish who is in."""
+        for engine in self.engines:
+            engine.drain()
+
+    def stop(self) -> None:
+        """End the engines' threads; what is unfinished ends with `Unavailable`."""
+        for engine in self.engines:
+            engine.stop()
 
 
 class Models:

@@ -388,9 +388,6 @@ class StepStats:
         queue_seconds: Of those who were admitted.
         inter_token_seconds: Per request that had a token before: the time since.
         results: Of the requests that ended in this turn.
-        num_running: Requests being decoded after the turn.
-        num_slots_in_use: Slots that they hold, those included that a beam has not filled.
-        cache_usage_ratio: Cache positions in use over all positions of all slots.
     """
 
     num_rows: int
@@ -400,9 +397,6 @@ class StepStats:
     first_token_seconds: tuple[float, ...]
     inter_token_seconds: tuple[float, ...]
     results: tuple[Result, ...]
-    num_running: int
-    num_slots_in_use: int
-    cache_usage_ratio: float
     moved_bytes: int
 
 

@@ -22,7 +22,7 @@ from bundle.names import Axis, Precision, Role, Verb
 from server.buckets import bucket_of, buckets_up_to
 from server.buffers import Buffers, Columns
 from server.cpus import usable_cpus
-from server.device import CPU, OnnxDevice, ProviderPolicy, choose
+from server.device import CPU, OnnxDevice, ProviderPolicy, choose, share_threads
 from server.records import Array, Move, Request, Search, Selected, Sequence
 from server.selection import Selector
 
@@ -38,11 +38,12 @@ class RunnerConfig:
     Attributes:
         provider: What may run them.
         precision: None takes the fastest that the bundle has for the provider.
-        num_threads: Of one graph's run; None is the CPUs that this process may use.
+        num_threads: Of the CPU; None is those that this process may use.
         shares_threads: Whether all graphs of the process use one pool of threads, as a server's should.
+        num_instances: How many runners like this one there are, which share threads, budget and slots.
         cuda_graphs: Whether steps on CUDA are captured and replayed.
         memory_budget_bytes: Of all slots' cache and memory.
-        max_slots: The most rows of a step, however large the budget.
+        max_slots: The most sequences at once, however large the budget.
         max_source_length: Tokens; None is the manifest's limit, a lower one saves memory.
         max_target_length: Tokens; None is the manifest's limit, a lower one saves memory.
     """
@@ -51,6 +52,7 @@ class RunnerConfig:
     precision: Precision | None = None
     num_threads: int | None = None
     shares_threads: bool = False
+    num_instances: int = 1
     cuda_graphs: bool = True
     memory_budget_bytes: int = 1 << 30
     max_slots: int = 256
@@ -60,10 +62,14 @@ class RunnerConfig:
     def __post_init__(self) -> None:
         if self.provider not in tuple(ProviderPolicy):
             raise ValueError(f"provider is {self.provider!r}, and must be one of {', '.join(ProviderPolicy)}")
-        for name in ("num_threads", "max_slots", "max_source_length", "max_target_length"):
+        for name in ("num_threads", "num_instances", "max_slots", "max_source_length", "max_target_length"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}, and must be at least 1")
+        if self.num_instances > self.max_slots:
+            raise ValueError(
+                f"num_instances is {self.num_instances}, and must be at most max_slots, {self.max_slots}"
+            )
 
 
 class OnnxRunner:
@@ -83,7 +89,11 @@ class OnnxRunner:
     def __init__(self, bundle: Bundle, config: RunnerConfig) -> None:
         manifest = bundle.manifest
         self.provider, self.precision = choose(bundle, config.provider, config.precision)
-        self.num_threads = config.num_threads or usable_cpus()
+        num_instances, num_threads = config.num_instances, config.num_threads or usable_cpus()
+        self.num_threads = max(num_threads // num_instances, 1)
+        if config.shares_threads:
+            # Besides those of the pool each engine's own thread takes part in a run.
+            share_threads(max(num_threads - num_instances + 1, 1))
         self._device = OnnxDevice(self.provider, self.num_threads, shares_threads=config.shares_threads)
         self._graphs = manifest.variants[self.precision].graphs
         self.max_source_length = _limit(
@@ -103,10 +113,12 @@ class OnnxRunner:
             len(specs) * math.prod(self._row_shape(specs[0])) * np.dtype(specs[0].storage).itemsize
             for specs in groups
         )
-        self.num_slots = min(config.memory_budget_bytes // self.slot_bytes, config.max_slots)
+        num_slots = min(config.memory_budget_bytes // self.slot_bytes, config.max_slots)
+        self.num_slots = num_slots // num_instances
         if self.num_slots < 1:
+            of_whom = f" of {num_instances} instances" if num_instances > 1 else ""
             raise ValueError(
-                f"a slot takes {self.slot_bytes} bytes and the memory budget is "
+                f"a slot takes {self.slot_bytes} bytes and the memory budget{of_whom} is "
                 f"{config.memory_budget_bytes}: raise the budget, or lower max_source_length and "
                 "max_target_length"
             )

@@ -158,8 +158,8 @@ def model_message(model: ServedModel) -> pb.Model:
         precision=model.precision,
         provider=model.provider,
         vocab_size=model.vocab_size,
-        max_source_length=model.engine.max_source_length,
-        max_target_length=model.engine.max_target_length,
-        num_slots=model.engine.num_slots,
+        max_source_length=model.max_source_length,
+        max_target_length=model.max_target_length,
+        num_slots=model.num_slots,
         provenance=dict(model.provenance),
     )

@@ -87,10 +87,10 @@ def _serving(is_serving: bool) -> int:
 
 
 def _problem(model: ServedModel) -> str | None:
-    silence = time.time() - model.engine.heartbeat()
+    silence = time.time() - model.heartbeat()
     if silence > HEARTBEAT_LIMIT_SECONDS:
         return f"{model.name}: no sign of life from the engine for {silence:.0f} seconds"
-    if not model.engine.is_healthy:
+    if not model.is_healthy:
         return f"{model.name}: the engine's steps keep failing"
     return None
 

@@ -105,7 +105,7 @@ def score_request(message: ScoreRequest, model: ServedModel, call: Call) -> Requ
 
 def _target_ids(target: Target, model: ServedModel, field: str) -> tuple[int, ...]:
     """A given target, or the beginning of one, which leaves room for one token at least."""
-    limit = model.engine.max_target_length
+    limit = model.max_target_length
     if target.WhichOneof("value") == "text":
         check_bytes(target.text, limit, model, f"{field}.text")
         token_ids: Sequence[int] = model.target_tokenizer.encode(target.text)
@@ -124,7 +124,7 @@ def _target_ids(target: Target, model: ServedModel, field: str) -> tuple[int, ..
 
 
 def _max_new_tokens(options: GenerateOptions, model: ServedModel, prefix_length: int) -> int:
-    limit = model.engine.max_target_length - prefix_length
+    limit = model.max_target_length - prefix_length
     if not options.HasField("max_new_tokens"):
         return limit
     if not 1 <= options.max_new_tokens <= limit:
@@ -175,7 +175,7 @@ def _constraints(options: GenerateOptions, model: ServedModel, max_new_tokens: i
         min_new_tokens=_in_range("min_new_tokens", options.min_new_tokens, 0, max_new_tokens),
         repetition_penalty=_in_range("repetition_penalty", penalty, 1 / _MAX_PENALTY, _MAX_PENALTY),
         no_repeat_ngram_size=_in_range(
-            "no_repeat_ngram_size", options.no_repeat_ngram_size, 0, model.engine.max_target_length
+            "no_repeat_ngram_size", options.no_repeat_ngram_size, 0, model.max_target_length
         ),
         suppressed_token_ids=tuple(suppressed),
         logit_bias=dict(biases),
@@ -202,7 +202,7 @@ def _sampling(options: GenerateOptions) -> Sampling | None:
 
 
 def _beam(options: GenerateOptions, model: ServedModel) -> Beam | None:
-    most = min(MAX_BEAM_SIZE, model.engine.num_slots)
+    most = min(MAX_BEAM_SIZE, model.max_request_slots)
     size = _in_range("beam_size", options.beam_size, 0, most)
     if size <= 1:
         for name in ("length_penalty", "early_stopping"):
@@ -227,7 +227,7 @@ def _num_hypotheses(options: GenerateOptions, model: ServedModel) -> int:
     if options.beam_size > 1:
         most = options.beam_size
     else:
-        most = min(MAX_HYPOTHESES, model.engine.num_slots, model.vocab_size)
+        most = min(MAX_HYPOTHESES, model.max_request_slots, model.vocab_size)
     return max(_in_range("num_hypotheses", options.num_hypotheses, 0, most), 1)
 
 

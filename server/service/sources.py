@@ -90,7 +90,7 @@ def check_bytes(text: str, max_tokens: int, model: ServedModel, field: str) -> N
 
 
 def _text_parts(text: str, model: ServedModel, long_source: LongSource) -> list[Part]:
-    field, limit = "sources[0].text", model.engine.max_source_length
+    field, limit = "sources[0].text", model.max_source_length
     if not text:
         raise InvalidRequest("the text is empty", field=field)
     if text.isspace():
@@ -111,7 +111,7 @@ def _text_parts(text: str, model: ServedModel, long_source: LongSource) -> list[
 
 
 def _sentences(text: str, model: ServedModel) -> list[Part]:
-    field, limit = "sources[0].text", model.engine.max_source_length
+    field, limit = "sources[0].text", model.max_source_length
     sentences = _with_separators(text)
     if len(sentences) > MAX_SENTENCES:
         raise InvalidRequest(
@@ -142,7 +142,7 @@ def _with_separators(text: str) -> list[tuple[str, str]]:
 
 
 def _ids_part(token_ids: Sequence[int], model: ServedModel, long_source: LongSource) -> Part:
-    field, limit = "sources[0].token_ids", model.engine.max_source_length
+    field, limit = "sources[0].token_ids", model.max_source_length
     if not token_ids:
         raise InvalidRequest("there are no token ids", field=field)
     num_truncated = 0
@@ -163,7 +163,7 @@ def _too_long(
     what: str, num_tokens: int, model: ServedModel, field: str, *, hint: str = ""
 ) -> InvalidRequest:
     return InvalidRequest(
-        f"{what} has {num_tokens} tokens, and {model.name} takes at most {model.engine.max_source_length}: "
+        f"{what} has {num_tokens} tokens, and {model.name} takes at most {model.max_source_length}: "
         f"send shorter pieces, for example one sentence each{hint}",
         field=field,
     )

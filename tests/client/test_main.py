@@ -241,11 +241,11 @@ def test_health_exits_0_only_when_serving(run, server):
     assert run("health") == (0, ["SERVING"], [])
     assert run("health", "echo") == (0, ["SERVING"], [])
     assert run("health", "nobody")[::2] == (1, ["error: NOT_FOUND: unknown service 'nobody'"])
-    server.model.engine.is_healthy = False
+    server.model.engines[0].is_healthy = False
     try:
         assert run("health") == (1, ["NOT_SERVING"], [])
     finally:
-        server.model.engine.is_healthy = True
+        server.model.engines[0].is_healthy = True
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_priority_reaches_the_engine(server, capsys):
     runner = EchoRunner()
     with serving_on_a_thread(runner) as served:
         seen = []
-        submit = served.model.engine.submit
-        served.model.engine.submit = lambda request: (seen.append(request.priority), submit(request))
+        submit = served.model.engines[0].submit
+        served.model.engines[0].submit = lambda request: (seen.append(request.priority), submit(request))
         assert main(["translate", "--address", served.address, "--priority", "-5", "abc"]) == 0
     assert seen == [-5]

@@ -38,7 +38,7 @@ def test_what_is_unfinished_when_the_drain_ends_is_told_so(caplog):
             call = asyncio.ensure_future(client.generate("abc"))
             await asyncio.to_thread(served.runner.stepping.wait, 20)
             await served.app.drain()
-            thread = served.model.engine._thread
+            thread = served.model.engines[0]._thread
             join = thread.join
 
             def let_the_step_end_and_join(timeout):
@@ -46,7 +46,7 @@ def test_what_is_unfinished_when_the_drain_ends_is_told_so(caplog):
                 join(timeout)
 
             thread.join = let_the_step_end_and_join  # by then the engine has been told to stop
-            await asyncio.to_thread(served.model.engine.stop)
+            await asyncio.to_thread(served.model.engines[0].stop)
             with pytest.raises(ClientError, match="UNAVAILABLE"):
                 await call
 

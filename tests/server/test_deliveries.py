@@ -13,7 +13,7 @@ def never() -> bool:
     return False
 
 
-STATS = StepStats(0, 0.0, 0.0, (), (), (), (), 0, 0, 0.0, 0)
+STATS = StepStats(0, 0.0, 0.0, (), (), (), (), 0)
 
 
 class _Metrics:

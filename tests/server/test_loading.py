@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import shutil
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -23,6 +24,10 @@ CONFIG = ServerConfig(
 )
 
 
+def make_request(number: int) -> Request:
+    return Request(str(number), {SOURCE_IDS: np.array([5, 6, 2])}, max_new_tokens=3, arrival=0.0)
+
+
 @pytest.fixture
 def deliveries():
     loop = asyncio.new_event_loop()
@@ -35,8 +40,8 @@ def test_a_model_knows_what_its_bundle_says(bundle_path, deliveries):
     assert (model.name, model.version, model.kind) == ("random", bundle.version, "transformer")
     assert (model.precision, model.provider) == ("int8", "cpu")
     assert (model.vocab_size, model.eos_id) == (300, 2)
-    assert model.engine.num_slots == 3
-    assert (model.engine.max_source_length, model.engine.max_target_length) == (48, 48)
+    assert model.num_slots == 3
+    assert (model.max_source_length, model.max_target_length) == (48, 48)
     assert model.cache_bytes == 3 * 4 * 2 * 2 * 32 * (48 + 48 + 1)
     assert model.provenance == bundle.manifest.provenance
     text = "오늘은 금요일입니다"
@@ -44,12 +49,51 @@ def test_a_model_knows_what_its_bundle_says(bundle_path, deliveries):
 
 
 def test_its_engine_is_started_warm_and_has_the_limits_of_the_configuration(bundle_path, deliveries):
-    engine = load_model(bundle_path, CONFIG, deliveries).engine
+    (engine,) = load_model(bundle_path, CONFIG, deliveries).engines
     assert engine._thread.is_alive()
     assert engine._runner._bindings.keys() == {1, 2, 3}
     assert engine._backlog._limits == CONFIG.queue
     engine.stop()
     assert not engine._thread.is_alive()
+
+
+def test_instances_share_slots_threads_and_queue(bundle_path):
+    runner = RunnerConfig(provider="cpu", num_threads=2, max_slots=7, num_instances=2)
+    config = ServerConfig(queue=QueueLimits(max_waiting_requests=5), runner=runner)
+
+    async def answers() -> list[Result]:
+        deliveries = Deliveries("random", asyncio.get_running_loop(), Metrics())
+        deliveries._metrics.add_model(
+            model := await asyncio.to_thread(load_model, bundle_path, config, deliveries)
+        )
+        assert [engine.num_slots for engine in model.engines] == [3, 3]
+        assert [engine._runner.num_threads for engine in model.engines] == [1, 1]
+        assert [engine._backlog._limits.max_waiting_requests for engine in model.engines] == [3, 3]
+        assert (model.num_slots, model.max_request_slots) == (6, 3)
+        with ExitStack() as stack:
+            mailboxes = [
+                stack.enter_context(model.submitted(make_request(i), lambda: False)) for i in range(6)
+            ]
+            results = [await asyncio.wait_for(box.wait_for_result(), 20) for box in mailboxes]
+        await asyncio.to_thread(model.stop)
+        assert not any(engine._thread.is_alive() for engine in model.engines)
+        return results
+
+    results = asyncio.run(answers())
+    assert len({result.best.token_ids for result in results}) == 1
+
+
+def test_a_request_goes_to_the_engine_with_the_least_to_do(bundle_path, deliveries):
+    runner = RunnerConfig(provider="cpu", num_threads=2, max_slots=6, num_instances=3)
+    model = load_model(bundle_path, ServerConfig(runner=runner), deliveries)
+    model.stop()
+    taken: list[int] = []
+    for place, engine in enumerate(model.engines):
+        engine._backlog.num_slots_wanted = (2, 1, 3)[place]
+        engine.submit = lambda request, place=place: taken.append(place)
+        engine.cancel = lambda request, is_expired: None
+    with model.submitted(make_request(0), lambda: False):
+        assert taken == [1]
 
 
 def test_graphs_that_do_not_run_are_one_clear_error(bundle_path, deliveries, monkeypatch):
@@ -72,22 +116,12 @@ def test_a_started_engine_delivers_to_who_submitted(bundle_path):
         metrics = Metrics()
         deliveries = Deliveries("random", asyncio.get_running_loop(), metrics)
         model = await asyncio.to_thread(load_model, bundle_path, CONFIG, deliveries)
-        metrics.add_model(
-            model.name,
-            version=model.version,
-            precision=model.precision,
-            provider=model.provider,
-            num_slots=model.engine.num_slots,
-            cache_bytes=model.cache_bytes,
-            heartbeat=model.engine.heartbeat,
-            num_waiting=model.engine.num_waiting,
-        )
+        metrics.add_model(model)
         try:
-            request = Request("r", {SOURCE_IDS: np.array([5, 6, 2])}, max_new_tokens=3, arrival=0.0)
-            with model.submitted(request, lambda: False) as mailbox:
+            with model.submitted(make_request(0), lambda: False) as mailbox:
                 return await asyncio.wait_for(mailbox.wait_for_result(), 20)
         finally:
-            await asyncio.to_thread(model.engine.stop)
+            await asyncio.to_thread(model.stop)
 
     result = asyncio.run(answer())
     assert result.finish_reason is FinishReason.LENGTH

@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -31,18 +33,34 @@ NAMES = {
 }
 
 
+@dataclass
+class _Model:
+    name: str
+    version: str = "v1"
+    precision: str = "int8"
+    provider: str = "cpu"
+    num_slots: int = 8
+    cache_bytes: int = 1024
+
+    def heartbeat(self) -> float:
+        return 123.0
+
+    def num_running(self) -> int:
+        return 2
+
+    def num_waiting(self) -> int:
+        return 5
+
+    def num_slots_in_use(self) -> int:
+        return 3
+
+    def cache_usage(self) -> float:
+        return 0.25
+
+
 def metrics_of(name: str = "echo") -> Metrics:
     metrics = Metrics()
-    metrics.add_model(
-        name,
-        version="v1",
-        precision="int8",
-        provider="cpu",
-        num_slots=8,
-        cache_bytes=1024,
-        heartbeat=lambda: 123.0,
-        num_waiting=lambda: 5,
-    )
+    metrics.add_model(_Model(name))
     return metrics
 
 
@@ -59,9 +77,6 @@ def stats(*results: Result, **changes: object) -> StepStats:
         "queue_seconds": (),
         "first_token_seconds": (),
         "inter_token_seconds": (),
-        "num_running": 0,
-        "num_slots_in_use": 0,
-        "cache_usage_ratio": 0.0,
         "moved_bytes": 0,
     }
     return StepStats(**(values | changes | {"results": results}))  # type: ignore[arg-type]
@@ -83,6 +98,10 @@ def test_a_fresh_model_shows_its_size_and_zeros():
     assert value(metrics, "seq2seq_slots") == 8
     assert value(metrics, "seq2seq_cache_bytes") == 1024
     assert value(metrics, "seq2seq_engine_heartbeat_timestamp_seconds") == 123.0
+    assert value(metrics, "seq2seq_num_requests_running") == 2
+    assert value(metrics, "seq2seq_num_requests_waiting") == 5
+    assert value(metrics, "seq2seq_slots_in_use") == 3
+    assert value(metrics, "seq2seq_kv_cache_usage_ratio") == 0.25
     assert value(metrics, "seq2seq_model_info", version="v1", precision="int8", provider="cpu") == 1
     assert value(metrics, "seq2seq_generation_tokens_total") == 0
     for reason in ("stop", "length", "abort"):
@@ -102,9 +121,6 @@ def test_a_turn_is_added_up():
             queue_seconds=(0.001, 0.003),
             first_token_seconds=(0.01, 0.02),
             inter_token_seconds=(0.005,),
-            num_running=2,
-            num_slots_in_use=3,
-            cache_usage_ratio=0.25,
             moved_bytes=640,
         ),
     )
@@ -114,10 +130,6 @@ def test_a_turn_is_added_up():
     assert value(metrics, "seq2seq_request_queue_time_seconds_sum") == pytest.approx(0.004)
     assert value(metrics, "seq2seq_time_to_first_token_seconds_count") == 2
     assert value(metrics, "seq2seq_inter_token_latency_seconds_count") == 1
-    assert value(metrics, "seq2seq_num_requests_running") == 2
-    assert value(metrics, "seq2seq_slots_in_use") == 3
-    assert value(metrics, "seq2seq_num_requests_waiting") == 5
-    assert value(metrics, "seq2seq_kv_cache_usage_ratio") == 0.25
     assert value(metrics, "seq2seq_cache_moved_bytes_total") == 640
 
 

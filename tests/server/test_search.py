@@ -231,10 +231,10 @@ def test_who_needs_more_slots_than_are_free_waits_for_them_and_is_not_overtaken(
     behind = make_request((20, 7), max_new_tokens=3)
     driver.submit(first, wide, behind)
     driver.turn()
-    assert driver.turns[-1].stats.num_running == 1
+    assert driver.engine.num_running() == 1
     driver.turn(3)
     assert list(driver.engine._scheduler.running) == [wide]
-    assert driver.turns[-1].stats.num_slots_in_use == 4
+    assert driver.engine.num_slots_in_use() == 4
     driver.finish()
     assert all(driver.results[request].error is None for request in (first, wide, behind))
 

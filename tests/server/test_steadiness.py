@@ -18,6 +18,7 @@ from server.device import ProviderPolicy
 from server.engine import Engine
 from server.errors import Cancelled, DeadlineExceeded, Overloaded
 from server.metrics import Metrics
+from server.models import ServedModel
 from server.records import Beam, Constraints, FinishReason, Request, Sampling, Turn
 from server.runner import OnnxRunner, RunnerConfig
 from server.stopping import StoppedText
@@ -129,14 +130,19 @@ class LongRun:
         )
         self.metrics = Metrics()
         self.metrics.add_model(
-            _MODEL,
-            version="",
-            precision=runner.precision,
-            provider=runner.provider,
-            num_slots=runner.num_slots,
-            cache_bytes=runner.num_slots * runner.slot_bytes,
-            heartbeat=self.engine.heartbeat,
-            num_waiting=self.engine.num_waiting,
+            ServedModel(
+                engines=(self.engine,),
+                deliveries=None,  # driven by `run`, without an event loop
+                version="",
+                kind=bundle.manifest.kind,
+                precision=runner.precision,
+                provider=runner.provider,
+                vocab_size=runner.vocab_size,
+                cache_bytes=runner.num_slots * runner.slot_bytes,
+                eos_id=runner.eos_id,
+                source_tokenizer=bundle.source_tokenizer,
+                target_tokenizer=bundle.target_tokenizer,
+            )
         )
 
     def run(self, num_requests: int) -> None:

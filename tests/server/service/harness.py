@@ -212,7 +212,7 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns) -> Any:
         engine.start()
         tokenizer = byte_tokenizer()
         return ServedModel(
-            engine=engine,
+            engines=(engine,),
             deliveries=deliveries,
             version="0123456789ab",
             kind="echo",

@@ -70,7 +70,7 @@ def test_a_bug_is_internal_with_a_fixed_text_and_its_traceback_is_in_the_log(met
             def explode(request):
                 raise RuntimeError("secret customer text")
 
-            served.model.engine.submit = explode
+            served.model.engines[0].submit = explode
             call = getattr(served.stub, method)(REQUEST, metadata=(("x-request-id", "bug-1"),))
             with pytest.raises(aio.AioRpcError) as caught:
                 await (call if method == "Generate" else anext(aiter(call)))

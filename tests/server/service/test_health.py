@@ -54,10 +54,10 @@ def test_a_watcher_hears_every_change_also_after_another_watcher_left():
             for watcher in watchers:
                 assert (await anext(watcher)).status == SERVING
             calls[0].cancel()
-            served.model.engine.is_healthy = False
+            served.model.engines[0].is_healthy = False
             served.app._health.refresh()
             assert (await anext(watchers[1])).status == NOT_SERVING
-            served.model.engine.is_healthy = True
+            served.model.engines[0].is_healthy = True
             served.app._health.refresh()
             assert (await anext(watchers[1])).status == SERVING
             calls[1].cancel()
@@ -108,7 +108,7 @@ def test_an_engine_without_a_sign_of_life_is_neither_ready_nor_healthy():
     async def run():
         async with serving() as served:
             silent_since = time.time() - HEARTBEAT_LIMIT_SECONDS - 5
-            served.model.engine.heartbeat = lambda: silent_since
+            served.model.engines[0].heartbeat = lambda: silent_since
             status, text = await served.http("/healthz")
             assert status == 503
             assert text.startswith("echo: no sign of life from the engine for 6")
