@@ -24,15 +24,16 @@ _NO_BUDGET = 1 << 62  # the slots are counted, not their bytes
 
 
 class OurEngine:
-    """One engine with its runner.
+    """The engines of one model, as the server has them.
 
     Owned by the benchmark; only its thread calls `translate`, and one call ends before the next.
 
     Args:
         bundle_path: An exported bundle.
         precision: Which of its graphs.
-        num_threads: Of a graph's run.
-        num_slots: Rows of a step at most.
+        num_threads: Of all instances.
+        num_slots: Of all instances.
+        num_instances: As of `server.runner.RunnerConfig`.
         shares_threads: As of `server.runner.RunnerConfig`.
     """
 
@@ -43,10 +44,12 @@ class OurEngine:
         num_threads: int,
         num_slots: int,
         *,
+        num_instances: int = 1,
         shares_threads: bool = False,
     ) -> None:
         config = RunnerConfig(
             shares_threads=shares_threads,
+            num_instances=num_instances,
             provider=ProviderPolicy.CPU,
             precision=precision,
             num_threads=num_threads,
@@ -56,10 +59,15 @@ class OurEngine:
         self.step_seconds: list[float] = []
         self._results: dict[Request, Result] = {}
         self._num_open = 0
+        self._delivering = threading.Lock()  # of engines on several threads
         self._all_done = threading.Event()
-        runner = OnnxRunner(load_bundle(bundle_path), config)
-        self._engine = Engine(runner, model_name="bench", deliver=self._deliver)
-        self._engine.start()
+        bundle = load_bundle(bundle_path)
+        self._engines = [
+            Engine(OnnxRunner(bundle, config), model_name="bench", deliver=self._deliver)
+            for _ in range(num_instances)
+        ]
+        for engine in self._engines:
+            engine.start()
 
     def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
         """The best target of each source, all submitted at once."""
@@ -78,22 +86,24 @@ class OurEngine:
             for i, source in enumerate(sources)
         ]
         for request in requests:
-            self._engine.submit(request)
+            min(self._engines, key=Engine.num_slots_wanted).submit(request)
         self._all_done.wait()
         return [_best_target(self._results[request]) for request in requests]
 
     def stop(self) -> None:
-        """End the engine's thread."""
-        self._engine.stop()
+        """End the engines' threads."""
+        for engine in self._engines:
+            engine.stop()
 
     def _deliver(self, turn: Turn) -> None:
-        self.step_seconds.append(turn.stats.step_seconds)
-        for update in turn.updates:
-            if update.result is not None:
-                self._results[update.request] = update.result
-                self._num_open -= 1
-        if not self._num_open:
-            self._all_done.set()
+        with self._delivering:
+            self.step_seconds.append(turn.stats.step_seconds)
+            for update in turn.updates:
+                if update.result is not None:
+                    self._results[update.request] = update.result
+                    self._num_open -= 1
+            if not self._num_open:
+                self._all_done.set()
 
 
 def _best_target(result: Result) -> list[int]:

@@ -3,8 +3,9 @@
 Measured: whole requests, encoding included, that come all at once, in this process and without gRPC. A
 `base` Transformer with random weights (V = 32,000, 20 source tokens, exactly 32 target tokens), greedy and
 with beams; and, where a corpus and a run are given, the test set of Multi30k, each sentence to its last
-token, with the sacreBLEU of every contender. fp32 and int8; transformers has fp32 alone. CTranslate2 runs at
-two thread settings (inter_threads x intra_threads), of which the faster one counts.
+token, with the sacreBLEU of every contender. fp32 and int8; transformers has fp32 alone. The engine runs at
+two settings (instances x threads of each), and so does CTranslate2 (inter_threads x intra_threads); of either
+the faster one counts.
 
 First the tokens are compared: fp32 of ours with fp32 of each peer, int8 with fp32 of the same library. Then
 all contenders take turns within each round, and medians over the rounds are compared: such machines change
@@ -46,7 +47,6 @@ from benchmarks.peers_work import Contender, Suite, Work, base_suite, multi30k_s
 from bundle.names import Precision
 from export.exporter import export_bundle
 
-_MAX_SLOTS = 256  # the server's default
 _PAUSE_SECONDS = 0.3  # the threads of who ran before still spin for a while
 _WIDTH = 160  # columns of the tables in a file
 _PRECISIONS = (Precision.FP32, Precision.INT8)
@@ -152,7 +152,7 @@ def _take_turn(work: Work, contender: Contender, turns: Turns) -> None:
         contender.translate(work.sources, work.search)
         elapsed = time.perf_counter() - started
     turns.seconds.append(elapsed)
-    turns.python_shares.append(1 - sum(graph_seconds) / elapsed)
+    turns.python_shares.append(1 - sum(graph_seconds) / (elapsed * contender.num_instances))
     if contender.step_seconds:
         turns.step_seconds.append(statistics.median(contender.step_seconds))
 
@@ -170,17 +170,28 @@ def _contenders(
     model = suite.trained.model
     console.print(f"{suite.name}: exporting the model, and the same weights for the peers")
     export_bundle(suite.trained, folder / "bundle", _PRECISIONS)
-    num_slots = min(max(work.num_rows for work in suite.works), _MAX_SLOTS)
+    num_slots = min(max(work.num_rows for work in suite.works), suite.max_slots)
     contenders = []
-    for precision in _PRECISIONS:
-        engine = OurEngine(folder / "bundle", precision, num_cores, num_slots, shares_threads=shares_threads)
+    settings = _thread_settings(num_cores)
+    for precision, (num_instances, num_threads) in product(_PRECISIONS, settings):
+        engine = OurEngine(
+            folder / "bundle",
+            precision,
+            num_cores,
+            num_slots,
+            num_instances=num_instances,
+            shares_threads=shares_threads,
+        )
         stack.callback(engine.stop)
-        contenders.append(Contender("ours", precision, "", engine.translate, engine.step_seconds))
+        setting = f"{num_instances}x{num_threads}"
+        contenders.append(
+            Contender("ours", precision, setting, engine.translate, engine.step_seconds, num_instances)
+        )
     if _is_installed("ctranslate2", console):
         from benchmarks import ctranslate2_peer
 
         tokens = ctranslate2_peer.convert(model, folder / "ctranslate2")
-        for precision, threads in product(_PRECISIONS, _thread_settings(num_cores)):
+        for precision, threads in product(_PRECISIONS, settings):
             compute_type = _COMPUTE_TYPES[precision]
             peer = ctranslate2_peer.CTranslate2Peer(folder / "ctranslate2", tokens, compute_type, *threads)
             setting = "x".join(map(str, threads))
@@ -194,7 +205,7 @@ def _contenders(
 
 
 def _thread_settings(num_cores: int) -> list[tuple[int, int]]:
-    """All cores for one batch, or a batch a core."""
+    """All cores for one batch, or a batch a core: how many batches, and the threads of each."""
     return sorted({(1, num_cores), (num_cores, 1)})
 
 

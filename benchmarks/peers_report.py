@@ -76,16 +76,19 @@ def equal_targets(work: Work, turns: AllTurns) -> dict[str, Any]:
 
 def summarise(suite: Suite, work: Work, precision: Precision, turns: AllTurns) -> dict[str, Any]:
     """One row: the engine in one precision beside CTranslate2 in the same and transformers in fp32."""
-    ours = next(c for c in turns if c.library == "ours" and c.precision is precision)
-    rivals = {}
-    for library in _PEERS:
-        of_library = [c for c in turns if c.library == library and c.precision is _rival(library, precision)]
-        if of_library:
-            rivals[library] = min(of_library, key=lambda contender: turns[contender].median_seconds)
+    fastest: dict[str, Contender] = {}
+    for contender, its in turns.items():
+        if contender.precision is _compared(contender.library, precision):
+            known = fastest.setdefault(contender.library, contender)
+            if its.median_seconds < turns[known].median_seconds:
+                fastest[contender.library] = contender
+    ours = fastest.pop("ours")
+    rivals = {library: fastest[library] for library in _PEERS if library in fastest}
     counted = [ours, *rivals.values()]
     row: dict[str, Any] = {
         "work": work.name,
         "precision": precision.value,
+        "setting": ours.setting,
         "step_ms": 1e3 * statistics.median(turns[ours].step_seconds),
         "python_share": statistics.median(turns[ours].python_shares),
         "tokens_per_second": _rate(turns[ours]),
@@ -130,7 +133,7 @@ def speed_table(report: dict[str, Any]) -> Table:
     for row in report["results"]:
         cells = [row["work"], row["precision"], f"{row['step_ms']:.2f}"]
         cells += [f"{row['floor_ms']:.2f}" if "floor_ms" in row else "", f"{row['python_share']:.1%}"]
-        cells.append(f"{row['tokens_per_second']:.0f}")
+        cells.append(f"{row['tokens_per_second']:.0f} {row['setting']}".strip())
         for library in _PEERS:
             cells += _peer_cells(row["peers"].get(library))
         cells.append(" ".join(f"{bleu['score']:.2f}" for bleu in row.get("bleu", {}).values()))
@@ -148,8 +151,8 @@ def _peer_cells(peer: dict[str, Any] | None) -> list[str]:
     return [f"{peer['tokens_per_second']:.0f} {peer['setting']}".strip(), text]
 
 
-def _rival(library: str, precision: Precision) -> Precision:
-    """In what a library is compared with ours; transformers has no int8 here."""
+def _compared(library: str, precision: Precision) -> Precision:
+    """In what a library is compared; transformers has no int8 here."""
     return Precision.FP32 if library == "transformers" else precision
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from bundle.names import Precision
+from server.runner import RunnerConfig
 from training.config import EOS_ID, UNK_ID, TransformerConfig
 from training.corpus import read_lines
 from training.presets import base
@@ -22,6 +23,7 @@ BEAM_SIZE = 5
 SOURCE_TOKENS, TARGET_TOKENS = 20, 32
 VOCAB_SIZE = 32_000
 _GREEDY_ROWS, _BEAM_REQUESTS = (1, 8, 32), (1, 32)
+_MULTI30K_SLOTS = 80  # `tiny` in 256 slots is slower: the caches of so many rows spill out of the processor's
 _MULTI30K_FILES = "tok/test_2016_flickr.lc.norm.tok.{}.gz"  # lower case, cut into words by Moses
 
 
@@ -67,11 +69,16 @@ class Work:
 
 @dataclass(frozen=True)
 class Suite:
-    """A model, and what it is asked for."""
+    """A model, and what it is asked for.
+
+    Attributes:
+        max_slots: Of the engine, all instances together.
+    """
 
     name: str
     trained: TrainedModel
     works: tuple[Work, ...]
+    max_slots: int = RunnerConfig.max_slots
 
 
 Translate = Callable[[Sequence[Sequence[int]], Search], list[list[int]]]
@@ -86,6 +93,7 @@ class Contender:
         setting: Which of several settings of the library; the fastest one counts.
         translate: The target of each source in order, without the end of sequence; encoding included.
         step_seconds: Where it notes the time of each step, if it tells.
+        num_instances: Of the engine.
     """
 
     library: str
@@ -93,6 +101,7 @@ class Contender:
     setting: str
     translate: Translate
     step_seconds: list[float] = field(default_factory=list)
+    num_instances: int = 1
 
     @property
     def name(self) -> str:
@@ -162,4 +171,4 @@ def multi30k_suite(corpus: Path, run: Path, max_sentences: int | None = None) ->
         Work(f"Multi30k, {label}", sources, Search(beam_size, trained.config.max_target_length), references)
         for label, beam_size in (("greedy", 1), (f"beam {BEAM_SIZE}", BEAM_SIZE))
     )
-    return Suite("Multi30k", trained, works)
+    return Suite("Multi30k", trained, works, max_slots=_MULTI30K_SLOTS)

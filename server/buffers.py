@@ -62,6 +62,9 @@ class Buffers:
         specs: The tensors; alike but for their names.
         shape: Of one tensor: N, then the shape of a row.
         device: Where they lie.
+
+    Attributes:
+        capacity_axis: Which capacity a row has that is only filled up to its length; None: rows are full.
     """
 
     def __init__(self, specs: list[TensorSpec], shape: tuple[int, ...], device: Device) -> None:
@@ -74,11 +77,9 @@ class Buffers:
         self._tensor_bytes = self._num_rows * self._row_bytes
         self._device = device
         self._is_cache = specs[0].role is Role.CACHE
-        # The axis along which a row is only filled up to its length; None where rows are always full.
         capacities = (Axis.CACHE_CAPACITY, Axis.MEMORY_CAPACITY)
-        self._live_axis = next((i for i, axis in enumerate(specs[0].axes) if axis in capacities), None)
-        # Whether rows may have more or less room, which `fit` gives them.
-        self.can_fit = device.is_host and self._live_axis is not None and not self._is_cache
+        self.capacity_axis = next((axis for axis in specs[0].axes if axis in capacities), None)
+        self._live_axis = specs[0].axes.index(self.capacity_axis) - 1 if self.capacity_axis else None
         # Zeros: a NaN in memory's padding would leak through a mask.
         self._storage = np.zeros((len(specs), math.prod(shape)), storage)  # a row a tensor
         if device.is_host:
@@ -93,18 +94,22 @@ class Buffers:
             self._mover = device.weightless("move")
 
     def fit(self, capacity: int, num_rows: int) -> None:
-        """Give rows room for `capacity` positions; what the first `num_rows` rows hold stays.
+        """On the host, give rows room for `capacity` positions; what the first `num_rows` rows hold stays.
 
         Processors read ahead over rows that are full, and not over gaps between them.
         """
-        assert self.can_fit
         assert self._live_axis is not None
-        axis = self._live_axis - 1
-        kept = (slice(num_rows),) + (slice(None),) * axis + (slice(min(capacity, self._row_shape[axis])),)
-        before = self._host
-        self._lay_out((*self._row_shape[:axis], capacity, *self._row_shape[axis + 1 :]))
-        for old, new in zip(before, self._host, strict=True):  # tensor by tensor, so that no copy is large
-            new[kept] = old[kept].copy()
+        before = self._positions[:, :num_rows]
+        row_shape = list(self._row_shape)
+        row_shape[self._live_axis] = capacity
+        self._lay_out(tuple(row_shape))
+        after = self._positions[:, :num_rows]
+        num_kept = min(before.shape[3], capacity)
+
+        def keep(old: Array, new: Array) -> None:
+            new[:, :, :num_kept] = old[:, :, :num_kept].copy()
+
+        list(self._device.pool.map(keep, before, after))
 
     def _lay_out(self, row_shape: tuple[int, ...]) -> None:
         self._row_shape = row_shape
@@ -115,7 +120,12 @@ class Buffers:
             (len(used), self._num_rows, *row_shape),
             (used.strides[0], *(np.empty((1, *row_shape), used.dtype).strides)),
         )
-        self._parts = np.array_split(self._host, self._device.num_threads)  # what each thread moves
+        axis = self._live_axis
+        outer, positions = (1, 1) if axis is None else (math.prod(row_shape[:axis]), row_shape[axis])
+        # (G, N, outer, positions, inner); a row that is always full is one position.
+        self._positions = self._host.view()
+        self._positions.shape = (*self._host.shape[:2], outer, positions, -1)
+        self._parts = np.array_split(self._positions, self._device.num_threads)  # what each thread moves
 
     def bind_input(self, binding: Any, name: str, first_row: int, num_rows: int) -> None:
         """Bind rows of the tensor `name` as a graph's input of that name."""
@@ -133,37 +143,24 @@ class Buffers:
         On the host a row's live positions are copied, on a device whole rows, of many moves at once. A move
         without live positions of these tensors leaves them as they are.
         """
-        touching = [move for move in moves if self._live_positions(move).stop]
-        if self._device.is_host:
-            num_bytes = sum(self._live_bytes(move) for move in touching)
-            if num_bytes < _SHARED_BYTES:
-                for part in self._parts:
-                    self._move_on_host(part, touching)
-            else:
-                list(self._device.pool.map(lambda part: self._move_on_host(part, touching), self._parts))
-            return num_bytes
-        return sum(self._move_on_device(batch) for batch in independent_batches(touching))
+        if not self._device.is_host:
+            touching = [move for move in moves if self._live(move)]
+            return sum(self._move_on_device(batch) for batch in independent_batches(touching))
+        copies = [(move.from_row, move.to_row, live) for move in moves if (live := self._live(move))]
+        position_bytes = self._row_bytes // self._positions.shape[3] * len(self.index)
+        num_bytes: int = sum(live.stop - live.start for _, _, live in copies) * position_bytes
+        if num_bytes < _SHARED_BYTES:
+            _copy_rows(self._positions, copies)
+        else:
+            list(self._device.pool.map(lambda part: _copy_rows(part, copies), self._parts))
+        return num_bytes
 
-    def _live_positions(self, move: Move) -> slice:
-        if self._is_cache:
-            return slice(move.num_shared, move.cache_length)
-        return slice(0, move.source_length)
-
-    def _live_bytes(self, move: Move) -> int:
-        num_bytes = len(self.index) * self._row_bytes
-        if self._live_axis is None:
-            return num_bytes
-        num_live = len(range(*self._live_positions(move).indices(self._row_shape[self._live_axis - 1])))
-        return num_bytes // self._row_shape[self._live_axis - 1] * num_live
-
-    def _move_on_host(self, tensors: Array, moves: list[Move]) -> None:
-        """Copy the live positions of some of the tensors; numpy lets other threads run meanwhile."""
-        for move in moves:
-            live: list[slice] = []
-            if self._live_axis is not None:
-                live = [slice(None)] * (self._live_axis - 1) + [self._live_positions(move)]
-            every_tensor: Any = slice(None)
-            tensors[(every_tensor, move.to_row, *live)] = tensors[(every_tensor, move.from_row, *live)]
+    def _live(self, move: Move) -> slice | None:
+        """The positions that a move copies; None where it leaves these tensors as they are."""
+        start, stop = (move.num_shared, move.cache_length) if self._is_cache else (0, move.source_length)
+        if start >= stop:
+            return None
+        return slice(start, stop) if self._live_axis is not None else slice(0, 1)
 
     def _move_on_device(self, moves: list[Move]) -> int:
         """All tensors are one matrix with a row a tensor and slot, of words whatever the element type."""
@@ -181,6 +178,12 @@ class Buffers:
 
     def _pointer(self, name: str, row: int) -> int:
         return self._base + self.index[name] * self._tensor_bytes + row * self._row_bytes
+
+
+def _copy_rows(tensors: Array, copies: list[tuple[int, int, slice]]) -> None:
+    """Copy positions of one row to another, in order; numpy lets other threads run meanwhile."""
+    for from_row, to_row, live in copies:
+        tensors[:, to_row, :, live] = tensors[:, from_row, :, live]
 
 
 def independent_batches(moves: Iterable[Move]) -> list[list[Move]]:

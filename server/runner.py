@@ -250,7 +250,7 @@ class OnnxRunner:
             self._capacities[names.MEMORY_CAPACITY] = np.array(longest, np.int32)
             self._bindings.clear()
             for buffers in self._groups_of_buffers:
-                if buffers.can_fit:
+                if buffers.capacity_axis == Axis.MEMORY_CAPACITY:
                     buffers.fit(longest, num_rows)
 
     def _groups(self) -> list[list[TensorSpec]]:

@@ -98,15 +98,20 @@ def test_targets_of_another_length_are_not_compared():
         equal_targets(work, {ours: Turns([[7, 7, 7], [7, 7]])})
 
 
-def test_the_faster_setting_of_a_peer_counts(random_trained):
+def test_the_faster_setting_of_each_counts(random_trained):
     work = Work("base, greedy x 1", [[5, 2]], Search(1, max_new_tokens=2))
-    seconds = {("ours", ""): [2.0, 3.0, 1.0], ("ctranslate2", "1x2"): [9.0], ("ctranslate2", "2x1"): [3.0]}
+    seconds = {
+        ("ours", "1x2"): [5.0],
+        ("ours", "2x1"): [2.0, 3.0, 1.0],
+        ("ctranslate2", "1x2"): [9.0],
+        ("ctranslate2", "2x1"): [3.0],
+    }
     turns = {
         Contender(library, Precision.FP32, setting, lambda *_: []): Turns([[7, 7]], its, [0.1], [0.5])
         for (library, setting), its in seconds.items()
     }
     row = summarise(Suite("base", random_trained, (work,)), work, Precision.FP32, turns)
-    assert row["tokens_per_second"] == 1.0
+    assert (row["setting"], row["tokens_per_second"]) == ("2x1", 1.0)
     expected = {"setting": "2x1", "tokens_per_second": pytest.approx(2 / 3), "ratio": 1.5, "bar": 1.35}
     assert row["peers"] == {"ctranslate2": expected}
 
