@@ -1,18 +1,21 @@
-"""This project's engine as a contender: in this process, without gRPC."""
+"""This project's engine as a contender: in a process of its own, without gRPC."""
 
 from __future__ import annotations
 
+import multiprocessing
+import statistics
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from benchmarks.peers_work import Search
+from benchmarks.peers_work import Clock, Search
 from bundle.manifest import load_bundle
 from bundle.names import SOURCE_IDS, Precision
 from server.device import ProviderPolicy
@@ -23,10 +26,10 @@ from server.runner import OnnxRunner, RunnerConfig
 _NO_BUDGET = 1 << 62  # the slots are counted, not their bytes
 
 
-class OurEngine:
-    """The engines of one model, as the server has them.
+class EngineProcess:
+    """A process with the engines of one model, as the server has them.
 
-    Owned by the benchmark; only its thread calls `translate`, and one call ends before the next.
+    Owned by the benchmark; one call of `translate` ends before the next.
 
     Args:
         bundle_path: An exported bundle.
@@ -34,21 +37,17 @@ class OurEngine:
         num_threads: Of all instances.
         num_slots: Of all instances.
         num_instances: As of `server.runner.RunnerConfig`.
-        shares_threads: As of `server.runner.RunnerConfig`.
+
+    Attributes:
+        clock: Of the last translation.
     """
 
     def __init__(
-        self,
-        bundle_path: Path,
-        precision: Precision,
-        num_threads: int,
-        num_slots: int,
-        *,
-        num_instances: int = 1,
-        shares_threads: bool = False,
+        self, bundle_path: Path, precision: Precision, num_threads: int, num_slots: int, num_instances: int
     ) -> None:
+        self.clock = Clock()
         config = RunnerConfig(
-            shares_threads=shares_threads,
+            shares_threads=True,
             num_instances=num_instances,
             provider=ProviderPolicy.CPU,
             precision=precision,
@@ -56,6 +55,51 @@ class OurEngine:
             max_slots=num_slots,
             memory_budget_bytes=_NO_BUDGET,
         )
+        context = multiprocessing.get_context(
+            "spawn"
+        )  # a fork would have torch's threads without their locks
+        self._connection, its_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(its_end, bundle_path, config), daemon=True)
+        self._process.start()
+        its_end.close()
+
+    def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
+        """The best target of each source, all submitted at once.
+
+        Raises:
+            EOFError: The process failed; it has said why.
+        """
+        self._connection.send((sources, search))
+        targets, its_clock = self._connection.recv()
+        self.clock.__dict__.update(its_clock.__dict__)
+        return targets  # type: ignore[no-any-return]
+
+    def stop(self) -> None:
+        """End the process."""
+        self._connection.close()
+        self._process.join()
+
+
+def _serve(connection: Connection, bundle_path: Path, config: RunnerConfig) -> None:
+    """What the process does, until its parent closes the connection."""
+    engines = _Engines(bundle_path, config)
+    while True:
+        try:
+            sources, search = connection.recv()
+        except EOFError:
+            break
+        engines.step_seconds.clear()
+        with _graph_clock() as graph_seconds:
+            targets = engines.translate(sources, search)
+        step_seconds = statistics.median(engines.step_seconds)
+        connection.send((targets, Clock(step_seconds, sum(graph_seconds) / config.num_instances)))
+    engines.stop()
+
+
+class _Engines:
+    """The engines of one model; only the thread that made them calls `translate`."""
+
+    def __init__(self, bundle_path: Path, config: RunnerConfig) -> None:
         self.step_seconds: list[float] = []
         self._results: dict[Request, Result] = {}
         self._num_open = 0
@@ -64,7 +108,7 @@ class OurEngine:
         bundle = load_bundle(bundle_path)
         self._engines = [
             Engine(OnnxRunner(bundle, config), model_name="bench", deliver=self._deliver)
-            for _ in range(num_instances)
+            for _ in range(config.num_instances)
         ]
         for engine in self._engines:
             engine.start()
@@ -113,7 +157,7 @@ def _best_target(result: Result) -> list[int]:
 
 
 @contextmanager
-def graph_clock() -> Iterator[list[float]]:
+def _graph_clock() -> Iterator[list[float]]:
     """The seconds of every run of a graph in ONNX Runtime while the context lasts, whoever asks for it."""
     seconds: list[float] = []
     run = ort.InferenceSession.run_with_iobinding

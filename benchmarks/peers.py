@@ -11,6 +11,9 @@ First the tokens are compared: fp32 of ours with fp32 of each peer, int8 with fp
 all contenders take turns within each round, and medians over the rounds are compared: such machines change
 speed by themselves, so only ratios within one run mean anything.
 
+The engine runs in a process of its own for each setting, as the server does: a process has one pool of
+threads. What it costs to send sources and targets is in its time.
+
 Also: ms a step, the share of the time that is not spent inside ONNX Runtime ("python"), and the floor of a
 step, which `benchmarks.floors` computes from what it measures in the same run.
 
@@ -41,7 +44,7 @@ from rich.progress import Progress
 
 from benchmarks.floors import Machine, measure_machine, step_floor
 from benchmarks.hardware import describe_hardware
-from benchmarks.our_engine import OurEngine, graph_clock
+from benchmarks.our_engine import EngineProcess
 from benchmarks.peers_report import Turns, agreement_table, equal_targets, speed_table, summarise
 from benchmarks.peers_work import Contender, Suite, Work, base_suite, multi30k_suite
 from bundle.names import Precision
@@ -53,7 +56,7 @@ _PRECISIONS = (Precision.FP32, Precision.INT8)
 _COMPUTE_TYPES = {Precision.FP32: "float32", Precision.INT8: "int8"}  # CTranslate2's names
 
 
-def main(arguments: Sequence[str] | None = None, *, shares_threads: bool = False) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the tables, and end with one JSON object."""
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -76,7 +79,7 @@ def main(arguments: Sequence[str] | None = None, *, shares_threads: bool = False
         "command": _command(options),
         "hardware": describe_hardware(),
     }
-    report = head | compare(suites, options.rounds, len(cores), console, shares_threads=shares_threads)
+    report = head | compare(suites, options.rounds, len(cores), console)
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(report, indent=2) + "\n")
@@ -85,9 +88,7 @@ def main(arguments: Sequence[str] | None = None, *, shares_threads: bool = False
     return 0
 
 
-def compare(
-    suites: Sequence[Suite], num_rounds: int, num_cores: int, console: Console, *, shares_threads: bool
-) -> dict[str, Any]:
+def compare(suites: Sequence[Suite], num_rounds: int, num_cores: int, console: Console) -> dict[str, Any]:
     """Let the contenders take turns over every suite.
 
     Args:
@@ -95,15 +96,12 @@ def compare(
         num_rounds: Timed turns of every contender.
         num_cores: Threads that each may use.
         console: For people; a peer that is not installed is named there, and left out.
-        shares_threads: As of `server.runner.RunnerConfig`; the process is then the engine's.
     """
     console.print("measuring what the machine allows")
     machine = measure_machine(num_cores)
     agreement, results = [], []
     for suite in suites:
-        for work, turns in _take_all_turns(
-            suite, num_rounds, num_cores, console, shares_threads=shares_threads
-        ):
+        for work, turns in _take_all_turns(suite, num_rounds, num_cores, console):
             agreement.append(equal_targets(work, turns))
             for precision in _PRECISIONS:
                 row = summarise(suite, work, precision, turns)
@@ -120,13 +118,11 @@ def compare(
 
 
 def _take_all_turns(
-    suite: Suite, num_rounds: int, num_cores: int, console: Console, *, shares_threads: bool
+    suite: Suite, num_rounds: int, num_cores: int, console: Console
 ) -> list[tuple[Work, dict[Contender, Turns]]]:
     """One turn of everybody, whose targets are compared, and then the rounds that are timed."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack, Progress(console=console) as progress:
-        contenders = _contenders(
-            suite, Path(folder), num_cores, console, stack, shares_threads=shares_threads
-        )
+        contenders = _contenders(suite, Path(folder), num_cores, console, stack)
         all_turns: list[tuple[Work, dict[Contender, Turns]]] = [(work, {}) for work in suite.works]
         task = progress.add_task(suite.name, total=(num_rounds + 1) * len(suite.works) * len(contenders))
         for round_number in range(num_rounds + 1):
@@ -145,16 +141,14 @@ def _take_all_turns(
 
 
 def _take_turn(work: Work, contender: Contender, turns: Turns) -> None:
-    contender.step_seconds.clear()
     time.sleep(_PAUSE_SECONDS)
-    with graph_clock() as graph_seconds:
-        started = time.perf_counter()
-        contender.translate(work.sources, work.search)
-        elapsed = time.perf_counter() - started
+    started = time.perf_counter()
+    contender.translate(work.sources, work.search)
+    elapsed = time.perf_counter() - started
     turns.seconds.append(elapsed)
-    turns.python_shares.append(1 - sum(graph_seconds) / (elapsed * contender.num_instances))
-    if contender.step_seconds:
-        turns.step_seconds.append(statistics.median(contender.step_seconds))
+    if contender.clock is not None:
+        turns.step_seconds.append(contender.clock.step_seconds)
+        turns.python_shares.append(1 - contender.clock.graph_seconds / elapsed)
 
 
 def _contenders(
@@ -163,8 +157,6 @@ def _contenders(
     num_cores: int,
     console: Console,
     stack: ExitStack,
-    *,
-    shares_threads: bool,
 ) -> list[Contender]:
     """Everybody who is installed, ready to translate; what must be stopped is left to the stack."""
     model = suite.trained.model
@@ -174,19 +166,10 @@ def _contenders(
     contenders = []
     settings = _thread_settings(num_cores)
     for precision, (num_instances, num_threads) in product(_PRECISIONS, settings):
-        engine = OurEngine(
-            folder / "bundle",
-            precision,
-            num_cores,
-            num_slots,
-            num_instances=num_instances,
-            shares_threads=shares_threads,
-        )
+        engine = EngineProcess(folder / "bundle", precision, num_cores, num_slots, num_instances)
         stack.callback(engine.stop)
         setting = f"{num_instances}x{num_threads}"
-        contenders.append(
-            Contender("ours", precision, setting, engine.translate, engine.step_seconds, num_instances)
-        )
+        contenders.append(Contender("ours", precision, setting, engine.translate, engine.clock))
     if _is_installed("ctranslate2", console):
         from benchmarks import ctranslate2_peer
 
@@ -302,4 +285,4 @@ def _start_again_on(num_cores: int) -> None:
 
 if __name__ == "__main__":
     _start_again_on(_parser().parse_args().cores)
-    sys.exit(main(shares_threads=True))
+    sys.exit(main())

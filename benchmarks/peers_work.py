@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +81,19 @@ class Suite:
     max_slots: int = RunnerConfig.max_slots
 
 
+@dataclass
+class Clock:
+    """Where the time of a translation went.
+
+    Attributes:
+        step_seconds: Of a step, the median.
+        graph_seconds: In ONNX Runtime, of an instance on average.
+    """
+
+    step_seconds: float = 0.0
+    graph_seconds: float = 0.0
+
+
 Translate = Callable[[Sequence[Sequence[int]], Search], list[list[int]]]
 
 
@@ -92,16 +105,14 @@ class Contender:
         library: "ours", "ctranslate2" or "transformers".
         setting: Which of several settings of the library; the fastest one counts.
         translate: The target of each source in order, without the end of sequence; encoding included.
-        step_seconds: Where it notes the time of each step, if it tells.
-        num_instances: Of the engine.
+        clock: Of its last translation, if it tells.
     """
 
     library: str
     precision: Precision
     setting: str
     translate: Translate
-    step_seconds: list[float] = field(default_factory=list)
-    num_instances: int = 1
+    clock: Clock | None = None
 
     @property
     def name(self) -> str:
