@@ -52,7 +52,7 @@ bench: $(INSTALLED) ## the benchmarks that need no GPU
 	$(PY) -m benchmarks.load --quick
 
 stubs: $(INSTALLED) ## generate the gRPC stubs and the weightless graphs anew
-	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/seq2seq_v1.proto
+	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
 	$(PY) -m export.weightless
 
 install: $(INSTALLED) ## make the virtual environment and install everything

@@ -102,6 +102,7 @@ class App:
     async def drain(self) -> None:
         """Say that no request should come any more, and let the accepted ones finish, for a time."""
         self._health.drain()
+        self._calls.drain()
         for model in self._models:
             model.drain()
         limit = self._config.drain_seconds

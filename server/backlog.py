@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from server.errors import Overloaded
+from server.errors import DeadlineExceeded, Overloaded
 from server.records import Request
 
 _RESIDENCE_WEIGHT = 0.1  # of the latest request in the average
@@ -65,9 +65,12 @@ class Backlog:
             now: Monotonic seconds.
 
         Raises:
+            DeadlineExceeded: The deadline has passed.
             Overloaded: It is full, or the deadline would pass before there are slots.
         """
         limits = self._limits
+        if request.deadline is not None and now >= request.deadline:
+            raise DeadlineExceeded("the deadline passed before the request came to the engine")
         with self._lock:
             wait_seconds = self._expected_wait(request.num_slots + num_reserved)
             refusal = ""

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from server.engine import Engine
+from server.errors import ServerError
 from server.metrics import Metrics
 from server.records import Request, Result, Turn
+from server.statistics import Statistics
 
 
 class Mailbox:
@@ -58,12 +60,16 @@ class Deliveries:
         model_name: What the engine's model is called.
         loop: The event loop that the handlers run on.
         metrics: Is told of every turn.
+
+    Attributes:
+        statistics: Of all turns so far.
     """
 
     def __init__(self, model_name: str, loop: asyncio.AbstractEventLoop, metrics: Metrics) -> None:
         self.model_name = model_name
         self._loop = loop
         self._metrics = metrics
+        self.statistics = Statistics()
         self._mailboxes: dict[Request, Mailbox] = {}
 
     def deliver(self, turn: Turn) -> None:
@@ -83,7 +89,11 @@ class Deliveries:
         """
         mailbox = self._mailboxes[request] = Mailbox()
         try:
-            engine.submit(request)
+            try:
+                engine.submit(request)
+            except ServerError:
+                self.statistics.failed.count += 1
+                raise
             try:
                 yield mailbox
             finally:
@@ -98,3 +108,4 @@ class Deliveries:
             if mailbox is not None:  # else its handler left, and the engine has not heard of it yet
                 mailbox.put(update.token_ids, update.result)
         self._metrics.record_turn(self.model_name, turn.stats)
+        self.statistics.record_turn(turn.stats)

@@ -145,6 +145,7 @@ class Engine:
 
         Raises:
             Unavailable: Draining or stopped.
+            DeadlineExceeded: The deadline has passed already.
             Overloaded: The queue is full, or the deadline would pass before there is a slot.
         """
         with self._door:

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from grpc import aio
@@ -20,6 +20,7 @@ from server.models import Models, ServedModel
 from server.service.status import REQUEST_ID, status_of, trailers_of
 
 Context = aio.ServicerContext[Any, Any]
+_Message = TypeVar("_Message")
 
 _MAX_REQUEST_ID_LENGTH = 128
 _TIMEOUT_ROUNDING = 0.01
@@ -82,6 +83,27 @@ class Calls:
         self._num_opened = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self._draining = asyncio.Event()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether calls should come to an end."""
+        return self._draining.is_set()
+
+    def drain(self) -> None:
+        """Let calls that wait for their caller's next message end."""
+        self._draining.set()
+
+    async def next_message(self, messages: AsyncIterator[_Message]) -> _Message | None:
+        """The next message of a stream; None where there is none, or none should come."""
+        following = asyncio.ensure_future(anext(messages, None))
+        draining = asyncio.ensure_future(self._draining.wait())
+        try:
+            await asyncio.wait({following, draining}, return_when=asyncio.FIRST_COMPLETED)
+            return following.result() if following.done() else None
+        finally:
+            following.cancel()
+            draining.cancel()
 
     async def wait_until_idle(self) -> None:
         """Wait until no call is being handled."""

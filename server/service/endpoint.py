@@ -8,11 +8,13 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
+from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from protos.seq2seq_v1_pb2_grpc import add_Seq2SeqServicer_to_server
 from server.models import Models
 from server.service.calls import Calls
-from server.service.health import Health, HealthService
-from server.service.seq2seq import SERVICE_NAME, Seq2SeqService
+from server.service.health import SERVICE_NAMES, Health, HealthService
+from server.service.inference import InferenceService
+from server.service.seq2seq import Seq2SeqService
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 _MAX_PENDING_CALLS = 100_000
@@ -53,10 +55,13 @@ class Endpoint:
     def __init__(self, host: str, port: int, *, models: Models, calls: Calls, health: Health) -> None:
         self._server = aio.server(options=_OPTIONS)
         add_Seq2SeqServicer_to_server(Seq2SeqService(models, calls), self._server)  # type: ignore[no-untyped-call]
+        add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            InferenceService(models, calls, health), self._server
+        )
         health_pb2_grpc.add_HealthServicer_to_server(HealthService(health), self._server)
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
         reflection.enable_server_reflection(
-            (SERVICE_NAME, health_name, reflection.SERVICE_NAME), self._server
+            (*SERVICE_NAMES, health_name, reflection.SERVICE_NAME), self._server
         )
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:

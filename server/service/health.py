@@ -12,11 +12,20 @@ import time
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
+from protos import open_inference_pb2, seq2seq_v1_pb2
 from server.models import Models, ServedModel
 from server.service.calls import Context
-from server.service.seq2seq import SERVICE_NAME
 
 Status = health_pb2.HealthCheckResponse
+
+# What can be asked for by name, besides models; `server.service.endpoint` has them on its port.
+SERVICE_NAMES = tuple(
+    file.services_by_name[name].full_name
+    for file, name in (
+        (seq2seq_v1_pb2.DESCRIPTOR, "Seq2Seq"),
+        (open_inference_pb2.DESCRIPTOR, "GRPCInferenceService"),
+    )
+)
 
 # An engine that works gives a sign of life every turn; no encode or step of a sound machine takes this long.
 HEARTBEAT_LIMIT_SECONDS = 60.0
@@ -49,18 +58,22 @@ class Health:
             return "loading"
         return self.unhealthy()
 
+    def is_serving(self, model: ServedModel) -> bool:
+        """Whether requests for a model may come."""
+        return not self._is_draining and _problem(model) is None
+
     def status(self, service: str) -> int:
         """The status of "" (the whole server), of a service, or of a model, by its name."""
-        if service in ("", SERVICE_NAME):
+        if service in ("", *SERVICE_NAMES):
             return _serving(self.unready() is None)
         model = next((model for model in self._models if model.name == service), None)
         if model is None:
             return int(Status.SERVICE_UNKNOWN)
-        return _serving(not self._is_draining and _problem(model) is None)
+        return _serving(self.is_serving(model))
 
     def names(self) -> tuple[str, ...]:
         """All that `status` knows."""
-        return ("", SERVICE_NAME, *(model.name for model in self._models))
+        return ("", *SERVICE_NAMES, *(model.name for model in self._models))
 
     def drain(self) -> None:
         """Not serving, from now on."""

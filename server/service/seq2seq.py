@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack
-from functools import partial
-
 from protos import seq2seq_v1_pb2 as pb
 from protos import seq2seq_v1_pb2_grpc as pb_grpc
-from server.deliveries import Mailbox
-from server.models import Models, ServedModel
-from server.records import Result
-from server.service.answers import generate_response, model_message, score_response
-from server.service.calls import Call, Calls, Context
-from server.service.requests import Job, engine_jobs, score_request, target_text
-from server.stopping import StoppedText
-
-SERVICE_NAME = pb.DESCRIPTOR.services_by_name["Seq2Seq"].full_name
+from server.models import Models
+from server.service.answers import model_message, score_response
+from server.service.calls import Calls, Context
+from server.service.generation import generate, generate_pieces, succeeded
+from server.service.requests import score_request
 
 
 class Seq2SeqService(pb_grpc.Seq2SeqServicer):
@@ -33,36 +23,21 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
     ) -> pb.GenerateResponse:
         """Answer once, with the whole target."""
         async with self._calls.open("Generate", context) as call:
-            model = call.model(message.model)
-            jobs = await _jobs(message, model, call, stream=False)
-            with ExitStack() as stack:
-                mailboxes = [
-                    stack.enter_context(model.submitted(job.request, call.is_expired)) for job in jobs
-                ]
-                results = [_succeeded(await mailbox.wait_for_result()) for mailbox in mailboxes]
-            return generate_response(jobs, results, model, message.options)
+            (answer,) = await generate([message], call.model(message.model), call)
+            return answer
 
     async def GenerateStream(  # noqa: N802
         self, message: pb.GenerateRequest, context: Context
     ) -> None:
         """Answer with pieces of whole characters, then with the whole."""
+
         # The first write sends the initial metadata, and with it commits the call: until a request has its
         # first token, a client may retry it elsewhere (gRFC A6).
+        async def write(piece: pb.Piece) -> None:
+            await context.write(pb.GenerateStreamResponse(piece=piece))
+
         async with self._calls.open("GenerateStream", context) as call:
-            model = call.model(message.model)
-            jobs = await _jobs(message, model, call, stream=True)
-            results = []
-            with ExitStack() as stack:
-                mailboxes = [
-                    stack.enter_context(model.submitted(job.request, call.is_expired)) for job in jobs
-                ]
-                for job, mailbox in zip(jobs, mailboxes, strict=True):
-                    follow = partial(target_text, message, model, len(job.request.prefix_ids))
-                    async for piece in _pieces(mailbox, follow, job.part.separator):
-                        if piece.hypothesis == 0 or len(jobs) == 1:  # sentences are joined by their best
-                            await context.write(pb.GenerateStreamResponse(piece=piece))
-                    results.append(_succeeded(await mailbox.wait_for_result()))
-            answer = generate_response(jobs, results, model, message.options)
+            answer = await generate_pieces(message, call.model(message.model), call, write)
             await context.write(pb.GenerateStreamResponse(result=answer))
 
     async def Score(  # noqa: N802
@@ -73,8 +48,8 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
             model = call.model(message.model)
             request = score_request(message, model, call)
             with model.submitted(request, call.is_expired) as mailbox:
-                result = await mailbox.wait_for_result()
-            return score_response(request, _succeeded(result), model)
+                result = await succeeded(mailbox)
+            return score_response(request, result, model)
 
     async def ListModels(  # noqa: N802
         self, _message: pb.ListModelsRequest, context: Context
@@ -89,35 +64,3 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
         """Answer with one model."""
         async with self._calls.open("GetModel", context) as call:
             return pb.GetModelResponse(model=model_message(call.model(message.model)))
-
-
-async def _jobs(message: pb.GenerateRequest, model: ServedModel, call: Call, *, stream: bool) -> list[Job]:
-    """What the engine shall do. A text that may be long is cut into tokens while others are served."""
-    make = partial(engine_jobs, message, model, call, stream=stream)
-    if message.options.long_source in (pb.LONG_SOURCE_TRUNCATE, pb.LONG_SOURCE_SPLIT):
-        return await asyncio.to_thread(make)
-    return make()
-
-
-async def _pieces(
-    mailbox: Mailbox, follow: Callable[[], StoppedText], separator: str
-) -> AsyncIterator[pb.Piece]:
-    """What a request's targets grow by, until they are complete."""
-    texts = defaultdict[int, StoppedText](follow)
-    result = None
-    while result is None:
-        token_ids, result = await mailbox.take()
-        for place, new in token_ids.items():
-            yield pb.Piece(text=texts[place].push(new), token_ids=new, hypothesis=place)
-    if result.error is None:
-        rests = {place: text.finish() for place, text in texts.items()}
-        rests[0] = rests.get(0, "") + separator
-        for place, rest in rests.items():
-            if rest:
-                yield pb.Piece(text=rest, hypothesis=place)
-
-
-def _succeeded(result: Result) -> Result:
-    if result.error is not None:
-        raise result.error
-    return result

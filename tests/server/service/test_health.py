@@ -24,7 +24,7 @@ def test_server_service_and_every_model_are_serving():
     async def run():
         async with serving(names=("first", "second")) as served:
             stub = health_pb2_grpc.HealthStub(served.channel)
-            for name in ("", "seq2seq.v1.Seq2Seq", "first", "second"):
+            for name in ("", "seq2seq.v1.Seq2Seq", "inference.GRPCInferenceService", "first", "second"):
                 assert await check(stub, name) == SERVING
             assert await served.http("/readyz") == (200, "ok\n")
             assert await served.http("/healthz") == (200, "ok\n")
@@ -133,7 +133,8 @@ def test_list_has_every_name_with_its_status():
     async def run():
         async with serving(names=("first", "second")) as served:
             health = served.app._health
-            assert set(health.names()) == {"", "seq2seq.v1.Seq2Seq", "first", "second"}
+            services = {"seq2seq.v1.Seq2Seq", "inference.GRPCInferenceService"}
+            assert set(health.names()) == {"", *services, "first", "second"}
             if hasattr(health_pb2, "HealthListRequest"):  # grpcio-health-checking from 1.85 on
                 stub = health_pb2_grpc.HealthStub(served.channel)
                 answer = await stub.List(health_pb2.HealthListRequest())

@@ -1,0 +1,102 @@
+"""From requests to answers: what every service that generates has in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from protos import seq2seq_v1_pb2 as pb
+from server.deliveries import Mailbox
+from server.models import ServedModel
+from server.records import Result
+from server.service.answers import generate_response
+from server.service.calls import Call
+from server.service.requests import Job, engine_jobs, target_text
+from server.stopping import StoppedText
+
+
+async def generate(
+    messages: Sequence[pb.GenerateRequest], model: ServedModel, call: Call
+) -> list[pb.GenerateResponse]:
+    """Decode some requests together; where one fails the others are taken back.
+
+    Raises:
+        ServerError: Of the first that is refused or fails.
+    """
+    jobs_of_all = [await _jobs(message, model, call, stream=False) for message in messages]
+    with ExitStack() as stack:
+        boxes_of_all = [_submit(jobs, model, call, stack) for jobs in jobs_of_all]
+        results_of_all = [[await succeeded(mailbox) for mailbox in mailboxes] for mailboxes in boxes_of_all]
+    return [
+        generate_response(jobs, results, model, message.options)
+        for jobs, results, message in zip(jobs_of_all, results_of_all, messages, strict=True)
+    ]
+
+
+async def generate_pieces(
+    message: pb.GenerateRequest,
+    model: ServedModel,
+    call: Call,
+    write: Callable[[pb.Piece], Awaitable[None]],
+) -> pb.GenerateResponse:
+    """Decode one request, and write every piece of whole characters as it comes.
+
+    Raises:
+        ServerError: The request is refused or fails.
+    """
+    jobs = await _jobs(message, model, call, stream=True)
+    results = []
+    with ExitStack() as stack:
+        mailboxes = _submit(jobs, model, call, stack)
+        for job, mailbox in zip(jobs, mailboxes, strict=True):
+            follow = partial(target_text, message, model, len(job.request.prefix_ids))
+            async for piece in _pieces(mailbox, follow, job.part.separator):
+                if piece.hypothesis == 0 or len(jobs) == 1:  # sentences are joined by their best
+                    await write(piece)
+            results.append(await succeeded(mailbox))
+    return generate_response(jobs, results, model, message.options)
+
+
+async def succeeded(mailbox: Mailbox) -> Result:
+    """The result of a request that ends well.
+
+    Raises:
+        ServerError: It does not.
+    """
+    result = await mailbox.wait_for_result()
+    if result.error is not None:
+        raise result.error
+    return result
+
+
+async def _jobs(message: pb.GenerateRequest, model: ServedModel, call: Call, *, stream: bool) -> list[Job]:
+    """What the engine shall do. A text that may be long is cut into tokens while others are served."""
+    make = partial(engine_jobs, message, model, call, stream=stream)
+    if message.options.long_source in (pb.LONG_SOURCE_TRUNCATE, pb.LONG_SOURCE_SPLIT):
+        return await asyncio.to_thread(make)
+    return make()
+
+
+def _submit(jobs: Sequence[Job], model: ServedModel, call: Call, stack: ExitStack) -> list[Mailbox]:
+    return [stack.enter_context(model.submitted(job.request, call.is_expired)) for job in jobs]
+
+
+async def _pieces(
+    mailbox: Mailbox, follow: Callable[[], StoppedText], separator: str
+) -> AsyncIterator[pb.Piece]:
+    """What a request's targets grow by, until they are complete."""
+    texts = defaultdict[int, StoppedText](follow)
+    result = None
+    while result is None:
+        token_ids, result = await mailbox.take()
+        for place, new in token_ids.items():
+            yield pb.Piece(text=texts[place].push(new), token_ids=new, hypothesis=place)
+    if result.error is None:
+        rests = {place: text.finish() for place, text in texts.items()}
+        rests[0] = rests.get(0, "") + separator
+        for place, rest in rests.items():
+            if rest:
+                yield pb.Piece(text=rest, hypothesis=place)

@@ -1,0 +1,200 @@
+"""The service `inference.GRPCInferenceService`: what clients of Triton and KServe speak."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from protos import open_inference_pb2 as pb
+from protos import open_inference_pb2_grpc as pb_grpc
+from protos.seq2seq_v1_pb2 import Piece
+from server import VERSION
+from server.errors import InvalidRequest, ServerError, Unavailable, UnknownModel
+from server.models import Models, ServedModel
+from server.service.calls import Call, Calls, Context
+from server.service.generation import generate, generate_pieces
+from server.service.health import Health
+from server.service.inference_answers import (
+    empty_response,
+    inference_response,
+    last_response,
+    piece_response,
+)
+from server.service.inference_models import (
+    EXTENSIONS,
+    SERVER_NAME,
+    config_message,
+    metadata_message,
+    statistics_message,
+)
+from server.service.inference_requests import Inference, read_inference
+from server.service.status import status_of
+
+_STRICT_ERRORS = "triton_grpc_error"  # metadata: an error ends the stream with its status
+_MAX_OPEN_IN_STREAM = 64  # requests; who sends more is read when one has its answer
+
+_log = logging.getLogger(__name__)
+
+_Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
+
+
+class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
+    """Holds nothing of its own: a call's state is in its `Call` and its mailboxes."""
+
+    def __init__(self, models: Models, calls: Calls, health: Health) -> None:
+        self._models = models
+        self._calls = calls
+        self._health = health
+
+    async def ServerLive(  # noqa: N802 (the names are the protocol's)
+        self, _message: pb.ServerLiveRequest, context: Context
+    ) -> pb.ServerLiveResponse:
+        """Answer with whether the process need not be restarted."""
+        async with self._calls.open("ServerLive", context):
+            return pb.ServerLiveResponse(live=self._health.unhealthy() is None)
+
+    async def ServerReady(  # noqa: N802
+        self, _message: pb.ServerReadyRequest, context: Context
+    ) -> pb.ServerReadyResponse:
+        """Answer with whether requests may come."""
+        async with self._calls.open("ServerReady", context):
+            return pb.ServerReadyResponse(ready=self._health.unready() is None)
+
+    async def ModelReady(  # noqa: N802
+        self, message: pb.ModelReadyRequest, context: Context
+    ) -> pb.ModelReadyResponse:
+        """Answer with whether requests for a model may come; an unknown one is not ready."""
+        async with self._calls.open("ModelReady", context) as call:
+            try:
+                model = self._model(message.name, message.version, call)
+            except (UnknownModel, Unavailable):
+                return pb.ModelReadyResponse(ready=False)
+            return pb.ModelReadyResponse(ready=self._health.is_serving(model))
+
+    async def ServerMetadata(  # noqa: N802
+        self, _message: pb.ServerMetadataRequest, context: Context
+    ) -> pb.ServerMetadataResponse:
+        """Answer with the server's name and version, and the extensions that it has."""
+        async with self._calls.open("ServerMetadata", context):
+            return pb.ServerMetadataResponse(name=SERVER_NAME, version=VERSION, extensions=EXTENSIONS)
+
+    async def ModelMetadata(  # noqa: N802
+        self, message: pb.ModelMetadataRequest, context: Context
+    ) -> pb.ModelMetadataResponse:
+        """Answer with the tensors of a model."""
+        async with self._calls.open("ModelMetadata", context) as call:
+            return metadata_message(self._model(message.name, message.version, call))
+
+    async def ModelConfig(  # noqa: N802
+        self, message: pb.ModelConfigRequest, context: Context
+    ) -> pb.ModelConfigResponse:
+        """Answer with the tensors and limits of a model."""
+        async with self._calls.open("ModelConfig", context) as call:
+            return pb.ModelConfigResponse(
+                config=config_message(self._model(message.name, message.version, call))
+            )
+
+    async def ModelStatistics(  # noqa: N802
+        self, message: pb.ModelStatisticsRequest, context: Context
+    ) -> pb.ModelStatisticsResponse:
+        """Answer with what one model or all have done."""
+        async with self._calls.open("ModelStatistics", context) as call:
+            models = [self._model(message.name, message.version, call)] if message.name else self._models
+            return pb.ModelStatisticsResponse(model_stats=map(statistics_message, models))
+
+    async def ModelInfer(  # noqa: N802
+        self, message: pb.ModelInferRequest, context: Context
+    ) -> pb.ModelInferResponse:
+        """Answer once, with the targets of all rows."""
+        async with self._calls.open("ModelInfer", context) as call:
+            model, inference = self._inference(message, call)
+            answers = await generate(inference.rows, model, _limited(call, inference))
+            return inference_response(message, inference, answers, model)
+
+    async def ModelStreamInfer(  # noqa: N802
+        self, messages: AsyncIterator[pb.ModelInferRequest], context: Context
+    ) -> None:
+        """Answer each request with a response a piece; several requests are answered side by side."""
+        is_strict = (_STRICT_ERRORS, "true") in (context.invocation_metadata() or ())
+        writing, room = asyncio.Lock(), asyncio.Semaphore(_MAX_OPEN_IN_STREAM)
+
+        async def write(response: pb.ModelStreamInferResponse) -> None:
+            async with writing:
+                await context.write(response)
+
+        async def answer(message: pb.ModelInferRequest, call: Call) -> None:
+            try:
+                await self._answer_in_stream(message, call, write)
+            except Exception as error:
+                if is_strict:
+                    raise
+                if not isinstance(error, ServerError):
+                    _log.exception("%s ModelStreamInfer: a bug", call.request_id)
+                failed = pb.ModelInferResponse(model_name=message.model_name, id=message.id)
+                await write(
+                    pb.ModelStreamInferResponse(error_message=status_of(error)[1], infer_response=failed)
+                )
+            finally:
+                room.release()
+
+        async with self._calls.open("ModelStreamInfer", context) as call:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    incoming = aiter(messages)
+                    for number in itertools.count(1):
+                        message = await self._calls.next_message(incoming)
+                        if message is None:
+                            break
+                        await room.acquire()
+                        request_id = f"{call.request_id}-{number}"
+                        its = dataclasses.replace(call, request_id=request_id, arrival=time.monotonic())
+                        tasks.create_task(answer(message, its))
+            except* ServerError as errors:
+                raise _first(errors) from None
+            if self._calls.is_draining:
+                raise Unavailable("the server is shutting down")
+
+    async def _answer_in_stream(self, message: pb.ModelInferRequest, call: Call, write: _Write) -> None:
+        model, inference = self._inference(message, call)
+        if len(inference.rows) != 1 or inference.rows[0].options.num_hypotheses > 1:
+            raise InvalidRequest(
+                "a request of a stream has one row and one hypothesis: send a request for each",
+                field="inputs",
+            )
+
+        async def write_piece(piece: Piece) -> None:
+            response = piece_response(message, inference, piece, model)
+            await write(pb.ModelStreamInferResponse(infer_response=response))
+
+        answer = await generate_pieces(inference.rows[0], model, _limited(call, inference), write_piece)
+        last = last_response(message, inference, answer, model)
+        await write(pb.ModelStreamInferResponse(infer_response=last))
+        if inference.has_empty_final:
+            empty = empty_response(message, model, is_final=True)
+            await write(pb.ModelStreamInferResponse(infer_response=empty))
+
+    def _inference(self, message: pb.ModelInferRequest, call: Call) -> tuple[ServedModel, Inference]:
+        return self._model(message.model_name, message.model_version, call), read_inference(message)
+
+    def _model(self, name: str, version: str, call: Call) -> ServedModel:
+        model = call.model(name)
+        if version not in ("", model.version):
+            raise UnknownModel(f"{model.name} has no version {version[:100]!r}: it has {model.version}")
+        return model
+
+
+def _limited(call: Call, inference: Inference) -> Call:
+    """The call with the request's own timeout, where that ends before."""
+    if inference.timeout_seconds is None:
+        return call
+    deadline = call.arrival + inference.timeout_seconds
+    return dataclasses.replace(call, deadline=min(deadline, call.deadline or deadline))
+
+
+def _first(errors: BaseExceptionGroup[ServerError]) -> ServerError:
+    first = errors.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,0 +1,233 @@
+"""A `ModelInferRequest` of the Open Inference Protocol as requests of `seq2seq.v1`, a row each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from protos import open_inference_pb2 as pb
+from protos.seq2seq_v1_pb2 import GenerateOptions, GenerateRequest, Source, Target, TokenIds
+from server.errors import InvalidRequest
+from server.records import Array
+from server.service.tensors import BYTES, INT32, INT64, Tensor, read_tensors
+
+TEXT_INPUT, INPUT_IDS, INPUT_LENGTHS = "text_input", "input_ids", "input_lengths"
+TEXT_OUTPUT, OUTPUT_IDS, OUTPUT_LENGTHS = "text_output", "output_ids", "output_lengths"
+FINISH_REASON, SCORE, LOG_PROBABILITIES = "finish_reason", "score", "log_probabilities"
+
+MAX_ROWS = 256
+_DEFAULT_OUTPUTS = (TEXT_OUTPUT, OUTPUT_IDS, OUTPUT_LENGTHS, FINISH_REASON)
+_SCORED_OUTPUTS = (SCORE, LOG_PROBABILITIES)
+
+_TIMEOUT, _EMPTY_FINAL = "timeout", "triton_enable_empty_final_response"
+_IGNORED = ("binary_data_output", "headers")  # reserved by the protocol, like all that begin with `triton_`
+_MICROSECONDS = 1e-6
+
+# Options whose answers have no place in tensors.
+_NOT_HERE = ("attention", "word_alignment", "num_alternatives")
+_INTEGERS = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
+
+
+@dataclass(frozen=True)
+class Inference:
+    """What a request asks for.
+
+    Attributes:
+        rows: To generate for.
+        outputs: Names of the tensors to answer with.
+        is_raw: Whether to answer with raw contents: as the inputs came.
+        timeout_seconds: The caller's own limit; None where there is none.
+        has_empty_final: Whether a stream shall end with a response that has no tensors.
+    """
+
+    rows: tuple[GenerateRequest, ...]
+    outputs: tuple[str, ...]
+    is_raw: bool
+    timeout_seconds: float | None
+    has_empty_final: bool
+
+
+def read_inference(message: pb.ModelInferRequest) -> Inference:
+    """What a request asks for; the options themselves are checked where they are used.
+
+    Raises:
+        InvalidRequest: What is wrong, in which field, and what would be right.
+    """
+    options = GenerateOptions()
+    settings: dict[str, Any] = {}
+    for name, parameter in message.parameters.items():
+        value = _value(name, parameter)
+        if name in (_TIMEOUT, _EMPTY_FINAL):
+            settings[name] = value
+        elif name not in _IGNORED and not name.startswith("triton_"):
+            _set_option(options, name, value)
+    outputs = tuple(dict.fromkeys(output.name for output in message.outputs))
+    known = (*_DEFAULT_OUTPUTS, *_SCORED_OUTPUTS)
+    for index, name in enumerate(outputs):
+        if name not in known:
+            raise InvalidRequest(
+                f"no output is named {name[:100]!r}: there are {', '.join(known)}",
+                field=f"outputs[{index}].name",
+            )
+    if set(outputs) & set(_SCORED_OUTPUTS):
+        options.log_probabilities = True
+    elif not outputs:
+        outputs = known if options.log_probabilities else _DEFAULT_OUTPUTS
+        if options.beam_size > 1 and not options.log_probabilities:
+            outputs += (SCORE,)
+    return Inference(
+        rows=tuple(
+            GenerateRequest(sources=[source], options=options) for source in _sources(read_tensors(message))
+        ),
+        outputs=outputs,
+        is_raw=not any(spec.HasField("contents") for spec in message.inputs),
+        timeout_seconds=_timeout(settings.get(_TIMEOUT, 0)),
+        has_empty_final=bool(settings.get(_EMPTY_FINAL, False)),
+    )
+
+
+def _sources(tensors: Mapping[str, Tensor]) -> list[Source]:
+    names = tensors.keys()
+    if names == {TEXT_INPUT}:
+        texts = _rows_of_one(tensors[TEXT_INPUT], (BYTES,))
+        return [Source(text=_text(element, row)) for row, element in enumerate(texts)]
+    if names in ({INPUT_IDS}, {INPUT_IDS, INPUT_LENGTHS}):
+        return [Source(token_ids=TokenIds(values=row)) for row in _id_rows(tensors)]
+    given = ", ".join(sorted(name[:100] for name in names)) or "missing"
+    raise InvalidRequest(
+        f"the inputs are {given}: send {TEXT_INPUT}, or {INPUT_IDS}, and with these {INPUT_LENGTHS} where rows "
+        "are padded",
+        field="inputs",
+    )
+
+
+def _id_rows(tensors: Mapping[str, Tensor]) -> list[list[int]]:
+    ids = tensors[INPUT_IDS]
+    _check_datatype(ids, (INT64, INT32))
+    array = ids.array[None] if ids.array.ndim == 1 else ids.array
+    if array.ndim != 2:
+        raise InvalidRequest(f"{INPUT_IDS} has {array.ndim} axes: send rows and positions", field="inputs")
+    _check_rows(len(array))
+    lengths = [array.shape[1]] * len(array)
+    if INPUT_LENGTHS in tensors:
+        lengths = _rows_of_one(tensors[INPUT_LENGTHS], (INT64, INT32)).tolist()
+    if len(lengths) != len(array) or any(not 0 <= length <= array.shape[1] for length in lengths):
+        raise InvalidRequest(
+            f"{INPUT_LENGTHS} is {lengths[:8]}: send for each of {len(array)} rows 0 to {array.shape[1]}",
+            field="inputs",
+        )
+    return [row[:length].tolist() for row, length in zip(array, lengths, strict=True)]
+
+
+def _rows_of_one(tensor: Tensor, datatypes: tuple[str, ...]) -> Array:
+    """The elements of a tensor that has one a row."""
+    _check_datatype(tensor, datatypes)
+    shape = tensor.array.shape
+    if len(shape) not in (1, 2) or (len(shape) == 2 and shape[1] != 1):
+        raise InvalidRequest(
+            f"{tensor.name} has the shape {list(shape)}, and must have [rows] or [rows, 1]", field="inputs"
+        )
+    _check_rows(shape[0])
+    return tensor.array.reshape(-1)
+
+
+def _check_datatype(tensor: Tensor, datatypes: tuple[str, ...]) -> None:
+    if tensor.datatype not in datatypes:
+        raise InvalidRequest(
+            f"{tensor.name} is {tensor.datatype}, and must be {' or '.join(datatypes)}", field="inputs"
+        )
+
+
+def _check_rows(num_rows: int) -> None:
+    if not 1 <= num_rows <= MAX_ROWS:
+        raise InvalidRequest(f"there are {num_rows} rows: send 1 to {MAX_ROWS}", field="inputs")
+
+
+def _text(element: bytes, row: int) -> str:
+    try:
+        return element.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"row {row} of {TEXT_INPUT} is no UTF-8: {error.reason}", field="inputs"
+        ) from error
+
+
+def _timeout(microseconds: Any) -> float | None:
+    if isinstance(microseconds, bool) or not isinstance(microseconds, int) or microseconds < 0:
+        raise InvalidRequest(
+            f"timeout is {microseconds!r}, and must be microseconds, or 0 for none",
+            field=f"parameters[{_TIMEOUT}]",
+        )
+    return microseconds * _MICROSECONDS or None
+
+
+def _value(name: str, parameter: pb.InferParameter) -> Any:
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind is None:
+        raise InvalidRequest(f"the parameter {name[:100]!r} has no value", field=_field(name))
+    return getattr(parameter, kind)
+
+
+def _set_option(options: GenerateOptions, name: str, value: Any) -> None:
+    """Set an option of generation from a parameter of its name."""
+    field = GenerateOptions.DESCRIPTOR.fields_by_name.get(name)
+    if field is None or name in _NOT_HERE:
+        names = [one.name for one in GenerateOptions.DESCRIPTOR.fields if one.name not in _NOT_HERE]
+        raise InvalidRequest(
+            f"no parameter is named {name[:100]!r}: there are {', '.join(names)}", field=_field(name)
+        )
+    try:
+        if name in _FROM_TEXT:
+            if not isinstance(value, str):
+                raise TypeError("it must be a string")
+            _FROM_TEXT[name](options, value)
+        elif field.cpp_type in _INTEGERS and isinstance(value, float) and value.is_integer():
+            setattr(options, name, int(value))
+        elif isinstance(value, bool) != (field.cpp_type == FieldDescriptor.CPPTYPE_BOOL):
+            raise TypeError(f"it is of another type than {name}")
+        else:
+            setattr(options, name, value)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise InvalidRequest(
+            f"the parameter {name} cannot be {str(value)[:100]!r}: {error}", field=_field(name)
+        ) from error
+
+
+def _set_stop_sequences(options: GenerateOptions, text: str) -> None:
+    stops = json.loads(text) if text.lstrip().startswith("[") else [text]
+    options.stop_sequences.extend(stops)
+
+
+def _set_suppressed(options: GenerateOptions, text: str) -> None:
+    options.suppressed_token_ids.extend(json.loads(text))
+
+
+def _set_bias(options: GenerateOptions, text: str) -> None:
+    for token_id, bias in json.loads(text).items():
+        options.logit_bias[int(token_id)] = bias
+
+
+def _set_prefix(options: GenerateOptions, text: str) -> None:
+    options.target_prefix.CopyFrom(Target(text=text))
+
+
+def _set_long_source(options: GenerateOptions, text: str) -> None:
+    options.MergeFrom(GenerateOptions(long_source=f"LONG_SOURCE_{text.upper()}"))
+
+
+# Options that are no single number, and so come as a string: JSON, a text, or a word.
+_FROM_TEXT: dict[str, Callable[[GenerateOptions, str], None]] = {
+    "stop_sequences": _set_stop_sequences,
+    "suppressed_token_ids": _set_suppressed,
+    "logit_bias": _set_bias,
+    "target_prefix": _set_prefix,
+    "long_source": _set_long_source,
+}
+
+
+def _field(name: str) -> str:
+    return f"parameters[{name[:100]}]"

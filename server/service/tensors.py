@@ -1,0 +1,141 @@
+"""Tensors on the wire of the Open Inference Protocol: typed or raw contents, as numpy arrays and back."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from protos import open_inference_pb2 as pb
+from server.errors import InvalidRequest
+from server.records import Array
+
+BYTES, INT64, INT32, FP32 = "BYTES", "INT64", "INT32", "FP32"
+
+_RAW_DTYPES = {INT64: "<i8", INT32: "<i4", FP32: "<f4"}
+_TYPED_FIELDS = {
+    INT64: "int64_contents",
+    INT32: "int_contents",
+    FP32: "fp32_contents",
+    BYTES: "bytes_contents",
+}
+_LENGTH = struct.Struct("<I")  # before every element of BYTES in raw contents
+_MAX_AXES = 8
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A named array. Elements of BYTES are `bytes` in an array of objects."""
+
+    name: str
+    datatype: str
+    array: Array
+
+
+def read_tensors(message: pb.ModelInferRequest) -> dict[str, Tensor]:
+    """The inputs of a request by name.
+
+    Raises:
+        InvalidRequest: Shape, datatype and contents of one do not fit each other.
+    """
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise InvalidRequest(
+            f"there are {len(message.inputs)} inputs and {len(raw)} raw_input_contents: send one for each",
+            field="raw_input_contents",
+        )
+    tensors: dict[str, Tensor] = {}
+    for index, spec in enumerate(message.inputs):
+        field = f"inputs[{index}]"
+        if spec.name in tensors:
+            raise InvalidRequest(f"two inputs are named {spec.name[:100]!r}", field=f"{field}.name")
+        if spec.datatype not in _TYPED_FIELDS:
+            raise InvalidRequest(
+                f"datatype is {spec.datatype[:100]!r}, and must be one of {', '.join(_TYPED_FIELDS)}",
+                field=f"{field}.datatype",
+            )
+        if len(spec.shape) > _MAX_AXES or any(size < 0 for size in spec.shape):
+            raise InvalidRequest(
+                f"a shape has at most {_MAX_AXES} axes, and none below 0", field=f"{field}.shape"
+            )
+        if raw and spec.HasField("contents"):
+            raise InvalidRequest("contents and raw_input_contents are both set", field=f"{field}.contents")
+        array = _from_raw(raw[index], spec.datatype, field) if raw else _from_typed(spec, field)
+        if math.prod(spec.shape) != len(array):
+            raise InvalidRequest(
+                f"shape {list(spec.shape)} holds {math.prod(spec.shape)} elements, and {len(array)} came",
+                field=f"{field}.shape",
+            )
+        tensors[spec.name] = Tensor(spec.name, spec.datatype, array.reshape(tuple(spec.shape)))
+    return tensors
+
+
+def write_tensors(message: pb.ModelInferResponse, tensors: Sequence[Tensor], *, is_raw: bool) -> None:
+    """Append outputs, all with raw contents or all with typed ones."""
+    for tensor in tensors:
+        output = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.array.shape)
+        elements = tensor.array.ravel()
+        if not is_raw:
+            getattr(output.contents, _TYPED_FIELDS[tensor.datatype]).extend(elements.tolist())
+        elif tensor.datatype == BYTES:
+            raw = b"".join(_LENGTH.pack(len(element)) + element for element in elements)
+            message.raw_output_contents.append(raw)
+        else:
+            message.raw_output_contents.append(elements.astype(_RAW_DTYPES[tensor.datatype]).tobytes())
+
+
+def bytes_array(texts: Sequence[str], shape: tuple[int, ...]) -> Array:
+    """Texts as elements of BYTES."""
+    array = np.empty(len(texts), object)
+    array[:] = [text.encode() for text in texts]
+    return array.reshape(shape)
+
+
+def _from_typed(spec: pb.ModelInferRequest.InferInputTensor, field: str) -> Array:
+    name = _TYPED_FIELDS[spec.datatype]
+    for other, _ in spec.contents.ListFields():
+        if other.name != name:
+            raise InvalidRequest(
+                f"the elements of {spec.datatype} belong in {name}, and {other.name} is set",
+                field=f"{field}.contents",
+            )
+    elements = getattr(spec.contents, name)
+    if spec.datatype == BYTES:
+        return _objects(elements)
+    return np.array(elements, _RAW_DTYPES[spec.datatype])
+
+
+def _from_raw(raw: bytes, datatype: str, field: str) -> Array:
+    if datatype == BYTES:
+        return _objects(list(_elements(raw, field)))
+    dtype = np.dtype(_RAW_DTYPES[datatype])
+    if len(raw) % dtype.itemsize:
+        raise InvalidRequest(
+            f"an element of {datatype} has {dtype.itemsize} bytes, and {len(raw)} bytes came",
+            field=field,
+        )
+    return np.frombuffer(raw, dtype)
+
+
+def _elements(raw: bytes, field: str) -> Iterator[bytes]:
+    place = 0
+    while place < len(raw):
+        start = place + _LENGTH.size
+        length = _LENGTH.unpack_from(raw, place)[0] if start <= len(raw) else 0
+        place = start + length
+        if place > len(raw):
+            raise InvalidRequest(
+                "raw BYTES end within an element: each is its length in four bytes, little-endian, and so "
+                "many bytes",
+                field=field,
+            )
+        yield raw[start:place]
+
+
+def _objects(elements: Sequence[bytes]) -> Array:
+    array = np.empty(len(elements), object)
+    array[:] = elements
+    return array
