@@ -99,7 +99,7 @@ def _sources(tensors: Mapping[str, Tensor]) -> list[Source]:
         return [Source(token_ids=TokenIds(values=row)) for row in _id_rows(tensors)]
     given = ", ".join(sorted(name[:100] for name in names)) or "missing"
     raise InvalidRequest(
-        f"the inputs are {given}: send {TEXT_INPUT}, or {INPUT_IDS}, and with these {INPUT_LENGTHS} where rows "
+        f"the inputs are {given}: send {TEXT_INPUT}, or {INPUT_IDS}, with {INPUT_LENGTHS} where rows "
         "are padded",
         field="inputs",
     )
