@@ -57,6 +57,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         host=options.host,
         port=options.port,
         metrics_port=options.metrics_port,
+        repository=options.repository,
         drain_seconds=options.drain_seconds,
         log_level=options.log_level,
         log_format=options.log_format,
@@ -74,7 +75,20 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: python -m server bundles/demo --port 50051 --memory-budget 512MiB",
     )
     add = parser.add_argument
-    add("bundles", nargs="+", type=Path, metavar="BUNDLE", help="a folder written by `python -m export`")
+    add(
+        "bundles",
+        nargs="*",
+        type=Path,
+        metavar="BUNDLE",
+        help="a folder written by `python -m export`, or one with such a folder for each version",
+    )
+    add(
+        "--repository",
+        type=Path,
+        metavar="DIR",
+        help="a folder with such a folder for each model: the newest version of each is served, and others "
+        "can be loaded while the server runs",
+    )
     add("--host", default=server.host, help="address that both ports listen on (default %(default)s)")
     add("--port", type=int, default=server.port, help="gRPC; 0 takes any free one (default %(default)s)")
     add(

@@ -7,13 +7,16 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from server.config import ServerConfig
 from server.deliveries import Deliveries
+from server.errors import ServerError
 from server.http import HttpServer
 from server.metrics import Metrics
 from server.models import Models, ServedModel
+from server.repository import Repository
 from server.service.calls import Calls
 from server.service.endpoint import Endpoint
 from server.service.health import Health
@@ -36,17 +39,22 @@ class App:
 
     Raises:
         OSError: A port cannot be listened on.
-        ValueError: Two bundles have the same name.
+        ValueError: Two bundles have the same name, or there is none to serve.
     """
 
     def __init__(self, bundles: Sequence[Path], config: ServerConfig, loader: Loader) -> None:
-        self._bundles = {path.resolve().name: path for path in bundles}
-        if len(self._bundles) < len(bundles):
+        named = {path.resolve().name: path for path in bundles}
+        if len(named) < len(bundles):
             raise ValueError("two bundles have the same name: rename one of the folders")
+        if config.repository is not None and not config.repository.is_dir():
+            raise ValueError(f"the repository {config.repository} is no folder")
+        if not named and config.repository is None:
+            raise ValueError("there is nothing to serve: name a bundle or a repository")
         self._config = config
         self._loader = loader
         self._metrics = Metrics()
-        self._models = Models()
+        self._models = Models(self._metrics)
+        self._repository = Repository(named, config.repository, self._models, self._load)
         self._health = Health(self._models)
         self._calls = Calls(self._models, self._metrics)
         self.http = HttpServer(
@@ -58,7 +66,12 @@ class App:
         )
         try:
             self.endpoint = Endpoint(
-                config.host, config.port, models=self._models, calls=self._calls, health=self._health
+                config.host,
+                config.port,
+                models=self._models,
+                repository=self._repository,
+                calls=self._calls,
+                health=self._health,
             )
         except OSError:
             self.http.stop()
@@ -71,15 +84,13 @@ class App:
             ValueError: A bundle cannot be used.
         """
         await self.endpoint.start()
-        loop = asyncio.get_running_loop()
-        models = []
-        for name, path in self._bundles.items():
-            deliveries = Deliveries(name, loop, self._metrics)
-            models.append(await asyncio.to_thread(self._loader, path, self._config, deliveries))
-        for model in models:
-            self._metrics.add_model(model)
-            self._models.add(model)
-        self._health.refresh()
+        self._loop = asyncio.get_running_loop()
+        try:
+            for name in self._repository.names:
+                await self._repository.load(name)
+        except ServerError as error:
+            raise ValueError(str(error)) from error
+        self._health.end_loading()
         host = self._config.host
         _log.info(
             "ready: gRPC on %s:%d, metrics on %s:%d, models %s",
@@ -87,8 +98,13 @@ class App:
             self.endpoint.port,
             host,
             self.http.port,
-            ", ".join(model.name for model in models),
+            ", ".join(model.name for model in self._models),
         )
+
+    def _load(self, name: str, version: str, path: Path) -> ServedModel:
+        """Load a version; on a thread of its own."""
+        model = self._loader(path, self._config, Deliveries(name, self._loop, self._metrics))
+        return replace(model, version=version or model.version)
 
     async def run_until(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping` is set, and keep health watchers informed."""
@@ -113,8 +129,7 @@ class App:
 
     async def stop(self) -> None:
         """End the engines, then the ports: what is unfinished or comes late is answered with UNAVAILABLE."""
-        for model in self._models:
-            await asyncio.to_thread(model.stop)
+        await self._repository.stop()
         await self._calls.wait_until_quiet()
         self._health.close()
         await self.endpoint.stop()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from server.backlog import QueueLimits
 from server.runner import RunnerConfig
@@ -24,6 +25,7 @@ class ServerConfig:
         host: Address that both ports listen on.
         port: gRPC; 0 lets the system choose.
         metrics_port: HTTP with /metrics, /healthz, /readyz; 0 lets the system choose.
+        repository: A folder of models, each a bundle or a folder with a bundle for each version.
         drain_seconds: How long accepted requests may go on after SIGTERM.
         queue: What may wait for a slot of a model before newcomers are refused.
         runner: How every model's graphs are run.
@@ -32,6 +34,7 @@ class ServerConfig:
     host: str = "0.0.0.0"
     port: int = 50051
     metrics_port: int = 9464
+    repository: Path | None = None
     drain_seconds: float = 30.0
     log_level: str = "info"
     log_format: str = "text"

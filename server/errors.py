@@ -4,6 +4,7 @@
     ├── InvalidRequest     what the caller sent cannot be served: empty, too long, unknown option
     ├── UnknownModel       no model of that name
     ├── Overloaded         the queue is full, or the deadline cannot be met
+    ├── LoadFailed         a model cannot be served: its bundle is broken, or there is no room
     ├── Unavailable        loading or draining
     ├── DeadlineExceeded   the request's deadline passed before it finished
     ├── Cancelled          the caller went away
@@ -35,6 +36,10 @@ class InvalidRequest(ServerError):
 
 class UnknownModel(ServerError):
     """No model of the asked name is served."""
+
+
+class LoadFailed(ServerError):
+    """A model cannot be served: its bundle is broken, or there is no room for it."""
 
 
 class Overloaded(ServerError):

@@ -69,6 +69,8 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._models: dict[str, _ModelSeries] = {}
+        self._infos: dict[str, tuple[str, ...]] = {}
+        self._gauges: list[Gauge] = []  # with one value a model
         self._requests = Counter(
             "seq2seq_requests",
             "RPCs that reached a handler, by how they ended.",
@@ -146,12 +148,16 @@ class Metrics:
         return Counter(name, text, (_MODEL,), registry=self.registry)
 
     def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(name, text, (_MODEL,), registry=self.registry)
+        gauge = Gauge(name, text, (_MODEL,), registry=self.registry)
+        self._gauges.append(gauge)
+        return gauge
 
-    def add_model(self, model: Model) -> None:
-        """Show a model from now on, with zeros where nothing has happened yet."""
+    def show_model(self, model: Model) -> None:
+        """Show a model from now on, in the place of its predecessor, with zeros where nothing happened."""
         name = model.name
-        self._info.labels(name, model.version, model.precision, model.provider).set(1)
+        self._hide_info(name)
+        self._infos[name] = (name, model.version, model.precision, model.provider)
+        self._info.labels(*self._infos[name]).set(1)
         self._slots.labels(name).set(model.num_slots)
         self._cache_bytes.labels(name).set(model.cache_bytes)
         for gauge, read in (
@@ -162,7 +168,18 @@ class Metrics:
             (self._cache_usage, model.cache_usage),
         ):
             gauge.labels(name).set_function(read)
-        self._models[name] = _ModelSeries(self, name)
+        if name not in self._models:
+            self._models[name] = _ModelSeries(self, name)
+
+    def hide_model(self, model: Model) -> None:
+        """Show what a model did, and no more what it is and does."""
+        self._hide_info(model.name)
+        for gauge in self._gauges:
+            gauge.remove(model.name)
+
+    def _hide_info(self, name: str) -> None:
+        if name in self._infos:
+            self._info.remove(*self._infos.pop(name))
 
     def record_rpc(self, *, model_name: str, method: str, code: str) -> None:
         """One RPC ended.

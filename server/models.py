@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from bundle.tokenizer import Tokenizer
 from server.deliveries import Deliveries, Mailbox
 from server.engine import Engine
 from server.errors import Unavailable, UnknownModel
+from server.metrics import Metrics
 from server.records import Request
 
 
@@ -111,37 +114,78 @@ class ServedModel:
 
 
 class Models:
-    """The served models by name, the first one first.
+    """The served models by name, the first one first, and who uses them.
 
     Owned by the app, changed on the event loop only. Empty while the models load.
+
+    Args:
+        metrics: Shows every model that is served.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
         self._by_name: dict[str, ServedModel] = {}
+        self._num_users: Counter[ServedModel] = Counter()
+        self._left = asyncio.Event()
 
-    def add(self, model: ServedModel) -> None:
-        """Serve one more."""
+    def put(self, model: ServedModel) -> ServedModel | None:
+        """Serve a model from now on; returns the one of its name that it takes the place of."""
+        before = self._by_name.get(model.name)
         self._by_name[model.name] = model
+        self._metrics.show_model(model)
+        return before
 
-    def get(self, name: str) -> ServedModel:
-        """The model of that name; the empty name means the first.
+    def remove(self, name: str) -> ServedModel | None:
+        """Serve it no more; returns it, if it was served."""
+        model = self._by_name.pop(name, None)
+        if model is not None:
+            self._metrics.hide_model(model)
+        return model
+
+    def get(self, name: str, version: str = "") -> ServedModel:
+        """The model of that name; the empty name means the first, the empty version the one that is served.
 
         Raises:
-            UnknownModel: There is none of that name; the message lists those there are.
-            Unavailable: The models are still loading.
+            UnknownModel: There is none of that name or version; the message lists those there are.
+            Unavailable: No model is served yet, or any more.
         """
         if not self._by_name:
-            raise Unavailable("the server is loading its models: try again in a moment")
-        if not name:
-            return next(iter(self._by_name.values()))
-        if name not in self._by_name:
+            raise Unavailable("no model is served: the server is loading them, or they were unloaded")
+        model = self._by_name.get(name) if name else next(iter(self._by_name.values()))
+        if model is None:
             raise UnknownModel(
                 f"no model is named {name[:100]!r}: this server has {', '.join(self._by_name)}"
             )
-        return self._by_name[name]
+        if version not in ("", model.version):
+            raise UnknownModel(f"{model.name} is not served in version {version[:100]!r}: {model.version} is")
+        return model
+
+    @contextmanager
+    def using(self, name: str, version: str = "") -> Iterator[ServedModel]:
+        """The same for as long as the block runs: until then its engines are not stopped.
+
+        Raises:
+            UnknownModel: As `get`.
+            Unavailable: As `get`.
+        """
+        model = self.get(name, version)
+        self._num_users[model] += 1
+        try:
+            yield model
+        finally:
+            self._num_users[model] -= 1
+            if not self._num_users[model]:
+                del self._num_users[model]
+                self._left.set()
+
+    async def wait_until_unused(self, model: ServedModel) -> None:
+        """Wait for all who use a model to leave."""
+        while self._num_users[model]:
+            self._left.clear()
+            await self._left.wait()
 
     def __iter__(self) -> Iterator[ServedModel]:
-        return iter(self._by_name.values())
+        return iter(tuple(self._by_name.values()))
 
     def __len__(self) -> int:
         return len(self._by_name)

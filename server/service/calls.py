@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -57,16 +57,17 @@ class Call:
         early = _TIMEOUT_ROUNDING * (self.deadline - self.arrival) + _CLOCK_SECONDS
         return time.monotonic() >= self.deadline - early
 
-    def model(self, name: str) -> ServedModel:
+    @contextmanager
+    def using(self, name: str, version: str = "") -> Iterator[ServedModel]:
         """The model that the caller asked for, by which the call will be counted.
 
         Raises:
-            UnknownModel: There is none of that name.
+            UnknownModel: There is none of that name or version.
             Unavailable: The models are still loading.
         """
-        model = self.models.get(name)
-        self.model_name = model.name
-        return model
+        with self.models.using(name, version) as model:
+            self.model_name = model.name
+            yield model
 
 
 class Calls:

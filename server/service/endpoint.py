@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from protos.seq2seq_v1_pb2_grpc import add_Seq2SeqServicer_to_server
 from server.models import Models
+from server.repository import Repository
 from server.service.calls import Calls
 from server.service.health import SERVICE_NAMES, Health, HealthService
 from server.service.inference import InferenceService
@@ -52,11 +53,20 @@ class Endpoint:
         OSError: The address cannot be listened on.
     """
 
-    def __init__(self, host: str, port: int, *, models: Models, calls: Calls, health: Health) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        models: Models,
+        repository: Repository,
+        calls: Calls,
+        health: Health,
+    ) -> None:
         self._server = aio.server(options=_OPTIONS)
         add_Seq2SeqServicer_to_server(Seq2SeqService(models, calls), self._server)  # type: ignore[no-untyped-call]
         add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            InferenceService(models, calls, health), self._server
+            InferenceService(models, repository, calls, health), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(HealthService(health), self._server)
         health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name

@@ -42,6 +42,7 @@ class Health:
 
     def __init__(self, models: Models) -> None:
         self._models = models
+        self._is_loading = True
         self._is_draining = False
         self.is_closed = False
         self._changed = asyncio.Event()
@@ -54,7 +55,7 @@ class Health:
         """Why no request should be sent here, or None."""
         if self._is_draining:
             return "draining"
-        if not len(self._models):
+        if self._is_loading:
             return "loading"
         return self.unhealthy()
 
@@ -74,6 +75,11 @@ class Health:
     def names(self) -> tuple[str, ...]:
         """All that `status` knows."""
         return ("", *SERVICE_NAMES, *(model.name for model in self._models))
+
+    def end_loading(self) -> None:
+        """Ready from now on, as far as the models are."""
+        self._is_loading = False
+        self.refresh()
 
     def drain(self) -> None:
         """Not serving, from now on."""

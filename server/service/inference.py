@@ -8,6 +8,7 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 from protos import open_inference_pb2 as pb
 from protos import open_inference_pb2_grpc as pb_grpc
@@ -15,6 +16,7 @@ from protos.seq2seq_v1_pb2 import Piece
 from server import VERSION
 from server.errors import InvalidRequest, ServerError, Unavailable, UnknownModel
 from server.models import Models, ServedModel
+from server.repository import Repository, State
 from server.service.calls import Call, Calls, Context
 from server.service.generation import generate, generate_pieces
 from server.service.health import Health
@@ -45,8 +47,9 @@ _Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
 class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
     """Holds nothing of its own: a call's state is in its `Call` and its mailboxes."""
 
-    def __init__(self, models: Models, calls: Calls, health: Health) -> None:
+    def __init__(self, models: Models, repository: Repository, calls: Calls, health: Health) -> None:
         self._models = models
+        self._repository = repository
         self._calls = calls
         self._health = health
 
@@ -70,10 +73,10 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
         """Answer with whether requests for a model may come; an unknown one is not ready."""
         async with self._calls.open("ModelReady", context) as call:
             try:
-                model = self._model(message.name, message.version, call)
+                with call.using(message.name, message.version) as model:
+                    return pb.ModelReadyResponse(ready=self._health.is_serving(model))
             except (UnknownModel, Unavailable):
                 return pb.ModelReadyResponse(ready=False)
-            return pb.ModelReadyResponse(ready=self._health.is_serving(model))
 
     async def ServerMetadata(  # noqa: N802
         self, _message: pb.ServerMetadataRequest, context: Context
@@ -87,33 +90,74 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
     ) -> pb.ModelMetadataResponse:
         """Answer with the tensors of a model."""
         async with self._calls.open("ModelMetadata", context) as call:
-            return metadata_message(self._model(message.name, message.version, call))
+            with call.using(message.name, message.version) as model:
+                return metadata_message(model)
 
     async def ModelConfig(  # noqa: N802
         self, message: pb.ModelConfigRequest, context: Context
     ) -> pb.ModelConfigResponse:
         """Answer with the tensors and limits of a model."""
         async with self._calls.open("ModelConfig", context) as call:
-            return pb.ModelConfigResponse(
-                config=config_message(self._model(message.name, message.version, call))
-            )
+            with call.using(message.name, message.version) as model:
+                return pb.ModelConfigResponse(config=config_message(model))
 
     async def ModelStatistics(  # noqa: N802
         self, message: pb.ModelStatisticsRequest, context: Context
     ) -> pb.ModelStatisticsResponse:
         """Answer with what one model or all have done."""
         async with self._calls.open("ModelStatistics", context) as call:
-            models = [self._model(message.name, message.version, call)] if message.name else self._models
-            return pb.ModelStatisticsResponse(model_stats=map(statistics_message, models))
+            if not message.name:
+                return pb.ModelStatisticsResponse(model_stats=map(statistics_message, self._models))
+            with call.using(message.name, message.version) as model:
+                return pb.ModelStatisticsResponse(model_stats=[statistics_message(model)])
+
+    async def RepositoryIndex(  # noqa: N802
+        self, message: pb.RepositoryIndexRequest, context: Context
+    ) -> pb.RepositoryIndexResponse:
+        """Answer with every version that there is, and whether it is served."""
+        async with self._calls.open("RepositoryIndex", context):
+            _check_repository(message.repository_name)
+            index = self._repository.index()
+            return pb.RepositoryIndexResponse(
+                models=[
+                    pb.RepositoryIndexResponse.ModelIndex(
+                        name=one.model_name,
+                        version=status.version or one.version,
+                        state=status.state,
+                        reason=status.reason,
+                    )
+                    for one, status in index
+                    if status.state is State.READY or not message.ready
+                ]
+            )
+
+    async def RepositoryModelLoad(  # noqa: N802
+        self, message: pb.RepositoryModelLoadRequest, context: Context
+    ) -> pb.RepositoryModelLoadResponse:
+        """Serve a model's newest version, or the one that the parameter `version` names."""
+        async with self._calls.open("RepositoryModelLoad", context):
+            name, parameters = _changed_model(message, ("version",))
+            await self._repository.load(name, parameters.get("version", ""))
+            return pb.RepositoryModelLoadResponse(model_name=name, is_loaded=True)
+
+    async def RepositoryModelUnload(  # noqa: N802
+        self, message: pb.RepositoryModelUnloadRequest, context: Context
+    ) -> pb.RepositoryModelUnloadResponse:
+        """Serve a model no more. Who has been accepted gets an answer."""
+        async with self._calls.open("RepositoryModelUnload", context):
+            name, _ = _changed_model(message, ("unload_dependents",))
+            await self._repository.unload(name)
+            return pb.RepositoryModelUnloadResponse(model_name=name, is_unloaded=True)
 
     async def ModelInfer(  # noqa: N802
         self, message: pb.ModelInferRequest, context: Context
     ) -> pb.ModelInferResponse:
         """Answer once, with the targets of all rows."""
         async with self._calls.open("ModelInfer", context) as call:
-            model, inference = self._inference(message, call)
-            answers = await generate(inference.rows, model, _limited(call, inference))
-            return inference_response(message, inference, answers, model)
+            with call.using(message.model_name, message.model_version) as model:
+                inference = read_inference(message)
+                answers = await generate(inference.rows, model, _limited(call, inference))
+                return inference_response(message, inference, answers, model)
 
     async def ModelStreamInfer(  # noqa: N802
         self, messages: AsyncIterator[pb.ModelInferRequest], context: Context
@@ -128,7 +172,8 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
 
         async def answer(message: pb.ModelInferRequest, call: Call) -> None:
             try:
-                await self._answer_in_stream(message, call, write)
+                with call.using(message.model_name, message.model_version) as model:
+                    await self._answer_in_stream(message, model, call, write)
             except Exception as error:
                 if is_strict:
                     raise
@@ -158,8 +203,10 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
             if self._calls.is_draining:
                 raise Unavailable("the server is shutting down")
 
-    async def _answer_in_stream(self, message: pb.ModelInferRequest, call: Call, write: _Write) -> None:
-        model, inference = self._inference(message, call)
+    async def _answer_in_stream(
+        self, message: pb.ModelInferRequest, model: ServedModel, call: Call, write: _Write
+    ) -> None:
+        inference = read_inference(message)
         if len(inference.rows) != 1 or inference.rows[0].options.num_hypotheses > 1:
             raise InvalidRequest(
                 "a request of a stream has one row and one hypothesis: send a request for each",
@@ -177,14 +224,33 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
             empty = empty_response(message, model, is_final=True)
             await write(pb.ModelStreamInferResponse(infer_response=empty))
 
-    def _inference(self, message: pb.ModelInferRequest, call: Call) -> tuple[ServedModel, Inference]:
-        return self._model(message.model_name, message.model_version, call), read_inference(message)
 
-    def _model(self, name: str, version: str, call: Call) -> ServedModel:
-        model = call.model(name)
-        if version not in ("", model.version):
-            raise UnknownModel(f"{model.name} has no version {version[:100]!r}: it has {model.version}")
-        return model
+def _changed_model(
+    message: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest, known: tuple[str, ...]
+) -> tuple[str, dict[str, Any]]:
+    """The name of the model that shall be loaded or unloaded, and the parameters."""
+    name = message.model_name
+    if name:
+        _check_repository(message.repository_name)
+    else:
+        name = message.repository_name  # where KServe's own protocol has the model's name
+    if not name:
+        raise InvalidRequest("the model's name is missing", field="model_name")
+    parameters = {}
+    for key, parameter in message.parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if key not in known or kind is None:
+            raise InvalidRequest(
+                f"no parameter is named {key[:100]!r}, or it has no value: there is {', '.join(known)}",
+                field=f"parameters[{key[:100]}]",
+            )
+        parameters[key] = getattr(parameter, kind)
+    return name, parameters
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise InvalidRequest("this server has one repository, without a name", field="repository_name")
 
 
 def _limited(call: Call, inference: Inference) -> Call:

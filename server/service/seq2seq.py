@@ -23,8 +23,9 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
     ) -> pb.GenerateResponse:
         """Answer once, with the whole target."""
         async with self._calls.open("Generate", context) as call:
-            (answer,) = await generate([message], call.model(message.model), call)
-            return answer
+            with call.using(message.model) as model:
+                (answer,) = await generate([message], model, call)
+                return answer
 
     async def GenerateStream(  # noqa: N802
         self, message: pb.GenerateRequest, context: Context
@@ -37,19 +38,20 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
             await context.write(pb.GenerateStreamResponse(piece=piece))
 
         async with self._calls.open("GenerateStream", context) as call:
-            answer = await generate_pieces(message, call.model(message.model), call, write)
-            await context.write(pb.GenerateStreamResponse(result=answer))
+            with call.using(message.model) as model:
+                answer = await generate_pieces(message, model, call, write)
+                await context.write(pb.GenerateStreamResponse(result=answer))
 
     async def Score(  # noqa: N802
         self, message: pb.ScoreRequest, context: Context
     ) -> pb.ScoreResponse:
         """Answer with the log-probabilities of a given target."""
         async with self._calls.open("Score", context) as call:
-            model = call.model(message.model)
-            request = score_request(message, model, call)
-            with model.submitted(request, call.is_expired) as mailbox:
-                result = await succeeded(mailbox)
-            return score_response(request, result, model)
+            with call.using(message.model) as model:
+                request = score_request(message, model, call)
+                with model.submitted(request, call.is_expired) as mailbox:
+                    result = await succeeded(mailbox)
+                return score_response(request, result, model)
 
     async def ListModels(  # noqa: N802
         self, _message: pb.ListModelsRequest, context: Context
@@ -63,4 +65,5 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
     ) -> pb.GetModelResponse:
         """Answer with one model."""
         async with self._calls.open("GetModel", context) as call:
-            return pb.GetModelResponse(model=model_message(call.model(message.model)))
+            with call.using(message.model) as model:
+                return pb.GetModelResponse(model=model_message(model))

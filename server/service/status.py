@@ -17,6 +17,7 @@ from server.errors import (
     DeadlineExceeded,
     EngineFailed,
     InvalidRequest,
+    LoadFailed,
     Overloaded,
     ServerError,
     Unavailable,
@@ -34,6 +35,7 @@ BUG_TEXT = "internal error: the server's log has the details under this request'
 _STATUSES: dict[type[ServerError], tuple[grpc.StatusCode, str]] = {
     InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     UnknownModel: (grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL"),
+    LoadFailed: (grpc.StatusCode.FAILED_PRECONDITION, "LOAD_FAILED"),
     Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"),
     Unavailable: (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE"),
     DeadlineExceeded: (grpc.StatusCode.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),

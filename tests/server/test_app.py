@@ -72,7 +72,7 @@ def test_while_models_load_calls_are_refused_and_probes_answer():
         starting = asyncio.create_task(app.start())
         await loading.wait()
         async with AsyncClient(f"127.0.0.1:{app.endpoint.port}") as client:
-            with pytest.raises(ClientError, match="UNAVAILABLE: the server is loading its models"):
+            with pytest.raises(ClientError, match="UNAVAILABLE: no model is served: the server is loading"):
                 await client.generate("abc")
             assert await client.health() == "NOT_SERVING"
             assert await asyncio.to_thread(fetch, app.http.port, "/readyz") == (503, "loading\n")

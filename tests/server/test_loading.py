@@ -63,7 +63,7 @@ def test_instances_share_slots_threads_and_queue(bundle_path):
 
     async def answers() -> list[Result]:
         deliveries = Deliveries("random", asyncio.get_running_loop(), Metrics())
-        deliveries._metrics.add_model(
+        deliveries._metrics.show_model(
             model := await asyncio.to_thread(load_model, bundle_path, config, deliveries)
         )
         assert [engine.num_slots for engine in model.engines] == [3, 3]
@@ -116,7 +116,7 @@ def test_a_started_engine_delivers_to_who_submitted(bundle_path):
         metrics = Metrics()
         deliveries = Deliveries("random", asyncio.get_running_loop(), metrics)
         model = await asyncio.to_thread(load_model, bundle_path, CONFIG, deliveries)
-        metrics.add_model(model)
+        metrics.show_model(model)
         try:
             with model.submitted(make_request(0), lambda: False) as mailbox:
                 return await asyncio.wait_for(mailbox.wait_for_result(), 20)

@@ -60,7 +60,7 @@ class _Model:
 
 def metrics_of(name: str = "echo") -> Metrics:
     metrics = Metrics()
-    metrics.add_model(_Model(name))
+    metrics.show_model(_Model(name))
     return metrics
 
 

@@ -129,7 +129,7 @@ class LongRun:
             clock=lambda: self.now,
         )
         self.metrics = Metrics()
-        self.metrics.add_model(
+        self.metrics.show_model(
             ServedModel(
                 engines=(self.engine,),
                 deliveries=None,  # driven by `run`, without an event loop

@@ -7,6 +7,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from client import AsyncClient, ClientError
+from server.metrics import Metrics
 from server.models import Models
 from server.service.health import HEARTBEAT_LIMIT_SECONDS, Health
 from tests.server.service.harness import serving
@@ -37,7 +38,7 @@ def test_server_service_and_every_model_are_serving():
 
 def test_before_the_models_are_loaded_nothing_is_ready_and_all_is_well():
     async def run():
-        health = Health(Models())
+        health = Health(Models(Metrics()))
         assert health.unready() == "loading"
         assert health.unhealthy() is None
         assert health.status("") == NOT_SERVING

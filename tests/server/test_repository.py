@@ -1,0 +1,191 @@
+"""Versions come and go while callers use them; nobody's call fails."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from server.errors import LoadFailed, Unavailable, UnknownModel
+from server.metrics import Metrics
+from server.models import Models
+from server.repository import Repository, State
+
+
+@dataclass(eq=False)
+class FakeModel:
+    """What a repository needs of a model."""
+
+    name: str
+    version: str
+    stopped: list[str] = field(default_factory=list)
+    precision: str = "int8"
+    provider: str = "cpu"
+    num_slots: int = 1
+    cache_bytes: int = 1
+
+    def heartbeat(self) -> float:
+        return 0.0
+
+    num_running = num_waiting = num_slots_in_use = cache_usage = heartbeat
+
+    def stop(self) -> None:
+        self.stopped.append(self.version)
+
+
+class Shelf:
+    """A folder of bundles, and a loader that fails where it is told to."""
+
+    def __init__(self, folder) -> None:
+        self.folder = folder
+        self.stopped: list[str] = []
+        self.broken: set[str] = set()
+        self.metrics = Metrics()
+        self.models = Models(self.metrics)
+        self.repository = Repository({}, folder, self.models, self._load)
+
+    def add(self, *parts: str) -> None:
+        path = self.folder.joinpath(*parts)
+        path.mkdir(parents=True)
+        (path / "manifest.json").touch()
+
+    def _load(self, name, version, path):
+        if version in self.broken:
+            raise ValueError(f"{path}: it is broken")
+        return FakeModel(name, version or "hash", self.stopped)
+
+    def states(self) -> dict[str, State]:
+        return {version.version: status.state for version, status in self.repository.index()}
+
+    async def until_ended(self) -> None:
+        while self.repository._ending:
+            await asyncio.gather(*self.repository._ending)
+
+
+@pytest.fixture
+def shelf(tmp_path):
+    return Shelf(tmp_path)
+
+
+def test_the_newest_version_is_served_and_numbers_count_as_numbers(shelf):
+    for version in ("9", "10", "2"):
+        shelf.add("demo", version)
+    shelf.add("plain")
+    (shelf.folder / "no-model").mkdir()
+
+    async def run():
+        assert shelf.repository.names == ["demo", "plain"]
+        assert (await shelf.repository.load("demo")).version == "10"
+        assert (await shelf.repository.load("plain")).version == "hash"
+        assert shelf.models.get("demo").version == "10"
+        assert shelf.states()["10"] is State.READY
+        assert shelf.states()["9"] is State.UNAVAILABLE
+
+    asyncio.run(run())
+
+
+def test_an_old_version_ends_when_its_last_caller_has_left(shelf):
+    shelf.add("demo", "1")
+
+    async def run():
+        await shelf.repository.load("demo")
+        with shelf.models.using("demo") as first, shelf.models.using("demo"):
+            shelf.add("demo", "2")
+            await shelf.repository.load("demo")
+            with shelf.models.using("demo") as second:
+                assert (first.version, second.version) == ("1", "2")
+            await asyncio.sleep(0.05)
+            assert shelf.stopped == []
+            assert shelf.states() == {"1": State.UNLOADING, "2": State.READY}
+        await shelf.until_ended()
+        assert shelf.stopped == ["1"]
+        assert shelf.states() == {"1": State.UNAVAILABLE, "2": State.READY}
+        info = shelf.metrics.registry.get_sample_value
+        labels = {"model_name": "demo", "precision": "int8", "provider": "cpu"}
+        assert info("seq2seq_model_info", labels | {"version": "1"}) is None
+        assert info("seq2seq_model_info", labels | {"version": "2"}) == 1
+
+    asyncio.run(run())
+
+
+def test_a_broken_version_leaves_the_served_one_and_says_why(shelf):
+    shelf.add("demo", "1")
+
+    async def run():
+        await shelf.repository.load("demo")
+        shelf.add("demo", "2")
+        shelf.broken.add("2")
+        with pytest.raises(LoadFailed, match="it is broken"):
+            await shelf.repository.load("demo")
+        assert shelf.models.get("demo").version == "1"
+        reasons = {version.version: status.reason for version, status in shelf.repository.index()}
+        assert reasons["2"].endswith("it is broken")
+        assert shelf.states() == {"1": State.READY, "2": State.UNAVAILABLE}
+        assert shelf.stopped == []
+
+    asyncio.run(run())
+
+
+def test_rolling_back_is_loading_the_older_version(shelf):
+    shelf.add("demo", "1")
+    shelf.add("demo", "2")
+
+    async def run():
+        await shelf.repository.load("demo")
+        await shelf.repository.load("demo", "1")
+        await shelf.until_ended()
+        assert shelf.models.get("demo").version == "1"
+        assert shelf.stopped == ["2"]
+        with pytest.raises(UnknownModel, match="no version '3' on disk: there is 1, 2"):
+            await shelf.repository.load("demo", "3")
+
+    asyncio.run(run())
+
+
+def test_an_unloaded_model_is_unknown_and_can_come_back(shelf):
+    shelf.add("demo", "1")
+    shelf.add("other")
+
+    async def run():
+        await shelf.repository.load("demo")
+        await shelf.repository.load("other")
+        with shelf.models.using("demo"):
+            await shelf.repository.unload("demo")
+            with pytest.raises(UnknownModel, match="this server has other"):
+                shelf.models.get("demo")
+        with pytest.raises(UnknownModel, match="nothing to unload"):
+            await shelf.repository.unload("demo")
+        await shelf.until_ended()
+        assert shelf.metrics.registry.get_sample_value("seq2seq_slots", {"model_name": "demo"}) is None
+        await shelf.repository.load("demo")
+        assert shelf.models.get("demo").version == "1"
+        for name in ("demo", "other"):
+            await shelf.repository.unload(name)
+        with pytest.raises(Unavailable):
+            shelf.models.get("")
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "../outside", "a/b", "nobody", "x\0"])
+def test_nothing_outside_of_the_repository_is_a_model(shelf, name):
+    (shelf.folder / "manifest.json").touch()
+
+    async def run():
+        with pytest.raises(UnknownModel, match="there is no bundle"):
+            await shelf.repository.load(name)
+        assert shelf.repository.index() == []
+
+    asyncio.run(run())
+
+
+def test_loads_of_one_model_come_one_after_the_other(shelf):
+    for version in "123":
+        shelf.add("demo", version)
+
+    async def run():
+        await asyncio.gather(*(shelf.repository.load("demo", version) for version in "123"))
+        await shelf.until_ended()
+        assert shelf.models.get("demo").version == "3"
+        assert sorted(shelf.stopped) == ["1", "2"]
+
+    asyncio.run(run())
