@@ -14,7 +14,8 @@ from bundle.manifest import load_bundle
 from bundle.names import SOURCE_IDS, Precision
 from server.device import ProviderPolicy
 from server.records import Request, Search, Sequence
-from server.runner import OnnxRunner, RunnerConfig
+from server.runner import OnnxRunner
+from server.sizing import RunnerConfig
 from training.config import EOS_ID, UNK_ID, TransformerConfig
 from training.presets import base
 from training.run import TrainedModel

@@ -64,7 +64,7 @@ from benchmarks.serving import serving
 from bundle.names import Precision
 from bundle.tokenizer import Tokenizer
 from server.device import ProviderPolicy
-from server.runner import RunnerConfig
+from server.sizing import RunnerConfig
 
 _FULL = Plan(
     num_rounds=5,

@@ -15,7 +15,8 @@ from bundle.manifest import load_bundle
 from bundle.names import SOURCE_IDS
 from server.engine import Engine
 from server.records import Beam, Request, Sampling, Turn
-from server.runner import OnnxRunner, RunnerConfig
+from server.runner import OnnxRunner
+from server.sizing import RunnerConfig
 
 
 class InProcessEngine:

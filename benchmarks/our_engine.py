@@ -21,7 +21,8 @@ from bundle.names import SOURCE_IDS, Precision
 from server.device import ProviderPolicy
 from server.engine import Engine
 from server.records import Beam, Request, Result, Turn
-from server.runner import OnnxRunner, RunnerConfig
+from server.runner import OnnxRunner
+from server.sizing import RunnerConfig
 
 _NO_BUDGET = 1 << 62  # the slots are counted, not their bytes
 

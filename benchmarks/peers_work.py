@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from bundle.names import Precision
-from server.runner import RunnerConfig
+from server.sizing import RunnerConfig
 from training.config import EOS_ID, UNK_ID, TransformerConfig
 from training.corpus import read_lines
 from training.presets import base

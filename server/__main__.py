@@ -20,7 +20,7 @@ from server.config import LOG_FORMATS, LOG_LEVELS, ServerConfig, parse_bytes
 from server.device import ProviderPolicy
 from server.loading import load_model
 from server.logs import configure_logging
-from server.runner import RunnerConfig
+from server.sizing import RunnerConfig
 
 _AUTO = "auto"
 
@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if not options.bundles and options.repository is None:
+        parser.error("there is nothing to serve: name a BUNDLE, or a --repository")
     try:
         config = _config(options)
     except ValueError as error:
@@ -58,6 +60,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         port=options.port,
         metrics_port=options.metrics_port,
         repository=options.repository,
+        memory_limit_bytes=options.memory_limit,
         drain_seconds=options.drain_seconds,
         log_level=options.log_level,
         log_format=options.log_format,
@@ -139,6 +142,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SIZE",
         help="cache and memory of all slots of a model, in bytes or with KiB, MiB, GiB "
         f"(default {runner.memory_budget_bytes // 2**20}MiB)",
+    )
+    add(
+        "--memory-limit",
+        type=_size,
+        default=server.memory_limit_bytes,
+        metavar="SIZE",
+        help="weights and slots of all loaded models and versions: what would go beyond it is not loaded "
+        "(default: the memory that the process may use)",
     )
     add(
         "--max-slots",

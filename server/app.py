@@ -21,7 +21,7 @@ from server.service.calls import Calls
 from server.service.endpoint import Endpoint
 from server.service.health import Health
 
-Loader = Callable[[Path, ServerConfig, Deliveries], ServedModel]
+Loader = Callable[[Path, ServerConfig, Deliveries, int], ServedModel]
 
 _REFRESH_SECONDS = 1.0  # how soon a health watcher hears of an engine that failed
 
@@ -39,7 +39,7 @@ class App:
 
     Raises:
         OSError: A port cannot be listened on.
-        ValueError: Two bundles have the same name, or there is none to serve.
+        ValueError: Two bundles have the same name, or the repository is no folder.
     """
 
     def __init__(self, bundles: Sequence[Path], config: ServerConfig, loader: Loader) -> None:
@@ -48,8 +48,6 @@ class App:
             raise ValueError("two bundles have the same name: rename one of the folders")
         if config.repository is not None and not config.repository.is_dir():
             raise ValueError(f"the repository {config.repository} is no folder")
-        if not named and config.repository is None:
-            raise ValueError("there is nothing to serve: name a bundle or a repository")
         self._config = config
         self._loader = loader
         self._metrics = Metrics()
@@ -103,7 +101,8 @@ class App:
 
     def _load(self, name: str, version: str, path: Path) -> ServedModel:
         """Load a version; on a thread of its own."""
-        model = self._loader(path, self._config, Deliveries(name, self._loop, self._metrics))
+        deliveries = Deliveries(name, self._loop, self._metrics)
+        model = self._loader(path, self._config, deliveries, self._repository.num_bytes)
         return replace(model, version=version or model.version)
 
     async def run_until(self, stopping: asyncio.Event) -> None:

@@ -67,7 +67,7 @@ class Buffers:
         capacity_axis: Which capacity a row has that is only filled up to its length; None: rows are full.
     """
 
-    def __init__(self, specs: list[TensorSpec], shape: tuple[int, ...], device: Device) -> None:
+    def __init__(self, specs: tuple[TensorSpec, ...], shape: tuple[int, ...], device: Device) -> None:
         self.index = {spec.name: i for i, spec in enumerate(specs)}
         self._element_type = specs[0].element_type
         self._row_shape = shape[1:]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from server.backlog import QueueLimits
-from server.runner import RunnerConfig
+from server.machine import usable_memory
+from server.sizing import RunnerConfig
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
@@ -26,6 +27,7 @@ class ServerConfig:
         port: gRPC; 0 lets the system choose.
         metrics_port: HTTP with /metrics, /healthz, /readyz; 0 lets the system choose.
         repository: A folder of models, each a bundle or a folder with a bundle for each version.
+        memory_limit_bytes: Of all loaded versions: weights, caches, memory.
         drain_seconds: How long accepted requests may go on after SIGTERM.
         queue: What may wait for a slot of a model before newcomers are refused.
         runner: How every model's graphs are run.
@@ -35,6 +37,7 @@ class ServerConfig:
     port: int = 50051
     metrics_port: int = 9464
     repository: Path | None = None
+    memory_limit_bytes: int = field(default_factory=usable_memory)
     drain_seconds: float = 30.0
     log_level: str = "info"
     log_format: str = "text"

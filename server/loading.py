@@ -11,12 +11,21 @@ from server.deliveries import Deliveries
 from server.engine import Engine
 from server.models import ServedModel
 from server.runner import OnnxRunner
+from server.sizing import size_up
 
 _log = logging.getLogger(__name__)
 
 
-def load_model(path: Path, config: ServerConfig, deliveries: Deliveries) -> ServedModel:
+def load_model(
+    path: Path, config: ServerConfig, deliveries: Deliveries, num_used_bytes: int = 0
+) -> ServedModel:
     """Check a bundle, load its graphs, and start its engines over them, which run each of them once.
+
+    Args:
+        path: The bundle's folder.
+        config: The server's.
+        deliveries: What the engines deliver to.
+        num_used_bytes: Of what is loaded already.
 
     Raises:
         ValueError: The bundle cannot be used, or not on this machine; the message names it.
@@ -24,6 +33,13 @@ def load_model(path: Path, config: ServerConfig, deliveries: Deliveries) -> Serv
     bundle = load_bundle(path)
     num_instances = config.runner.num_instances
     try:
+        num_bytes = num_instances * size_up(bundle, config.runner).total_bytes
+        if num_used_bytes + num_bytes > config.memory_limit_bytes:
+            raise ValueError(
+                f"it takes {num_bytes} bytes beside the {num_used_bytes} of what is loaded, and the memory "
+                f"limit is {config.memory_limit_bytes}: raise --memory-limit, lower --memory-budget, or "
+                "unload a model first"
+            )
         runners = [OnnxRunner(bundle, config.runner) for _ in range(num_instances)]
     except (ValueError, MemoryError) as error:
         raise ValueError(f"{path}: {error}") from error
@@ -62,6 +78,7 @@ def load_model(path: Path, config: ServerConfig, deliveries: Deliveries) -> Serv
         provider=runner.provider,
         vocab_size=runner.vocab_size,
         cache_bytes=num_slots * runner.slot_bytes,
+        num_bytes=num_instances * runner.num_bytes,
         eos_id=runner.eos_id,
         source_tokenizer=bundle.source_tokenizer,
         target_tokenizer=bundle.target_tokenizer,

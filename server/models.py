@@ -26,6 +26,7 @@ class ServedModel:
         version: The first characters of the manifest's hash.
         provider: What runs the graphs: "cpu" or "cuda".
         cache_bytes: Cache and memory of all slots together.
+        num_bytes: The same with the weights, as far as can be told.
         eos_id: The target token that ends a sequence.
     """
 
@@ -37,6 +38,7 @@ class ServedModel:
     provider: str
     vocab_size: int
     cache_bytes: int
+    num_bytes: int
     eos_id: int
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer

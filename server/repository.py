@@ -77,8 +77,8 @@ class Repository:
         self._load = load
         self._status: dict[Version, Status] = {}
         self._served: dict[str, Version] = {}
-        self._changing: dict[str, asyncio.Lock] = {}
-        self._ending: set[asyncio.Task[None]] = set()
+        self._changing = asyncio.Lock()  # one after the other, so that each knows what there is room for
+        self._ending: dict[asyncio.Task[None], ServedModel] = {}
 
     @property
     def names(self) -> list[str]:
@@ -88,6 +88,11 @@ class Repository:
             *self._bundles,
             *(name for name in found if name not in self._bundles and self._versions(name)),
         ]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that is loaded, also of what is served no more and still has callers."""
+        return sum(model.num_bytes for model in (*self._models, *self._ending.values()))
 
     def index(self) -> list[tuple[Version, Status]]:
         """Every version that there is, and what became of it."""
@@ -101,7 +106,7 @@ class Repository:
             UnknownModel: There is none on disk.
             LoadFailed: Its bundle cannot be used here; what was served before still is.
         """
-        async with self._changing.setdefault(name, asyncio.Lock()):
+        async with self._changing:
             wanted = self._find(name, version)
             self._status[wanted] = Status(State.LOADING)
             try:
@@ -123,7 +128,7 @@ class Repository:
         Raises:
             UnknownModel: It is not served.
         """
-        async with self._changing.setdefault(name, asyncio.Lock()):
+        async with self._changing:
             model = self._models.remove(name)
             if model is None:
                 raise UnknownModel(f"no model is named {name[:100]!r}: there is nothing to unload")
@@ -151,8 +156,8 @@ class Repository:
             _log.info("model %s: version %s is stopped", model.name, model.version)
 
         task = asyncio.create_task(end())
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        self._ending[task] = model
+        task.add_done_callback(self._ending.pop)
 
     def _find(self, name: str, version: str) -> Version:
         versions = self._versions(name)

@@ -9,67 +9,24 @@ kind.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from bundle import names
-from bundle.manifest import Bundle, TensorSpec
-from bundle.names import Axis, Precision, Role, Verb
+from bundle.manifest import Bundle
+from bundle.names import Axis, Role, Verb
 from server.buckets import bucket_of, buckets_up_to
 from server.buffers import Buffers, Columns
-from server.cpus import usable_cpus
-from server.device import CPU, OnnxDevice, ProviderPolicy, choose, share_threads
+from server.device import CPU, OnnxDevice, share_threads
 from server.records import Array, Move, Request, Search, Selected, Sequence
 from server.selection import Selector
+from server.sizing import RunnerConfig, size_up
 
 _log = logging.getLogger(__name__)
 
 _MEMORY_STEP = 16  # positions by which memory grows
-
-
-@dataclass(frozen=True)
-class RunnerConfig:
-    """How graphs are run.
-
-    Attributes:
-        provider: What may run them.
-        precision: None takes the fastest that the bundle has for the provider.
-        num_threads: Of the CPU; None is those that this process may use.
-        shares_threads: Whether all graphs of the process use one pool of threads, as a server's should.
-        num_instances: How many runners like this one there are, which share threads, budget and slots.
-        cuda_graphs: Whether steps on CUDA are captured and replayed.
-        memory_budget_bytes: Of all slots' cache and memory.
-        max_slots: The most sequences at once, however large the budget.
-        max_source_length: Tokens; None is the manifest's limit, a lower one saves memory.
-        max_target_length: Tokens; None is the manifest's limit, a lower one saves memory.
-    """
-
-    provider: ProviderPolicy = ProviderPolicy.PREFER
-    precision: Precision | None = None
-    num_threads: int | None = None
-    shares_threads: bool = False
-    num_instances: int = 1
-    cuda_graphs: bool = True
-    memory_budget_bytes: int = 1 << 30
-    max_slots: int = 256
-    max_source_length: int | None = None
-    max_target_length: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.provider not in tuple(ProviderPolicy):
-            raise ValueError(f"provider is {self.provider!r}, and must be one of {', '.join(ProviderPolicy)}")
-        for name in ("num_threads", "num_instances", "max_slots", "max_source_length", "max_target_length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}, and must be at least 1")
-        if self.num_instances > self.max_slots:
-            raise ValueError(
-                f"num_instances is {self.num_instances}, and must be at most max_slots, {self.max_slots}"
-            )
 
 
 class OnnxRunner:
@@ -87,44 +44,21 @@ class OnnxRunner:
     """
 
     def __init__(self, bundle: Bundle, config: RunnerConfig) -> None:
-        manifest = bundle.manifest
-        self.provider, self.precision = choose(bundle, config.provider, config.precision)
-        num_instances, num_threads = config.num_instances, config.num_threads or usable_cpus()
-        self.num_threads = max(num_threads // num_instances, 1)
-        if config.shares_threads:
-            # Besides those of the pool each engine's own thread takes part in a run.
-            share_threads(max(num_threads - num_instances + 1, 1))
-        self._device = OnnxDevice(self.provider, self.num_threads, shares_threads=config.shares_threads)
-        self._graphs = manifest.variants[self.precision].graphs
-        self.max_source_length = _limit(
-            "max_source_length", config.max_source_length, manifest.max_source_length
-        )
-        self.max_target_length = _limit(
-            "max_target_length", config.max_target_length, manifest.max_target_length
-        )
-        self._sizes: dict[str, int] = {
-            Axis.CACHE_CAPACITY: self.max_target_length,
-            Axis.MEMORY_CAPACITY: self.max_source_length,
-        }
+        manifest, sizing = bundle.manifest, size_up(bundle, config)
+        self.provider, self.precision = sizing.provider, sizing.precision
+        self.num_threads, self.num_slots = sizing.num_threads, sizing.num_slots
+        self.num_bytes, self.slot_bytes = sizing.total_bytes, sizing.slot_bytes
+        self.max_source_length = sizing.sizes[Axis.MEMORY_CAPACITY]
+        self.max_target_length = sizing.sizes[Axis.CACHE_CAPACITY]
         self.vocab_size = manifest.sizes["vocab_size"]
         self.start_id, self.eos_id = manifest.special_ids.decoder_start_id, manifest.special_ids.eos_id
-        groups = self._groups()
-        self.slot_bytes = sum(
-            len(specs) * math.prod(self._row_shape(specs[0])) * np.dtype(specs[0].storage).itemsize
-            for specs in groups
-        )
-        num_slots = min(config.memory_budget_bytes // self.slot_bytes, config.max_slots)
-        self.num_slots = num_slots // num_instances
-        if self.num_slots < 1:
-            of_whom = f" of {num_instances} instances" if num_instances > 1 else ""
-            raise ValueError(
-                f"a slot takes {self.slot_bytes} bytes and the memory budget{of_whom} is "
-                f"{config.memory_budget_bytes}: raise the budget, or lower max_source_length and "
-                "max_target_length"
-            )
+        if config.shares_threads:
+            share_threads(sizing.num_pool_threads)
+        self._device = OnnxDevice(self.provider, self.num_threads, shares_threads=config.shares_threads)
+        self._graphs = manifest.variants[self.precision].graphs
         self._buffers: dict[str, Buffers] = {}
-        for specs in groups:
-            shape = (self.num_slots, *self._row_shape(specs[0]))
+        for specs in sizing.groups:
+            shape = (self.num_slots, *sizing.row_shape(specs[0]))
             buffers = Buffers(specs, shape, self._device)
             self._buffers |= dict.fromkeys(buffers.index, buffers)
         self._groups_of_buffers = tuple(dict.fromkeys(self._buffers.values()))
@@ -253,19 +187,6 @@ class OnnxRunner:
                 if buffers.capacity_axis == Axis.MEMORY_CAPACITY:
                     buffers.fit(longest, num_rows)
 
-    def _groups(self) -> list[list[TensorSpec]]:
-        """The memory and cache tensors of all graphs, those of like shape together."""
-        groups: dict[tuple[Any, ...], dict[str, TensorSpec]] = {}
-        for graph in self._graphs.values():
-            for spec in (*graph.inputs, *graph.outputs):
-                if spec.role in (Role.MEMORY, Role.CACHE):
-                    twin = replace(spec, name=names.buffer_of(spec.name))
-                    groups.setdefault((spec.role, spec.axes, spec.dtype), {})[twin.name] = twin
-        return [list(specs.values()) for specs in groups.values()]
-
-    def _row_shape(self, spec: TensorSpec) -> tuple[int, ...]:
-        return replace(spec, axes=spec.axes[1:]).shape(self._sizes)
-
     def _bind(self, verb: Verb, first_row: int, num_rows: int, feeds: Mapping[str, Array]) -> Any:
         """Bind a graph to `num_rows` rows from `first_row` on, and to host arrays."""
         binding = self._sessions[verb].io_binding()
@@ -333,12 +254,6 @@ class OnnxRunner:
         self._columns.bind_logits(self._device.bind_input, select, num_rows)
         self._columns.bind_selected(select, num_rows)
         return self._bind(Verb.STEP, 0, num_rows, {}), select
-
-
-def _limit(name: str, asked: int | None, manifest_limit: int) -> int:
-    if asked is not None and asked > manifest_limit:
-        raise ValueError(f"{name} is {asked}, and the model's limit is {manifest_limit}")
-    return asked or manifest_limit
 
 
 def _pad(arrays: list[Array], dtype: str) -> Array:

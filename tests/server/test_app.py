@@ -60,7 +60,7 @@ def test_while_models_load_calls_are_refused_and_probes_answer():
         loading, go_on = asyncio.Event(), asyncio.Event()
         load = loader_of(runners, turns)
 
-        def slow_loader(path, config, deliveries):
+        def slow_loader(path, config, deliveries, num_used_bytes):
             async def wait():
                 loading.set()
                 await go_on.wait()

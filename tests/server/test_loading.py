@@ -5,6 +5,7 @@ import logging
 import re
 import shutil
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from server.deliveries import Deliveries
 from server.loading import load_model
 from server.metrics import Metrics
 from server.records import FinishReason, Request, Result
-from server.runner import OnnxRunner, RunnerConfig
+from server.runner import OnnxRunner
+from server.sizing import RunnerConfig, size_up
 
 CONFIG = ServerConfig(
     queue=QueueLimits(max_waiting_requests=2), runner=RunnerConfig(provider="cpu", num_threads=2, max_slots=3)
@@ -96,6 +98,16 @@ def test_a_request_goes_to_the_engine_with_the_least_to_do(bundle_path, deliveri
         assert taken == [1]
 
 
+def test_what_has_no_room_beside_the_others_is_refused_with_both_numbers(bundle_path, deliveries):
+    bundle = load_bundle(bundle_path)
+    num_bytes = size_up(bundle, CONFIG.runner).total_bytes
+    assert num_bytes > bundle.manifest.variants["int8"].weights.size_bytes
+    config = replace(CONFIG, memory_limit_bytes=num_bytes + 1000)
+    load_model(bundle_path, config, deliveries, 1000).stop()
+    with pytest.raises(ValueError, match=f"takes {num_bytes} bytes beside the 1001 of what is loaded"):
+        load_model(bundle_path, config, deliveries, 1001)
+
+
 def test_graphs_that_do_not_run_are_one_clear_error(bundle_path, deliveries, monkeypatch):
     def fail(runner):
         raise RuntimeError("no kernel for this node")
@@ -106,7 +118,8 @@ def test_graphs_that_do_not_run_are_one_clear_error(bundle_path, deliveries, mon
 
 
 def test_buffers_that_do_not_fit_are_one_clear_error(bundle_path, deliveries):
-    config = ServerConfig(runner=RunnerConfig(max_slots=10**9, memory_budget_bytes=2**60))
+    runner = RunnerConfig(max_slots=10**9, memory_budget_bytes=2**60)
+    config = ServerConfig(runner=runner, memory_limit_bytes=2**60)
     with pytest.raises(ValueError, match=rf"^{re.escape(str(bundle_path))}: Unable to allocate"):
         load_model(bundle_path, config, deliveries)
 

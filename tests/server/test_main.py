@@ -138,7 +138,7 @@ def test_flags_of_the_provider_reach_the_runner():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: BUNDLE"),
+        ([], "there is nothing to serve: name a BUNDLE, or a --repository"),
         (["b", "--port", "x"], "invalid int value: 'x'"),
         (["b", "--port", "70000"], "port is 70000, and must be from 0 to 65535"),
         (["b", "--memory-budget", "lots"], "'lots' is not a size"),

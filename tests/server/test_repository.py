@@ -22,6 +22,7 @@ class FakeModel:
     provider: str = "cpu"
     num_slots: int = 1
     cache_bytes: int = 1
+    num_bytes: int = 1
 
     def heartbeat(self) -> float:
         return 0.0

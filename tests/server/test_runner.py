@@ -14,8 +14,9 @@ from bundle.names import SOURCE_IDS, Precision
 from server import runner as runner_module
 from server.device import OnnxDevice
 from server.records import Array, FinishReason, Request, Selected, Sequence
-from server.runner import OnnxRunner, RunnerConfig
+from server.runner import OnnxRunner
 from server.scheduler import SchedulerLimits
+from server.sizing import RunnerConfig
 from tests.server.test_engine import Driver
 from training.config import BOS_ID, EOS_ID
 from training.run import TrainedModel

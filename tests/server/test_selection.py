@@ -8,8 +8,9 @@ import pytest
 
 from bundle.names import SOURCE_IDS, Precision
 from server.records import NO_CONSTRAINTS, Constraints, FinishReason, Request, Sampling
-from server.runner import OnnxRunner, RunnerConfig
+from server.runner import OnnxRunner
 from server.selection import uniform
+from server.sizing import RunnerConfig
 from tests.server.test_engine import Driver
 from training import selection
 from training.config import BOS_ID, EOS_ID

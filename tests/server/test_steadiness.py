@@ -20,7 +20,8 @@ from server.errors import Cancelled, DeadlineExceeded, Overloaded
 from server.metrics import Metrics
 from server.models import ServedModel
 from server.records import Beam, Constraints, FinishReason, Request, Sampling, Turn
-from server.runner import OnnxRunner, RunnerConfig
+from server.runner import OnnxRunner
+from server.sizing import RunnerConfig
 from server.stopping import StoppedText
 from tests.server.test_engine import assert_empty
 
@@ -139,6 +140,7 @@ class LongRun:
                 provider=runner.provider,
                 vocab_size=runner.vocab_size,
                 cache_bytes=runner.num_slots * runner.slot_bytes,
+                num_bytes=runner.num_bytes,
                 eos_id=runner.eos_id,
                 source_tokenizer=bundle.source_tokenizer,
                 target_tokenizer=bundle.target_tokenizer,

@@ -198,7 +198,9 @@ def fetch(port: int, path: str) -> tuple[int, str]:
 def loader_of(runners: dict[str, EchoRunner], turns: Turns) -> Any:
     """A loader that puts an engine over the runner that is called like the folder."""
 
-    def load(path: Path, config: ServerConfig, deliveries: Deliveries) -> ServedModel:
+    def load(
+        path: Path, config: ServerConfig, deliveries: Deliveries, num_used_bytes: int = 0
+    ) -> ServedModel:
         runner = runners[deliveries.model_name]
 
         def deliver(turn: Turn) -> None:
@@ -220,6 +222,7 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns) -> Any:
             provider="cpu",
             vocab_size=tokenizer.vocab_size,
             cache_bytes=4096,
+            num_bytes=8192,
             eos_id=EOS,
             source_tokenizer=tokenizer,
             target_tokenizer=tokenizer,

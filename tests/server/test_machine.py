@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from server.cpus import usable_cpus
+from server.machine import usable_cpus, usable_memory
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +41,18 @@ def test_without_an_affinity_the_machine_counts(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 5)
     assert usable_cpus(tmp_path) == 5
+
+
+@pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
+def test_a_container_bounds_the_memory(name, tmp_path):
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("1048576\n")
+    assert usable_memory(tmp_path) == 2**20
+    file.write_text(f"{2**63 - 4096}\n")
+    assert usable_memory(tmp_path) == usable_memory(tmp_path / "nothing") > 2**20
+
+
+def test_a_container_without_a_limit_has_the_memory_of_the_machine(tmp_path):
+    (tmp_path / "memory.max").write_text("max\n")
+    assert usable_memory(tmp_path) == usable_memory(tmp_path / "nothing") > 2**20

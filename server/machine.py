@@ -1,4 +1,4 @@
-"""How many CPUs this process may use: what its affinity and its container's quota leave of the machine's."""
+"""What of the machine this process may use: what its affinity and its container's limits leave."""
 
 from __future__ import annotations
 
@@ -18,6 +18,21 @@ def usable_cpus(cgroup: Path = _CGROUP) -> int:
     has_affinity = hasattr(os, "sched_getaffinity")  # Linux
     num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     return max(1, math.floor(min(num_cpus, _quota(cgroup))))
+
+
+def usable_memory(cgroup: Path = _CGROUP) -> int:
+    """Bytes: of the machine, or what the container is limited to.
+
+    Args:
+        cgroup: Where the control group's files are: `memory.max` of version 2, or that of version 1.
+    """
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            limits.append(int((cgroup / name).read_text()))
+        except (OSError, ValueError):
+            continue  # not there, or "max"
+    return min(limits)
 
 
 def _quota(cgroup: Path) -> float:

@@ -1,0 +1,154 @@
+"""How large a runner of a bundle is on this machine, before it is made."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bundle import names
+from bundle.manifest import Bundle, TensorSpec
+from bundle.names import Axis, Precision, Role
+from server.device import ProviderPolicy, choose
+from server.machine import usable_cpus
+
+# The encoder's weights are loaded once, the decoder's for a step and for many positions at once.
+_MOST_WEIGHT_COPIES = 2
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """How graphs are run.
+
+    Attributes:
+        provider: What may run them.
+        precision: None takes the fastest that the bundle has for the provider.
+        num_threads: Of the CPU; None is those that this process may use.
+        shares_threads: Whether all graphs of the process use one pool of threads, as a server's should.
+        num_instances: How many runners like this one there are, which share threads, budget and slots.
+        cuda_graphs: Whether steps on CUDA are captured and replayed.
+        memory_budget_bytes: Of all slots' cache and memory.
+        max_slots: The most sequences at once, however large the budget.
+        max_source_length: Tokens; None is the manifest's limit, a lower one saves memory.
+        max_target_length: Tokens; None is the manifest's limit, a lower one saves memory.
+    """
+
+    provider: ProviderPolicy = ProviderPolicy.PREFER
+    precision: Precision | None = None
+    num_threads: int | None = None
+    shares_threads: bool = False
+    num_instances: int = 1
+    cuda_graphs: bool = True
+    memory_budget_bytes: int = 1 << 30
+    max_slots: int = 256
+    max_source_length: int | None = None
+    max_target_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.provider not in tuple(ProviderPolicy):
+            raise ValueError(f"provider is {self.provider!r}, and must be one of {', '.join(ProviderPolicy)}")
+        for name in ("num_threads", "num_instances", "max_slots", "max_source_length", "max_target_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, and must be at least 1")
+        if self.num_instances > self.max_slots:
+            raise ValueError(
+                f"num_instances is {self.num_instances}, and must be at most max_slots, {self.max_slots}"
+            )
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """One runner of a bundle.
+
+    Attributes:
+        provider: What runs the graphs, by its short name.
+        num_threads: Of a graph's run.
+        num_pool_threads: Of the pool that all runners share.
+        sizes: Positions of the buffers' rows by axis.
+        groups: The memory and cache tensors of all graphs, those of like shape together.
+        slot_bytes: Cache and memory of a slot.
+        weight_bytes: What the graphs take at most.
+    """
+
+    provider: str
+    precision: Precision
+    num_threads: int
+    num_pool_threads: int
+    sizes: dict[str, int]
+    groups: tuple[tuple[TensorSpec, ...], ...]
+    slot_bytes: int
+    num_slots: int
+    weight_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Weights, and cache and memory of all slots."""
+        return self.weight_bytes + self.num_slots * self.slot_bytes
+
+    def row_shape(self, spec: TensorSpec) -> tuple[int, ...]:
+        """Of one row of a memory or cache tensor."""
+        return _row_shape(spec, self.sizes)
+
+
+def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
+    """The sizes of each of the runners that a configuration asks for.
+
+    Raises:
+        ValueError: The bundle has no graphs for what may run them, or one slot does not fit the budget.
+    """
+    manifest = bundle.manifest
+    provider, precision = choose(bundle, config.provider, config.precision)
+    num_instances, num_threads = config.num_instances, config.num_threads or usable_cpus()
+    sizes: dict[str, int] = {
+        Axis.CACHE_CAPACITY: _limit(
+            "max_target_length", config.max_target_length, manifest.max_target_length
+        ),
+        Axis.MEMORY_CAPACITY: _limit(
+            "max_source_length", config.max_source_length, manifest.max_source_length
+        ),
+    }
+    variant = manifest.variants[precision]
+    groups: dict[tuple[Any, ...], dict[str, TensorSpec]] = {}
+    for graph in variant.graphs.values():
+        for spec in (*graph.inputs, *graph.outputs):
+            if spec.role in (Role.MEMORY, Role.CACHE):
+                twin = replace(spec, name=names.buffer_of(spec.name))
+                groups.setdefault((spec.role, spec.axes, spec.dtype), {})[twin.name] = twin
+    slot_bytes = sum(
+        math.prod(_row_shape(spec, sizes)) * np.dtype(spec.storage).itemsize
+        for specs in groups.values()
+        for spec in specs.values()
+    )
+    num_slots = min(config.memory_budget_bytes // slot_bytes, config.max_slots) // num_instances
+    if num_slots < 1:
+        of_whom = f" of {num_instances} instances" if num_instances > 1 else ""
+        raise ValueError(
+            f"a slot takes {slot_bytes} bytes and the memory budget{of_whom} is "
+            f"{config.memory_budget_bytes}: raise the budget, or lower max_source_length and "
+            "max_target_length"
+        )
+    return Sizing(
+        provider=provider,
+        precision=precision,
+        num_threads=max(num_threads // num_instances, 1),
+        # Besides those of the pool each engine's own thread takes part in a run.
+        num_pool_threads=max(num_threads - num_instances + 1, 1),
+        sizes=sizes,
+        groups=tuple(tuple(specs.values()) for specs in groups.values()),
+        slot_bytes=slot_bytes,
+        num_slots=num_slots,
+        weight_bytes=_MOST_WEIGHT_COPIES * variant.weights.size_bytes,
+    )
+
+
+def _row_shape(spec: TensorSpec, sizes: dict[str, int]) -> tuple[int, ...]:
+    return replace(spec, axes=spec.axes[1:]).shape(sizes)
+
+
+def _limit(name: str, asked: int | None, manifest_limit: int) -> int:
+    if asked is not None and asked > manifest_limit:
+        raise ValueError(f"{name} is {asked}, and the model's limit is {manifest_limit}")
+    return asked or manifest_limit
