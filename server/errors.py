@@ -2,6 +2,8 @@
 
     ServerError
     ├── InvalidRequest     what the caller sent cannot be served: empty, too long, unknown option
+    ├── Unauthenticated    no known token came
+    ├── Forbidden          the token has not the role that the call needs
     ├── UnknownModel       no model of that name
     ├── Overloaded         the queue is full, or the deadline cannot be met
     ├── LoadFailed         a model cannot be served: its bundle is broken, or there is no room
@@ -32,6 +34,14 @@ class InvalidRequest(ServerError):
     def __init__(self, message: str, *, field: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class Unauthenticated(ServerError):
+    """No known token came with the call."""
+
+
+class Forbidden(ServerError):
+    """The caller may not do this."""
 
 
 class UnknownModel(ServerError):

@@ -5,17 +5,19 @@ from __future__ import annotations
 import socket
 
 from grpc import aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from protos.seq2seq_v1_pb2_grpc import add_Seq2SeqServicer_to_server
 from server.models import Models
 from server.repository import Repository
+from server.service.access import AccessInterceptor
 from server.service.calls import Calls
-from server.service.health import SERVICE_NAMES, Health, HealthService
+from server.service.health import HEALTH_SERVICE, SERVICE_NAMES, Health, HealthService
 from server.service.inference import InferenceService
 from server.service.seq2seq import Seq2SeqService
+from server.service.tls import TlsFiles, server_credentials
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 _MAX_PENDING_CALLS = 100_000
@@ -62,20 +64,25 @@ class Endpoint:
         repository: Repository,
         calls: Calls,
         health: Health,
+        gate: AccessInterceptor,
+        tls: TlsFiles | None = None,
+        has_reflection: bool = True,
     ) -> None:
-        self._server = aio.server(options=_OPTIONS)
+        self._server = aio.server(interceptors=[gate], options=_OPTIONS)
         add_Seq2SeqServicer_to_server(Seq2SeqService(models, calls), self._server)  # type: ignore[no-untyped-call]
         add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
             InferenceService(models, repository, calls, health), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(HealthService(health), self._server)
-        health_name = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
-        reflection.enable_server_reflection(
-            (*SERVICE_NAMES, health_name, reflection.SERVICE_NAME), self._server
-        )
+        if has_reflection:
+            names = (*SERVICE_NAMES, HEALTH_SERVICE, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port = self._server.add_insecure_port(address)
+            if tls is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, server_credentials(tls))
         except RuntimeError as error:
             raise OSError(
                 f"cannot listen on port {port} of {host}: {_reason(host, port)}; choose another --port"

@@ -18,6 +18,8 @@ from server.service.calls import Context
 
 Status = health_pb2.HealthCheckResponse
 
+HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
 # What can be asked for by name, besides models; `server.service.endpoint` has them on its port.
 SERVICE_NAMES = tuple(
     file.services_by_name[name].full_name

@@ -16,10 +16,12 @@ from server.errors import (
     Cancelled,
     DeadlineExceeded,
     EngineFailed,
+    Forbidden,
     InvalidRequest,
     LoadFailed,
     Overloaded,
     ServerError,
+    Unauthenticated,
     Unavailable,
     UnknownModel,
 )
@@ -34,6 +36,8 @@ BUG_TEXT = "internal error: the server's log has the details under this request'
 # Error class to status, and the reason that a program can compare.
 _STATUSES: dict[type[ServerError], tuple[grpc.StatusCode, str]] = {
     InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+    Unauthenticated: (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
+    Forbidden: (grpc.StatusCode.PERMISSION_DENIED, "FORBIDDEN"),
     UnknownModel: (grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL"),
     LoadFailed: (grpc.StatusCode.FAILED_PRECONDITION, "LOAD_FAILED"),
     Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"),

@@ -7,6 +7,8 @@ from server.service.status import BUG_TEXT, status_of, trailers_of
 CASES = [
     (errors.InvalidRequest("m", field="f"), grpc.StatusCode.INVALID_ARGUMENT),
     (errors.UnknownModel("m"), grpc.StatusCode.NOT_FOUND),
+    (errors.Unauthenticated("m"), grpc.StatusCode.UNAUTHENTICATED),
+    (errors.Forbidden("m"), grpc.StatusCode.PERMISSION_DENIED),
     (errors.LoadFailed("m"), grpc.StatusCode.FAILED_PRECONDITION),
     (errors.Overloaded("m", retry_after_seconds=1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.Unavailable("m"), grpc.StatusCode.UNAVAILABLE),

@@ -1,0 +1,82 @@
+"""TLS for the gRPC port: certificates that are read again when their files change."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """PEM files.
+
+    Attributes:
+        certificate: The server's, with what leads to its root.
+        key: Its private key.
+        client_ca: Who signs the certificates that clients must have (mTLS); None asks clients for none.
+    """
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def paths(self) -> list[Path]:
+        """All that there are."""
+        return [self.certificate, self.key, *([self.client_ca] if self.client_ca else [])]
+
+
+def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
+    """What gRPC asks for a certificate at every handshake.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    certificates = _Certificates(files)
+    return grpc.dynamic_ssl_server_credentials(
+        certificates.current,
+        certificates.changed,
+        require_client_authentication=files.client_ca is not None,
+    )
+
+
+class _Certificates:
+    """The certificates as they were read last.
+
+    Owned by gRPC, which asks on threads of its own.
+    """
+
+    def __init__(self, files: TlsFiles) -> None:
+        self._files = files
+        self._lock = threading.Lock()
+        self._stamps = self._look()
+        self.current = self._read()
+
+    def changed(self) -> grpc.ServerCertificateConfiguration | None:
+        """The certificates, if the files have changed; what cannot be read changes nothing."""
+        with self._lock:
+            try:
+                stamps = self._look()
+                if stamps == self._stamps:
+                    return None
+                self.current, self._stamps = self._read(), stamps
+            except OSError as error:
+                _log.warning("the certificates stay as they were: %s", error)
+                return None
+        _log.info("the certificates were read again")
+        return self.current
+
+    def _look(self) -> list[tuple[int, int]]:
+        return [(status.st_mtime_ns, status.st_ino) for status in map(Path.stat, self._files.paths())]
+
+    def _read(self) -> grpc.ServerCertificateConfiguration:
+        files = self._files
+        return grpc.ssl_server_certificate_configuration(
+            [(files.key.read_bytes(), files.certificate.read_bytes())],
+            root_certificates=files.client_ca.read_bytes() if files.client_ca else None,
+        )
