@@ -5,7 +5,8 @@
 #   docker run --init --read-only --stop-timeout 40 -p 50051:50051 -p 9464:9464 \
 #       -v "$PWD/bundles:/bundles:ro" seq2seq-serve:cpu
 #
-# What follows the image's name goes to `python -m server`: bundles and flags. Without any, /bundles/demo.
+# What follows the image's name goes to `python -m server`: bundles and flags. Without any it is
+# `/bundles/demo --host 0.0.0.0 --insecure`.
 ARG PYTHON_VERSION=3.11
 
 FROM python:${PYTHON_VERSION}-slim-bookworm AS build
@@ -47,4 +48,6 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-m", "client", "health", "--timeout-seconds", "4"]
 ENTRYPOINT ["python", "-m", "server"]
-CMD ["/bundles/demo"]
+# In a container the port is reached through the container's network, so it cannot be on loopback. Where others
+# can read along there, name --tls-certificate and --tls-key instead of --insecure.
+CMD ["/bundles/demo", "--host", "0.0.0.0", "--insecure"]

@@ -6,6 +6,7 @@ Requests and answers are the messages of `protos/seq2seq_v1.proto`, so every opt
 from client.aio import AsyncClient
 from client.errors import ClientError, FieldViolation
 from client.sync import Client, Pending
+from client.wire import Tls
 from protos.seq2seq_v1_pb2 import (
     GenerateOptions,
     GenerateResponse,
@@ -23,4 +24,5 @@ __all__ = [
     "GenerateStreamResponse",
     "Model",
     "Pending",
+    "Tls",
 ]

@@ -21,7 +21,7 @@ from client.errors import ClientError
 from client.output import message_dict, one_line, to_json
 from client.sync import Client
 from client.translate import Translation, read_lines, text_arguments, translate
-from client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS
+from client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS, Tls
 from protos.seq2seq_v1_pb2 import GenerateOptions, LongSource, Target
 
 _IMAGE, _DATA = ".png", ".json"
@@ -101,7 +101,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "translate":
             plan = _translation(parser, options)
             items = text_arguments(options.texts) if options.texts else read_lines(sys.stdin.fileno())
-        with Client(options.address, timeout_seconds=options.timeout_seconds) as client:
+        token = options.token_file.read_text().strip() if options.token_file else ""
+        with Client(
+            options.address, timeout_seconds=options.timeout_seconds, tls=_tls(parser, options), token=token
+        ) as client:
             if options.command == "translate":
                 return translate(client, items, plan)
             if options.command == "score":
@@ -116,6 +119,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _os_error(error)
     except KeyboardInterrupt:
         return 130
+
+
+def _tls(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Tls | None:
+    files = Tls(options.tls_ca, options.tls_certificate, options.tls_key)
+    if (files.certificate is None) != (files.key is None):
+        parser.error("--tls-certificate and --tls-key go together")
+    return files if options.tls or files != Tls() else None
 
 
 def _os_error(error: OSError) -> int:
@@ -197,6 +207,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="deadline of every call (default %(default)g)",
     )
+    add = common.add_argument
+    add("--tls", action="store_true", help="encrypt the connection; what follows does that by itself")
+    add("--tls-ca", type=Path, metavar="FILE", help="PEM, who must have signed the server's certificate")
+    add("--tls-certificate", type=Path, metavar="FILE", help="PEM, this client's own, where it must have one")
+    add("--tls-key", type=Path, metavar="FILE", help="PEM, that certificate's private key")
+    add("--token-file", type=Path, metavar="FILE", help="has the token that says who calls")
     parser = argparse.ArgumentParser(
         prog="python -m client",
         description="Call a seq2seq server.",

@@ -15,8 +15,9 @@ from client.wire import (
     CHANNEL_OPTIONS,
     DEFAULT_ADDRESS,
     DEFAULT_TIMEOUT_SECONDS,
+    Defaults,
     TextOrIds,
-    call_options,
+    Tls,
     generate_request,
     score_request,
 )
@@ -40,14 +41,27 @@ class AsyncClient:
     Args:
         address: `host:port`.
         timeout_seconds: Deadline of a call that names none; None waits for ever.
+        tls: How the connection is encrypted; None is not at all.
+        token: Says who calls, where the server wants to know.
+
+    Raises:
+        OSError: A file of `tls` cannot be read.
     """
 
     def __init__(
-        self, address: str = DEFAULT_ADDRESS, *, timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
+        tls: Tls | None = None,
+        token: str = "",
     ) -> None:
         self.address = address
-        self._timeout_seconds = timeout_seconds
-        self._channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._defaults = Defaults(timeout_seconds, token)
+        if tls is None:
+            self._channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        else:
+            self._channel = aio.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)
         self._stub: Any = Seq2SeqStub(self._channel)  # type: ignore[no-untyped-call]
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
 
@@ -69,7 +83,7 @@ class AsyncClient:
         with _client_errors(self.address):
             answer: GenerateResponse = await self._stub.Generate(
                 generate_request(source, model, options),
-                **call_options(timeout_seconds, self._timeout_seconds, request_id),
+                **self._defaults.options(timeout_seconds, request_id),
             )
         return answer
 
@@ -85,7 +99,7 @@ class AsyncClient:
         """Pieces as they are decoded, and last the whole answer; closing the iterator cancels the call."""
         call = self._stub.GenerateStream(
             generate_request(source, model, options),
-            **call_options(timeout_seconds, self._timeout_seconds, request_id),
+            **self._defaults.options(timeout_seconds, request_id),
         )
         try:
             with _client_errors(self.address):
@@ -107,21 +121,21 @@ class AsyncClient:
         with _client_errors(self.address):
             answer: ScoreResponse = await self._stub.Score(
                 score_request(source, target, model),
-                **call_options(timeout_seconds, self._timeout_seconds, request_id),
+                **self._defaults.options(timeout_seconds, request_id),
             )
         return answer
 
     async def models(self) -> list[Model]:
         """The models that the server serves, the default one first."""
         with _client_errors(self.address):
-            answer = await self._stub.ListModels(ListModelsRequest(), timeout=self._timeout_seconds)
+            answer = await self._stub.ListModels(ListModelsRequest(), **self._defaults.options())
         return list(answer.models)
 
     async def health(self, service: str = "") -> str:
         """`SERVING` or `NOT_SERVING`: of the whole server, of a service, or of a model."""
         with _client_errors(self.address):
             answer = await self._health.Check(
-                health_pb2.HealthCheckRequest(service=service), timeout=self._timeout_seconds
+                health_pb2.HealthCheckRequest(service=service), **self._defaults.options()
             )
         name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
         return name

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import grpc
 
 from protos.seq2seq_v1_pb2 import (
     DESCRIPTOR,
@@ -74,11 +78,48 @@ def _source(source: TextOrIds) -> Source:
     return Source(text=source) if isinstance(source, str) else Source(token_ids=TokenIds(values=source))
 
 
-def call_options(
-    timeout_seconds: float | None, default_seconds: float | None, request_id: str
-) -> dict[str, Any]:
-    """Timeout and metadata of a call; an empty id leaves the choice to the server."""
-    return {
-        "timeout": default_seconds if timeout_seconds is None else timeout_seconds,
-        "metadata": (("x-request-id", request_id),) if request_id else (),
-    }
+@dataclass(frozen=True)
+class Defaults:
+    """What all calls of a client have.
+
+    Attributes:
+        timeout_seconds: Deadline of a call that names none; None waits for ever.
+        token: Says who calls; empty says nothing. It is readable on the way unless the connection has TLS.
+    """
+
+    timeout_seconds: float | None
+    token: str = field(default="", repr=False)
+
+    def options(self, timeout_seconds: float | None = None, request_id: str = "") -> dict[str, Any]:
+        """Timeout and metadata of a call; an empty id leaves the choice to the server."""
+        given = {"x-request-id": request_id, "authorization": self.token and f"Bearer {self.token}"}
+        return {
+            "timeout": self.timeout_seconds if timeout_seconds is None else timeout_seconds,
+            "metadata": tuple((key, value) for key, value in given.items() if value),
+        }
+
+
+@dataclass(frozen=True)
+class Tls:
+    """How a connection is encrypted: PEM files.
+
+    Attributes:
+        ca: Who must have signed the server's certificate; None asks the authorities that gRPC knows.
+        certificate: The client's own, where the server wants one.
+        key: Its private key.
+    """
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """What a channel is made with.
+
+        Raises:
+            OSError: A file cannot be read.
+        """
+        ca, key, certificate = (
+            None if path is None else path.read_bytes() for path in (self.ca, self.key, self.certificate)
+        )
+        return grpc.ssl_channel_credentials(ca, key, certificate)

@@ -16,7 +16,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 from bundle.names import Precision
 from server.app import serve
 from server.backlog import QueueLimits
-from server.config import LOG_FORMATS, LOG_LEVELS, ServerConfig, parse_bytes
+from server.config import LOG_FORMATS, LOG_LEVELS, ServerConfig, TlsFiles, parse_bytes
 from server.device import ProviderPolicy
 from server.loading import load_model
 from server.logs import configure_logging
@@ -55,7 +55,19 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         max_source_length=options.max_source_length,
         max_target_length=options.max_target_length,
     )
+    if (options.tls_certificate is None) != (options.tls_key is None):
+        raise ValueError("--tls-certificate and --tls-key go together")
+    if options.tls_client_ca is not None and options.tls_key is None:
+        raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
+    tls = None
+    if options.tls_key is not None:
+        tls = TlsFiles(options.tls_certificate, options.tls_key, options.tls_client_ca)
     return ServerConfig(
+        tls=tls,
+        is_insecure=options.insecure,
+        access_file=options.access_file,
+        is_repository_open=options.open_repository,
+        has_reflection=options.reflection,
         host=options.host,
         port=options.port,
         metrics_port=options.metrics_port,
@@ -92,7 +104,43 @@ def _parser() -> argparse.ArgumentParser:
         help="a folder with such a folder for each model: the newest version of each is served, and others "
         "can be loaded while the server runs",
     )
-    add("--host", default=server.host, help="address that both ports listen on (default %(default)s)")
+    add(
+        "--host",
+        default=server.host,
+        help="address that both ports listen on; any other than this machine's own needs TLS or --insecure "
+        "(default %(default)s)",
+    )
+    add("--insecure", action="store_true", help="allow a gRPC port that is open to the network without TLS")
+    add(
+        "--tls-certificate",
+        type=Path,
+        metavar="FILE",
+        help="PEM, with what leads to its root; read again when it changes",
+    )
+    add("--tls-key", type=Path, metavar="FILE", help="PEM, the certificate's private key")
+    add(
+        "--tls-client-ca",
+        type=Path,
+        metavar="FILE",
+        help="PEM, who signs the certificates that clients must have (default: clients need none)",
+    )
+    add(
+        "--access-file",
+        type=Path,
+        metavar="FILE",
+        help="TOML, the tokens that callers must send, with their roles (default: everybody may call)",
+    )
+    add(
+        "--open-repository",
+        action="store_true",
+        help="without --access-file, let everybody load and unload models",
+    )
+    add(
+        "--no-reflection",
+        dest="reflection",
+        action="store_false",
+        help="do not tell callers which services there are",
+    )
     add("--port", type=int, default=server.port, help="gRPC; 0 takes any free one (default %(default)s)")
     add(
         "--metrics-port",

@@ -17,6 +17,7 @@ from server.http import HttpServer
 from server.metrics import Metrics
 from server.models import Models, ServedModel
 from server.repository import Repository
+from server.service.access import Access, AccessInterceptor
 from server.service.calls import Calls
 from server.service.endpoint import Endpoint
 from server.service.health import Health
@@ -38,8 +39,9 @@ class App:
         loader: Loads one bundle; runs on a thread of its own.
 
     Raises:
-        OSError: A port cannot be listened on.
-        ValueError: Two bundles have the same name, or the repository is no folder.
+        OSError: A port cannot be listened on, or a file cannot be read.
+        ValueError: Two bundles have the same name, the repository is no folder, or the access file cannot be
+            used.
     """
 
     def __init__(self, bundles: Sequence[Path], config: ServerConfig, loader: Loader) -> None:
@@ -48,6 +50,7 @@ class App:
             raise ValueError("two bundles have the same name: rename one of the folders")
         if config.repository is not None and not config.repository.is_dir():
             raise ValueError(f"the repository {config.repository} is no folder")
+        access = None if config.access_file is None else Access(config.access_file)
         self._config = config
         self._loader = loader
         self._metrics = Metrics()
@@ -64,12 +67,12 @@ class App:
         )
         try:
             self.endpoint = Endpoint(
-                config.host,
-                config.port,
+                config,
                 models=self._models,
                 repository=self._repository,
                 calls=self._calls,
                 health=self._health,
+                gate=AccessInterceptor(access, self._metrics, may_change=config.is_repository_open),
             )
         except OSError:
             self.http.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,25 @@ _MAX_PORT = 65_535
 
 
 @dataclass(frozen=True)
+class TlsFiles:
+    """PEM files.
+
+    Attributes:
+        certificate: The server's, with what leads to its root.
+        key: Its private key.
+        client_ca: Who signs the certificates that clients must have (mTLS); None asks clients for none.
+    """
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+    def paths(self) -> list[Path]:
+        """All that there are."""
+        return [self.certificate, self.key, *([self.client_ca] if self.client_ca else [])]
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """Settings of one server process.
 
@@ -26,6 +46,11 @@ class ServerConfig:
         host: Address that both ports listen on.
         port: gRPC; 0 lets the system choose.
         metrics_port: HTTP with /metrics, /healthz, /readyz; 0 lets the system choose.
+        tls: What the gRPC port is encrypted with; None is not at all.
+        is_insecure: Whether the gRPC port may be neither encrypted nor on the loopback interface.
+        access_file: Tokens and their roles (`server.service.access`); None lets everybody in.
+        is_repository_open: Whether everybody may load and unload models, where there is no access file.
+        has_reflection: Whether callers can ask which services there are.
         repository: A folder of models, each a bundle or a folder with a bundle for each version.
         memory_limit_bytes: Of all loaded versions: weights, caches, memory.
         drain_seconds: How long accepted requests may go on after SIGTERM.
@@ -33,9 +58,14 @@ class ServerConfig:
         runner: How every model's graphs are run.
     """
 
-    host: str = "0.0.0.0"
+    host: str = "127.0.0.1"
     port: int = 50051
     metrics_port: int = 9464
+    tls: TlsFiles | None = None
+    is_insecure: bool = False
+    access_file: Path | None = None
+    is_repository_open: bool = False
+    has_reflection: bool = True
     repository: Path | None = None
     memory_limit_bytes: int = field(default_factory=usable_memory)
     drain_seconds: float = 30.0
@@ -48,6 +78,11 @@ class ServerConfig:
         for name in ("port", "metrics_port"):
             if not 0 <= getattr(self, name) <= _MAX_PORT:
                 raise ValueError(f"{name} is {getattr(self, name)}, and must be from 0 to {_MAX_PORT}")
+        if self.tls is None and not self.is_insecure and not _is_loopback(self.host):
+            raise ValueError(
+                f"host is {self.host}, and without TLS others on the network could read along: give "
+                "--tls-certificate and --tls-key, or allow it with --insecure"
+            )
         if self.port == self.metrics_port != 0:
             raise ValueError(f"port and metrics_port are both {self.port}, and must differ")
         if not 0 <= self.drain_seconds < float("inf"):
@@ -57,6 +92,13 @@ class ServerConfig:
                 raise ValueError(
                     f"{name} is {getattr(self, name)!r}, and must be one of {', '.join(choices)}"
                 )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def parse_bytes(text: str) -> int:

@@ -23,7 +23,10 @@ PREDICT, ADMIN = "predict", "admin"
 ROLES = (PREDICT, ADMIN)
 
 _AUTHORIZATION, _SCHEME = "authorization", "bearer "
-_CHANGES = ("/inference.GRPCInferenceService/RepositoryModelLoad", "/inference.GRPCInferenceService/RepositoryModelUnload")
+_CHANGES = (
+    "/inference.GRPCInferenceService/RepositoryModelLoad",
+    "/inference.GRPCInferenceService/RepositoryModelUnload",
+)
 _HEX_DIGITS = 64
 
 _log = logging.getLogger(__name__)
@@ -106,10 +109,10 @@ class AccessInterceptor(aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
-        """The method's handler, or one that refuses."""
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The method's handler, or one that refuses; None where there is no such method."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return handler
@@ -127,7 +130,7 @@ class AccessInterceptor(aio.ServerInterceptor):
             self._access.check(method, given if isinstance(given, str) else None)
         elif method in _CHANGES and not self._may_change:
             raise Forbidden(
-                "models are loaded and unloaded by who has a token with the role admin: start the server with "
+                "models are loaded and unloaded by who has a token with the role admin: give the server an "
                 "--access-file, or let everybody do it with --open-repository"
             )
 
@@ -178,7 +181,7 @@ def _token(path: Path, number: int, table: Any) -> _Token:
         digest = b""
     if not digest:
         raise ValueError(
-            f"{where}: sha256 must be {_HEX_DIGITS} hexadecimal digits, as `printf %s TOKEN | sha256sum` prints"
+            f"{where}: sha256 must be {_HEX_DIGITS} hexadecimal digits: `printf %s TOKEN | sha256sum`"
         )
     if not isinstance(roles, list) or not roles or not set(roles) <= set(ROLES):
         raise ValueError(f"{where}: roles must be a list of {', '.join(ROLES)}")

@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from protos.seq2seq_v1_pb2_grpc import add_Seq2SeqServicer_to_server
+from server.config import ServerConfig
 from server.models import Models
 from server.repository import Repository
 from server.service.access import AccessInterceptor
@@ -17,7 +18,7 @@ from server.service.calls import Calls
 from server.service.health import HEALTH_SERVICE, SERVICE_NAMES, Health, HealthService
 from server.service.inference import InferenceService
 from server.service.seq2seq import Seq2SeqService
-from server.service.tls import TlsFiles, server_credentials
+from server.service.tls import server_credentials
 
 MAX_MESSAGE_BYTES = 16 * 2**20
 _MAX_PENDING_CALLS = 100_000
@@ -57,24 +58,22 @@ class Endpoint:
 
     def __init__(
         self,
-        host: str,
-        port: int,
+        config: ServerConfig,
         *,
         models: Models,
         repository: Repository,
         calls: Calls,
         health: Health,
         gate: AccessInterceptor,
-        tls: TlsFiles | None = None,
-        has_reflection: bool = True,
     ) -> None:
+        host, port, tls = config.host, config.port, config.tls
         self._server = aio.server(interceptors=[gate], options=_OPTIONS)
         add_Seq2SeqServicer_to_server(Seq2SeqService(models, calls), self._server)  # type: ignore[no-untyped-call]
         add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
             InferenceService(models, repository, calls, health), self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(HealthService(health), self._server)
-        if has_reflection:
+        if config.has_reflection:
             names = (*SERVICE_NAMES, HEALTH_SERVICE, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

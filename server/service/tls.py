@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
+from server.config import TlsFiles
+
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TlsFiles:
-    """PEM files.
-
-    Attributes:
-        certificate: The server's, with what leads to its root.
-        key: Its private key.
-        client_ca: Who signs the certificates that clients must have (mTLS); None asks clients for none.
-    """
-
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
-
-    def paths(self) -> list[Path]:
-        """All that there are."""
-        return [self.certificate, self.key, *([self.client_ca] if self.client_ca else [])]
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
@@ -40,7 +22,7 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     certificates = _Certificates(files)
     return grpc.dynamic_ssl_server_credentials(
         certificates.current,
-        certificates.changed,
+        certificates.changed,  # type: ignore[arg-type]  # None: as before, which the stubs do not know
         require_client_authentication=files.client_ca is not None,
     )
 

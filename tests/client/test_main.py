@@ -1,3 +1,4 @@
+import hashlib
 import io
 import json
 import os
@@ -5,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
+import trustme
 
 from client.__main__ import _parser, main
 from protos.seq2seq_v1_pb2 import GenerateOptions
+from server.config import TlsFiles
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
 
 
@@ -288,3 +291,30 @@ def test_priority_reaches_the_engine(server, capsys):
         served.model.engines[0].submit = lambda request: (seen.append(request.priority), submit(request))
         assert main(["translate", "--address", served.address, "--priority", "-5", "abc"]) == 0
     assert seen == [-5]
+
+
+def test_tls_and_a_token_are_files(tmp_path, capsys):
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost")
+    certificate, key, ca = (tmp_path / name for name in ("server.pem", "server.key", "ca.pem"))
+    certificate.write_bytes(issued.cert_chain_pems[0].bytes())
+    key.write_bytes(issued.private_key_pem.bytes())
+    ca.write_bytes(authority.cert_pem.bytes())
+    access, token = tmp_path / "access.toml", tmp_path / "token"
+    token.write_text("sesame\n")
+    digest = hashlib.sha256(b"sesame").hexdigest()
+    access.write_text(f'[[token]]\nname = "app"\nsha256 = "{digest}"\nroles = ["predict"]\n')
+    with serving_on_a_thread(tls=TlsFiles(certificate, key), access_file=access) as served:
+        address = f"localhost:{served.app.endpoint.port}"
+        flags = ["--address", address, "--tls-ca", str(ca)]
+        assert main(["translate", *flags, "--token-file", str(token), "abc"]) == 0
+        assert capsys.readouterr().out == "abc\n"
+        assert main(["models", *flags, "--token-file", str(token)]) == 0
+        assert main(["health", *flags]) == 0  # for probes, which have none
+        capsys.readouterr()
+        assert main(["translate", *flags, "abc"]) == 1
+        assert "UNAUTHENTICATED: send a token" in capsys.readouterr().err
+    assert main(["health", "--address", "x:1", "--tls-ca", str(tmp_path / "none.pem")]) == 1
+    assert "none.pem: No such file" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["health", "--tls-key", str(key)])

@@ -1,0 +1,100 @@
+import asyncio
+
+import grpc
+import pytest
+import trustme
+from grpc import aio
+
+from protos import seq2seq_v1_pb2 as pb
+from protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
+from server.config import ServerConfig, TlsFiles
+from tests.server.service.harness import serving
+
+
+def write_certificate(folder, authority: trustme.CA) -> TlsFiles:
+    files = TlsFiles(folder / "server.pem", folder / "server.key")
+    issued = authority.issue_cert("localhost")
+    files.certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    files.key.write_bytes(issued.private_key_pem.bytes())
+    return files
+
+
+async def ask(served, **credentials) -> str:
+    """What a new connection is answered."""
+    channel = aio.secure_channel(
+        f"localhost:{served.app.endpoint.port}", grpc.ssl_channel_credentials(**credentials)
+    )
+    async with channel:
+        request = pb.GenerateRequest(sources=[pb.Source(text="ab")])
+        answer = await Seq2SeqStub(channel).Generate(request, timeout=10)
+        return answer.hypotheses[0].text
+
+
+async def is_refused(served, **credentials) -> bool:
+    with pytest.raises(aio.AioRpcError) as caught:
+        await ask(served, **credentials)
+    return caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def roots(authority: trustme.CA) -> dict[str, bytes]:
+    return {"root_certificates": authority.cert_pem.bytes()}
+
+
+def test_calls_are_encrypted_and_others_are_refused(tmp_path):
+    authority = trustme.CA()
+
+    async def run():
+        async with serving(tls=write_certificate(tmp_path, authority)) as served:
+            assert await ask(served, **roots(authority)) == "ab"
+            assert await is_refused(served, **roots(trustme.CA()))
+            with pytest.raises(aio.AioRpcError) as caught:
+                await served.stub.Generate(pb.GenerateRequest(), timeout=10)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(run())
+
+
+def test_clients_must_show_a_certificate_where_their_authority_is_given(tmp_path):
+    authority, of_clients = trustme.CA(), trustme.CA()
+    files = write_certificate(tmp_path, authority)
+    client_ca = tmp_path / "clients.pem"
+    client_ca.write_bytes(of_clients.cert_pem.bytes())
+
+    def shown(by: trustme.CA) -> dict[str, bytes]:
+        issued = by.issue_cert("someone@example.org")
+        return roots(authority) | {
+            "private_key": issued.private_key_pem.bytes(),
+            "certificate_chain": issued.cert_chain_pems[0].bytes(),
+        }
+
+    async def run():
+        async with serving(tls=TlsFiles(files.certificate, files.key, client_ca)) as served:
+            assert await ask(served, **shown(of_clients)) == "ab"
+            assert await is_refused(served, **shown(trustme.CA()))
+            assert await is_refused(served, **roots(authority))
+
+    asyncio.run(run())
+
+
+def test_a_new_certificate_is_taken_without_a_restart_and_a_broken_one_is_not(tmp_path):
+    first, second = trustme.CA(), trustme.CA()
+
+    async def run():
+        files = write_certificate(tmp_path, first)
+        async with serving(tls=files) as served:
+            assert await ask(served, **roots(first)) == "ab"
+            files.key.rename(tmp_path / "away")
+            assert await ask(served, **roots(first)) == "ab"
+            write_certificate(tmp_path, second)
+            assert await ask(served, **roots(second)) == "ab"
+            assert await is_refused(served, **roots(first))
+
+    asyncio.run(run())
+
+
+def test_without_tls_the_port_is_this_machines_own_unless_it_is_allowed():
+    with pytest.raises(ValueError, match=r"host is 0\.0\.0\.0, and without TLS"):
+        ServerConfig(host="0.0.0.0")
+    ServerConfig(host="0.0.0.0", is_insecure=True)
+    for host in ("127.0.0.1", "::1", "localhost"):
+        ServerConfig(host=host)
