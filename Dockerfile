@@ -6,7 +6,7 @@
 #       -v "$PWD/bundles:/bundles:ro" seq2seq-serve:cpu
 #
 # What follows the image's name goes to `python -m server`: bundles and flags. Without any it is
-# `/bundles/demo --host 0.0.0.0 --insecure`.
+# `/bundles/demo --insecure`.
 ARG PYTHON_VERSION=3.11
 
 FROM python:${PYTHON_VERSION}-slim-bookworm AS build
@@ -38,7 +38,8 @@ COPY --from=build /app /app
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
-    ORT_DISABLE_TELEMETRY=1
+    ORT_DISABLE_TELEMETRY=1 \
+    SEQ2SEQ_HOST=0.0.0.0
 WORKDIR /app
 # A number, so that Kubernetes can see that it is not root.
 USER 10001:10001
@@ -48,6 +49,6 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
     CMD ["python", "-m", "client", "health", "--timeout-seconds", "4"]
 ENTRYPOINT ["python", "-m", "server"]
-# In a container the port is reached through the container's network, so it cannot be on loopback. Where others
-# can read along there, name --tls-certificate and --tls-key instead of --insecure.
-CMD ["/bundles/demo", "--host", "0.0.0.0", "--insecure"]
+# A container's port is reached through its network. Where others can read along there, name --tls-certificate and
+# --tls-key instead of --insecure.
+CMD ["/bundles/demo", "--insecure"]

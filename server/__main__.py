@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,10 +17,12 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 from bundle.names import Precision
 from server.app import serve
 from server.backlog import QueueLimits
+from server.check import check
 from server.config import LOG_FORMATS, LOG_LEVELS, ServerConfig, TlsFiles, parse_bytes
 from server.device import ProviderPolicy
 from server.loading import load_model
 from server.logs import configure_logging
+from server.settings import parse_settings
 from server.sizing import RunnerConfig
 
 _AUTO = "auto"
@@ -28,7 +31,7 @@ _AUTO = "auto"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options = parse_settings(parser, arguments, os.environ)
     if not options.bundles and options.repository is None:
         parser.error("there is nothing to serve: name a BUNDLE, or a --repository")
     try:
@@ -37,7 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(str(error))
     configure_logging(config.log_level, config.log_format)
     try:
-        asyncio.run(serve(options.bundles, config, load_model))
+        if options.check:
+            for line in check(options.bundles, config):
+                sys.stdout.write(line + "\n")
+        else:
+            asyncio.run(serve(options.bundles, config, load_model))
     except (OSError, ValueError) as error:
         parser.exit(1, f"error: {error}\n")
 
@@ -87,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m server",
         description="Serve exported models over gRPC, with metrics and probes over HTTP.",
-        epilog="example: python -m server bundles/demo --port 50051 --memory-budget 512MiB",
+        epilog="example: python -m server bundles/demo --port 50051 --memory-budget 512MiB. Every flag is "
+        "also a variable of the environment, such as SEQ2SEQ_MEMORY_BUDGET=512MiB.",
     )
     add = parser.add_argument
     add(
@@ -103,6 +111,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="a folder with such a folder for each model: the newest version of each is served, and others "
         "can be loaded while the server runs",
+    )
+    add(
+        "--check",
+        action="store_true",
+        help="check settings, files and bundles, say what would be served, and exit",
     )
     add(
         "--host",

@@ -21,6 +21,7 @@ from server.service.access import Access, AccessInterceptor
 from server.service.calls import Calls
 from server.service.endpoint import Endpoint
 from server.service.health import Health
+from server.shelf import Shelf
 
 Loader = Callable[[Path, ServerConfig, Deliveries, int], ServedModel]
 
@@ -45,17 +46,13 @@ class App:
     """
 
     def __init__(self, bundles: Sequence[Path], config: ServerConfig, loader: Loader) -> None:
-        named = {path.resolve().name: path for path in bundles}
-        if len(named) < len(bundles):
-            raise ValueError("two bundles have the same name: rename one of the folders")
-        if config.repository is not None and not config.repository.is_dir():
-            raise ValueError(f"the repository {config.repository} is no folder")
+        self._shelf = Shelf(bundles, config.repository)
         access = None if config.access_file is None else Access(config.access_file)
         self._config = config
         self._loader = loader
         self._metrics = Metrics()
         self._models = Models(self._metrics)
-        self._repository = Repository(named, config.repository, self._models, self._load)
+        self._repository = Repository(self._shelf, self._models, self._load)
         self._health = Health(self._models)
         self._calls = Calls(self._models, self._metrics)
         self.http = HttpServer(
@@ -87,7 +84,7 @@ class App:
         await self.endpoint.start()
         self._loop = asyncio.get_running_loop()
         try:
-            for name in self._repository.names:
+            for name in self._shelf.names:
                 await self._repository.load(name)
         except ServerError as error:
             raise ValueError(str(error)) from error

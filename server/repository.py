@@ -1,21 +1,19 @@
-"""Which bundles there are, which of them are served, and how one takes another's place."""
+"""Which versions of the models are served, and how one takes another's place."""
 
 from __future__ import annotations
 
 import asyncio
 import enum
 import logging
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from server.errors import LoadFailed, UnknownModel
 from server.models import Models, ServedModel
+from server.shelf import Shelf, Version
 
 _log = logging.getLogger(__name__)
-
-_MANIFEST = "manifest.json"
 
 Load = Callable[[str, str, Path], ServedModel]
 
@@ -27,21 +25,6 @@ class State(enum.StrEnum):
     READY = "READY"
     UNLOADING = "UNLOADING"
     UNAVAILABLE = "UNAVAILABLE"
-
-
-@dataclass(frozen=True)
-class Version:
-    """A bundle that could be served.
-
-    Attributes:
-        model_name: Whose.
-        version: The name of its folder; empty where the model's folder is the bundle.
-        path: The bundle's folder.
-    """
-
-    model_name: str
-    version: str
-    path: Path
 
 
 @dataclass
@@ -64,15 +47,13 @@ class Repository:
     its place at once when it is warm, and the old one ends when its last caller has left: no call fails.
 
     Args:
-        bundles: Folders by the name of their model: a bundle each, or one for each version in it.
-        folder: Has a folder like these for each model; looked at anew whenever it is asked for.
+        shelf: The bundles on disk.
         models: What is served.
         load: Loads one version, on a thread of its own, and starts its engines; raises ValueError.
     """
 
-    def __init__(self, bundles: Mapping[str, Path], folder: Path | None, models: Models, load: Load) -> None:
-        self._bundles = dict(bundles)
-        self._folder = folder
+    def __init__(self, shelf: Shelf, models: Models, load: Load) -> None:
+        self._shelf = shelf
         self._models = models
         self._load = load
         self._status: dict[Version, Status] = {}
@@ -81,22 +62,13 @@ class Repository:
         self._ending: dict[asyncio.Task[None], ServedModel] = {}
 
     @property
-    def names(self) -> list[str]:
-        """Of all models that there are on disk."""
-        found = [] if self._folder is None else [path.name for path in sorted(self._folder.iterdir())]
-        return [
-            *self._bundles,
-            *(name for name in found if name not in self._bundles and self._versions(name)),
-        ]
-
-    @property
     def num_bytes(self) -> int:
         """Of all that is loaded, also of what is served no more and still has callers."""
         return sum(model.num_bytes for model in (*self._models, *self._ending.values()))
 
     def index(self) -> list[tuple[Version, Status]]:
         """Every version that there is, and what became of it."""
-        found = {version: None for name in self.names for version in self._versions(name)}
+        found = {version: None for name in self._shelf.names for version in self._shelf.versions(name)}
         return [(one, self._status.get(one, Status(State.UNAVAILABLE))) for one in {**found, **self._status}]
 
     async def load(self, name: str, version: str = "") -> ServedModel:
@@ -107,7 +79,7 @@ class Repository:
             LoadFailed: Its bundle cannot be used here; what was served before still is.
         """
         async with self._changing:
-            wanted = self._find(name, version)
+            wanted = self._shelf.find(name, version)
             self._status[wanted] = Status(State.LOADING)
             try:
                 model = await asyncio.to_thread(self._load, name, wanted.version, wanted.path)
@@ -158,35 +130,3 @@ class Repository:
         task = asyncio.create_task(end())
         self._ending[task] = model
         task.add_done_callback(self._ending.pop)
-
-    def _find(self, name: str, version: str) -> Version:
-        versions = self._versions(name)
-        if not versions:
-            raise UnknownModel(f"there is no bundle of a model named {name[:100]!r}")
-        found = next((one for one in versions if one.version == version), None) if version else versions[-1]
-        if found is None:
-            there_are = ", ".join(one.version for one in versions if one.version) or "only one without a name"
-            raise UnknownModel(f"{name} has no version {version[:100]!r} on disk: there is {there_are}")
-        return found
-
-    def _versions(self, name: str) -> list[Version]:
-        """The versions of a model on disk, the newest last: numbers in their names count as numbers."""
-        path = self._bundles.get(name)
-        if path is None and self._folder is not None and _is_plain(name):
-            path = self._folder / name
-        if path is None:
-            return []
-        children = list(path.iterdir()) if path.is_dir() and not (path / _MANIFEST).is_file() else []
-        folders = sorted((child for child in children if (child / _MANIFEST).is_file()), key=_in_order)
-        if not folders and (name in self._bundles or (path / _MANIFEST).is_file()):
-            return [Version(name, "", path)]
-        return [Version(name, child.name, child) for child in folders]
-
-
-def _in_order(path: Path) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name)]
-
-
-def _is_plain(name: str) -> bool:
-    """Whether a name is one folder's, and no way out of the repository."""
-    return name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)

@@ -218,7 +218,7 @@ def text_or_refusal(call: Pending) -> str:
 def test_docker_stop_finishes_or_refuses_every_request_and_exits_0(stack, bundles):
     options = ["--detach", "--read-only", "--publish", "127.0.0.1:0:50051"]
     options += ["--volume", f"{bundles}:/bundles:ro"]
-    server = run("docker", "run", *options, stack.image, "/bundles/demo", "--max-slots", "1")
+    server = run("docker", "run", *options, stack.image, "/bundles/demo", "--insecure", "--max-slots", "1")
     try:
         address = run("docker", "port", server, "50051/tcp").splitlines()[0]
         wait_until_ready(address)

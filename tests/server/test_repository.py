@@ -9,6 +9,7 @@ from server.errors import LoadFailed, Unavailable, UnknownModel
 from server.metrics import Metrics
 from server.models import Models
 from server.repository import Repository, State
+from server.shelf import Shelf
 
 
 @dataclass(eq=False)
@@ -33,7 +34,7 @@ class FakeModel:
         self.stopped.append(self.version)
 
 
-class Shelf:
+class Harness:
     """A folder of bundles, and a loader that fails where it is told to."""
 
     def __init__(self, folder) -> None:
@@ -42,7 +43,7 @@ class Shelf:
         self.broken: set[str] = set()
         self.metrics = Metrics()
         self.models = Models(self.metrics)
-        self.repository = Repository({}, folder, self.models, self._load)
+        self.repository = Repository(Shelf([], folder), self.models, self._load)
 
     def add(self, *parts: str) -> None:
         path = self.folder.joinpath(*parts)
@@ -64,7 +65,7 @@ class Shelf:
 
 @pytest.fixture
 def shelf(tmp_path):
-    return Shelf(tmp_path)
+    return Harness(tmp_path)
 
 
 def test_the_newest_version_is_served_and_numbers_count_as_numbers(shelf):
@@ -74,7 +75,7 @@ def test_the_newest_version_is_served_and_numbers_count_as_numbers(shelf):
     (shelf.folder / "no-model").mkdir()
 
     async def run():
-        assert shelf.repository.names == ["demo", "plain"]
+        assert Shelf([], shelf.folder).names == ["demo", "plain"]
         assert (await shelf.repository.load("demo")).version == "10"
         assert (await shelf.repository.load("plain")).version == "hash"
         assert shelf.models.get("demo").version == "10"

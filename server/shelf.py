@@ -1,0 +1,93 @@
+"""The bundles on disk: which models there are, and which versions of each. It knows their folders only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.errors import UnknownModel
+
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Version:
+    """A bundle that could be served.
+
+    Attributes:
+        model_name: Whose.
+        version: The name of its folder; empty where the model's folder is the bundle.
+        path: The bundle's folder.
+    """
+
+    model_name: str
+    version: str
+    path: Path
+
+
+class Shelf:
+    """Folders, looked at anew whenever they are asked for.
+
+    Args:
+        bundles: A folder a model, which is called like it: a bundle, or a folder with one for each version.
+        folder: Has a folder like these for each further model; None is none.
+
+    Raises:
+        ValueError: Two bundles have the same name, or `folder` is no folder.
+    """
+
+    def __init__(self, bundles: Sequence[Path], folder: Path | None) -> None:
+        self._bundles = {path.resolve().name: path for path in bundles}
+        self._folder = folder
+        if len(self._bundles) < len(bundles):
+            raise ValueError("two bundles have the same name: rename one of the folders")
+        if folder is not None and not folder.is_dir():
+            raise ValueError(f"the repository {folder} is no folder")
+
+    @property
+    def names(self) -> list[str]:
+        """Of all models."""
+        found = [] if self._folder is None else [path.name for path in sorted(self._folder.iterdir())]
+        return [
+            *self._bundles,
+            *(name for name in found if name not in self._bundles and self.versions(name)),
+        ]
+
+    def versions(self, name: str) -> list[Version]:
+        """The versions of a model, the newest last: numbers in their names count as numbers."""
+        path = self._bundles.get(name)
+        if path is None and self._folder is not None and _is_plain(name):
+            path = self._folder / name
+        if path is None:
+            return []
+        children = list(path.iterdir()) if path.is_dir() and not (path / _MANIFEST).is_file() else []
+        folders = sorted((child for child in children if (child / _MANIFEST).is_file()), key=_in_order)
+        if not folders and (name in self._bundles or (path / _MANIFEST).is_file()):
+            return [Version(name, "", path)]
+        return [Version(name, child.name, child) for child in folders]
+
+    def find(self, name: str, version: str = "") -> Version:
+        """A version of a model, or its newest one.
+
+        Raises:
+            UnknownModel: There is none; the message lists those there are.
+        """
+        versions = self.versions(name)
+        if not versions:
+            raise UnknownModel(f"there is no bundle of a model named {name[:100]!r}")
+        found = next((one for one in versions if one.version == version), None) if version else versions[-1]
+        if found is None:
+            there_are = ", ".join(one.version for one in versions if one.version) or "only one without a name"
+            raise UnknownModel(f"{name} has no version {version[:100]!r} on disk: there is {there_are}")
+        return found
+
+
+def _in_order(path: Path) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name)]
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name is one folder's, and no way out of the repository."""
+    return name not in ("", ".", "..") and not {"/", "\\", "\0"} & set(name)

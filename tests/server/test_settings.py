@@ -1,0 +1,111 @@
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from server.__main__ import _config, _parser, main
+from server.settings import parse_settings
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """The settings that come of a file, an environment and a command line."""
+
+    def parse(text: str = "", environment=(), *arguments: str):
+        file = tmp_path / "server.toml"
+        file.write_text(text)
+        flags = ["--config", str(file)] if text else []
+        return parse_settings(_parser(), [*flags, *arguments], dict(environment))
+
+    return parse
+
+
+def test_the_command_line_comes_before_the_environment_and_that_before_the_file(settings):
+    file, environment = "max_slots = 1\nport = 1\nhost = 'a'", {"SEQ2SEQ_PORT": "2", "SEQ2SEQ_HOST": "b"}
+    options = settings(file, environment, "--host", "c")
+    assert (options.max_slots, options.port, options.host) == (1, 2, "c")
+
+
+def test_every_kind_of_setting_can_come_from_either(settings, tmp_path):
+    file = """
+        bundles = ["one", "two"]
+        memory_budget = "2MiB"
+        drain_seconds = 1.5
+        insecure = true
+        no_cuda_graphs = true
+        provider = "cpu"
+        access_file = "access.toml"
+    """
+    environment = {
+        "SEQ2SEQ_BUNDLES": os.pathsep.join(["one", "two"]),
+        "SEQ2SEQ_MEMORY_BUDGET": "2MiB",
+        "SEQ2SEQ_DRAIN_SECONDS": "1.5",
+        "SEQ2SEQ_INSECURE": "1",
+        "SEQ2SEQ_NO_CUDA_GRAPHS": "true",
+        "SEQ2SEQ_PROVIDER": "cpu",
+        "SEQ2SEQ_ACCESS_FILE": "access.toml",
+    }
+    flags = ["one", "two", "--memory-budget", "2MiB", "--drain-seconds", "1.5", "--insecure"]
+    flags += ["--no-cuda-graphs", "--provider", "cpu", "--access-file", "access.toml"]
+    expected = settings("", (), *flags)
+    assert expected.bundles == [Path("one"), Path("two")]
+    assert expected.cuda_graphs is False
+    for options in (settings(file), settings("", environment)):
+        assert options.bundles == expected.bundles
+        assert _config(options) == _config(expected)
+
+
+def test_a_switch_can_be_switched_off(settings):
+    assert settings("insecure = false").insecure is False
+    assert settings("no_reflection = false").reflection is True
+    assert settings("insecure = true", {"SEQ2SEQ_INSECURE": "false"}).insecure is False
+
+
+def test_the_file_can_be_named_by_the_environment(tmp_path):
+    file = tmp_path / "server.toml"
+    file.write_text("port = 7")
+    assert parse_settings(_parser(), [], {"SEQ2SEQ_CONFIG": str(file)}).port == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "message"),
+    [
+        ("slots = 3", {}, r"server.toml: there is no setting 'slots'; there are access_file"),
+        ("port = 'x'", {}, "server.toml: port: invalid literal for int"),
+        ("port = [1]", {}, r"server.toml: port: \[1\] is no single value"),
+        ("bundles = 'one'", {}, "server.toml: bundles: 'one' is no list"),
+        ("insecure = 'maybe'", {}, "server.toml: insecure: 'maybe' is neither true nor false"),
+        ("provider = 'tpu'", {}, "server.toml: provider: 'tpu' is none of require, prefer, cpu"),
+        ("memory_budget = 'lots'", {}, "server.toml: memory_budget: 'lots' is not a size"),
+        ("port = ", {}, "server.toml is no TOML"),
+        ("", {"SEQ2SEQ_PORT": "x"}, "SEQ2SEQ_PORT: invalid literal for int"),
+        ("", {"SEQ2SEQ_CONFIG": "/none.toml"}, "/none.toml: No such file"),
+    ],
+)
+def test_a_wrong_setting_exits_2_and_says_where(settings, text, environment, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        settings(text, environment)
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_check_says_what_would_be_served(bundle_path, capsys):
+    main(["--check", str(bundle_path), "--provider", "cpu", "--max-slots", "7"])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("random: version ")
+    assert "int8 on cpu, 7 slots, at most" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--memory-limit", "1MiB"], "together they take"),
+        (["--memory-budget", "1KiB"], "a slot takes"),
+        (["--access-file", "none.toml"], "No such file"),
+        (["--tls-certificate", "none.pem", "--tls-key", "none.key"], "No such file"),
+    ],
+)
+def test_check_exits_1_for_what_would_fail(bundle_path, capsys, flags, message):
+    with pytest.raises(SystemExit, match="1"):
+        main(["--check", str(bundle_path), "--provider", "cpu", *flags])
+    assert message in capsys.readouterr().err
