@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 from server.records import FinishReason, StepStats
 
@@ -68,6 +75,7 @@ class Metrics:
         # birth.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._models: dict[str, _ModelSeries] = {}
         self._infos: dict[str, tuple[str, ...]] = {}
         self._gauges: list[Gauge] = []  # with one value a model

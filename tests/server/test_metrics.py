@@ -30,6 +30,12 @@ NAMES = {
     "seq2seq_step_batch_size": "histogram",
     "seq2seq_engine_heartbeat_timestamp_seconds": "gauge",
     "seq2seq_model_info": "gauge",
+    "process_cpu_seconds": "counter",
+    "process_max_fds": "gauge",
+    "process_open_fds": "gauge",
+    "process_resident_memory_bytes": "gauge",
+    "process_start_time_seconds": "gauge",
+    "process_virtual_memory_bytes": "gauge",
 }
 
 
