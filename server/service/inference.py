@@ -137,7 +137,10 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
         """Serve a model's newest version, or the one that the parameter `version` names."""
         async with self._calls.open("RepositoryModelLoad", context):
             name, parameters = _changed_model(message, ("version",))
-            await self._repository.load(name, parameters.get("version", ""))
+            version = parameters.get("version", "")
+            if not isinstance(version, str):
+                raise InvalidRequest("the parameter version must be a string", field="parameters[version]")
+            await self._repository.load(name, version)
             return pb.RepositoryModelLoadResponse(model_name=name, is_loaded=True)
 
     async def RepositoryModelUnload(  # noqa: N802

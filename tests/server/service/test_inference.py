@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from protos import open_inference_pb2 as pb
+from protos import seq2seq_v1_pb2 as seq2seq
 from protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from server.backlog import QueueLimits
 from tests.server.service.harness import EOS, EchoRunner, serving
@@ -391,5 +392,85 @@ def test_statistics_add_up():
                 assert stats.success.ns > stats.compute_infer.ns > 0
                 assert its.execution_count == sum(one.compute_infer.count for one in its.batch_stats) >= 6
                 assert its.last_inference > 1.7e12
+
+    asyncio.run(run())
+
+
+def test_loading_anew_under_load_fails_no_call_and_stops_the_old_engine():
+    async def run():
+        async with serving(is_repository_open=True) as served:
+            stub = stub_of(served)
+            stopping = asyncio.Event()
+
+            async def ask_again_and_again() -> int:
+                num_calls = 0
+                while not stopping.is_set():
+                    answer = await stub.ModelInfer(infer_request("abc", "d"))
+                    assert typed(answer)["text_output"][1] == [b"abc", b"d"]
+                    assert "".join([piece async for piece in pieces()]) == "abc"
+                    num_calls += 2
+                return num_calls
+
+            async def pieces():
+                async for one in served.stub.GenerateStream(
+                    seq2seq.GenerateRequest(sources=[seq2seq.Source(text="abc")])
+                ):
+                    yield one.piece.text
+
+            callers = [asyncio.create_task(ask_again_and_again()) for _ in range(8)]
+            engines = []
+            for _ in range(5):
+                engines.append(served.model.engines[0])
+                await stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="echo"))
+                assert served.model.engines[0] is not engines[-1]
+                await asyncio.sleep(0.1)
+            stopping.set()
+            assert sum(await asyncio.gather(*callers)) > 50
+            while served.app._repository._ending:
+                await asyncio.sleep(0.01)
+            assert not any(engine._thread.is_alive() for engine in engines)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("first", "second"), [("", "echo"), ("echo", "")])
+def test_both_numberings_of_the_repository_calls_are_understood(first, second):
+    """Triton has the model's name in field 2, KServe in field 1, and answers with it."""
+
+    async def run():
+        async with serving(is_repository_open=True) as served:
+            stub = stub_of(served)
+            load = pb.RepositoryModelLoadRequest(repository_name=first, model_name=second)
+            loaded = await stub.RepositoryModelLoad(load)
+            assert (loaded.model_name, loaded.is_loaded) == ("echo", True)
+            unload = pb.RepositoryModelUnloadRequest(repository_name=first, model_name=second)
+            assert (await stub.RepositoryModelUnload(unload)).is_unloaded
+            await stub.RepositoryModelLoad(load)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"model_name": "nobody"}, grpc.StatusCode.NOT_FOUND),
+        ({}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"repository_name": "other", "model_name": "echo"}, grpc.StatusCode.INVALID_ARGUMENT),
+        (
+            {"model_name": "echo", "parameters": {"file:1/x": pb.ModelRepositoryParameter(bytes_param=b"")}},
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
+        (
+            {"model_name": "echo", "parameters": {"version": pb.ModelRepositoryParameter(int64_param=3)}},
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(change, code):
+    async def run():
+        async with serving(is_repository_open=True) as served:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub_of(served).RepositoryModelLoad(pb.RepositoryModelLoadRequest(**change))
+            assert caught.value.code() is code
 
     asyncio.run(run())

@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).with_name("triton_calls.py")
 @pytest.fixture(scope="module")
 def seen():
     async def run():
-        async with serving() as served:
+        async with serving(is_repository_open=True) as served:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, PROGRAM, served.address, "echo", stdout=asyncio.subprocess.PIPE
             )
@@ -56,3 +56,10 @@ def test_it_reads_statistics(seen):
     (stats,) = seen["statistics"]["model_stats"]
     assert int(stats["inference_count"]) >= 5
     assert int(stats["inference_stats"]["success"]["ns"]) > 0
+
+
+def test_it_unloads_and_loads_models(seen):
+    (model,) = seen["index"]["models"]
+    assert (model["name"], model["state"]) == ("echo", "READY")
+    assert seen["unloaded"] == [False, ["StatusCode.UNAVAILABLE", seen["unloaded"][1][1]]]
+    assert seen["loaded"] == [True, [TEXT]]

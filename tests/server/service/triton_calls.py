@@ -31,7 +31,12 @@ def main(address: str, model: str) -> None:
         "bad": error_of(lambda: infer(client, model, [TEXT], beam_size=99)),
         "cancelled": cancel(client, model),
         "statistics": client.get_inference_statistics(model, as_json=True),
+        "index": client.get_model_repository_index(as_json=True),
     }
+    client.unload_model(model)
+    seen["unloaded"] = [client.is_model_ready(model), error_of(lambda: infer(client, model, [TEXT]))]
+    client.load_model(model)
+    seen["loaded"] = [client.is_model_ready(model), infer(client, model, [TEXT])]
     print(json.dumps(seen))
 
 
