@@ -22,7 +22,7 @@ from client.output import message_dict, one_line, to_json
 from client.sync import Client
 from client.translate import Translation, read_lines, text_arguments, translate
 from client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS, Tls
-from protos.seq2seq_v1_pb2 import GenerateOptions, LongSource, Target
+from protos.seq2seq_v1_pb2 import LONG_SOURCE_SPLIT, GenerateOptions, LongSource, Target
 
 _IMAGE, _DATA = ".png", ".json"
 
@@ -180,12 +180,18 @@ def _translation(parser: argparse.ArgumentParser, options: argparse.Namespace) -
             parser.error(f"--attention shows one text, and {len(options.texts) or 'no'} TEXT was given")
         if options.stream and options.json:
             parser.error("--attention goes with --stream or with --json, not with both")
-    try:
-        generate_options = GenerateOptions(
-            attention=attention_file is not None, **{name: getattr(options, name) for name in _OPTIONS}
-        )
-    except ValueError as error:
-        parser.error(str(error))
+        if options.long_source == LONG_SOURCE_SPLIT:
+            parser.error("--attention shows one sentence, and --long-source split may make several")
+        if not attention_file.parent.is_dir():
+            parser.error(f"--attention {attention_file}: there is no folder {attention_file.parent}")
+    if options.long_source == LONG_SOURCE_SPLIT and (options.num_hypotheses or 1) > 1 and not options.json:
+        parser.error("with --long-source split the hypotheses of each sentence are only in --json")
+    generate_options = GenerateOptions(attention=attention_file is not None)
+    for name in _OPTIONS:
+        try:
+            generate_options.MergeFrom(GenerateOptions(**{name: getattr(options, name)}))
+        except ValueError as error:
+            parser.error(f"--{name.replace('_', '-')}: {error}")
     return Translation(
         model=options.model,
         options=generate_options,

@@ -24,13 +24,21 @@ DEFAULT_ADDRESS = "localhost:50051"
 DEFAULT_TIMEOUT_SECONDS = 60.0
 MAX_MESSAGE_BYTES = 16 * 2**20
 
+_SERVICE = DESCRIPTOR.services_by_name["Seq2Seq"]
+
 # A server that drains or restarts is retried, somewhere else where the name has several addresses. An answer
 # that says the request itself is wrong never is.
 _SERVICE_CONFIG = {
     "loadBalancingConfig": [{"round_robin": {}}],
     "methodConfig": [
         {
-            "name": [{"service": DESCRIPTOR.services_by_name["Seq2Seq"].full_name}],
+            # Not GenerateStream: a stream of the client for ordinary code that is retried may wait for ever,
+            # whatever its deadline, when its server dies before the first message (gRPC 1.85.1).
+            "name": [
+                {"service": _SERVICE.full_name, "method": method.name}
+                for method in _SERVICE.methods
+                if not method.server_streaming
+            ],
             "retryPolicy": {
                 "maxAttempts": 4,
                 "initialBackoff": "0.1s",
@@ -75,6 +83,8 @@ def score_request(source: TextOrIds, target: TextOrIds, model: str) -> ScoreRequ
 
 
 def _source(source: TextOrIds) -> Source:
+    if source is None or isinstance(source, bytes):
+        raise TypeError(f"a source is a text or a list of token ids, and this is {type(source).__name__}")
     return Source(text=source) if isinstance(source, str) else Source(token_ids=TokenIds(values=source))
 
 

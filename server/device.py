@@ -174,9 +174,10 @@ def _fastest(provider: str, asked: tuple[Precision, ...]) -> Precision:
 
 def _why_not_cuda(asked: tuple[Precision, ...]) -> str:
     """Why CUDA cannot run graphs of any of these precisions; empty where it can."""
-    if not set(asked) & set(_PRECISIONS[CUDA]):
+    problem = _cuda_problem()
+    if not problem and not set(asked) & set(_PRECISIONS[CUDA]):
         return f"{_listed(asked)} graphs do not run there, it takes {_listed(_PRECISIONS[CUDA])}"
-    return _cuda_problem()
+    return problem
 
 
 def _cuda_problem() -> str:

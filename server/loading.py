@@ -33,14 +33,15 @@ def load_model(
     bundle = load_bundle(path)
     num_instances = config.runner.num_instances
     try:
-        num_bytes = num_instances * size_up(bundle, config.runner).total_bytes
+        sizing = size_up(bundle, config.runner)
+        num_bytes = num_instances * sizing.total_bytes
         if num_used_bytes + num_bytes > config.memory_limit_bytes:
             raise ValueError(
                 f"it takes {num_bytes} bytes beside the {num_used_bytes} of what is loaded, and the memory "
                 f"limit is {config.memory_limit_bytes}: raise --memory-limit, lower --memory-budget, or "
                 "unload a model first"
             )
-        runners = [OnnxRunner(bundle, config.runner) for _ in range(num_instances)]
+        runners = [OnnxRunner(bundle, config.runner, sizing) for _ in range(num_instances)]
     except (ValueError, MemoryError) as error:
         raise ValueError(f"{path}: {error}") from error
     runner, num_slots = runners[0], sum(runner.num_slots for runner in runners)

@@ -22,7 +22,7 @@ from server.buffers import Buffers, Columns
 from server.device import CPU, OnnxDevice, share_threads
 from server.records import Array, Move, Request, Search, Selected, Sequence
 from server.selection import Selector
-from server.sizing import RunnerConfig, size_up
+from server.sizing import RunnerConfig, Sizing, size_up
 
 _log = logging.getLogger(__name__)
 
@@ -38,13 +38,14 @@ class OnnxRunner:
     Args:
         bundle: A checked bundle.
         config: Provider, precision, sizes.
+        sizing: What `size_up` makes of both, where that is known already.
 
     Raises:
         ValueError: The bundle has no graphs for what may run them, or one slot does not fit the budget.
     """
 
-    def __init__(self, bundle: Bundle, config: RunnerConfig) -> None:
-        manifest, sizing = bundle.manifest, size_up(bundle, config)
+    def __init__(self, bundle: Bundle, config: RunnerConfig, sizing: Sizing | None = None) -> None:
+        manifest, sizing = bundle.manifest, sizing or size_up(bundle, config)
         self.provider, self.precision = sizing.provider, sizing.precision
         self.num_threads, self.num_slots = sizing.num_threads, sizing.num_slots
         self.num_bytes, self.slot_bytes = sizing.total_bytes, sizing.slot_bytes

@@ -11,7 +11,7 @@ import numpy as np
 from bundle import names
 from bundle.manifest import Bundle, TensorSpec
 from bundle.names import Axis, Precision, Role
-from server.device import ProviderPolicy, choose
+from server.device import CPU, ProviderPolicy, choose
 from server.machine import usable_cpus
 
 # The encoder's weights are loaded once, the decoder's for a step and for many positions at once.
@@ -97,11 +97,16 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
     """The sizes of each of the runners that a configuration asks for.
 
     Raises:
-        ValueError: The bundle has no graphs for what may run them, or one slot does not fit the budget.
+        ValueError: The bundle has no graphs for what may run them, one slot does not fit the budget, or there
+            are more instances than threads.
     """
     manifest = bundle.manifest
     provider, precision = choose(bundle, config.provider, config.precision)
     num_instances, num_threads = config.num_instances, config.num_threads or usable_cpus()
+    if provider == CPU and num_instances > num_threads:
+        raise ValueError(
+            f"num_instances is {num_instances}, and there are {num_threads} threads: each needs its own"
+        )
     sizes: dict[str, int] = {
         Axis.CACHE_CAPACITY: _limit(
             "max_target_length", config.max_target_length, manifest.max_target_length
@@ -133,7 +138,7 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
     return Sizing(
         provider=provider,
         precision=precision,
-        num_threads=max(num_threads // num_instances, 1),
+        num_threads=max(num_threads // num_instances, 1),  # fewer than instances there can be on CUDA
         # Besides those of the pool each engine's own thread takes part in a run.
         num_pool_threads=max(num_threads - num_instances + 1, 1),
         sizes=sizes,

@@ -154,10 +154,11 @@ def test_attention_is_written_as_image_or_numbers(run, tmp_path, stream):
 
 
 def test_attention_that_cannot_be_written_fails_after_the_translation(run, tmp_path):
-    path = tmp_path / "none" / "attention.json"
+    path = tmp_path / "attention.json"
+    path.mkdir()
     code, out, err = run("translate", "ab", "--attention", str(path))
     assert (code, out) == (1, ["ab"])
-    assert err == [f"error: {path}: No such file or directory"]
+    assert err == [f"error: {path}: Is a directory"]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,14 @@ def test_attention_that_cannot_be_written_fails_after_the_translation(run, tmp_p
         (["translate", "a", "--attention", "a.txt"], "the name must end in .png or .json"),
         (["translate", "a", "b", "--attention", "a.png"], "--attention shows one text, and 2 TEXT was given"),
         (["translate", "--attention", "a.png"], "--attention shows one text, and no TEXT was given"),
-        (["translate", "a", "--max-new-tokens", str(2**70)], "alue out of range"),
+        (["translate", "a", "--attention", "none/a.png"], "--attention none/a.png: there is no folder none"),
+        (
+            ["translate", "a", "--attention", "a.png", "--long-source", "split"],
+            "--attention shows one sentence",
+        ),
+        (["translate", "a", "--num-hypotheses", "2", "--long-source", "split"], "are only in --json"),
+        (["translate", "a", "--max-new-tokens", str(2**70)], "--max-new-tokens: "),
+        (["translate", "a", "--seed", "-1"], "--seed: "),
         (["translate", "a", "--timeout-seconds", "0"], "'0' is not a number of seconds above 0"),
         (["translate", "a", "--timeout-seconds", "soon"], "'soon' is not a number of seconds above 0"),
         (["translate", "a", "--suppressed-token-ids", "5;6"], "'5;6' is not token ids with commas"),

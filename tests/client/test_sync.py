@@ -92,3 +92,9 @@ def test_a_server_that_is_not_there_is_said_to_be_not_there():
         assert caught.value.request_id == ""
         with pytest.raises(ClientError, match="no server answers"):
             client.generate("abc")
+
+
+@pytest.mark.parametrize("source", [None, b"abc"])
+def test_what_is_no_source_is_a_type_error(source):
+    with Client("127.0.0.1:1") as client, pytest.raises(TypeError, match="a text or a list of token ids"):
+        client.generate(source)

@@ -86,7 +86,7 @@ def test_instances_share_slots_threads_and_queue(bundle_path):
 
 
 def test_a_request_goes_to_the_engine_with_the_least_to_do(bundle_path, deliveries):
-    runner = RunnerConfig(provider="cpu", num_threads=2, max_slots=6, num_instances=3)
+    runner = RunnerConfig(provider="cpu", num_threads=3, max_slots=6, num_instances=3)
     model = load_model(bundle_path, ServerConfig(runner=runner), deliveries)
     model.stop()
     taken: list[int] = []
@@ -96,6 +96,20 @@ def test_a_request_goes_to_the_engine_with_the_least_to_do(bundle_path, deliveri
         engine.cancel = lambda request, is_expired: None
     with model.submitted(make_request(0), lambda: False):
         assert taken == [1]
+
+
+def test_each_instance_needs_a_thread(bundle_path, deliveries):
+    runner = RunnerConfig(provider="cpu", num_threads=2, num_instances=3)
+    with pytest.raises(ValueError, match="num_instances is 3, and there are 2 threads"):
+        load_model(bundle_path, ServerConfig(runner=runner), deliveries)
+
+
+def test_instances_complain_once(bundle_path, deliveries, caplog):
+    runner = RunnerConfig(num_threads=2, num_instances=2)
+    load_model(bundle_path, ServerConfig(runner=runner), deliveries).stop()
+    if "onnxruntime has no" not in caplog.text and not caplog.messages:
+        pytest.skip("CUDA works here")
+    assert sum("though CUDA is preferred" in message for message in caplog.messages) == 1
 
 
 def test_what_has_no_room_beside_the_others_is_refused_with_both_numbers(bundle_path, deliveries):

@@ -6,13 +6,15 @@ import socket
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 
 import grpc
 import pytest
 
-from client import Client
+from client import Client, ClientError
 from protos.seq2seq_v1_pb2 import GenerateRequest, Source
 from protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
 from server.__main__ import _config, _parser, main
@@ -98,6 +100,25 @@ def test_a_burst_and_a_signal_answer_every_call_with_a_status_that_clients_retry
     overloaded, stopping = grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE
     assert stopping in codes
     assert codes <= {grpc.StatusCode.OK, overloaded, stopping}
+
+
+def test_streams_end_when_their_server_dies_before_their_first_piece():
+    """A retried stream of gRPC's would wait for ever, whatever its deadline."""
+
+    def read(client: Client) -> str:
+        try:
+            return "".join(message.piece.text for message in client.stream("abc", timeout_seconds=15))
+        except ClientError as error:
+            return error.code
+
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        process, port, _ = stack.enter_context(echo_server("--gate"))
+        clients = [stack.enter_context(Client(f"127.0.0.1:{port}")) for _ in range(6)]
+        reading = [pool.submit(read, client) for client in clients]
+        assert process.stderr.readline() == "stepping\n"
+        time.sleep(0.3)  # for the others to be accepted
+        process.kill()
+        assert {one.result(30) for one in reading} == {"UNAVAILABLE"}
 
 
 def test_a_second_signal_ends_at_once():
