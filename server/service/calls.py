@@ -142,6 +142,8 @@ class Calls:
                 grpc.StatusCode.DEADLINE_EXCEEDED if call.is_expired() else grpc.StatusCode.CANCELLED,
             )
             raise
+        except aio.AbortError:
+            raise  # refused before it came here
         except Exception as error:
             code, text = status_of(error)
             if not isinstance(error, ServerError):

@@ -17,6 +17,7 @@ from server.service.access import AccessInterceptor
 from server.service.calls import Calls
 from server.service.health import HEALTH_SERVICE, SERVICE_NAMES, Health, HealthService
 from server.service.inference import InferenceService
+from server.service.parsing import ParsingInterceptor
 from server.service.seq2seq import Seq2SeqService
 from server.service.tls import server_credentials
 
@@ -67,7 +68,7 @@ class Endpoint:
         gate: AccessInterceptor,
     ) -> None:
         host, port, tls = config.host, config.port, config.tls
-        self._server = aio.server(interceptors=[gate], options=_OPTIONS)
+        self._server = aio.server(interceptors=[gate, ParsingInterceptor()], options=_OPTIONS)
         add_Seq2SeqServicer_to_server(Seq2SeqService(models, calls), self._server)  # type: ignore[no-untyped-call]
         add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
             InferenceService(models, repository, calls, health), self._server

@@ -1,0 +1,88 @@
+"""Bytes that are no message are the caller's mistake: gRPC by itself calls them an internal error."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from server.errors import InvalidRequest
+from server.service.status import status_of, trailers_of
+
+_Context = aio.ServicerContext[Any, Any]
+
+
+class _Malformed:
+    """Stands for a message that could not be read."""
+
+
+class ParsingInterceptor(aio.ServerInterceptor):
+    """Answers what cannot be read with INVALID_ARGUMENT. Owned by the endpoint; holds nothing."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """The method's handler, which never gets what is no message."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_deserializer is None:
+            return handler
+        make, inner = {
+            (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
+            (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
+            (True, False): (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
+            (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
+        }[handler.request_streaming, handler.response_streaming]
+        wrap = _of_stream if handler.request_streaming else _of_one
+        return make(wrap(inner), _tolerant(handler.request_deserializer), handler.response_serializer)
+
+
+def _tolerant(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def parse_or_not(raw: bytes) -> Any:
+        try:
+            return parse(raw)
+        except Exception:  # protobuf raises several kinds, some for text that is no UTF-8
+            return _Malformed()
+
+    return parse_or_not
+
+
+def _of_one(inner: Any) -> Any:
+    """A handler of one message."""
+
+    async def handle(message: Any, context: _Context) -> Any:
+        if isinstance(message, _Malformed):
+            await _refuse(context)
+        return await inner(message, context)
+
+    return handle
+
+
+def _of_stream(inner: Any) -> Any:
+    """A handler of several messages, which are read as it asks for them."""
+
+    async def readable(messages: AsyncIterator[Any], context: _Context) -> AsyncIterator[Any]:
+        async for message in messages:
+            if isinstance(message, _Malformed):
+                await _refuse(context)
+            yield message
+
+    async def handle(messages: AsyncIterator[Any], context: _Context) -> None:
+        answering = inner(readable(messages, context), context)
+        if inspect.isasyncgen(answering):
+            async for answer in answering:
+                await context.write(answer)
+        else:
+            await answering
+
+    return handle
+
+
+async def _refuse(context: _Context) -> None:
+    error = InvalidRequest("the bytes that came are no message of this method", field="")
+    code, text = status_of(error)
+    await context.abort(code, text, trailers_of(error, ""))
