@@ -23,6 +23,9 @@ _TIMEOUT_SECONDS = 20.0
 _AT_ONCE = 50
 _MAX_DEPTH, _MAX_ELEMENTS = 4, 40
 _FILES = (seq2seq_v1_pb2, open_inference_pb2, health_pb2)
+# What gRPC's client says by itself where the server has ended a stream that it still sends to.
+_CLOSED_WHILE_SENDING = "Internal error from Core"
+_BUGS = ("INTERNAL", "UNKNOWN")  # a server that works never answers with these
 _NOT_CALLED = ("Watch", "RepositoryModelUnload")  # never ends by itself; would end the model that is asked
 
 _INTEGERS = (0, 1, -1, 2, 7, 255, 2**31 - 1, -(2**31), 2**31, 2**63 - 1, -(2**63), 2**64 - 1)
@@ -159,7 +162,7 @@ async def attack(address: str, num_calls: int, seed: int, on_progress: Any) -> C
     """Make hostile calls; after each hundred a good one must be answered.
 
     Returns:
-        How many calls ended with each status.
+        How many calls ended with each status; of what is a bug, with method and text.
 
     Raises:
         ClientError: A good call failed.
@@ -190,7 +193,10 @@ async def _call(channel: aio.Channel, method: _Method, raw: bytes) -> str:
         else:
             await channel.unary_unary(method.path)(raw, timeout=_TIMEOUT_SECONDS)
     except aio.AioRpcError as error:
-        return str(error.code().name)
+        if error.details() == _CLOSED_WHILE_SENDING:
+            return "CLOSED"
+        name = str(error.code().name)
+        return f"{name} {method.path}: {error.details()}" if name in _BUGS else name
     return str(grpc.StatusCode.OK.name)
 
 

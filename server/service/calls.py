@@ -142,8 +142,6 @@ class Calls:
                 grpc.StatusCode.DEADLINE_EXCEEDED if call.is_expired() else grpc.StatusCode.CANCELLED,
             )
             raise
-        except aio.AbortError:
-            raise  # refused before it came here
         except Exception as error:
             code, text = status_of(error)
             if not isinstance(error, ServerError):

@@ -15,6 +15,9 @@ from server.service.status import status_of, trailers_of
 _Context = aio.ServicerContext[Any, Any]
 
 
+_NO_MESSAGE = InvalidRequest("the bytes that came are no message of this method", field="")
+
+
 class _Malformed:
     """Stands for a message that could not be read."""
 
@@ -65,24 +68,26 @@ def _of_one(inner: Any) -> Any:
 def _of_stream(inner: Any) -> Any:
     """A handler of several messages, which are read as it asks for them."""
 
-    async def readable(messages: AsyncIterator[Any], context: _Context) -> AsyncIterator[Any]:
+    async def readable(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for message in messages:
             if isinstance(message, _Malformed):
-                await _refuse(context)
+                raise _NO_MESSAGE
             yield message
 
     async def handle(messages: AsyncIterator[Any], context: _Context) -> None:
-        answering = inner(readable(messages, context), context)
-        if inspect.isasyncgen(answering):
-            async for answer in answering:
-                await context.write(answer)
-        else:
-            await answering
+        try:
+            answering = inner(readable(messages), context)
+            if inspect.isasyncgen(answering):
+                async for answer in answering:
+                    await context.write(answer)
+            else:
+                await answering
+        except InvalidRequest:  # of a service that does not know it
+            await _refuse(context)
 
     return handle
 
 
 async def _refuse(context: _Context) -> None:
-    error = InvalidRequest("the bytes that came are no message of this method", field="")
-    code, text = status_of(error)
-    await context.abort(code, text, trailers_of(error, ""))
+    code, text = status_of(_NO_MESSAGE)
+    await context.abort(code, text, trailers_of(_NO_MESSAGE, ""))
