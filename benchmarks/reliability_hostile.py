@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
@@ -108,7 +108,7 @@ class Hostile:
                 damaged[place] = chance.randrange(256)
         return bytes(damaged)
 
-    def _fill(self, message: Message, descriptor: Descriptor, depth: int) -> None:
+    def _fill(self, message: Message, descriptor: Any, depth: int) -> None:
         for field in descriptor.fields:
             if self._chance.random() < 0.5 or depth > _MAX_DEPTH:
                 continue
@@ -125,7 +125,7 @@ class Hostile:
             else:
                 setattr(message, field.name, self._value(field))
 
-    def _fill_map(self, entries: Any, field: FieldDescriptor) -> None:
+    def _fill_map(self, entries: Any, field: Any) -> None:
         key, value = (field.message_type.fields_by_name[name] for name in ("key", "value"))
         for _ in range(self._chance.choice((1, 3, 2000))):
             if value.message_type is None:
@@ -184,7 +184,7 @@ def _batches(count: int) -> Iterator[Sequence[int]]:
         yield range(start, min(start + 2 * _AT_ONCE, count))
 
 
-async def _call(channel: aio.Channel, method: _Method, raw: bytes) -> str:
+async def _call(channel: Any, method: _Method, raw: bytes) -> str:
     try:
         if method.is_stream_in:
             await _drain(channel.stream_stream(method.path)(iter([raw, raw]), timeout=_TIMEOUT_SECONDS))

@@ -210,7 +210,7 @@ def _parser() -> argparse.ArgumentParser:
         default=server.memory_limit_bytes,
         metavar="SIZE",
         help="weights and slots of all loaded models and versions: what would go beyond it is not loaded "
-        "(default: the memory that the process may use)",
+        "(default: nine tenths of what the process may use; a GPU's memory is not counted)",
     )
     add(
         "--max-slots",

@@ -99,10 +99,10 @@ class App:
             ", ".join(model.name for model in self._models),
         )
 
-    def _load(self, name: str, version: str, path: Path) -> ServedModel:
+    def _load(self, name: str, version: str, path: Path, num_used_bytes: int) -> ServedModel:
         """Load a version; on a thread of its own."""
         deliveries = Deliveries(name, self._loop, self._metrics)
-        model = self._loader(path, self._config, deliveries, self._repository.num_bytes)
+        model = self._loader(path, self._config, deliveries, num_used_bytes)
         return replace(model, version=version or model.version)
 
     async def run_until(self, stopping: asyncio.Event) -> None:

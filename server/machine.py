@@ -21,7 +21,7 @@ def usable_cpus(cgroup: Path = _CGROUP) -> int:
 
 
 def usable_memory(cgroup: Path = _CGROUP) -> int:
-    """Bytes: of the machine, or what the container is limited to.
+    """Bytes for models: most of the machine's, or of what the container is limited to.
 
     Args:
         cgroup: Where the control group's files are: `memory.max` of version 2, or that of version 1.
@@ -32,7 +32,7 @@ def usable_memory(cgroup: Path = _CGROUP) -> int:
             limits.append(int((cgroup / name).read_text()))
         except (OSError, ValueError):
             continue  # not there, or "max"
-    return min(limits)
+    return min(limits) * 9 // 10  # the rest is for everything else in the process
 
 
 def _quota(cgroup: Path) -> float:

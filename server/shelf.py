@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Shelf:
     @property
     def names(self) -> list[str]:
         """Of all models."""
-        found = [] if self._folder is None else [path.name for path in sorted(self._folder.iterdir())]
+        found = [] if self._folder is None else [path.name for path in sorted(_children(self._folder))]
         return [
             *self._bundles,
             *(name for name in found if name not in self._bundles and self.versions(name)),
@@ -62,11 +63,15 @@ class Shelf:
             path = self._folder / name
         if path is None:
             return []
-        children = list(path.iterdir()) if path.is_dir() and not (path / _MANIFEST).is_file() else []
-        folders = sorted((child for child in children if (child / _MANIFEST).is_file()), key=_in_order)
-        if not folders and (name in self._bundles or (path / _MANIFEST).is_file()):
+        is_bundle = _is_bundle(path)
+        folders = [] if is_bundle else sorted(filter(_is_bundle, _children(path)), key=_in_order)
+        if not folders and (name in self._bundles or is_bundle):
             return [Version(name, "", path)]
         return [Version(name, child.name, child) for child in folders]
+
+    def all(self) -> list[Version]:
+        """Every version of every model."""
+        return [version for name in self.names for version in self.versions(name)]
 
     def find(self, name: str, version: str = "") -> Version:
         """A version of a model, or its newest one.
@@ -84,8 +89,20 @@ class Shelf:
         return found
 
 
+def _is_bundle(path: Path) -> bool:
+    return os.path.isfile(path / _MANIFEST)  # noqa: PTH113 (pathlib's raises where a folder is closed to us)
+
+
+def _children(path: Path) -> list[Path]:
+    """What is in a folder; nothing where it cannot be looked into."""
+    try:
+        return list(path.iterdir())
+    except OSError:
+        return []
+
+
 def _in_order(path: Path) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path.name)]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)]
 
 
 def _is_plain(name: str) -> bool:

@@ -53,7 +53,8 @@ class Access:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._tokens, self._stamp = _read(path)
+        self._stamp = _stamp(path)
+        self._tokens = _read(path)
 
     def check(self, method: str, given: str | None) -> None:
         """Let a call pass.
@@ -83,11 +84,12 @@ class Access:
     def _read_again(self) -> None:
         """Take a changed file; one that cannot be used changes nothing."""
         try:
-            if _stamp(self._path) != self._stamp:
-                self._tokens, self._stamp = _read(self._path)
+            stamp = _stamp(self._path)
+            if stamp != self._stamp:
+                self._stamp = stamp  # also of a file that cannot be used, so that it is told once
+                self._tokens = _read(self._path)
                 _log.info("the tokens of %s were read again: there are %d", self._path, len(self._tokens))
         except (OSError, ValueError) as error:
-            self._stamp = (0, 0)
             _log.warning("the tokens stay as they were: %s", error)
 
 
@@ -153,8 +155,7 @@ def _refusing(
     return make(refuse)
 
 
-def _read(path: Path) -> tuple[tuple[_Token, ...], tuple[int, int]]:
-    stamp = _stamp(path)
+def _read(path: Path) -> tuple[_Token, ...]:
     try:
         content = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -165,7 +166,7 @@ def _read(path: Path) -> tuple[tuple[_Token, ...], tuple[int, int]]:
     tokens = tuple(_token(path, number, table) for number, table in enumerate(tables, start=1))
     if len({token.digest for token in tokens}) < len(tokens):
         raise ValueError(f"{path}: two tokens are the same")
-    return tokens, stamp
+    return tokens
 
 
 def _token(path: Path, number: int, table: Any) -> _Token:
@@ -189,5 +190,9 @@ def _token(path: Path, number: int, table: Any) -> _Token:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
-    status = path.stat()
+    """Changes with the file; the same while there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
     return status.st_mtime_ns, status.st_ino

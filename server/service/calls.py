@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import grpc
 from grpc import aio
 
-from server.errors import InvalidRequest, ServerError
+from server.errors import InvalidRequest, ServerError, Unavailable
 from server.metrics import Metrics
 from server.models import Models, ServedModel
 from server.service.status import REQUEST_ID, status_of, trailers_of
@@ -86,22 +86,23 @@ class Calls:
         self._idle.set()
         self._draining = asyncio.Event()
 
-    @property
-    def is_draining(self) -> bool:
-        """Whether calls should come to an end."""
-        return self._draining.is_set()
-
     def drain(self) -> None:
         """Let calls that wait for their caller's next message end."""
         self._draining.set()
 
     async def next_message(self, messages: AsyncIterator[_Message]) -> _Message | None:
-        """The next message of a stream; None where there is none, or none should come."""
+        """The next message of a stream; None at its end.
+
+        Raises:
+            Unavailable: None should come any more.
+        """
         following = asyncio.ensure_future(anext(messages, None))
         draining = asyncio.ensure_future(self._draining.wait())
         try:
             await asyncio.wait({following, draining}, return_when=asyncio.FIRST_COMPLETED)
-            return following.result() if following.done() else None
+            if not following.done():
+                raise Unavailable("the server is shutting down")
+            return following.result()
         finally:
             following.cancel()
             draining.cancel()

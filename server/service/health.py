@@ -59,6 +59,8 @@ class Health:
             return "draining"
         if self._is_loading:
             return "loading"
+        if not len(self._models):
+            return "no model is served"
         return self.unhealthy()
 
     def is_serving(self, model: ServedModel) -> bool:

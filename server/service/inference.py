@@ -117,7 +117,7 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
         """Answer with every version that there is, and whether it is served."""
         async with self._calls.open("RepositoryIndex", context):
             _check_repository(message.repository_name)
-            index = self._repository.index()
+            index = await self._repository.index()
             return pb.RepositoryIndexResponse(
                 models=[
                     pb.RepositoryIndexResponse.ModelIndex(
@@ -190,11 +190,16 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
                 room.release()
 
         async with self._calls.open("ModelStreamInfer", context) as call:
+            refusal: Unavailable | None = None
             try:
                 async with asyncio.TaskGroup() as tasks:
                     incoming = aiter(messages)
                     for number in itertools.count(1):
-                        message = await self._calls.next_message(incoming)
+                        try:
+                            message = await self._calls.next_message(incoming)
+                        except Unavailable as error:
+                            refusal = error
+                            break
                         if message is None:
                             break
                         await room.acquire()
@@ -203,8 +208,8 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
                         tasks.create_task(answer(message, its))
             except* ServerError as errors:
                 raise _first(errors) from None
-            if self._calls.is_draining:
-                raise Unavailable("the server is shutting down")
+            if refusal is not None:
+                raise refusal
 
     async def _answer_in_stream(
         self, message: pb.ModelInferRequest, model: ServedModel, call: Call, write: _Write

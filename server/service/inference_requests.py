@@ -20,6 +20,7 @@ TEXT_OUTPUT, OUTPUT_IDS, OUTPUT_LENGTHS = "text_output", "output_ids", "output_l
 FINISH_REASON, SCORE, LOG_PROBABILITIES = "finish_reason", "score", "log_probabilities"
 
 MAX_ROWS = 256
+_MAX_TEXT, _MAX_ID = 65_536, 128  # characters
 _DEFAULT_OUTPUTS = (TEXT_OUTPUT, OUTPUT_IDS, OUTPUT_LENGTHS, FINISH_REASON)
 _SCORED_OUTPUTS = (SCORE, LOG_PROBABILITIES)
 
@@ -57,6 +58,8 @@ def read_inference(message: pb.ModelInferRequest) -> Inference:
     Raises:
         InvalidRequest: What is wrong, in which field, and what would be right.
     """
+    if len(message.id) > _MAX_ID:
+        raise InvalidRequest(f"the id has {len(message.id)} characters: send at most {_MAX_ID}", field="id")
     options = GenerateOptions()
     settings: dict[str, Any] = {}
     for name, parameter in message.parameters.items():
@@ -86,7 +89,7 @@ def read_inference(message: pb.ModelInferRequest) -> Inference:
         outputs=outputs,
         is_raw=not any(spec.HasField("contents") for spec in message.inputs),
         timeout_seconds=_timeout(settings.get(_TIMEOUT, 0)),
-        has_empty_final=bool(settings.get(_EMPTY_FINAL, False)),
+        has_empty_final=_truth(settings.get(_EMPTY_FINAL, False)),
     )
 
 
@@ -97,7 +100,7 @@ def _sources(tensors: Mapping[str, Tensor]) -> list[Source]:
         return [Source(text=_text(element, row)) for row, element in enumerate(texts)]
     if names in ({INPUT_IDS}, {INPUT_IDS, INPUT_LENGTHS}):
         return [Source(token_ids=TokenIds(values=row)) for row in _id_rows(tensors)]
-    given = ", ".join(sorted(name[:100] for name in names)) or "missing"
+    given = ", ".join(sorted(name[:100] for name in names)[:8]) or "missing"
     raise InvalidRequest(
         f"the inputs are {given}: send {TEXT_INPUT}, or {INPUT_IDS}, with {INPUT_LENGTHS} where rows "
         "are padded",
@@ -156,6 +159,12 @@ def _text(element: bytes, row: int) -> str:
         ) from error
 
 
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{_EMPTY_FINAL} must be true or false", field=_field(_EMPTY_FINAL))
+    return value
+
+
 def _timeout(microseconds: Any) -> float | None:
     if isinstance(microseconds, bool) or not isinstance(microseconds, int) or microseconds < 0:
         raise InvalidRequest(
@@ -169,7 +178,13 @@ def _value(name: str, parameter: pb.InferParameter) -> Any:
     kind = parameter.WhichOneof("parameter_choice")
     if kind is None:
         raise InvalidRequest(f"the parameter {name[:100]!r} has no value", field=_field(name))
-    return getattr(parameter, kind)
+    value = getattr(parameter, kind)
+    if isinstance(value, str) and len(value) > _MAX_TEXT:
+        raise InvalidRequest(
+            f"the parameter {name[:100]} has {len(value)} characters: send at most {_MAX_TEXT}",
+            field=_field(name),
+        )
+    return value
 
 
 def _set_option(options: GenerateOptions, name: str, value: Any) -> None:
@@ -191,9 +206,9 @@ def _set_option(options: GenerateOptions, name: str, value: Any) -> None:
             raise TypeError(f"it is of another type than {name}")
         else:
             setattr(options, name, value)
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise InvalidRequest(
-            f"the parameter {name} cannot be {str(value)[:100]!r}: {error}", field=_field(name)
+            f"the parameter {name} cannot be {str(value)[:100]!r}: {str(error)[:200]}", field=_field(name)
         ) from error
 
 

@@ -46,6 +46,7 @@ _STATUSES: dict[type[ServerError], tuple[grpc.StatusCode, str]] = {
     Cancelled: (grpc.StatusCode.CANCELLED, "CANCELLED"),
     EngineFailed: (grpc.StatusCode.INTERNAL, "ENGINE_FAILED"),
 }
+_MAX_TEXT = 1000  # characters: headers are limited, and the text is in them twice
 _BUG = (grpc.StatusCode.INTERNAL, "INTERNAL")
 
 Trailers = tuple[tuple[str, str | bytes], ...]
@@ -54,7 +55,7 @@ Trailers = tuple[tuple[str, str | bytes], ...]
 def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     """The status and text that a caller is told. An error that is not ours is a bug: its text stays here."""
     if isinstance(error, ServerError):
-        return _STATUSES[type(error)][0], str(error)
+        return _STATUSES[type(error)][0], str(error)[:_MAX_TEXT]
     return _BUG[0], BUG_TEXT
 
 

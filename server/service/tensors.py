@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ _TYPED_FIELDS = {
     BYTES: "bytes_contents",
 }
 _LENGTH = struct.Struct("<I")  # before every element of BYTES in raw contents
-_MAX_AXES = 8
+_MAX_AXES, _MAX_ELEMENTS = 8, 2**20
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,19 @@ def read_tensors(message: pb.ModelInferRequest) -> dict[str, Tensor]:
             )
         if raw and spec.HasField("contents"):
             raise InvalidRequest("contents and raw_input_contents are both set", field=f"{field}.contents")
-        array = _from_raw(raw[index], spec.datatype, field) if raw else _from_typed(spec, field)
-        if math.prod(spec.shape) != len(array):
+        size = math.prod(spec.shape)
+        if size > _MAX_ELEMENTS or any(axis > _MAX_ELEMENTS for axis in spec.shape):
             raise InvalidRequest(
-                f"shape {list(spec.shape)} holds {math.prod(spec.shape)} elements, and {len(array)} came",
-                field=f"{field}.shape",
+                f"shape {list(spec.shape)} is for more than {_MAX_ELEMENTS} elements", field=f"{field}.shape"
             )
+        array = _from_raw(raw[index], spec.datatype, size, field) if raw else _from_typed(spec, size, field)
         tensors[spec.name] = Tensor(spec.name, spec.datatype, array.reshape(tuple(spec.shape)))
     return tensors
+
+
+def _check_count(count: int, size: int, field: str) -> None:
+    if count != size:
+        raise InvalidRequest(f"the shape holds {size} elements, and {count} came", field=f"{field}.shape")
 
 
 def write_tensors(message: pb.ModelInferResponse, tensors: Sequence[Tensor], *, is_raw: bool) -> None:
@@ -94,7 +100,7 @@ def bytes_array(texts: Sequence[str], shape: tuple[int, ...]) -> Array:
     return array.reshape(shape)
 
 
-def _from_typed(spec: pb.ModelInferRequest.InferInputTensor, field: str) -> Array:
+def _from_typed(spec: pb.ModelInferRequest.InferInputTensor, size: int, field: str) -> Array:
     name = _TYPED_FIELDS[spec.datatype]
     for other, _ in spec.contents.ListFields():
         if other.name != name:
@@ -103,20 +109,24 @@ def _from_typed(spec: pb.ModelInferRequest.InferInputTensor, field: str) -> Arra
                 field=f"{field}.contents",
             )
     elements = getattr(spec.contents, name)
+    _check_count(len(elements), size, field)
     if spec.datatype == BYTES:
         return _objects(elements)
     return np.array(elements, _RAW_DTYPES[spec.datatype])
 
 
-def _from_raw(raw: bytes, datatype: str, field: str) -> Array:
+def _from_raw(raw: bytes, datatype: str, size: int, field: str) -> Array:
     if datatype == BYTES:
-        return _objects(list(_elements(raw, field)))
+        elements = list(itertools.islice(_elements(raw, field), size + 1))  # no more than what tells
+        _check_count(len(elements), size, field)
+        return _objects(elements)
     dtype = np.dtype(_RAW_DTYPES[datatype])
     if len(raw) % dtype.itemsize:
         raise InvalidRequest(
             f"an element of {datatype} has {dtype.itemsize} bytes, and {len(raw)} bytes came",
             field=field,
         )
+    _check_count(len(raw) // dtype.itemsize, size, field)
     return np.frombuffer(raw, dtype)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 import threading
 from pathlib import Path
 
@@ -58,6 +59,10 @@ class _Certificates:
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         files = self._files
+        # gRPC takes anything, and then fails at every handshake.
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files.client_ca).load_cert_chain(
+            files.certificate, files.key
+        )
         return grpc.ssl_server_certificate_configuration(
             [(files.key.read_bytes(), files.certificate.read_bytes())],
             root_certificates=files.client_ca.read_bytes() if files.client_ca else None,

@@ -1,6 +1,7 @@
 """Versions come and go while callers use them; nobody's call fails."""
 
 import asyncio
+import threading
 from dataclasses import dataclass, field
 
 import pytest
@@ -40,7 +41,10 @@ class Harness:
     def __init__(self, folder) -> None:
         self.folder = folder
         self.stopped: list[str] = []
-        self.broken: set[str] = set()
+        self.broken: dict[str, Exception] = {}
+        self.used: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
         self.metrics = Metrics()
         self.models = Models(self.metrics)
         self.repository = Repository(Shelf([], folder), self.models, self._load)
@@ -50,13 +54,15 @@ class Harness:
         path.mkdir(parents=True)
         (path / "manifest.json").touch()
 
-    def _load(self, name, version, path):
+    def _load(self, name, version, path, num_used_bytes):
+        self.used.append(num_used_bytes)
+        assert self.gate.wait(20)
         if version in self.broken:
-            raise ValueError(f"{path}: it is broken")
+            raise self.broken[version]
         return FakeModel(name, version or "hash", self.stopped)
 
-    def states(self) -> dict[str, State]:
-        return {version.version: status.state for version, status in self.repository.index()}
+    async def states(self) -> dict[str, State]:
+        return {version.version: status.state for version, status in await self.repository.index()}
 
     async def until_ended(self) -> None:
         while self.repository._ending:
@@ -79,8 +85,8 @@ def test_the_newest_version_is_served_and_numbers_count_as_numbers(shelf):
         assert (await shelf.repository.load("demo")).version == "10"
         assert (await shelf.repository.load("plain")).version == "hash"
         assert shelf.models.get("demo").version == "10"
-        assert shelf.states()["10"] is State.READY
-        assert shelf.states()["9"] is State.UNAVAILABLE
+        assert (await shelf.states())["10"] is State.READY
+        assert (await shelf.states())["9"] is State.UNAVAILABLE
 
     asyncio.run(run())
 
@@ -97,10 +103,10 @@ def test_an_old_version_ends_when_its_last_caller_has_left(shelf):
                 assert (first.version, second.version) == ("1", "2")
             await asyncio.sleep(0.05)
             assert shelf.stopped == []
-            assert shelf.states() == {"1": State.UNLOADING, "2": State.READY}
+            assert await shelf.states() == {"1": State.UNLOADING, "2": State.READY}
         await shelf.until_ended()
         assert shelf.stopped == ["1"]
-        assert shelf.states() == {"1": State.UNAVAILABLE, "2": State.READY}
+        assert await shelf.states() == {"1": State.UNAVAILABLE, "2": State.READY}
         info = shelf.metrics.registry.get_sample_value
         labels = {"model_name": "demo", "precision": "int8", "provider": "cpu"}
         assert info("seq2seq_model_info", labels | {"version": "1"}) is None
@@ -109,19 +115,20 @@ def test_an_old_version_ends_when_its_last_caller_has_left(shelf):
     asyncio.run(run())
 
 
-def test_a_broken_version_leaves_the_served_one_and_says_why(shelf):
+@pytest.mark.parametrize("kind", [ValueError, OSError, RuntimeError])
+def test_a_broken_version_leaves_the_served_one_and_says_why(shelf, kind):
     shelf.add("demo", "1")
 
     async def run():
         await shelf.repository.load("demo")
         shelf.add("demo", "2")
-        shelf.broken.add("2")
+        shelf.broken["2"] = kind("it is broken")
         with pytest.raises(LoadFailed, match="it is broken"):
             await shelf.repository.load("demo")
         assert shelf.models.get("demo").version == "1"
-        reasons = {version.version: status.reason for version, status in shelf.repository.index()}
+        reasons = {version.version: status.reason for version, status in await shelf.repository.index()}
         assert reasons["2"].endswith("it is broken")
-        assert shelf.states() == {"1": State.READY, "2": State.UNAVAILABLE}
+        assert await shelf.states() == {"1": State.READY, "2": State.UNAVAILABLE}
         assert shelf.stopped == []
 
     asyncio.run(run())
@@ -168,14 +175,14 @@ def test_an_unloaded_model_is_unknown_and_can_come_back(shelf):
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("name", ["..", ".", "", "../outside", "a/b", "nobody", "x\0"])
+@pytest.mark.parametrize("name", ["..", ".", "", "../outside", "a/b", "nobody", "x\0", "x" * 300])
 def test_nothing_outside_of_the_repository_is_a_model(shelf, name):
     (shelf.folder / "manifest.json").touch()
 
     async def run():
         with pytest.raises(UnknownModel, match="there is no bundle"):
             await shelf.repository.load(name)
-        assert shelf.repository.index() == []
+        assert await shelf.repository.index() == []
 
     asyncio.run(run())
 
@@ -189,5 +196,61 @@ def test_loads_of_one_model_come_one_after_the_other(shelf):
         await shelf.until_ended()
         assert shelf.models.get("demo").version == "3"
         assert sorted(shelf.stopped) == ["1", "2"]
+
+    asyncio.run(run())
+
+
+def test_what_is_loaded_again_while_it_ends_is_served(shelf):
+    shelf.add("demo", "1")
+    shelf.add("demo", "2")
+
+    async def run():
+        await shelf.repository.load("demo", "1")
+        with shelf.models.using("demo"):
+            await shelf.repository.load("demo", "2")
+            await shelf.repository.load("demo", "1")
+        await shelf.until_ended()
+        assert await shelf.states() == {"1": State.READY, "2": State.UNAVAILABLE}
+        assert sorted(shelf.stopped) == ["1", "2"]
+
+    asyncio.run(run())
+
+
+def test_a_load_goes_on_when_its_caller_leaves_and_is_counted(shelf):
+    shelf.add("demo", "1")
+    shelf.add("other", "1")
+
+    async def run():
+        shelf.gate.clear()
+        caller = asyncio.create_task(shelf.repository.load("demo"))
+        await asyncio.sleep(0.05)
+        caller.cancel()
+        waiting = asyncio.create_task(shelf.repository.load("other"))
+        await asyncio.sleep(0.05)
+        assert caller.cancelled()
+        shelf.gate.set()
+        await waiting
+        assert {model.name for model in shelf.models} == {"demo", "other"}
+        assert shelf.used == [0, 1]
+
+    asyncio.run(run())
+
+
+def test_the_end_waits_for_loads_and_stops_what_is_ending(shelf):
+    shelf.add("demo", "1")
+    shelf.add("other", "7")
+
+    async def run():
+        await shelf.repository.load("demo")
+        with shelf.models.using("demo"):
+            await shelf.repository.unload("demo")
+            shelf.gate.clear()
+            loading = asyncio.create_task(shelf.repository.load("other"))
+            await asyncio.sleep(0.05)
+            stopping = asyncio.create_task(shelf.repository.stop())
+            await asyncio.sleep(0.05)
+            shelf.gate.set()
+            await asyncio.gather(loading, stopping)
+            assert set(shelf.stopped) == {"1", "7"}
 
     asyncio.run(run())

@@ -154,7 +154,29 @@ BAD = {
     "no input": (lambda m: m.ClearField("inputs"), "the inputs are missing"),
     "a shape that does not fit": (lambda m: m.inputs[0].shape.__setitem__(0, 7), "holds 7 elements, and 2"),
     "a negative shape": (lambda m: m.inputs[0].shape.__setitem__(0, -2), "none below 0"),
-    "a huge shape": (lambda m: m.inputs[0].shape.extend([2**62, 2**62]), "elements, and 2 came"),
+    "a huge shape": (lambda m: m.inputs[0].shape.extend([2**62, 2**62]), "for more than 1048576 elements"),
+    "a huge shape of nothing": (lambda m: m.inputs[0].shape.extend([0, 2**62]), "for more than 1048576"),
+    "a long id": (lambda m: setattr(m, "id", "x" * 129), "the id has 129 characters"),
+    "a long text": (
+        lambda m: m.parameters["target_prefix"].CopyFrom(parameter("x" * 70_000)),
+        "has 70000 characters: send at most 65536",
+    ),
+    "deep JSON": (
+        lambda m: m.parameters["suppressed_token_ids"].CopyFrom(parameter("[" * 60_000)),
+        "suppressed_token_ids cannot be",
+    ),
+    "a long number": (
+        lambda m: m.parameters["logit_bias"].CopyFrom(parameter('{"5": ' + "9" * 400 + "}")),
+        "logit_bias cannot be",
+    ),
+    "a word that is none": (
+        lambda m: m.parameters["long_source"].CopyFrom(parameter("x" * 5000)),
+        "long_source cannot be 'x",
+    ),
+    "a truth that is a word": (
+        lambda m: m.parameters["triton_enable_empty_final_response"].CopyFrom(parameter("false")),
+        "must be true or false",
+    ),
     "too many axes": (lambda m: m.inputs[0].shape.extend([1] * 40), "at most 8 axes"),
     "three axes": (lambda m: m.inputs[0].shape.extend([1, 1]), r"must have \[rows\] or \[rows, 1\]"),
     "both contents": (lambda m: m.raw_input_contents.append(b""), "are both set"),
@@ -346,6 +368,23 @@ def test_an_idle_stream_does_not_hold_up_the_end_of_the_server():
             with pytest.raises(grpc.aio.AioRpcError, match="shutting down") as caught:
                 await stream.read()
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_has_all_its_answers_ends_well_while_the_server_drains():
+    runner = EchoRunner()
+
+    async def run():
+        async with serving(runner, drain_seconds=20.0) as served:
+            runner.gate.clear()
+            stream = stub_of(served).ModelStreamInfer(iter([infer_request("ab")]))
+            await served.turns.until(lambda: served.turns.num_submitted == 1)
+            await asyncio.sleep(0.1)  # for the caller's half of the stream to be closed
+            draining = asyncio.create_task(served.app.drain())
+            runner.gate.set()
+            assert text_of([response async for response in stream]) == "ab"
+            await draining
 
     asyncio.run(run())
 
