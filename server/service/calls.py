@@ -47,6 +47,7 @@ class Call:
     deadline: float | None
     models: Models
     model_name: str = ""
+    is_counted_by_request: bool = False
 
     def is_expired(self) -> bool:
         """Whether the caller has stopped waiting by now."""
@@ -124,7 +125,11 @@ class Calls:
 
     @asynccontextmanager
     async def open(self, method: str, context: Context) -> AsyncIterator[Call]:
-        """Handle one call inside the block; what the block raises becomes the call's status."""
+        """Handle one call inside the block; what the block raises becomes the call's status.
+
+        A call that has `is_counted_by_request` set is not counted if it ends well: its handler has counted
+        every request in it.
+        """
         arrival = time.monotonic()
         remaining: float | None = context.time_remaining()
         deadline = None if remaining is None else arrival + remaining
@@ -138,7 +143,7 @@ class Calls:
                 call.request_id = _checked_request_id(given_id)
             yield call
         except asyncio.CancelledError:
-            self._count(
+            self.count(
                 call,
                 grpc.StatusCode.DEADLINE_EXCEEDED if call.is_expired() else grpc.StatusCode.CANCELLED,
             )
@@ -147,16 +152,18 @@ class Calls:
             code, text = status_of(error)
             if not isinstance(error, ServerError):
                 _log.exception("%s %s: a bug", call.request_id, method)
-            self._count(call, code)  # before the caller can know, who may look at the metrics next
+            self.count(call, code)  # before the caller can know, who may look at the metrics next
             await context.abort(code, text, trailers_of(error, call.request_id))
         else:
-            self._count(call, grpc.StatusCode.OK)
+            if not call.is_counted_by_request:
+                self.count(call, grpc.StatusCode.OK)
         finally:
             self.num_open -= 1
             if self.num_open == 0:
                 self._idle.set()
 
-    def _count(self, call: Call, code: grpc.StatusCode) -> None:
+    def count(self, call: Call, code: grpc.StatusCode) -> None:
+        """Note in metrics and log how a call or a request of it ended."""
         self._metrics.record_rpc(model_name=call.model_name, method=call.method, code=code.name)
         seconds = time.monotonic() - call.arrival
         _log.debug("%s %s %s in %.6f s", call.request_id, call.method, code.name, seconds)

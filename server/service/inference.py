@@ -10,6 +10,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import grpc
+
 from protos import open_inference_pb2 as pb
 from protos import open_inference_pb2_grpc as pb_grpc
 from protos.seq2seq_v1_pb2 import Piece
@@ -174,22 +176,27 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
                 await context.write(response)
 
         async def answer(message: pb.ModelInferRequest, call: Call) -> None:
+            code = grpc.StatusCode.OK
             try:
                 with call.using(message.model_name, message.model_version) as model:
                     await self._answer_in_stream(message, model, call, write)
+            except asyncio.CancelledError:
+                code = grpc.StatusCode.CANCELLED
+                raise
             except Exception as error:
+                code, text = status_of(error)
                 if is_strict:
                     raise
                 if not isinstance(error, ServerError):
                     _log.exception("%s ModelStreamInfer: a bug", call.request_id)
                 failed = pb.ModelInferResponse(model_name=message.model_name, id=message.id)
-                await write(
-                    pb.ModelStreamInferResponse(error_message=status_of(error)[1], infer_response=failed)
-                )
+                await write(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
             finally:
+                self._calls.count(call, code)
                 room.release()
 
         async with self._calls.open("ModelStreamInfer", context) as call:
+            call.is_counted_by_request = True
             refusal: Unavailable | None = None
             try:
                 async with asyncio.TaskGroup() as tasks:

@@ -304,6 +304,10 @@ def test_a_refused_request_leaves_the_stream_open():
             assert "beam_size is 99" in errors["0"]
             assert "one row" in errors["2"]
             assert text_of([one for one in responses if one.infer_response.id == "1"]) == "cd"
+            await served.until_calls_are_over()
+            for code, count in (("OK", 1), ("INVALID_ARGUMENT", 2)):
+                labels = {"model_name": "echo", "method": "ModelStreamInfer", "code": code}
+                assert served.metric("seq2seq_requests_total", **labels) == count
 
     asyncio.run(run())
 
