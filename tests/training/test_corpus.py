@@ -50,7 +50,7 @@ def test_bytes_that_are_not_utf8_are_reported_with_file_and_line(tmp_path: Path,
         read_lines(path)
 
 
-# With a name of its own: the bytes begin with the time, and processes that share the tests must agree on names.
+# Named: the bytes begin with the time, and processes that share the tests must agree on names.
 @pytest.mark.parametrize(
     "content", [b"not gzip", gzip.compress(b"line\n" * 1000)[:-9]], ids=["not gzip", "cut off"]
 )
