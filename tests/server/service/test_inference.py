@@ -3,6 +3,7 @@
 import asyncio
 import json
 import struct
+import time
 
 import grpc
 import pytest
@@ -439,9 +440,17 @@ def test_statistics_add_up():
     asyncio.run(run())
 
 
+class _SlowRunner(EchoRunner):
+    """Takes so long that some request is always running."""
+
+    def step(self, rows):
+        time.sleep(0.005)
+        return super().step(rows)
+
+
 def test_loading_anew_under_load_fails_no_call_and_stops_the_old_engine():
     async def run():
-        async with serving(is_repository_open=True) as served:
+        async with serving(_SlowRunner(), is_repository_open=True) as served:
             stub = stub_of(served)
             stopping = asyncio.Event()
 
