@@ -32,12 +32,10 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
             sizing = size_up(bundle, config.runner)
         except ValueError as error:
             raise ValueError(f"{version.path}: {error}") from error
-        num_instances = config.runner.num_instances
-        num_bytes = num_instances * sizing.total_bytes
-        num_used_bytes += num_bytes
+        num_used_bytes += sizing.limited_bytes
         yield (
             f"{name}: version {version.version or bundle.version}, {sizing.precision} on {sizing.provider}, "
-            f"{num_instances * sizing.num_slots} slots, at most {num_bytes / 2**20:.0f} MiB"
+            f"{sizing.num_instances * sizing.num_slots} slots, at most {sizing.total_bytes / 2**20:.0f} MiB"
         )
     if num_used_bytes > config.memory_limit_bytes:
         raise ValueError(

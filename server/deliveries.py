@@ -52,9 +52,9 @@ class Mailbox:
 
 
 class Deliveries:
-    """The mailboxes of one engine's requests.
+    """The mailboxes of the requests of one model's engines.
 
-    Owned by the app, one for each engine. Everything but `deliver` belongs to the event loop.
+    Owned by the app, one for each loaded model. Everything but `deliver` belongs to the event loop.
 
     Args:
         model_name: What the engine's model is called.

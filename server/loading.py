@@ -8,7 +8,6 @@ from pathlib import Path
 from bundle.manifest import load_bundle
 from server.config import ServerConfig
 from server.deliveries import Deliveries
-from server.device import CPU
 from server.engine import Engine
 from server.models import ServedModel
 from server.runner import OnnxRunner
@@ -35,9 +34,8 @@ def load_model(
     num_instances = config.runner.num_instances
     try:
         sizing = size_up(bundle, config.runner)
-        num_bytes = num_instances * sizing.total_bytes
-        # A GPU's memory is its own, and it says by itself when it is full.
-        if sizing.provider == CPU and num_used_bytes + num_bytes > config.memory_limit_bytes:
+        num_bytes = sizing.limited_bytes
+        if num_bytes and num_used_bytes + num_bytes > config.memory_limit_bytes:
             raise ValueError(
                 f"it takes {num_bytes} bytes beside the {num_used_bytes} of what is loaded, and the memory "
                 f"limit is {config.memory_limit_bytes}: raise --memory-limit, lower --memory-budget, or "
@@ -81,7 +79,7 @@ def load_model(
         provider=runner.provider,
         vocab_size=runner.vocab_size,
         cache_bytes=num_slots * runner.slot_bytes,
-        num_bytes=num_instances * runner.num_bytes,
+        num_bytes=num_bytes,
         eos_id=runner.eos_id,
         source_tokenizer=bundle.source_tokenizer,
         target_tokenizer=bundle.target_tokenizer,

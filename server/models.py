@@ -26,7 +26,7 @@ class ServedModel:
         version: The first characters of the manifest's hash.
         provider: What runs the graphs: "cpu" or "cuda".
         cache_bytes: Cache and memory of all slots together.
-        num_bytes: The same with the weights, as far as can be told.
+        num_bytes: What counts against the memory limit: the same with the weights, as far as can be told.
         eos_id: The target token that ends a sequence.
     """
 

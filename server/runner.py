@@ -48,7 +48,7 @@ class OnnxRunner:
         manifest, sizing = bundle.manifest, sizing or size_up(bundle, config)
         self.provider, self.precision = sizing.provider, sizing.precision
         self.num_threads, self.num_slots = sizing.num_threads, sizing.num_slots
-        self.num_bytes, self.slot_bytes = sizing.total_bytes, sizing.slot_bytes
+        self.slot_bytes = sizing.slot_bytes
         self.max_source_length = sizing.sizes[Axis.MEMORY_CAPACITY]
         self.max_target_length = sizing.sizes[Axis.CACHE_CAPACITY]
         self.vocab_size = manifest.sizes["vocab_size"]

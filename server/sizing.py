@@ -61,7 +61,7 @@ class RunnerConfig:
 
 @dataclass(frozen=True)
 class Sizing:
-    """One runner of a bundle.
+    """One runner of a bundle, of `num_instances` that are alike.
 
     Attributes:
         provider: What runs the graphs, by its short name.
@@ -75,6 +75,7 @@ class Sizing:
 
     provider: str
     precision: Precision
+    num_instances: int
     num_threads: int
     num_pool_threads: int
     sizes: dict[str, int]
@@ -85,8 +86,13 @@ class Sizing:
 
     @property
     def total_bytes(self) -> int:
-        """Weights, and cache and memory of all slots."""
-        return self.weight_bytes + self.num_slots * self.slot_bytes
+        """Weights, and cache and memory of all slots, of all instances."""
+        return self.num_instances * (self.weight_bytes + self.num_slots * self.slot_bytes)
+
+    @property
+    def limited_bytes(self) -> int:
+        """What of it counts against a memory limit: a GPU's memory is its own, and says when it is full."""
+        return self.total_bytes if self.provider == CPU else 0
 
     def row_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         """Of one row of a memory or cache tensor."""
@@ -138,6 +144,7 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
     return Sizing(
         provider=provider,
         precision=precision,
+        num_instances=num_instances,
         num_threads=max(num_threads // num_instances, 1),  # fewer than instances there can be on CUDA
         # Besides those of the pool each engine's own thread takes part in a run.
         num_pool_threads=max(num_threads - num_instances + 1, 1),

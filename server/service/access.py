@@ -16,6 +16,7 @@ from grpc import aio
 
 from server.errors import Forbidden, ServerError, Unauthenticated
 from server.metrics import Metrics
+from server.service.handlers import file_stamp, remade
 from server.service.health import HEALTH_SERVICE
 from server.service.status import REQUEST_ID, status_of, trailers_of
 
@@ -53,7 +54,7 @@ class Access:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._stamp = _stamp(path)
+        self._stamp = file_stamp(path)
         self._tokens = _read(path)
 
     def check(self, method: str, given: str | None) -> None:
@@ -84,7 +85,7 @@ class Access:
     def _read_again(self) -> None:
         """Take a changed file; one that cannot be used changes nothing."""
         try:
-            stamp = _stamp(self._path)
+            stamp = file_stamp(self._path)
             if stamp != self._stamp:
                 self._stamp = stamp  # also of a file that cannot be used, so that it is told once
                 self._tokens = _read(self._path)
@@ -146,13 +147,7 @@ def _refusing(
         code, text = status_of(error)
         await context.abort(code, text, trailers_of(error, request_id))
 
-    make = {
-        (False, False): grpc.unary_unary_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (True, False): grpc.stream_unary_rpc_method_handler,
-        (True, True): grpc.stream_stream_rpc_method_handler,
-    }[handler.request_streaming, handler.response_streaming]
-    return make(refuse)
+    return remade(handler, refuse)
 
 
 def _read(path: Path) -> tuple[_Token, ...]:
@@ -187,12 +182,3 @@ def _token(path: Path, number: int, table: Any) -> _Token:
     if not isinstance(roles, list) or not roles or not set(roles) <= set(ROLES):
         raise ValueError(f"{where}: roles must be a list of {', '.join(ROLES)}")
     return _Token(name, digest, frozenset(roles))
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    """Changes with the file; the same while there is none."""
-    try:
-        status = path.stat()
-    except OSError:
-        return 0, 0
-    return status.st_mtime_ns, status.st_ino

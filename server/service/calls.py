@@ -39,6 +39,7 @@ class Call:
         arrival: `time.monotonic()` when the handler started.
         deadline: The same clock, when the caller stops waiting; None for never.
         model_name: The served model's name, once it is known.
+        is_counted_by_request: Whether its handler counts every request in it instead.
     """
 
     method: str

@@ -111,4 +111,4 @@ def _padded(lists: Sequence[Sequence[float]], dtype: type, shape: tuple[int, int
     padded: Array = np.zeros((len(lists), max(map(len, lists))), dtype)
     for row, values in zip(padded, lists, strict=True):
         row[: len(values)] = values
-    return padded.reshape(*shape, -1) if padded.size else padded.reshape(*shape, 0)
+    return padded.reshape(*shape, padded.shape[1])

@@ -10,6 +10,7 @@ import grpc
 from grpc import aio
 
 from server.errors import InvalidRequest
+from server.service.handlers import remade
 from server.service.status import status_of, trailers_of
 
 _Context = aio.ServicerContext[Any, Any]
@@ -34,14 +35,11 @@ class ParsingInterceptor(aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler
-        make, inner = {
-            (False, False): (grpc.unary_unary_rpc_method_handler, handler.unary_unary),
-            (False, True): (grpc.unary_stream_rpc_method_handler, handler.unary_stream),
-            (True, False): (grpc.stream_unary_rpc_method_handler, handler.stream_unary),
-            (True, True): (grpc.stream_stream_rpc_method_handler, handler.stream_stream),
-        }[handler.request_streaming, handler.response_streaming]
+        # It has one of the four, by its kind.
+        inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         wrap = _of_stream if handler.request_streaming else _of_one
-        return make(wrap(inner), _tolerant(handler.request_deserializer), handler.response_serializer)
+        parse = _tolerant(handler.request_deserializer)
+        return remade(handler, wrap(inner), parse, handler.response_serializer)
 
 
 def _tolerant(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import ssl
 import threading
-from pathlib import Path
 
 import grpc
 
 from server.config import TlsFiles
+from server.service.handlers import file_stamp
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,8 @@ class _Certificates:
                 stamps = self._look()
                 if stamps == self._stamps:
                     return None
-                self.current, self._stamps = self._read(), stamps
+                self._stamps = stamps  # also of files that cannot be used, so that it is told once
+                self.current = self._read()
             except OSError as error:
                 _log.warning("the certificates stay as they were: %s", error)
                 return None
@@ -55,7 +56,7 @@ class _Certificates:
         return self.current
 
     def _look(self) -> list[tuple[int, int]]:
-        return [(status.st_mtime_ns, status.st_ino) for status in map(Path.stat, self._files.paths())]
+        return [file_stamp(path) for path in self._files.paths()]
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         files = self._files

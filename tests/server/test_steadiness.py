@@ -140,7 +140,7 @@ class LongRun:
                 provider=runner.provider,
                 vocab_size=runner.vocab_size,
                 cache_bytes=runner.num_slots * runner.slot_bytes,
-                num_bytes=runner.num_bytes,
+                num_bytes=runner.num_slots * runner.slot_bytes,
                 eos_id=runner.eos_id,
                 source_tokenizer=bundle.source_tokenizer,
                 target_tokenizer=bundle.target_tokenizer,
