@@ -1,4 +1,7 @@
 import asyncio
+import gc
+import threading
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,3 +103,31 @@ def test_a_port_in_use_is_refused_by_name_and_leaves_no_other_open(which):
                 App([Path("echo")], replace(local_config(), **{which: port}), loader_of({}, served.turns))
 
     asyncio.run(run())
+
+
+def test_garbage_that_became_old_is_collected_now_and_then(monkeypatch):
+    class Cycle:
+        def __init__(self):
+            self.itself = self
+
+    monkeypatch.setattr("server.app._REFRESH_SECONDS", 0.001)
+    monkeypatch.setattr("server.app._COLLECT_SECONDS", 0.0)
+    cycle = Cycle()
+    gone = threading.Event()
+    weakref.finalize(cycle, gone.set)
+    del cycle
+
+    async def run():
+        async with serving() as served:
+            stopping = asyncio.Event()
+            running = asyncio.ensure_future(served.app.run_until(stopping))
+            assert await asyncio.to_thread(gone.wait, 20)
+            stopping.set()
+            await running
+
+    thresholds = gc.get_threshold()
+    gc.set_threshold(10**9)  # by itself Python would collect nothing
+    try:
+        asyncio.run(run())
+    finally:
+        gc.set_threshold(*thresholds)
