@@ -80,6 +80,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         metrics_port=options.metrics_port,
         repository=options.repository,
         memory_limit_bytes=options.memory_limit,
+        notice_seconds=options.notice_seconds,
         drain_seconds=options.drain_seconds,
         log_level=options.log_level,
         log_format=options.log_format,
@@ -248,11 +249,19 @@ def _parser() -> argparse.ArgumentParser:
         help="source tokens of a model that may wait for a slot (default %(default)s)",
     )
     add(
+        "--notice-seconds",
+        type=float,
+        default=server.notice_seconds,
+        metavar="SECONDS",
+        help="how long after SIGTERM health says NOT_SERVING before newcomers are refused, so that balancers "
+        "send them elsewhere; Ctrl-C does not wait (default %(default)g)",
+    )
+    add(
         "--drain-seconds",
         type=float,
         default=server.drain_seconds,
         metavar="SECONDS",
-        help="how long accepted requests may go on after SIGTERM (default %(default)g)",
+        help="how long accepted requests may go on after that (default %(default)g)",
     )
     add("--log-level", choices=LOG_LEVELS, default=server.log_level, help="default %(default)s")
     add("--log-format", choices=LOG_FORMATS, default=server.log_format, help="default %(default)s")

@@ -75,6 +75,7 @@ class App:
                 repository=self._repository,
                 calls=self._calls,
                 health=self._health,
+                metrics=self._metrics,
                 gate=AccessInterceptor(access, self._metrics, may_change=config.is_repository_open),
             )
         except OSError:
@@ -124,9 +125,14 @@ class App:
             except TimeoutError:
                 continue
 
-    async def drain(self) -> None:
-        """Say that no request should come any more, and let the accepted ones finish, for a time."""
+    async def drain(self, notice_seconds: float = 0.0) -> None:
+        """Say that no request should come any more, refuse those that do, and let the accepted ones finish.
+
+        Args:
+            notice_seconds: Between the first two, for balancers to notice.
+        """
         self._health.drain()
+        await asyncio.sleep(notice_seconds)
         self._calls.drain()
         for model in self._models:
             model.drain()
@@ -154,12 +160,16 @@ async def serve(bundles: Sequence[Path], config: ServerConfig, loader: Loader) -
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+    notice_seconds = config.notice_seconds
 
     def on_signal(number: signal.Signals) -> None:
+        nonlocal notice_seconds
         if stopping.is_set():
             os._exit(128 + number)  # not SIG_DFL: the kernel spares the first process of a container
         stopping.set()
-        limit = config.drain_seconds
+        if number is signal.SIGINT:  # somebody waits at the keyboard, and no balancer sends anything
+            notice_seconds = 0.0
+        limit = notice_seconds + config.drain_seconds
         _log.info("%s: draining for at most %g seconds; once more ends at once", number.name, limit)
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -171,7 +181,7 @@ async def serve(bundles: Sequence[Path], config: ServerConfig, loader: Loader) -
         gc.freeze()  # what is there now stays
         gc.set_threshold(*_GC_THRESHOLDS)
         await app.run_until(stopping)
-        await app.drain()
+        await app.drain(notice_seconds)
     finally:
         await app.stop()
     _log.info("stopped")

@@ -53,7 +53,8 @@ class ServerConfig:
         has_reflection: Whether callers can ask which services there are.
         repository: A folder of models, each a bundle or a folder with a bundle for each version.
         memory_limit_bytes: Of all loaded versions: weights, caches, memory.
-        drain_seconds: How long accepted requests may go on after SIGTERM.
+        notice_seconds: How long the server says after SIGTERM that it will end, before it refuses newcomers.
+        drain_seconds: How long accepted requests may go on after that.
         queue: What may wait for a slot of a model before newcomers are refused.
         runner: How every model's graphs are run.
     """
@@ -68,6 +69,7 @@ class ServerConfig:
     has_reflection: bool = True
     repository: Path | None = None
     memory_limit_bytes: int = field(default_factory=usable_memory)
+    notice_seconds: float = 1.0
     drain_seconds: float = 30.0
     log_level: str = "info"
     log_format: str = "text"
@@ -85,8 +87,9 @@ class ServerConfig:
             )
         if self.port == self.metrics_port != 0:
             raise ValueError(f"port and metrics_port are both {self.port}, and must differ")
-        if not 0 <= self.drain_seconds < float("inf"):
-            raise ValueError(f"drain_seconds is {self.drain_seconds}, and must be at least 0 and finite")
+        for name in ("notice_seconds", "drain_seconds"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 0 and finite")
         for name, choices in (("log_level", LOG_LEVELS), ("log_format", LOG_FORMATS)):
             if getattr(self, name) not in choices:
                 raise ValueError(

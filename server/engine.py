@@ -130,7 +130,7 @@ class Engine:
         self._is_draining = False
         self._is_stopping = False
         self._is_asleep = False
-        self._last_turn_at = time.time()
+        self._last_turn_at = clock()
         self._num_failures = 0
         self._warm_up: Future[None] = Future()
         self._thread = threading.Thread(target=self._loop, name=f"engine-{model_name}", daemon=True)
@@ -194,16 +194,16 @@ class Engine:
         """Slots of all requests that were accepted and have not ended; thread-safe."""
         return self._backlog.num_slots_wanted + self._scheduler.slots.num_reserved
 
-    def heartbeat(self) -> float:
-        """Unix time of the last sign of life: now while asleep for want of work, else the last turn."""
-        return time.time() if self._is_asleep else self._last_turn_at
+    def silent_seconds(self) -> float:
+        """Since the last sign of life: none while asleep for want of work, else since a turn began."""
+        return 0.0 if self._is_asleep else self._clock() - self._last_turn_at
 
     def run_turn(self) -> None:
         """Obey the commands there are, then decide, run, record and tell, once.
 
         On the engine's thread; a test may drive an engine that was not started by calling it.
         """
-        self._last_turn_at = time.time()
+        self._last_turn_at = self._clock()
         finished: list[Finished] = []
         try:
             while not self._commands.empty():

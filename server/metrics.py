@@ -6,6 +6,7 @@ are finer at the low end, because a step of a small model takes a millisecond.
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 from prometheus_client import (
@@ -36,6 +37,19 @@ STEP_BOUNDS = (
 # Rows of a step.
 BATCH_BOUNDS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024)
 
+# Seconds. Of any RPC, as gRPC's own middlewares have them.
+RPC_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+_RPC = ("grpc_type", "grpc_service", "grpc_method")
+_RPC_TYPES = {
+    (False, False): "unary",
+    (False, True): "server_stream",
+    (True, False): "client_stream",
+    (True, True): "bidi_stream",
+}
+
+_GO_NAMES = {"OK": "OK", "CANCELLED": "Canceled"}
+
 _SUCCESS_REASONS = ("stop", "length", "abort")
 _FINISHED = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _WASTED_REASONS = {FinishReason.CANCELLED: "cancelled", FinishReason.DEADLINE: "deadline"}
@@ -57,7 +71,7 @@ class Model(Protocol):
     @property
     def cache_bytes(self) -> int: ...
 
-    def heartbeat(self) -> float: ...
+    def silent_seconds(self) -> float: ...
     def num_running(self) -> int: ...
     def num_waiting(self) -> int: ...
     def num_slots_in_use(self) -> int: ...
@@ -83,6 +97,17 @@ class Metrics:
             "seq2seq_requests",
             "RPCs that reached a handler, by how they ended.",
             (_MODEL, "method", "code"),
+            registry=self.registry,
+        )
+        self._rpcs_started = self._rpc_counter("started", "RPCs that began.")
+        self._rpcs_handled = self._rpc_counter("handled", "RPCs that ended.", "grpc_code")
+        self._rpc_messages_received = self._rpc_counter("msg_received", "Messages that came.")
+        self._rpc_messages_sent = self._rpc_counter("msg_sent", "Messages that were sent.")
+        self._rpc_seconds = Histogram(
+            "grpc_server_handling_seconds",
+            "From the beginning of an RPC to its end.",
+            _RPC,
+            buckets=RPC_BOUNDS,
             registry=self.registry,
         )
         self._info = Gauge(
@@ -155,6 +180,9 @@ class Metrics:
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, (_MODEL,), registry=self.registry)
 
+    def _rpc_counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"grpc_server_{name}", text, (*_RPC, *labels), registry=self.registry)
+
     def _gauge(self, name: str, text: str) -> Gauge:
         gauge = Gauge(name, text, (_MODEL,), registry=self.registry)
         self._gauges.append(gauge)
@@ -169,7 +197,7 @@ class Metrics:
         self._slots.labels(name).set(model.num_slots)
         self._cache_bytes.labels(name).set(model.cache_bytes)
         for gauge, read in (
-            (self._heartbeat, model.heartbeat),
+            (self._heartbeat, lambda: time.time() - model.silent_seconds()),
             (self._running, model.num_running),
             (self._waiting, model.num_waiting),
             (self._slots_in_use, model.num_slots_in_use),
@@ -196,6 +224,10 @@ class Metrics:
         """
         self._requests.labels(model_name, method, code).inc()
 
+    def rpc_series(self, service: str, method: str, *, is_stream_in: bool, is_stream_out: bool) -> RpcSeries:
+        """What is counted of one method of one service."""
+        return RpcSeries(self, (_RPC_TYPES[is_stream_in, is_stream_out], service, method))
+
     def record_turn(self, name: str, stats: StepStats) -> None:
         """One turn of one of a model's engines."""
         model = self._models[name]
@@ -220,6 +252,24 @@ class Metrics:
             model.success[_FINISHED.get(reason, "abort")].inc()
             if reason in _WASTED_REASONS:
                 model.wasted[_WASTED_REASONS[reason]].inc(result.num_target_tokens)
+
+
+class RpcSeries:
+    """One method's time series: names, labels and codes as gRPC's middlewares for Go have them."""
+
+    def __init__(self, metrics: Metrics, labels: tuple[str, str, str]) -> None:
+        self.note_start = metrics._rpcs_started.labels(*labels).inc
+        self.note_received = metrics._rpc_messages_received.labels(*labels).inc
+        self.note_sent = metrics._rpc_messages_sent.labels(*labels).inc
+        self._seconds = metrics._rpc_seconds.labels(*labels)
+        self._handled = metrics._rpcs_handled
+        self._labels = labels
+
+    def note_end(self, code: str, seconds: float) -> None:
+        """An RPC ended; `code` is the name of a gRPC status, such as INVALID_ARGUMENT."""
+        go_name = _GO_NAMES.get(code) or code.title().replace("_", "")
+        self._handled.labels(*self._labels, go_name).inc()
+        self._seconds.observe(seconds)
 
 
 class _ModelSeries:

@@ -83,9 +83,9 @@ class ServedModel:
         engine = min(self.engines, key=Engine.num_slots_wanted)
         return self.deliveries.submitted(engine, request, is_expired)
 
-    def heartbeat(self) -> float:
-        """Unix time of the last sign of life of the engine that has been silent longest."""
-        return min(engine.heartbeat() for engine in self.engines)
+    def silent_seconds(self) -> float:
+        """Since the last sign of life of the engine that has been silent longest."""
+        return max(engine.silent_seconds() for engine in self.engines)
 
     def num_running(self) -> int:
         """Requests being decoded."""

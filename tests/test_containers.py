@@ -31,7 +31,7 @@ pytestmark = pytest.mark.docker
 
 ROOT = Path(__file__).parent.parent
 MAX_IMAGE_BYTES = 500 * 10**6
-DRAIN_SECONDS = int(ServerConfig().drain_seconds)
+DRAIN_SECONDS = int(ServerConfig().notice_seconds + ServerConfig().drain_seconds)
 
 T = TypeVar("T")
 

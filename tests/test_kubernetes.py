@@ -52,5 +52,5 @@ def test_a_pod_has_time_to_drain_and_its_flags_are_the_servers():
     (container,) = pod["containers"]
     config = _config(_parser().parse_args(container["args"]))
     waited = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
-    assert pod["terminationGracePeriodSeconds"] > config.drain_seconds + waited
+    assert pod["terminationGracePeriodSeconds"] > config.notice_seconds + config.drain_seconds + waited
     assert str(config.repository) == container["volumeMounts"][0]["mountPath"]

@@ -52,12 +52,7 @@ class Call:
 
     def is_expired(self) -> bool:
         """Whether the caller has stopped waiting by now."""
-        if self.deadline is None:
-            return False
-        # gRPC rounds a timeout up to three digits on the wire, and the caller, who counts by its own clock,
-        # hangs up first.
-        early = _TIMEOUT_ROUNDING * (self.deadline - self.arrival) + _CLOCK_SECONDS
-        return time.monotonic() >= self.deadline - early
+        return has_expired(self.arrival, self.deadline)
 
     @contextmanager
     def using(self, name: str, version: str = "") -> Iterator[ServedModel]:
@@ -168,6 +163,16 @@ class Calls:
         self._metrics.record_rpc(model_name=call.model_name, method=call.method, code=code.name)
         seconds = time.monotonic() - call.arrival
         _log.debug("%s %s %s in %.6f s", call.request_id, call.method, code.name, seconds)
+
+
+def has_expired(arrival: float, deadline: float | None) -> bool:
+    """Whether a caller with that deadline has stopped waiting by now, both by the monotonic clock."""
+    if deadline is None:
+        return False
+    # gRPC rounds a timeout up to three digits on the wire, and the caller, who counts by its own clock,
+    # hangs up first.
+    early = _TIMEOUT_ROUNDING * (deadline - arrival) + _CLOCK_SECONDS
+    return time.monotonic() >= deadline - early
 
 
 def _given_request_id(context: Context) -> str | None:

@@ -11,10 +11,12 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
 from protos.seq2seq_v1_pb2_grpc import add_Seq2SeqServicer_to_server
 from server.config import ServerConfig
+from server.metrics import Metrics
 from server.models import Models
 from server.repository import Repository
 from server.service.access import AccessInterceptor
 from server.service.calls import Calls
+from server.service.counting import CountingInterceptor
 from server.service.health import HEALTH_SERVICE, SERVICE_NAMES, Health, HealthService
 from server.service.inference import InferenceService
 from server.service.parsing import ParsingInterceptor
@@ -65,10 +67,13 @@ class Endpoint:
         repository: Repository,
         calls: Calls,
         health: Health,
+        metrics: Metrics,
         gate: AccessInterceptor,
     ) -> None:
         host, port, tls = config.host, config.port, config.tls
-        self._server = aio.server(interceptors=[gate, ParsingInterceptor()], options=_OPTIONS)
+        self._server = aio.server(
+            interceptors=[CountingInterceptor(metrics), gate, ParsingInterceptor()], options=_OPTIONS
+        )
         add_Seq2SeqServicer_to_server(Seq2SeqService(models, calls), self._server)  # type: ignore[no-untyped-call]
         add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
             InferenceService(models, repository, calls, health), self._server

@@ -24,6 +24,11 @@ def remade(
     return make(behaviour, request_deserializer, response_serializer)
 
 
+def behaviour_of(handler: grpc.RpcMethodHandler[Any, Any]) -> Any:
+    """What a handler does: it has one of the four, by its kind."""
+    return handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+
+
 def file_stamp(path: Path) -> tuple[int, int]:
     """Changes with the file; the same while there is none."""
     try:

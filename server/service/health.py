@@ -7,7 +7,6 @@ watcher delays every change, and a watcher that leaves takes the others' notific
 from __future__ import annotations
 
 import asyncio
-import time
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
@@ -110,7 +109,7 @@ def _serving(is_serving: bool) -> int:
 
 
 def _problem(model: ServedModel) -> str | None:
-    silence = time.time() - model.heartbeat()
+    silence = model.silent_seconds()
     if silence > HEARTBEAT_LIMIT_SECONDS:
         return f"{model.name}: no sign of life from the engine for {silence:.0f} seconds"
     if not model.is_healthy:

@@ -10,7 +10,7 @@ import grpc
 from grpc import aio
 
 from server.errors import InvalidRequest
-from server.service.handlers import remade
+from server.service.handlers import behaviour_of, remade
 from server.service.status import status_of, trailers_of
 
 _Context = aio.ServicerContext[Any, Any]
@@ -35,11 +35,9 @@ class ParsingInterceptor(aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler
-        # It has one of the four, by its kind.
-        inner = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
         wrap = _of_stream if handler.request_streaming else _of_one
         parse = _tolerant(handler.request_deserializer)
-        return remade(handler, wrap(inner), parse, handler.response_serializer)
+        return remade(handler, wrap(behaviour_of(handler)), parse, handler.response_serializer)
 
 
 def _tolerant(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

@@ -34,6 +34,20 @@ def test_drain_finishes_what_was_accepted_and_refuses_the_rest():
     asyncio.run(run())
 
 
+def test_after_notice_is_given_newcomers_are_still_answered_for_a_while():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            draining = asyncio.ensure_future(served.app.drain(notice_seconds=3600.0))
+            while await client.health() == "SERVING":
+                pass
+            assert await served.http("/readyz") == (503, "draining\n")
+            assert (await client.generate("abc")).hypotheses[0].text == "abc"
+            assert not draining.done()
+            draining.cancel()
+
+    asyncio.run(run())
+
+
 def test_what_is_unfinished_when_the_drain_ends_is_told_so(caplog):
     async def run():
         async with serving(drain_seconds=0.0) as served, AsyncClient(served.address) as client:

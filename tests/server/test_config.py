@@ -23,6 +23,7 @@ def test_what_is_no_size_is_refused(text):
         ({"port": -1}, "port is -1, and must be from 0 to 65535"),
         ({"metrics_port": 70000}, "metrics_port is 70000"),
         ({"port": 5, "metrics_port": 5}, "port and metrics_port are both 5, and must differ"),
+        ({"notice_seconds": -1.0}, "notice_seconds is -1.0"),
         ({"drain_seconds": -1.0}, "drain_seconds is -1.0"),
         ({"drain_seconds": float("inf")}, "drain_seconds is inf"),
         ({"log_level": "loud"}, "log_level is 'loud', and must be one of debug, info"),

@@ -37,7 +37,8 @@ ECHO_SERVER = textwrap.dedent("""
         runner.gate.set()
 
     async def run():
-        await serve([Path("echo")], local_config(), loader_of({"echo": runner}, Turns()))
+        config = local_config(notice_seconds=1.0 if "--notice" in sys.argv else 0.0)
+        await serve([Path("echo")], config, loader_of({"echo": runner}, Turns()))
 
     configure_logging("info", "text")
     if "--gate" in sys.argv:
@@ -66,9 +67,9 @@ def echo_server(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int, l
             process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_finishes_what_was_accepted_and_exits_0(number):
-    with echo_server("--gate") as (process, port, log):
+@pytest.mark.parametrize(("number", "seconds"), [(signal.SIGTERM, 31), (signal.SIGINT, 30)])
+def test_a_signal_finishes_what_was_accepted_and_exits_0(number, seconds):
+    with echo_server("--gate", "--notice") as (process, port, log):
         assert re.search(
             r"ready: gRPC on 127\.0\.0\.1:\d+, metrics on 127\.0\.0\.1:\d+, models echo",
             log[-1],
@@ -77,7 +78,7 @@ def test_a_signal_finishes_what_was_accepted_and_exits_0(number):
             pending = client.submit("abc")
             assert process.stderr.readline() == "stepping\n"
             process.send_signal(number)
-            assert "draining for at most 30 seconds" in process.stderr.readline()
+            assert f"draining for at most {seconds} seconds" in process.stderr.readline()
             process.stdin.write("\n")
             process.stdin.flush()
             assert pending.result().hypotheses[0].text == "abc"

@@ -1,3 +1,4 @@
+import time
 from dataclasses import dataclass
 
 import pytest
@@ -8,7 +9,9 @@ from server.errors import Cancelled, DeadlineExceeded, EngineFailed
 from server.metrics import LATENCY_BOUNDS, STEP_BOUNDS, Metrics
 from server.records import FinishReason, Result, StepStats, Timings
 
-NAMES = {
+GRPC_NAMES = {f"grpc_server_{name}": "counter" for name in ("started", "handled", "msg_received", "msg_sent")}
+NAMES = GRPC_NAMES | {
+    "grpc_server_handling_seconds": "histogram",
     "seq2seq_requests": "counter",
     "seq2seq_e2e_request_latency_seconds": "histogram",
     "seq2seq_request_queue_time_seconds": "histogram",
@@ -48,8 +51,8 @@ class _Model:
     num_slots: int = 8
     cache_bytes: int = 1024
 
-    def heartbeat(self) -> float:
-        return 123.0
+    def silent_seconds(self) -> float:
+        return 20.0
 
     def num_running(self) -> int:
         return 2
@@ -99,11 +102,12 @@ def test_the_names_and_types_are_those_of_the_design_and_no_others():
     assert {family.name: family.type for family in families} == NAMES
 
 
-def test_a_fresh_model_shows_its_size_and_zeros():
+def test_a_fresh_model_shows_its_size_and_zeros(monkeypatch):
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
     metrics = metrics_of()
     assert value(metrics, "seq2seq_slots") == 8
     assert value(metrics, "seq2seq_cache_bytes") == 1024
-    assert value(metrics, "seq2seq_engine_heartbeat_timestamp_seconds") == 123.0
+    assert value(metrics, "seq2seq_engine_heartbeat_timestamp_seconds") == 980.0
     assert value(metrics, "seq2seq_num_requests_running") == 2
     assert value(metrics, "seq2seq_num_requests_waiting") == 5
     assert value(metrics, "seq2seq_slots_in_use") == 3

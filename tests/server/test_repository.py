@@ -26,10 +26,10 @@ class FakeModel:
     cache_bytes: int = 1
     num_bytes: int = 1
 
-    def heartbeat(self) -> float:
+    def silent_seconds(self) -> float:
         return 0.0
 
-    num_running = num_waiting = num_slots_in_use = cache_usage = heartbeat
+    num_running = num_waiting = num_slots_in_use = cache_usage = silent_seconds
 
     def stop(self) -> None:
         self.stopped.append(self.version)

@@ -1,5 +1,4 @@
 import asyncio
-import time
 
 import grpc
 import pytest
@@ -108,8 +107,7 @@ def test_an_engine_whose_steps_keep_failing_is_not_serving():
 def test_an_engine_without_a_sign_of_life_is_neither_ready_nor_healthy():
     async def run():
         async with serving() as served:
-            silent_since = time.time() - HEARTBEAT_LIMIT_SECONDS - 5
-            served.model.engines[0].heartbeat = lambda: silent_since
+            served.model.engines[0].silent_seconds = lambda: HEARTBEAT_LIMIT_SECONDS + 5
             status, text = await served.http("/healthz")
             assert status == 503
             assert text.startswith("echo: no sign of life from the engine for 6")

@@ -1,0 +1,90 @@
+import asyncio
+
+import grpc
+import pytest
+from grpc import aio
+
+from client import AsyncClient, ClientError
+from tests.server.service.harness import serving
+
+SERVICE = "seq2seq.v1.Seq2Seq"
+
+
+async def handled(served, code: str, **labels: str) -> float:
+    """How many RPCs ended so, once there is one: it is counted just after its handler has left."""
+    async with asyncio.timeout(20):
+        while not (count := served.metric("grpc_server_handled_total", **labels, grpc_code=code)):
+            await asyncio.sleep(0)
+    return count
+
+
+def labels_of(method: str, kind: str = "unary", service: str = SERVICE) -> dict[str, str]:
+    return {"grpc_type": kind, "grpc_service": service, "grpc_method": method}
+
+
+def test_every_rpc_is_counted_with_its_messages_and_its_end():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            await client.generate("abc")
+            with pytest.raises(ClientError, match="NOT_FOUND"):
+                await client.generate("abc", model="other")
+            pieces = [piece async for piece in client.stream("abc")]
+            unary, stream = labels_of("Generate"), labels_of("GenerateStream", "server_stream")
+            assert served.metric("grpc_server_started_total", **unary) == 2
+            assert await handled(served, "OK", **unary) == await handled(served, "NotFound", **unary) == 1
+            assert await handled(served, "OK", **stream) == 1
+            assert served.metric("grpc_server_handling_seconds_count", **unary) == 2
+            assert served.metric("grpc_server_msg_received_total", **unary) == 2
+            assert served.metric("grpc_server_msg_sent_total", **unary) == 1
+            assert served.metric("grpc_server_msg_received_total", **stream) == 1
+            assert served.metric("grpc_server_msg_sent_total", **stream) == len(pieces)
+
+    asyncio.run(run())
+
+
+def test_what_no_handler_sees_is_counted_too(tmp_path):
+    access = tmp_path / "access.toml"
+    access.write_text(f'[[token]]\nname = "a"\nsha256 = "{"0" * 64}"\nroles = ["predict"]\n')
+
+    async def refused():
+        async with serving(access_file=access) as served, AsyncClient(served.address) as client:
+            with pytest.raises(ClientError, match="UNAUTHENTICATED"):
+                await client.generate("abc")
+            assert await handled(served, "Unauthenticated", **labels_of("Generate")) == 1
+
+    async def unreadable():
+        async with serving() as served:
+            with pytest.raises(aio.AioRpcError):
+                await served.channel.unary_unary(f"/{SERVICE}/Generate")(b"\xff")
+            assert await handled(served, "InvalidArgument", **labels_of("Generate")) == 1
+
+    asyncio.run(refused())
+    asyncio.run(unreadable())
+
+
+def test_a_caller_that_leaves_and_one_whose_deadline_passes_are_told_apart():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            served.runner.gate.clear()
+            call = asyncio.ensure_future(client.generate("abc"))
+            await asyncio.to_thread(served.runner.stepping.wait, 20)
+            call.cancel()
+            with pytest.raises(ClientError, match="DEADLINE_EXCEEDED"):
+                await client.generate("abc", timeout_seconds=0.2)
+            served.runner.gate.set()
+            for code in ("Canceled", "DeadlineExceeded"):
+                assert await handled(served, code, **labels_of("Generate")) == 1
+
+    asyncio.run(run())
+
+
+def test_a_method_that_there_is_not_makes_no_label():
+    async def run():
+        async with serving() as served:
+            with pytest.raises(aio.AioRpcError) as caught:
+                await served.channel.unary_unary("/made.Up/Name")(b"")
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            _, text = await served.http("/metrics")
+            assert "made" not in text
+
+    asyncio.run(run())
