@@ -18,7 +18,7 @@ from bundle.names import Precision
 from server.app import serve
 from server.backlog import QueueLimits
 from server.check import check
-from server.config import LOG_FORMATS, LOG_LEVELS, ServerConfig, TlsFiles, parse_bytes
+from server.config import LOG_FORMATS, LOG_LEVELS, ModelConfig, ServerConfig, TlsFiles, parse_bytes
 from server.device import ProviderPolicy
 from server.loading import load_model
 from server.logs import configure_logging
@@ -26,12 +26,24 @@ from server.settings import parse_settings
 from server.sizing import RunnerConfig
 
 _AUTO = "auto"
+# What a model may have otherwise than the others: `[models.NAME]` in the file that --config names.
+_MODEL_SETTINGS = (
+    "provider",
+    "precision",
+    "instances",
+    "memory_budget",
+    "max_slots",
+    "max_source_length",
+    "max_target_length",
+    "max_waiting_requests",
+    "max_waiting_tokens",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = _parser()
-    options = parse_settings(parser, arguments, os.environ)
+    options = parse_settings(parser, arguments, os.environ, _MODEL_SETTINGS)
     if not options.bundles and options.repository is None:
         parser.error("there is nothing to serve: name a BUNDLE, or a --repository")
     try:
@@ -50,18 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _config(options: argparse.Namespace) -> ServerConfig:
-    runner = RunnerConfig(
-        shares_threads=True,
-        provider=ProviderPolicy(options.provider),
-        precision=None if options.precision == _AUTO else Precision(options.precision),
-        num_threads=options.threads,
-        num_instances=options.instances,
-        cuda_graphs=options.cuda_graphs,
-        memory_budget_bytes=options.memory_budget,
-        max_slots=options.max_slots,
-        max_source_length=options.max_source_length,
-        max_target_length=options.max_target_length,
-    )
+    general = _model_config(options)
     if (options.tls_certificate is None) != (options.tls_key is None):
         raise ValueError("--tls-certificate and --tls-key go together")
     if options.tls_client_ca is not None and options.tls_key is None:
@@ -84,9 +85,26 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         drain_seconds=options.drain_seconds,
         log_level=options.log_level,
         log_format=options.log_format,
-        queue=QueueLimits(options.max_waiting_requests, options.max_waiting_tokens),
-        runner=runner,
+        queue=general.queue,
+        runner=general.runner,
+        models={name: _model_config(own) for name, own in options.models.items()},
     )
+
+
+def _model_config(options: argparse.Namespace) -> ModelConfig:
+    runner = RunnerConfig(
+        shares_threads=True,
+        provider=ProviderPolicy(options.provider),
+        precision=None if options.precision == _AUTO else Precision(options.precision),
+        num_threads=options.threads,
+        num_instances=options.instances,
+        cuda_graphs=options.cuda_graphs,
+        memory_budget_bytes=options.memory_budget,
+        max_slots=options.max_slots,
+        max_source_length=options.max_source_length,
+        max_target_length=options.max_target_length,
+    )
+    return ModelConfig(QueueLimits(options.max_waiting_requests, options.max_waiting_tokens), runner)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -98,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example: python -m server bundles/demo --port 50051 --memory-budget 512MiB. Every flag is "
         "also a variable of the environment, such as SEQ2SEQ_MEMORY_BUDGET=512MiB.",
     )
+    parser.set_defaults(models={})  # with settings of their own, which only the file can give
     add = parser.add_argument
     add(
         "bundles",
@@ -177,14 +196,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--threads",
-        type=int,
+        type=_at_least_one,
         default=runner.num_threads,
         metavar="N",
         help="CPU threads of a model's steps (default: the CPUs that the process may use)",
     )
     add(
         "--instances",
-        type=int,
+        type=_at_least_one,
         default=runner.num_instances,
         metavar="N",
         help="engines of a model, which share its threads, memory and slots: two or more side by side decode "
@@ -215,35 +234,35 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--max-slots",
-        type=int,
+        type=_at_least_one,
         default=runner.max_slots,
         metavar="N",
         help="the most sequences decoded at once, however large the budget (default %(default)s)",
     )
     add(
         "--max-source-length",
-        type=int,
+        type=_at_least_one,
         default=runner.max_source_length,
         metavar="TOKENS",
         help="room for a source (default: the model's limit)",
     )
     add(
         "--max-target-length",
-        type=int,
+        type=_at_least_one,
         default=runner.max_target_length,
         metavar="TOKENS",
         help="room for a target (default: the model's limit)",
     )
     add(
         "--max-waiting-requests",
-        type=int,
+        type=_at_least_one,
         default=queue.max_waiting_requests,
         metavar="N",
         help="requests of a model that may wait for a slot (default %(default)s)",
     )
     add(
         "--max-waiting-tokens",
-        type=int,
+        type=_at_least_one,
         default=queue.max_waiting_tokens,
         metavar="TOKENS",
         help="source tokens of a model that may wait for a slot (default %(default)s)",
@@ -273,6 +292,12 @@ def _size(text: str) -> int:
         return parse_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _at_least_one(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it is {text}, and must be at least 1")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -47,12 +47,13 @@ class App:
 
     Raises:
         OSError: A port cannot be listened on, or a file cannot be read.
-        ValueError: Two bundles have the same name, the repository is no folder, or the access file cannot be
-            used.
+        ValueError: Two bundles have the same name, the repository is no folder, a model has settings and no
+            bundle, or the access file cannot be used.
     """
 
     def __init__(self, bundles: Sequence[Path], config: ServerConfig, loader: Loader) -> None:
         self._shelf = Shelf(bundles, config.repository)
+        self._shelf.check_names(config.models)
         access = None if config.access_file is None else Access(config.access_file)
         self._config = config
         self._loader = loader
@@ -109,7 +110,7 @@ class App:
     def _load(self, name: str, version: str, path: Path, num_used_bytes: int) -> ServedModel:
         """Load a version; on a thread of its own."""
         deliveries = Deliveries(name, self._loop, self._metrics)
-        model = self._loader(path, self._config, deliveries, num_used_bytes)
+        model = self._loader(path, self._config.of_model(name), deliveries, num_used_bytes)
         return replace(model, version=version or model.version)
 
     async def run_until(self, stopping: asyncio.Event) -> None:

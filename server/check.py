@@ -25,11 +25,12 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
     if config.access_file is not None:
         Access(config.access_file)
     shelf, num_used_bytes = Shelf(bundles, config.repository), 0
+    shelf.check_names(config.models)
     for name in shelf.names:
         version = shelf.find(name)
         bundle = load_bundle(version.path)
         try:
-            sizing = size_up(bundle, config.runner)
+            sizing = size_up(bundle, config.of_model(name).runner)
         except ValueError as error:
             raise ValueError(f"{version.path}: {error}") from error
         num_used_bytes += sizing.limited_bytes

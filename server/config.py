@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from server.backlog import QueueLimits
 from server.machine import usable_memory
@@ -39,6 +41,19 @@ class TlsFiles:
 
 
 @dataclass(frozen=True)
+class ModelConfig:
+    """Settings of one model.
+
+    Attributes:
+        queue: What may wait for a slot before newcomers are refused.
+        runner: How its graphs are run.
+    """
+
+    queue: QueueLimits
+    runner: RunnerConfig
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """Settings of one server process.
 
@@ -56,7 +71,8 @@ class ServerConfig:
         notice_seconds: How long the server says after SIGTERM that it will end, before it refuses newcomers.
         drain_seconds: How long accepted requests may go on after that.
         queue: What may wait for a slot of a model before newcomers are refused.
-        runner: How every model's graphs are run.
+        runner: How a model's graphs are run.
+        models: Other settings than these two, by the model's name.
     """
 
     host: str = "127.0.0.1"
@@ -75,6 +91,7 @@ class ServerConfig:
     log_format: str = "text"
     queue: QueueLimits = field(default_factory=QueueLimits)
     runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(shares_threads=True))
+    models: Mapping[str, ModelConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("port", "metrics_port"):
@@ -95,6 +112,11 @@ class ServerConfig:
                 raise ValueError(
                     f"{name} is {getattr(self, name)!r}, and must be one of {', '.join(choices)}"
                 )
+
+    def of_model(self, name: str) -> Self:
+        """The same as it is for one model."""
+        own = self.models.get(name)
+        return self if own is None else replace(self, queue=own.queue, runner=own.runner)
 
 
 def _is_loopback(host: str) -> bool:

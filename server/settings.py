@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 PREFIX = "SEQ2SEQ_"
 _CONFIG = "--config"
+_MODELS = "models"
+_SIMILAR = 0.9  # of 1: a letter or two are otherwise
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def parse_settings(
-    parser: argparse.ArgumentParser, arguments: Sequence[str] | None, environment: Mapping[str, str]
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str] | None,
+    environment: Mapping[str, str],
+    model_settings: Collection[str] = (),
 ) -> argparse.Namespace:
     """Parse a command line, filled up from environment and file.
 
@@ -27,28 +33,45 @@ def parse_settings(
         parser: Gets the flag `--config`. Usage errors of any source end the program by it.
         arguments: None is the program's own.
         environment: Its variables.
+        model_settings: Those that the file may give to one model, in a table `[models.NAME]`. `models` of
+            what comes back has all settings of each such model.
     """
     parser.add_argument(
         _CONFIG,
         type=Path,
         metavar="FILE",
-        help="TOML, with flags by their names, such as max_slots = 64; the command line and the environment "
-        f"({PREFIX}MAX_SLOTS) override it",
+        help="TOML, with flags by their names, such as max_slots = 64, and those of one model in a table "
+        f"[models.NAME]; the command line and the environment ({PREFIX}MAX_SLOTS) override the former",
     )
     first = argparse.ArgumentParser(add_help=False)
     first.add_argument(_CONFIG, type=Path, default=environment.get(f"{PREFIX}CONFIG"))
     file: Path | None = first.parse_known_args(arguments)[0].config
     actions = {_name(action): action for action in parser._actions if action.dest not in ("help", "config")}
-    for name, value in (_read(parser, file) if file else {}).items():
+    content = _read(parser, file) if file else {}
+    tables = content.pop(_MODELS, {})
+    for name, value in content.items():
         if name not in actions:
             parser.error(f"{file}: there is no setting {name!r}; there are {', '.join(sorted(actions))}")
-        _set(parser, actions[name], value, f"{file}: {name}")
+        parser.set_defaults(**{actions[name].dest: _checked(parser, actions[name], value, f"{file}: {name}")})
+    _check_variables(parser, environment, actions)
     for name, action in actions.items():
         variable = PREFIX + name.upper()
         if variable in environment:
             value = environment[variable]
-            _set(parser, action, value.split(os.pathsep) if action.nargs == "*" else value, variable)
-    return parser.parse_args(arguments)
+            given = value.split(os.pathsep) if action.nargs == "*" else value
+            parser.set_defaults(**{action.dest: _checked(parser, action, given, variable)})
+    options = parser.parse_args(arguments)
+    options.models = {}
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        parser.error(f"{file}: write a table [{_MODELS}.NAME] for each model with settings of its own")
+    for model, table in tables.items():
+        options.models[model] = argparse.Namespace(**vars(options))
+        for name, value in table.items():
+            where = f"{file}: {_MODELS}.{model}.{name}"
+            if name not in model_settings:
+                parser.error(f"{where}: a model can have {', '.join(model_settings)}")
+            setattr(options.models[model], actions[name].dest, _checked(parser, actions[name], value, where))
+    return options
 
 
 def _name(action: argparse.Action) -> str:
@@ -66,10 +89,22 @@ def _read(parser: argparse.ArgumentParser, file: Path) -> dict[str, Any]:
         parser.error(f"{file} is no TOML: {error}")
 
 
-def _set(parser: argparse.ArgumentParser, action: argparse.Action, value: Any, where: str) -> None:
-    """Make a value the default of a flag, checked as the flag's own would be."""
+def _check_variables(
+    parser: argparse.ArgumentParser, environment: Mapping[str, str], names: Iterable[str]
+) -> None:
+    """Refuse a misspelt variable. One that resembles no setting is not ours: Kubernetes makes such, too."""
+    known = [PREFIX + name.upper() for name in (*names, "config")]
+    for variable in environment:
+        if variable.startswith(PREFIX) and variable not in known:
+            meant = difflib.get_close_matches(variable, known, n=1, cutoff=_SIMILAR)
+            if meant:
+                parser.error(f"{variable}: there is no such setting; is {meant[0]} meant?")
+
+
+def _checked(parser: argparse.ArgumentParser, action: argparse.Action, value: Any, where: str) -> Any:
+    """A flag's value from elsewhere, checked as the flag's own would be."""
     try:
-        parser.set_defaults(**{action.dest: _converted(action, value)})
+        return _converted(action, value)
     except (TypeError, ValueError, argparse.ArgumentTypeError) as error:
         parser.error(f"{where}: {error}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +55,18 @@ class Shelf:
             *self._bundles,
             *(name for name in found if name not in self._bundles and self.versions(name)),
         ]
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Make sure that there can be models of these names.
+
+        Raises:
+            ValueError: One is missing, and cannot be put into the repository later.
+        """
+        for name in names:
+            if self._folder is None and name not in self._bundles:
+                raise ValueError(
+                    f"there are settings for a model {name!r}, and only bundles of {', '.join(self._bundles)}"
+                )
 
     def versions(self, name: str) -> list[Version]:
         """The versions of a model, the newest last: numbers in their names count as numbers."""

@@ -9,7 +9,9 @@ import pytest
 
 from client import AsyncClient, ClientError
 from server.app import App
+from server.config import ModelConfig
 from server.loading import load_model
+from server.shelf import Shelf
 from tests.server.service.harness import EchoRunner, Turns, fetch, loader_of, local_config, serving
 
 
@@ -145,3 +147,11 @@ def test_garbage_that_became_old_is_collected_now_and_then(monkeypatch):
         asyncio.run(run())
     finally:
         gc.set_threshold(*thresholds)
+
+
+def test_settings_of_a_model_that_cannot_come_are_refused(tmp_path):
+    config = local_config()
+    models = {"demo": ModelConfig(config.queue, config.runner)}
+    with pytest.raises(ValueError, match="settings for a model 'demo', and only bundles of echo"):
+        App([Path("echo")], replace(config, models=models), None)
+    Shelf([Path("echo")], tmp_path).check_names(["demo"])  # a repository's models may come later

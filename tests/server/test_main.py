@@ -164,9 +164,9 @@ def test_flags_of_the_provider_reach_the_runner():
         (["b", "--port", "x"], "invalid int value: 'x'"),
         (["b", "--port", "70000"], "port is 70000, and must be from 0 to 65535"),
         (["b", "--memory-budget", "lots"], "'lots' is not a size"),
-        (["b", "--threads", "0"], "num_threads is 0, and must be at least 1"),
+        (["b", "--threads", "0"], "--threads: it is 0, and must be at least 1"),
         (["b", "--provider", "tpu"], "argument --provider: invalid choice: 'tpu'"),
-        (["b", "--max-waiting-requests", "0"], "max_waiting_requests is 0, and must be at least 1"),
+        (["b", "--max-waiting-requests", "0"], "--max-waiting-requests: it is 0, and must be at least 1"),
     ],
 )
 def test_wrong_usage_exits_2_and_says_what_is_wrong(arguments, message, capsys):

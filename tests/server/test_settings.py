@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from server.__main__ import _config, _parser, main
+from server.__main__ import _MODEL_SETTINGS, _config, _parser, main
 from server.settings import parse_settings
 
 
@@ -16,7 +16,7 @@ def settings(tmp_path):
         file = tmp_path / "server.toml"
         file.write_text(text)
         flags = ["--config", str(file)] if text else []
-        return parse_settings(_parser(), [*flags, *arguments], dict(environment))
+        return parse_settings(_parser(), [*flags, *arguments], dict(environment), _MODEL_SETTINGS)
 
     return parse
 
@@ -68,6 +68,30 @@ def test_the_file_can_be_named_by_the_environment(tmp_path):
     assert parse_settings(_parser(), [], {"SEQ2SEQ_CONFIG": str(file)}).port == 7
 
 
+def test_a_model_can_have_limits_of_its_own(settings):
+    file = """
+        max_slots = 16
+        max_waiting_requests = 100
+        [models.small]
+        max_slots = 64
+        precision = "int8"
+        [models.'large-1']
+        max_waiting_requests = 3
+    """
+    config = _config(settings(file, {"SEQ2SEQ_MAX_SLOTS": "32"}))
+    assert config.of_model("other") == config
+    small, large = config.of_model("small"), config.of_model("large-1")
+    assert (config.runner.max_slots, small.runner.max_slots, large.runner.max_slots) == (32, 64, 32)
+    assert (config.runner.precision, small.runner.precision) == (None, "int8")
+    assert small.queue.max_waiting_requests == 100
+    assert large.queue.max_waiting_requests == 3
+    assert small.port == config.port
+
+
+def test_a_variable_that_is_not_ours_is_left_alone(settings):
+    assert settings("", {"SEQ2SEQ_SERVICE_HOST": "10.0.0.1", "SEQ2SEQ_PORT_50051_TCP": "x"}).port == 50051
+
+
 @pytest.mark.parametrize(
     ("text", "environment", "message"),
     [
@@ -79,6 +103,12 @@ def test_the_file_can_be_named_by_the_environment(tmp_path):
         ("provider = 'tpu'", {}, "server.toml: provider: 'tpu' is none of require, prefer, cpu"),
         ("memory_budget = 'lots'", {}, "server.toml: memory_budget: 'lots' is not a size"),
         ("port = ", {}, "server.toml is no TOML"),
+        ("max_slots = 0", {}, "server.toml: max_slots: it is 0, and must be at least 1"),
+        ("models = 3", {}, r"write a table \[models.NAME\] for each model"),
+        ("models.a = 3", {}, r"write a table \[models.NAME\] for each model"),
+        ("[models.a]\nport = 3", {}, "server.toml: models.a.port: a model can have provider, precision"),
+        ("[models.a]\nmax_slots = 'x'", {}, "server.toml: models.a.max_slots: invalid literal"),
+        ("", {"SEQ2SEQ_MAX_SLOT": "1"}, "SEQ2SEQ_MAX_SLOT: there is no such setting; is SEQ2SEQ_MAX_SLOTS"),
         ("", {"SEQ2SEQ_PORT": "x"}, "SEQ2SEQ_PORT: invalid literal for int"),
         ("", {"SEQ2SEQ_CONFIG": "/none.toml"}, "/none.toml: No such file"),
     ],
