@@ -12,6 +12,8 @@ from protos.seq2seq_v1_pb2 import (
     GenerateResponse,
     GenerateStreamResponse,
     Model,
+    Version,
+    VersionState,
 )
 
 __all__ = [
@@ -25,4 +27,6 @@ __all__ = [
     "Model",
     "Pending",
     "Tls",
+    "Version",
+    "VersionState",
 ]

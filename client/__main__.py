@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import Message
+
 # gRPC's own log repeats in its words what our messages say; read when the first channel is made.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
@@ -22,7 +24,15 @@ from client.output import message_dict, one_line, to_json
 from client.sync import Client
 from client.translate import Translation, read_lines, text_arguments, translate
 from client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS, Tls
-from protos.seq2seq_v1_pb2 import LONG_SOURCE_SPLIT, GenerateOptions, LongSource, Target
+from protos.seq2seq_v1_pb2 import (
+    LONG_SOURCE_SPLIT,
+    GenerateOptions,
+    LongSource,
+    Model,
+    Target,
+    Version,
+    VersionState,
+)
 
 _IMAGE, _DATA = ".png", ".json"
 
@@ -88,6 +98,8 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "long_source": (_long_source, "WHAT", "refuse, truncate or split what is too long (default: refuse)"),
 }
 
+_ONLY_IN_JSON = ("log_probabilities", "num_alternatives", "word_alignment")
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
@@ -109,9 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return translate(client, items, plan)
             if options.command == "score":
                 return _score(client, options)
-            if options.command == "models":
-                return _models(client, as_json=options.json)
-            return _health(client, options.service)
+            return _about_the_server(client, options)
     except ClientError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
@@ -152,21 +162,39 @@ def _score(client: Client, options: argparse.Namespace) -> int:
     return 0
 
 
-def _models(client: Client, *, as_json: bool) -> int:
-    for model in client.models():
-        line = (
-            f"{model.name}: {model.kind}, version {model.version}, {model.precision} on {model.provider}, "
-            f"{model.num_slots} slots, {model.vocab_size} tokens in the vocabulary, sources up to "
-            f"{model.max_source_length} tokens, targets up to {model.max_target_length}"
-        )
-        sys.stdout.write((to_json(message_dict(model)) if as_json else line) + "\n")
+def _about_the_server(client: Client, options: argparse.Namespace) -> int:
+    if options.command == "health":
+        status = client.health(options.service)
+        sys.stdout.write(status + "\n")
+        return 0 if status == "SERVING" else 1
+    if options.command == "unload":
+        client.unload(options.model)
+    elif options.command == "versions":
+        for version in client.versions(options.model):
+            _print(version, _version_line(version), as_json=options.json)
+    else:
+        is_load = options.command == "load"
+        for model in [client.load(options.model, options.version)] if is_load else client.models():
+            _print(model, _model_line(model), as_json=options.json)
     return 0
 
 
-def _health(client: Client, service: str) -> int:
-    status = client.health(service)
-    sys.stdout.write(status + "\n")
-    return 0 if status == "SERVING" else 1
+def _print(message: Message, line: str, *, as_json: bool) -> None:
+    sys.stdout.write((to_json(message_dict(message)) if as_json else line) + "\n")
+
+
+def _model_line(model: Model) -> str:
+    return (
+        f"{model.name}: {model.kind}, version {model.version}, {model.precision} on {model.provider}, "
+        f"{model.num_slots} slots, {model.vocab_size} tokens in the vocabulary, sources up to "
+        f"{model.max_source_length} tokens, targets up to {model.max_target_length}"
+    )
+
+
+def _version_line(version: Version) -> str:
+    state = VersionState.Name(version.state).removeprefix("VERSION_STATE_").lower()
+    reason = f": {one_line(version.reason)}" if version.reason else ""
+    return f"{version.model}, version {version.version or 'unnamed'}: {state}{reason}"
 
 
 def _translation(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Translation:
@@ -184,6 +212,9 @@ def _translation(parser: argparse.ArgumentParser, options: argparse.Namespace) -
             parser.error("--attention shows one sentence, and --long-source split may make several")
         if not attention_file.parent.is_dir():
             parser.error(f"--attention {attention_file}: there is no folder {attention_file.parent}")
+    for name in _ONLY_IN_JSON:
+        if getattr(options, name) and not options.json:
+            parser.error(f"what --{name.replace('_', '-')} asks for is shown with --json only")
     if options.long_source == LONG_SOURCE_SPLIT and (options.num_hypotheses or 1) > 1 and not options.json:
         parser.error("with --long-source split the hypotheses of each sentence are only in --json")
     generate_options = GenerateOptions(attention=attention_file is not None)
@@ -263,7 +294,26 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--model", default="", help="the model's name (default: the server's first)")
     score.add_argument("--json", action="store_true", help="print everything that the server answers")
     models = commands.add_parser("models", parents=[common], help="list the models that the server serves")
-    models.add_argument("--json", action="store_true", help="one JSON object a line")
+    versions = commands.add_parser(
+        "versions",
+        parents=[common],
+        help="list the versions on the server's disk, and whether they are served",
+    )
+    versions.add_argument("model", nargs="?", default="", metavar="MODEL", help="only this one's")
+    load = commands.add_parser(
+        "load",
+        parents=[common],
+        help="let the server serve another version of a model, which needs the role admin",
+        epilog="example: python -m client load demo --version 2 --timeout-seconds 300",
+    )
+    load.add_argument("model", metavar="MODEL", help="its name")
+    load.add_argument("--version", default="", help="the name of its folder (default: the newest)")
+    unload = commands.add_parser(
+        "unload", parents=[common], help="let the server serve a model no more, which needs the role admin"
+    )
+    unload.add_argument("model", metavar="MODEL", help="its name")
+    for command in (models, versions, load):
+        command.add_argument("--json", action="store_true", help="one JSON object a line")
     health = commands.add_parser(
         "health", parents=[common], help="say whether the server serves; the exit code is 0 only if it does"
     )

@@ -26,10 +26,14 @@ from protos.seq2seq_v1_pb2 import (
     GenerateResponse,
     GenerateStreamResponse,
     ListModelsRequest,
+    ListVersionsRequest,
+    LoadModelRequest,
     Model,
     ScoreResponse,
+    UnloadModelRequest,
+    Version,
 )
-from protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
+from protos.seq2seq_v1_pb2_grpc import RepositoryStub, Seq2SeqStub
 
 
 class AsyncClient:
@@ -63,6 +67,7 @@ class AsyncClient:
         else:
             self._channel = aio.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)
         self._stub: Any = Seq2SeqStub(self._channel)  # type: ignore[no-untyped-call]
+        self._repository: Any = RepositoryStub(self._channel)  # type: ignore[no-untyped-call]
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
 
     async def translate(self, text: str, *, model: str = "", options: GenerateOptions | None = None) -> str:
@@ -130,6 +135,28 @@ class AsyncClient:
         with _client_errors(self.address):
             answer = await self._stub.ListModels(ListModelsRequest(), **self._defaults.options())
         return list(answer.models)
+
+    async def versions(self, model: str = "") -> list[Version]:
+        """Every version on disk, of all models or of one, and whether it is served."""
+        with _client_errors(self.address):
+            answer = await self._repository.ListVersions(
+                ListVersionsRequest(model=model), **self._defaults.options()
+            )
+        return list(answer.versions)
+
+    async def load(self, model: str, version: str = "", *, timeout_seconds: float | None = None) -> Model:
+        """Let the server serve a version of a model, by default its newest, and wait until it does."""
+        with _client_errors(self.address):
+            answer = await self._repository.LoadModel(
+                LoadModelRequest(model=model, version=version), **self._defaults.options(timeout_seconds)
+            )
+        loaded: Model = answer.model
+        return loaded
+
+    async def unload(self, model: str) -> None:
+        """Let the server serve a model no more."""
+        with _client_errors(self.address):
+            await self._repository.UnloadModel(UnloadModelRequest(model=model), **self._defaults.options())
 
     async def health(self, service: str = "") -> str:
         """`SERVING` or `NOT_SERVING`: of the whole server, of a service, or of a model."""

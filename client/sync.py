@@ -26,10 +26,14 @@ from protos.seq2seq_v1_pb2 import (
     GenerateResponse,
     GenerateStreamResponse,
     ListModelsRequest,
+    ListVersionsRequest,
+    LoadModelRequest,
     Model,
     ScoreResponse,
+    UnloadModelRequest,
+    Version,
 )
-from protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
+from protos.seq2seq_v1_pb2_grpc import RepositoryStub, Seq2SeqStub
 
 
 class Client:
@@ -62,6 +66,7 @@ class Client:
         else:
             self._channel = grpc.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)
         self._stub: Any = Seq2SeqStub(self._channel)  # type: ignore[no-untyped-call]
+        self._repository: Any = RepositoryStub(self._channel)  # type: ignore[no-untyped-call]
         self._health: Any = health_pb2_grpc.HealthStub(self._channel)
 
     def translate(self, text: str, *, model: str = "", options: GenerateOptions | None = None) -> str:
@@ -141,6 +146,28 @@ class Client:
         with _client_errors(self.address):
             answer = self._stub.ListModels(ListModelsRequest(), **self._defaults.options())
         return list(answer.models)
+
+    def versions(self, model: str = "") -> list[Version]:
+        """Every version on disk, of all models or of one, and whether it is served."""
+        with _client_errors(self.address):
+            answer = self._repository.ListVersions(
+                ListVersionsRequest(model=model), **self._defaults.options()
+            )
+        return list(answer.versions)
+
+    def load(self, model: str, version: str = "", *, timeout_seconds: float | None = None) -> Model:
+        """Let the server serve a version of a model, by default its newest, and wait until it does."""
+        with _client_errors(self.address):
+            answer = self._repository.LoadModel(
+                LoadModelRequest(model=model, version=version), **self._defaults.options(timeout_seconds)
+            )
+        loaded: Model = answer.model
+        return loaded
+
+    def unload(self, model: str) -> None:
+        """Let the server serve a model no more."""
+        with _client_errors(self.address):
+            self._repository.UnloadModel(UnloadModelRequest(model=model), **self._defaults.options())
 
     def health(self, service: str = "") -> str:
         """`SERVING` or `NOT_SERVING`: of the whole server, of a service, or of a model."""

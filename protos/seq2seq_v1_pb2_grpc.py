@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class Seq2SeqStub:
-    """Missing associated documentation comment in .proto file."""
+    """Generates and scores targets.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -62,7 +63,8 @@ class Seq2SeqStub:
 
 
 class Seq2SeqServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Generates and scores targets.
+    """
 
     def Generate(self, request, context):
         """Generates the whole target, then answers once.
@@ -136,7 +138,8 @@ def add_Seq2SeqServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Seq2Seq:
-    """Missing associated documentation comment in .proto file."""
+    """Generates and scores targets.
+    """
 
     @staticmethod
     def Generate(request,
@@ -263,6 +266,174 @@ class Seq2Seq:
             '/seq2seq.v1.Seq2Seq/GetModel',
             protos_dot_seq2seq__v1__pb2.GetModelRequest.SerializeToString,
             protos_dot_seq2seq__v1__pb2.GetModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class RepositoryStub:
+    """The bundles on disk, and which of them are served: of each model one version. Who may change that has the
+    role admin.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.ListVersions = channel.unary_unary(
+                '/seq2seq.v1.Repository/ListVersions',
+                request_serializer=protos_dot_seq2seq__v1__pb2.ListVersionsRequest.SerializeToString,
+                response_deserializer=protos_dot_seq2seq__v1__pb2.ListVersionsResponse.FromString,
+                _registered_method=True)
+        self.LoadModel = channel.unary_unary(
+                '/seq2seq.v1.Repository/LoadModel',
+                request_serializer=protos_dot_seq2seq__v1__pb2.LoadModelRequest.SerializeToString,
+                response_deserializer=protos_dot_seq2seq__v1__pb2.LoadModelResponse.FromString,
+                _registered_method=True)
+        self.UnloadModel = channel.unary_unary(
+                '/seq2seq.v1.Repository/UnloadModel',
+                request_serializer=protos_dot_seq2seq__v1__pb2.UnloadModelRequest.SerializeToString,
+                response_deserializer=protos_dot_seq2seq__v1__pb2.UnloadModelResponse.FromString,
+                _registered_method=True)
+
+
+class RepositoryServicer:
+    """The bundles on disk, and which of them are served: of each model one version. Who may change that has the
+    role admin.
+    """
+
+    def ListVersions(self, request, context):
+        """Lists every version of every model, or of one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LoadModel(self, request, context):
+        """Serves a version: it is loaded beside the one that is served, takes its place when it is warm, and answers
+        then. Where it cannot be used, FAILED_PRECONDITION says why, and what was served before still is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadModel(self, request, context):
+        """Serves a model no more. Who was accepted gets an answer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RepositoryServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'ListVersions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListVersions,
+                    request_deserializer=protos_dot_seq2seq__v1__pb2.ListVersionsRequest.FromString,
+                    response_serializer=protos_dot_seq2seq__v1__pb2.ListVersionsResponse.SerializeToString,
+            ),
+            'LoadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadModel,
+                    request_deserializer=protos_dot_seq2seq__v1__pb2.LoadModelRequest.FromString,
+                    response_serializer=protos_dot_seq2seq__v1__pb2.LoadModelResponse.SerializeToString,
+            ),
+            'UnloadModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadModel,
+                    request_deserializer=protos_dot_seq2seq__v1__pb2.UnloadModelRequest.FromString,
+                    response_serializer=protos_dot_seq2seq__v1__pb2.UnloadModelResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'seq2seq.v1.Repository', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('seq2seq.v1.Repository', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Repository:
+    """The bundles on disk, and which of them are served: of each model one version. Who may change that has the
+    role admin.
+    """
+
+    @staticmethod
+    def ListVersions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seq2seq.v1.Repository/ListVersions',
+            protos_dot_seq2seq__v1__pb2.ListVersionsRequest.SerializeToString,
+            protos_dot_seq2seq__v1__pb2.ListVersionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seq2seq.v1.Repository/LoadModel',
+            protos_dot_seq2seq__v1__pb2.LoadModelRequest.SerializeToString,
+            protos_dot_seq2seq__v1__pb2.LoadModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/seq2seq.v1.Repository/UnloadModel',
+            protos_dot_seq2seq__v1__pb2.UnloadModelRequest.SerializeToString,
+            protos_dot_seq2seq__v1__pb2.UnloadModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -27,6 +27,8 @@ _AUTHORIZATION, _SCHEME = "authorization", "bearer "
 _CHANGES = (
     "/inference.GRPCInferenceService/RepositoryModelLoad",
     "/inference.GRPCInferenceService/RepositoryModelUnload",
+    "/seq2seq.v1.Repository/LoadModel",
+    "/seq2seq.v1.Repository/UnloadModel",
 )
 _HEX_DIGITS = 64
 

@@ -9,7 +9,7 @@ from grpc_health.v1 import health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
-from protos.seq2seq_v1_pb2_grpc import add_Seq2SeqServicer_to_server
+from protos.seq2seq_v1_pb2_grpc import add_RepositoryServicer_to_server, add_Seq2SeqServicer_to_server
 from server.config import ServerConfig
 from server.metrics import Metrics
 from server.models import Models
@@ -20,6 +20,7 @@ from server.service.counting import CountingInterceptor
 from server.service.health import HEALTH_SERVICE, SERVICE_NAMES, Health, HealthService
 from server.service.inference import InferenceService
 from server.service.parsing import ParsingInterceptor
+from server.service.repository import RepositoryService
 from server.service.seq2seq import Seq2SeqService
 from server.service.tls import server_credentials
 
@@ -75,6 +76,9 @@ class Endpoint:
             interceptors=[CountingInterceptor(metrics), gate, ParsingInterceptor()], options=_OPTIONS
         )
         add_Seq2SeqServicer_to_server(Seq2SeqService(models, calls), self._server)  # type: ignore[no-untyped-call]
+        add_RepositoryServicer_to_server(  # type: ignore[no-untyped-call]
+            RepositoryService(repository, calls), self._server
+        )
         add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
             InferenceService(models, repository, calls, health), self._server
         )

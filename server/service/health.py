@@ -24,6 +24,7 @@ SERVICE_NAMES = tuple(
     file.services_by_name[name].full_name
     for file, name in (
         (seq2seq_v1_pb2.DESCRIPTOR, "Seq2Seq"),
+        (seq2seq_v1_pb2.DESCRIPTOR, "Repository"),
         (open_inference_pb2.DESCRIPTOR, "GRPCInferenceService"),
     )
 )

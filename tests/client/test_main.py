@@ -16,7 +16,7 @@ from tests.server.service.harness import EchoRunner, serving_on_a_thread
 
 @pytest.fixture(scope="module")
 def server():
-    with serving_on_a_thread() as served:
+    with serving_on_a_thread(is_repository_open=True) as served:
         yield served
 
 
@@ -246,6 +246,27 @@ def test_models_lists_each_on_a_line(run):
     assert code == 0
     assert line.startswith("echo: echo, version 0123456789ab, fp32 on cpu, 4 slots")
     assert json.loads(run("models", "--json")[1][0])["provenance"] == {"preset": "echo"}
+
+
+def test_versions_are_listed_unloaded_and_loaded(run):
+    assert run("versions") == (0, ["echo, version 0123456789ab: ready"], [])
+    assert run("versions", "other") == (0, [], [])
+    assert json.loads(run("versions", "--json")[1][0])["state"] == "VERSION_STATE_READY"
+    assert run("unload", "echo") == (0, [], [])
+    assert run("models") == (0, [], [])
+    code, [line], _ = run("load", "echo")
+    assert (code, line) == (0, run("models")[1][0])
+    assert run("load", "echo", "--version", "7")[::2] == (
+        1,
+        ["error: NOT_FOUND: echo has no version '7' on disk: there is only one without a name"],
+    )
+
+
+@pytest.mark.parametrize("flag", [["--log-probabilities"], ["--num-alternatives", "2"], ["--word-alignment"]])
+def test_what_only_json_shows_is_refused_without_it(run, flag, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run("translate", "ab", *flag)
+    assert f"{flag[0]} asks for is shown with --json only" in capsys.readouterr().err
 
 
 def test_health_exits_0_only_when_serving(run, server):

@@ -27,3 +27,10 @@ def test_the_stubs_are_up_to_date(generated):
     assert made.keys() == committed.keys()
     for path, text in made.items():
         assert text == committed[path], f"{path} is not what its source gives: run `make stubs`"
+
+
+def test_the_contract_is_named_as_buf_would_name_it():
+    done = subprocess.run(
+        [Path(sys.executable).parent / "buf", "lint"], cwd=ROOT / "protos", capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -132,7 +132,7 @@ def test_list_has_every_name_with_its_status():
     async def run():
         async with serving(names=("first", "second")) as served:
             health = served.app._health
-            services = {"seq2seq.v1.Seq2Seq", "inference.GRPCInferenceService"}
+            services = {"seq2seq.v1.Seq2Seq", "seq2seq.v1.Repository", "inference.GRPCInferenceService"}
             assert set(health.names()) == {"", *services, "first", "second"}
             if hasattr(health_pb2, "HealthListRequest"):  # grpcio-health-checking from 1.85 on
                 stub = health_pb2_grpc.HealthStub(served.channel)
