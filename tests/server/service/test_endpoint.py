@@ -19,6 +19,7 @@ def test_reflection_lists_every_service():
             names = {service.name for service in answer.list_services_response.service}
             assert names == {
                 "seq2seq.v1.Seq2Seq",
+                "seq2seq.v1.Repository",
                 "inference.GRPCInferenceService",
                 "grpc.health.v1.Health",
                 "grpc.reflection.v1alpha.ServerReflection",
