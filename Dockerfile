@@ -13,14 +13,12 @@ FROM python:${PYTHON_VERSION}-slim-bookworm AS build
 # cpu or gpu: the extra of pyproject.toml with ONNX Runtime.
 ARG RUNTIME=cpu
 WORKDIR /app
-# Dependencies before code: changing code does not install them again. The `client` extra is left out: it adds
-# to `server` only what draws heatmaps, and the health check draws none.
-COPY pyproject.toml .
-RUN python -c "import tomllib; \
-extras = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
-print(*extras['server'], *extras['${RUNTIME}'], sep='\n')" > /tmp/requirements.txt \
- && python -m venv --without-pip /opt/venv \
- && pip --python /opt/venv/bin/python install --no-cache-dir --only-binary :all: -r /tmp/requirements.txt
+# Dependencies before code: changing code does not install them again. They are those of the `server` extra, pinned
+# (`make lock`). The `client` extra is left out: it adds only what draws heatmaps, and the health check draws none.
+COPY deploy/requirements-${RUNTIME}.txt /tmp/requirements.txt
+RUN python -m venv --without-pip /opt/venv \
+ && pip --python /opt/venv/bin/python install --no-cache-dir --only-binary :all: --no-deps --require-hashes \
+    -r /tmp/requirements.txt
 COPY bundle bundle
 COPY protos protos
 COPY server server

@@ -23,7 +23,7 @@ endif
 
 INSTALLED := $(VENV)/.installed-$(RUNTIME)
 
-.PHONY: help demo serve test lint types bench stubs install clean
+.PHONY: help demo serve test lint types bench stubs lock install clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -54,6 +54,12 @@ bench: $(INSTALLED) ## the benchmarks that need no GPU
 stubs: $(INSTALLED) ## generate the gRPC stubs and the weightless graphs anew
 	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
 	$(PY) -m export.weightless
+
+lock: $(INSTALLED) ## choose anew the versions that the image has
+	$(PY) -m pip install --quiet uv
+	for runtime in cpu gpu; do $(PY) -m uv pip compile pyproject.toml --quiet --upgrade --universal --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
+	  --extra server --extra $$runtime -o deploy/requirements-$$runtime.txt || exit 1; done
 
 install: $(INSTALLED) ## make the virtual environment and install everything
 
