@@ -15,6 +15,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from bundle.names import Precision
+from server import VERSION
 from server.app import serve
 from server.backlog import QueueLimits
 from server.check import check
@@ -118,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(models={})  # with settings of their own, which only the file can give
     add = parser.add_argument
+    add("--version", action="version", version=f"seq2seq-serve {VERSION}")
     add(
         "bundles",
         nargs="*",

@@ -13,6 +13,7 @@ from typing import Any
 PREFIX = "SEQ2SEQ_"
 _CONFIG = "--config"
 _MODELS = "models"
+_NO_SETTINGS = ("help", "config", "version")
 _SIMILAR = 0.9  # of 1: a letter or two are otherwise
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -46,7 +47,7 @@ def parse_settings(
     first = argparse.ArgumentParser(add_help=False)
     first.add_argument(_CONFIG, type=Path, default=environment.get(f"{PREFIX}CONFIG"))
     file: Path | None = first.parse_known_args(arguments)[0].config
-    actions = {_name(action): action for action in parser._actions if action.dest not in ("help", "config")}
+    actions = {_name(action): action for action in parser._actions if action.dest not in _NO_SETTINGS}
     content = _read(parser, file) if file else {}
     tables = content.pop(_MODELS, {})
     for name, value in content.items():

@@ -26,7 +26,10 @@ async def generate(
     Raises:
         ServerError: Of the first that is refused or fails.
     """
-    jobs_of_all = [await _jobs(message, model, call, stream=False) for message in messages]
+    jobs_of_all = []
+    for message in messages:
+        jobs_of_all.append(await _jobs(message, model, call, stream=False))
+        await asyncio.sleep(0)  # others shall not wait until all texts are cut into tokens
     with ExitStack() as stack:
         boxes_of_all = [_submit(jobs, model, call, stack) for jobs in jobs_of_all]
         results_of_all = [[await succeeded(mailbox) for mailbox in mailboxes] for mailboxes in boxes_of_all]
