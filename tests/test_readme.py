@@ -1,5 +1,6 @@
 """The README's commands do what it says. Only the training is cut to seconds, and the ports are free ones."""
 
+import ast
 import os
 import re
 import shutil
@@ -42,7 +43,7 @@ def write_corpus(folder: Path) -> None:
 
 def test_train_export_serve_and_call(tmp_path):
     write_corpus(tmp_path)
-    commands, program, *_ = code_blocks("Train, export, serve, call")
+    commands, program, async_program, *_ = code_blocks("Train, export, serve, call")
     train, export, serve, call = commands.strip().splitlines()
     run(f"{train} --max-steps 3", tmp_path, timeout=300)
     run(export, tmp_path, timeout=300)
@@ -58,9 +59,12 @@ def test_train_export_serve_and_call(tmp_path):
         wait_until_ready(server, f"http://127.0.0.1:{metrics_port}/readyz")
         answer = run(f"{call} --address localhost:{port} --max-new-tokens 5", tmp_path, timeout=60)
         assert answer.stdout.count("\n") == 1
-        (tmp_path / "program.py").write_text(program.replace("50051", str(port)), encoding="utf-8")
-        printed = run("python program.py", tmp_path, timeout=60).stdout
-        assert float(printed.splitlines()[0].split()[-1]) > 0
+        printed = []
+        for text in (program, async_program):
+            (tmp_path / "program.py").write_text(text.replace("50051", str(port)), encoding="utf-8")
+            printed.append(run("python program.py", tmp_path, timeout=60).stdout.splitlines())
+        assert float(printed[0][0].split()[-1]) > 0
+        assert len(ast.literal_eval(printed[1][0])) == 2
     finally:
         server.terminate()
         assert server.wait(60) == 0
