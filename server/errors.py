@@ -45,7 +45,18 @@ class Forbidden(ServerError):
 
 
 class UnknownModel(ServerError):
-    """No model of the asked name is served."""
+    """There is no model, or no version, of the asked name.
+
+    Args:
+        message: What there is instead.
+        name: That was asked for.
+        version: That was asked for; empty for any.
+    """
+
+    def __init__(self, message: str, *, name: str, version: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+        self.version = version
 
 
 class LoadFailed(ServerError):

@@ -155,11 +155,11 @@ class Models:
             raise Unavailable("no model is served: the server is loading them, or they were unloaded")
         model = self._by_name.get(name) if name else next(iter(self._by_name.values()))
         if model is None:
-            raise UnknownModel(
-                f"no model is named {name[:100]!r}: this server has {', '.join(self._by_name)}"
-            )
+            text = f"no model is named {name[:100]!r}: this server has {', '.join(self._by_name)}"
+            raise UnknownModel(text, name=name, version=version)
         if version not in ("", model.version):
-            raise UnknownModel(f"{model.name} is not served in version {version[:100]!r}: {model.version} is")
+            text = f"{model.name} is not served in version {version[:100]!r}: {model.version} is"
+            raise UnknownModel(text, name=model.name, version=version)
         return model
 
     @contextmanager

@@ -111,7 +111,7 @@ class Repository:
         async with self._changing:
             model = self._models.remove(name)
             if model is None:
-                raise UnknownModel(f"no model is named {name[:100]!r}: there is nothing to unload")
+                raise UnknownModel(f"no model is named {name[:100]!r}: there is nothing to unload", name=name)
             self._end(model, self._served.pop(name))
 
     async def stop(self) -> None:

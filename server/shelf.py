@@ -93,11 +93,12 @@ class Shelf:
         """
         versions = self.versions(name)
         if not versions:
-            raise UnknownModel(f"there is no bundle of a model named {name[:100]!r}")
+            raise UnknownModel(f"there is no bundle of a model named {name[:100]!r}", name=name)
         found = next((one for one in versions if one.version == version), None) if version else versions[-1]
         if found is None:
             there_are = ", ".join(one.version for one in versions if one.version) or "only one without a name"
-            raise UnknownModel(f"{name} has no version {version[:100]!r} on disk: there is {there_are}")
+            text = f"{name} has no version {version[:100]!r} on disk: there is {there_are}"
+            raise UnknownModel(text, name=name, version=version)
         return found
 
 

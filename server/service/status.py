@@ -46,6 +46,7 @@ _STATUSES: dict[type[ServerError], tuple[grpc.StatusCode, str]] = {
     Cancelled: (grpc.StatusCode.CANCELLED, "CANCELLED"),
     EngineFailed: (grpc.StatusCode.INTERNAL, "ENGINE_FAILED"),
 }
+_MAX_NAME = 200  # characters
 _MAX_TEXT = 1000  # characters: headers are limited, and the text is in them twice
 _BUG = (grpc.StatusCode.INTERNAL, "INTERNAL")
 
@@ -72,6 +73,13 @@ def trailers_of(error: Exception, request_id: str) -> Trailers:
     if isinstance(error, InvalidRequest):
         violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=text)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if isinstance(error, UnknownModel):
+        name = error.name + (f"/{error.version}" if error.version else "")
+        details.append(
+            error_details_pb2.ResourceInfo(
+                resource_type="model", resource_name=name[:_MAX_NAME], description=text
+            )
+        )
     if isinstance(error, Overloaded):
         delay = duration_pb2.Duration()
         delay.FromMilliseconds(round(error.retry_after_seconds * 1000))

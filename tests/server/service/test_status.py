@@ -1,12 +1,13 @@
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 
 from server import errors
 from server.service.status import BUG_TEXT, status_of, trailers_of
 
 CASES = [
     (errors.InvalidRequest("m", field="f"), grpc.StatusCode.INVALID_ARGUMENT),
-    (errors.UnknownModel("m"), grpc.StatusCode.NOT_FOUND),
+    (errors.UnknownModel("m", name="demo", version="2"), grpc.StatusCode.NOT_FOUND),
     (errors.Unauthenticated("m"), grpc.StatusCode.UNAUTHENTICATED),
     (errors.Forbidden("m"), grpc.StatusCode.PERMISSION_DENIED),
     (errors.LoadFailed("m"), grpc.StatusCode.FAILED_PRECONDITION),
@@ -34,6 +35,15 @@ def test_an_error_of_ours_is_told_with_its_text(error, code):
 def test_push_back_is_in_milliseconds():
     trailers = dict(trailers_of(errors.Overloaded("m", retry_after_seconds=1.5), "r1"))
     assert trailers["grpc-retry-pushback-ms"] == "1500"
+
+
+def test_an_unknown_model_is_told_by_its_name():
+    status = status_pb2.Status()
+    error = errors.UnknownModel("m", name="demo", version="2")
+    status.ParseFromString(dict(trailers_of(error, "r1"))["grpc-status-details-bin"])
+    info = error_details_pb2.ResourceInfo()
+    assert status.details[-1].Unpack(info)
+    assert (info.resource_type, info.resource_name, info.description) == ("model", "demo/2", "m")
 
 
 def test_any_other_exception_is_a_bug_whose_text_stays_here():

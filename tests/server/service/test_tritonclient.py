@@ -36,6 +36,7 @@ def test_it_sees_server_and_model(seen):
 
 def test_it_infers_texts_and_token_ids(seen):
     assert seen["infer"] == [TEXT, "ab"]
+    assert seen["compressed"] == TEXT
     assert seen["ids"] == [[50, 51], [60]]
 
 

@@ -25,6 +25,9 @@ def main(address: str, model: str) -> None:
         "metadata": client.get_model_metadata(model, as_json=True),
         "config": client.get_model_config(model, as_json=True),
         "infer": infer(client, model, [TEXT, "ab"], max_new_tokens=40, min_new_tokens=1),
+        "compressed": client.infer(model, [text_input([TEXT])], compression_algorithm="gzip")
+        .as_numpy("text_output")[0, 0]
+        .decode(),
         "ids": infer_ids(client, model),
         "stream": stream(client, model),
         "timeout": error_of(lambda: infer(client, model, [TEXT], client_timeout=1e-4)),
