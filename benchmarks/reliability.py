@@ -39,7 +39,7 @@ from benchmarks.reliability_faults import budget, step
 from benchmarks.reliability_hostile import hostile
 from benchmarks.reliability_load import overload, sigterm, unsteady
 from benchmarks.reliability_machine import clock, logs
-from benchmarks.reliability_place import Bar, Figures, Place, full_models
+from benchmarks.reliability_place import Bar, Figures, Place
 from benchmarks.reliability_reload import reload
 from benchmarks.reliability_report import bar_record, failed_bar, for_people, markdown
 from benchmarks.reliability_slow import slow
@@ -68,9 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "bars": [],
     }
     with tempfile.TemporaryDirectory() as name, Progress(console=console) as progress:
-        place = Place(
-            Path(name), options.scale, cores[:2], cores[2:] or cores, progress, models=full_models()
-        )
+        place = Place(Path(name), options.scale, cores[:2], cores[2:] or cores, progress)
         run(place, options.only or list(PARTS), report)
     console.print(for_people(report))
     if options.out:

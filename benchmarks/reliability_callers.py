@@ -52,8 +52,13 @@ async def capacity(address: str, seconds: float) -> float:
         nonlocal done
         while time.monotonic() < end:
             job = draw()
-            await client.generate(job.source_ids, options=job.options())
-            done += time.monotonic() < end
+            try:
+                await client.generate(job.source_ids, options=job.options())
+                done += time.monotonic() < end
+            except ClientError as error:  # only where the queue is too short for all of them
+                if error.retry_after_seconds is None:
+                    raise
+                await asyncio.sleep(error.retry_after_seconds)
 
     async with AsyncClient(address, timeout_seconds=PATIENT_SECONDS) as client:
         await asyncio.gather(*(worker(client) for _ in range(IN_FLIGHT)))

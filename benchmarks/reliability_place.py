@@ -17,7 +17,6 @@ from rich.progress import Progress
 from benchmarks.load_mix import MAX_TARGET_LENGTH, VOCAB_SIZE
 from benchmarks.serving import RunningServer, serving
 from bundle.names import Precision
-from training.config import TransformerConfig
 from training.presets import PRESETS
 
 Figures = dict[str, Any]
@@ -76,7 +75,6 @@ class Place:
         scale: Of all times and numbers.
         server_cores: CPUs of the servers.
         client_cores: CPUs of whoever asks them.
-        models: The sizes of `TINY` and `BASE`.
     """
 
     folder: Path
@@ -84,7 +82,6 @@ class Place:
     server_cores: Sequence[int]
     client_cores: Sequence[int]
     progress: Progress
-    models: Mapping[str, TransformerConfig]
 
     def count(self, full: int, least: int = 1) -> int:
         """So many at this scale."""
@@ -95,10 +92,10 @@ class Place:
         return max(full * self.scale, least)
 
     def bundle(self, model: str) -> Path:
-        """Of random weights; made when it is asked for first."""
+        """Of random weights in the sizes of the preset; made when it is asked for first."""
         path = self.folder / model
         if not path.exists():
-            _export(self.models[model], path)
+            _export(model, path)
         return path
 
     @contextmanager
@@ -116,16 +113,12 @@ class Place:
             os.sched_setaffinity(0, before)
 
 
-def full_models() -> dict[str, TransformerConfig]:
-    """Of the presets' own sizes."""
-    return {name: dataclasses.replace(PRESETS[name]().model, vocab_size=VOCAB_SIZE) for name in (TINY, BASE)}
-
-
-def _export(config: TransformerConfig, path: Path) -> None:
+def _export(preset: str, path: Path) -> None:
     from benchmarks.load import wide_tokenizer
     from benchmarks.peers_work import random_model
     from export.exporter import export_bundle
 
+    config = dataclasses.replace(PRESETS[preset]().model, vocab_size=VOCAB_SIZE)
     trained = dataclasses.replace(random_model(config), tokenizer=wide_tokenizer())
     export_bundle(trained, path, (Precision.INT8,))
 

@@ -110,7 +110,7 @@ async def _round(server: RunningServer, jobs: Sequence[Job], rate: float, is_slo
         if is_slow:
             slow_streams.append(call)
             return
-        async for _ in call:
+        while await call.read() is not aio.EOF:
             pass
 
     async with (
