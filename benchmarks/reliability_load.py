@@ -153,7 +153,7 @@ def overload(place: Place) -> tuple[Figures, list[Bar]]:
     told = sum(outcome.retry_after_seconds is not None for outcome in refused)
     return figures, [
         at_least("answered a second, of the capacity", goodput / rate, 0.9, is_timed=True),
-        at_least("calls that were refused", len(refused), 1),
+        at_least("calls that were refused", len(refused), 1, is_timed=True),
         at_most("p99 of a refusal, ms", 1e3 * figures["refused_p99_seconds"], 50, is_timed=True),
         at_least("refusals with a time to come again", told, len(refused)),
         unexpected(figures["codes"], "OK", "RESOURCE_EXHAUSTED"),

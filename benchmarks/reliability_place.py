@@ -27,6 +27,7 @@ _BASE_FLAGS = (
     *("--max-source-length", str(MAX_TARGET_LENGTH), "--max-target-length", str(MAX_TARGET_LENGTH)),
 )
 _SETTLED_SECONDS = 20.0
+_SPARE_THREADS = 8  # gRPC and asyncio start some when they need them, and keep them
 
 
 @dataclass(frozen=True)
@@ -145,13 +146,11 @@ def settled(server: RunningServer, before: Mapping[str, float]) -> dict[str, flo
 def nothing_left(before: Mapping[str, float], after: Mapping[str, float]) -> list[Bar]:
     """That a server whose callers have all left holds nothing for them."""
     held = ("seq2seq_slots_in_use", "seq2seq_num_requests_running", "seq2seq_num_requests_waiting")
+    num_open = after["grpc_server_started_total"] - after["grpc_server_handled_total"]
     return [
         at_most("slots and requests that did not come back", sum(after[name] for name in held), 0),
+        at_most("RPCs that never ended", num_open, 0),
         # A connection that is kept, and the one that asks.
         at_most("sockets and files left open", after["process_open_fds"] - before["process_open_fds"], 2),
         at_most("threads left over", after["threads"] - before["threads"], _SPARE_THREADS),
     ]
-
-
-# gRPC and asyncio start threads when they need them, and keep some.
-_SPARE_THREADS = 8

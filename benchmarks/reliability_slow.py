@@ -55,7 +55,7 @@ class _Round:
 
 def slow(place: Place) -> tuple[Figures, list[Bar]]:
     """Rounds in which one stream in ten is read no further than its first piece, between rounds without."""
-    seconds = place.seconds(20, 2.0)
+    seconds = place.seconds(20, 0.5)
     rounds: dict[bool, list[_Round]] = {False: [], True: []}
     sizes = []
     with place.serving(BASE) as server:
