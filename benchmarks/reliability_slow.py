@@ -60,7 +60,7 @@ def slow(place: Place) -> tuple[Figures, list[Bar]]:
     sizes = []
     with place.serving(BASE) as server:
         rate = _LOAD * asyncio.run(capacity(server.address, place.seconds(_CAPACITY_SECONDS)))
-        jobs = draw_jobs(max(round(rate * seconds), 2 * _ONE_IN), ONLY_GREEDY, seed=7)
+        jobs = draw_jobs(max(round(rate * seconds), _ONE_IN), ONLY_GREEDY, seed=7)
         before = state(server)
         for _ in range(_NUM_ROUNDS):
             for is_slow in (False, True):
