@@ -108,7 +108,7 @@ class GoneContext:
 
 
 def test_who_leaves_while_the_server_waits_for_them_to_read_has_cancelled_and_is_no_bug(caplog):
-    """gRPC fails the write before it cancels the handler, which was logged and counted as INTERNAL."""
+    """The write fails before gRPC cancels the handler, which was logged and counted as INTERNAL."""
 
     async def run():
         metrics = Metrics()
