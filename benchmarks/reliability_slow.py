@@ -35,6 +35,7 @@ _LOAD = 0.5
 _ONE_IN = 10
 _NUM_ROUNDS = 3  # of each kind, by turns
 _NUM_ALTERNATIVES = 20
+_DECODED_SECONDS = 20.0
 # What gRPC takes in of a stream before its reader has asked for more, and does not widen by itself.
 _NARROW = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
 
@@ -46,10 +47,12 @@ class _Round:
     Attributes:
         gaps: Between the pieces of the nine streams of ten that read on in every round.
         num_stalled: Calls that the server had not ended when everybody else was done.
+        num_slots: That it held for them when their targets had been complete for long.
     """
 
     gaps: list[float] = field(default_factory=list)
     num_stalled: float = 0.0
+    num_slots: float = 0.0
     num_failed: int = 0
 
 
@@ -82,6 +85,7 @@ def slow(place: Place) -> tuple[Figures, list[Bar]]:
     num_failed = sum(one.num_failed for kind in rounds.values() for one in kind)
     return figures, [
         at_least("slow streams that the server waits for, of all", min(stalled) / num_slow, 0.9),
+        at_most("slots held for them", max(one.num_slots for one in rounds[True]), 0),
         at_most("others that failed", num_failed, 0),
         at_most("others' p99 between tokens, of that without", with_slow / without, 1.5, is_timed=True),
         at_most("memory over that after the first rounds", sizes[-1] / sizes[0], 1.05, is_timed=True),
@@ -124,11 +128,20 @@ async def _round(server: RunningServer, jobs: Sequence[Job], rate: float, is_slo
                 await asyncio.sleep(arrival - (time.monotonic() - started))
                 is_tenth = number % _ONE_IN == 0
                 tasks.create_task(read_narrowly(stub, job) if is_tenth else read(client, job))
-        ended = (await asyncio.to_thread(state, server))["seq2seq_requests_total"] - before
-        one.num_stalled = len(jobs) - ended
+        now = await asyncio.to_thread(_decoded, server)
+        one.num_stalled = len(jobs) - (now["seq2seq_requests_total"] - before)
+        one.num_slots = now["seq2seq_slots_in_use"]
         for call in slow_streams:
             call.cancel()
     return one
+
+
+def _decoded(server: RunningServer) -> dict[str, float]:
+    """What the server says when nothing is decoded any more, or after a while."""
+    end = time.monotonic() + _DECODED_SECONDS
+    while (now := state(server))["seq2seq_slots_in_use"] and time.monotonic() < end:
+        time.sleep(0.1)
+    return now
 
 
 def _large(job: Job) -> pb.GenerateRequest:
