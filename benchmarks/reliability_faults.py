@@ -66,7 +66,7 @@ def step(place: Place) -> tuple[Figures, list[Bar]]:
         at_least("others that were answered meanwhile", codes["OK"], 1),
         at_least("probes that fail after three in a row", sick, 2),
         at_least("probes that pass after a good one", well, 2),
-        unexpected(good, "OK"),
+        unexpected(good, "OK", whose="calls afterwards"),
         *nothing_left(before, after),
     ]
 
@@ -141,7 +141,7 @@ def budget(place: Place) -> tuple[Figures, list[Bar]]:
         at_least("of them with a time to come again", has_delay, codes["RESOURCE_EXHAUSTED"]),
         at_least("a beam wider than all slots: INVALID_ARGUMENT", wide == "INVALID_ARGUMENT", 1),
         at_least("a version beyond the limit: FAILED_PRECONDITION", second == "FAILED_PRECONDITION", 1),
-        unexpected(good, "OK"),
+        unexpected(good, "OK", whose="calls afterwards"),
         *nothing_left(before, after),
     ]
 

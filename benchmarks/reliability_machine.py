@@ -100,7 +100,7 @@ def clock(place: Place) -> tuple[Figures, list[Bar]]:
         at_least("jumps that the server's clock made", num_seen, jumps),
         unexpected(codes, "OK"),
         at_most("probes that failed", probes.total() - probes[200], 0),
-        unexpected(good, "OK"),
+        unexpected(good, "OK", whose="calls afterwards"),
         *nothing_left(before, after),
     ]
 

@@ -61,10 +61,10 @@ def at_least(name: str, value: float, bar: float, *, is_timed: bool = False) -> 
     return Bar(name, value, bar, is_most=False, is_timed=is_timed)
 
 
-def unexpected(codes: Counter[str], *expected: str) -> Bar:
+def unexpected(codes: Counter[str], *expected: str, whose: str = "calls") -> Bar:
     """That every call ended with one of these statuses."""
     strange = sum(count for code, count in codes.items() if code not in expected)
-    return at_most(f"calls that ended with anything but {', '.join(expected)}", strange, 0)
+    return at_most(f"{whose} that ended with anything but {', '.join(expected)}", strange, 0)
 
 
 @dataclass(frozen=True)
