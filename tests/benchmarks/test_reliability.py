@@ -5,6 +5,8 @@ Bars that depend on the machine's speed are looked at by nobody here; all others
 
 import json
 import os
+import re
+from pathlib import Path
 
 import pytest
 from rich.progress import Progress
@@ -14,12 +16,13 @@ from benchmarks.load_mix import VOCAB_SIZE
 from benchmarks.peers_work import random_model
 from benchmarks.reliability_damage import linked_copy
 from benchmarks.reliability_place import BASE, TINY, Place, at_least, at_most
-from benchmarks.reliability_report import bar_record
+from benchmarks.reliability_report import bar_record, markdown
 from bundle.names import Precision
 from export.exporter import export_bundle
 from training.config import TransformerConfig
 
 _SCALE = 0.005
+_DOCS = Path(__file__).parents[2] / "docs" / "reliability.md"
 _MODEL = TransformerConfig(
     vocab_size=VOCAB_SIZE,
     d_model=32,
@@ -72,6 +75,12 @@ def test_a_bar_that_is_no_number_is_not_met():
     assert not at_least("of nothing", float("nan"), 1).is_met
     assert at_most("just so", 1.0, 1.0).is_met
     assert at_least("just so", 1.0, 1.0).is_met
+
+
+def test_the_documentation_has_the_table_of_the_run_that_it_links():
+    text = _DOCS.read_text()
+    (name,) = re.findall(r"\(\.\./(benchmarks/results/\S+\.json)\)", text)
+    assert markdown(json.loads((_DOCS.parents[1] / name).read_text())) in text
 
 
 def test_the_table_says_what_was_measured_on_what_and_what_was_not_run(tmp_path, capsys):
