@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import random
@@ -201,6 +202,7 @@ def prepare(folder: Path, num_cores: int, plan: Plan) -> tuple[Path, dict[tuple[
     return folder / "bundle", queues
 
 
+@functools.cache
 def wide_tokenizer() -> Tokenizer:
     """Of made-up words, so that every id has a text, which the server must find."""
     from training.tokenizer import train_tokenizer

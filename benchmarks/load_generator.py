@@ -22,6 +22,7 @@ from benchmarks.load_mix import Job, Outcome, poisson_arrivals, quantile
 from client import AsyncClient, ClientError
 
 _TIMEOUT_SECONDS = 120.0
+_LAG_SECONDS = 0.01  # how often the event loop is asked whether it is on time
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,14 @@ class Run:
     Attributes:
         cpu_share: Of one core, that the generator's process used.
         lateness_seconds: By which 99 % of the requests were sent after they were due, or earlier.
+        lag_seconds: By which the generator's event loop woke up late, at p99: as much of any latency may be
+            the generator's own.
     """
 
     outcomes: list[Outcome]
     cpu_share: float
     lateness_seconds: float
+    lag_seconds: float
 
 
 class Generator:
@@ -85,7 +89,7 @@ class _Caller:
         try:
             await self._call(job, outcome)
         except ClientError as error:
-            outcome.code = error.code
+            outcome.code, outcome.retry_after_seconds = error.code, error.retry_after_seconds
         outcome.end = self.now()
 
     async def _unary(self, job: Job, outcome: Outcome) -> None:
@@ -118,7 +122,7 @@ async def _closed_loop(caller: _Caller, jobs: list[Job], in_flight: float) -> No
 
 async def _open_loop(caller: _Caller, jobs: list[Job], rate: float) -> None:
     async with asyncio.TaskGroup() as group:
-        for job, arrival in zip(jobs, poisson_arrivals(rate, seed=len(jobs)), strict=False):
+        for job, arrival in zip(jobs, poisson_arrivals(rate, seed=jobs[0].seed), strict=False):
             await asyncio.sleep(arrival - caller.now())
             group.create_task(caller.call(job, arrival))
 
@@ -136,8 +140,17 @@ def _run(loop: _Loop, address: str, jobs: list[Job], stream: bool, load: float) 
 async def _measure(loop: _Loop, address: str, jobs: list[Job], stream: bool, load: float) -> Run:
     async with AsyncClient(address, timeout_seconds=_TIMEOUT_SECONDS) as client:
         await client.health()  # connected before the clock runs
-        caller, cpu_before = _Caller(client, stream), time.process_time()
+        caller, cpu_before, lags = _Caller(client, stream), time.process_time(), list[float]()
+        watching = asyncio.create_task(_watch_lag(lags))
         await loop(caller, jobs, load)
         cpu_share = (time.process_time() - cpu_before) / caller.now()
+        watching.cancel()
     lateness = [outcome.sent - outcome.arrival for outcome in caller.outcomes]
-    return Run(caller.outcomes, cpu_share, quantile(lateness, 0.99))
+    return Run(caller.outcomes, cpu_share, quantile(lateness, 0.99), quantile(lags, 0.99))
+
+
+async def _watch_lag(lags: list[float]) -> None:
+    while True:
+        before = time.perf_counter()
+        await asyncio.sleep(_LAG_SECONDS)
+        lags.append(time.perf_counter() - before - _LAG_SECONDS)

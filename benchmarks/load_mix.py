@@ -95,6 +95,7 @@ class Outcome:
         num_tokens: Of the target; 0 where it failed.
         gaps: Between the pieces of a stream.
         code: The gRPC status of what failed.
+        retry_after_seconds: When who was refused may come again; None where nobody said.
     """
 
     job: Job
@@ -105,6 +106,7 @@ class Outcome:
     num_tokens: int = 0
     gaps: tuple[float, ...] = ()
     code: str = "OK"
+    retry_after_seconds: float | None = None
 
 
 @dataclass(frozen=True)

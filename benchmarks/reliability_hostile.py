@@ -16,6 +16,7 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
 
+from benchmarks.reliability_place import TINY, Bar, Figures, Place, at_most
 from client import AsyncClient
 from protos import open_inference_pb2, seq2seq_v1_pb2
 
@@ -156,6 +157,18 @@ class Hostile:
         return (
             text if field.type == FieldDescriptor.TYPE_STRING else chance.choice((text.encode(), b"\xff\xfe"))
         )
+
+
+def hostile(place: Place) -> tuple[Figures, list[Bar]]:
+    """Calls that no sound client makes, and good ones between them."""
+    num_calls = place.count(20_000, 100)
+    task = place.progress.add_task("hostile calls", total=num_calls)
+    with place.serving(TINY, ["--open-repository"]) as server:
+        codes = asyncio.run(
+            attack(server.address, num_calls, 0, lambda count: place.progress.advance(task, count))
+        )
+    bugs = sum(count for name, count in codes.items() if name.startswith(_BUGS))
+    return {"codes": codes}, [at_most("calls that ended with INTERNAL or UNKNOWN", bugs, 0)]
 
 
 async def attack(address: str, num_calls: int, seed: int, on_progress: Any) -> Counter[str]:

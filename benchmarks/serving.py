@@ -11,46 +11,62 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 _READY_SECONDS, _STOP_SECONDS = 120.0, 60.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunningServer:
     """Where a server process answers.
 
     Attributes:
         address: Of gRPC.
         metrics_url: Of HTTP, without a path.
+        is_ended: Whether who uses it has told it to end, and looked at its exit code.
     """
 
     process: subprocess.Popen[bytes]
     address: str
     metrics_url: str
+    is_ended: bool = False
+
+    def samples(self) -> list[Sample]:
+        """All that `/metrics` shows now."""
+        with urllib.request.urlopen(f"{self.metrics_url}/metrics", timeout=30) as answer:
+            text = answer.read().decode()
+        return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def histogram(self, name: str) -> Histogram:
         """One histogram as `/metrics` shows it now, over all its labels."""
-        with urllib.request.urlopen(f"{self.metrics_url}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
         buckets: dict[float, float] = {}
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name == f"{name}_bucket":
-                    bound = float(sample.labels["le"])
-                    buckets[bound] = buckets.get(bound, 0.0) + sample.value
+        for sample in self.samples():
+            if sample.name == f"{name}_bucket":
+                bound = float(sample.labels["le"])
+                buckets[bound] = buckets.get(bound, 0.0) + sample.value
         return Histogram(sorted(buckets.items()))
+
+    def wait(self) -> int:
+        """The exit code of a server that was told to end."""
+        self.is_ended = True
+        return self.process.wait(_STOP_SECONDS)
 
     def cpu_seconds(self) -> float:
         """That the process has used so far, on all cores; Linux only."""
         # After the command's name in parentheses: user and system time are the 12th and 13th (proc(5)).
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def num_threads(self) -> int:
+        """Of the process now; Linux only."""
+        return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
 
 
 @dataclass(frozen=True)
@@ -84,8 +100,20 @@ class Histogram:
 
 
 @contextmanager
-def serving(bundle: Path, flags: Sequence[str] = ()) -> Iterator[RunningServer]:
+def serving(
+    bundle: Path,
+    flags: Sequence[str] = (),
+    *,
+    stderr: IO[bytes] | int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[RunningServer]:
     """`python -m server bundle`, ready on entry and ended on exit.
+
+    Args:
+        bundle: The folder that is served.
+        flags: More of the command's.
+        stderr: Where its log goes; None is where this process's goes.
+        environment: More variables.
 
     Raises:
         RuntimeError: It did not become ready, or did not exit with 0 when asked to end.
@@ -93,16 +121,16 @@ def serving(bundle: Path, flags: Sequence[str] = ()) -> Iterator[RunningServer]:
     port, metrics_port = free_ports(2)
     command = [sys.executable, "-m", "server", str(bundle), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--metrics-port", str(metrics_port), "--log-level", "warning", *flags]
-    process = subprocess.Popen(command)
+    process = subprocess.Popen(command, stderr=stderr, env=os.environ | dict(environment or {}))
+    server = RunningServer(process, f"127.0.0.1:{port}", f"http://127.0.0.1:{metrics_port}")
     try:
-        url = f"http://127.0.0.1:{metrics_port}"
-        wait_until_ready(process, f"{url}/readyz")
-        yield RunningServer(process, f"127.0.0.1:{port}", url)
+        wait_until_ready(process, f"{server.metrics_url}/readyz")
+        yield server
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         code = process.wait(_STOP_SECONDS)
-    if code != 0:
+    if code != 0 and not server.is_ended:
         raise RuntimeError(f"the server exited with {code}")
 
 

@@ -165,6 +165,18 @@ class Calls:
         _log.debug("%s %s %s in %.6f s", call.request_id, call.method, code.name, seconds)
 
 
+async def send(context: Context, message: object) -> None:
+    """Write a message of a stream, as soon as its reader has room for it.
+
+    Raises:
+        CancelledError: The reader has left.
+    """
+    try:
+        await context.write(message)
+    except aio.InternalError as error:  # gRPC fails a write that waits before it cancels the handler
+        raise asyncio.CancelledError from error
+
+
 def has_expired(arrival: float, deadline: float | None) -> bool:
     """Whether a caller with that deadline has stopped waiting by now, both by the monotonic clock."""
     if deadline is None:

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 
 from protos import open_inference_pb2, seq2seq_v1_pb2
 from server.models import Models, ServedModel
-from server.service.calls import Context
+from server.service.calls import Context, send
 
 Status = health_pb2.HealthCheckResponse
 
@@ -141,7 +141,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         while not self._health.is_closed:
             status = self._health.status(message.service)
             if status != last:
-                await context.write(Status(status=status))
+                await send(context, Status(status=status))
                 last = status
                 continue  # it may have changed while that was sent
             await self._health.wait_for_refresh()

@@ -19,7 +19,7 @@ from server import VERSION
 from server.errors import InvalidRequest, ServerError, Unavailable, UnknownModel
 from server.models import Models, ServedModel
 from server.repository import Repository, State
-from server.service.calls import Call, Calls, Context
+from server.service.calls import Call, Calls, Context, send
 from server.service.generation import generate, generate_pieces
 from server.service.health import Health
 from server.service.inference_answers import (
@@ -173,7 +173,7 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
 
         async def write(response: pb.ModelStreamInferResponse) -> None:
             async with writing:
-                await context.write(response)
+                await send(context, response)
 
         async def answer(message: pb.ModelInferRequest, call: Call) -> None:
             code = grpc.StatusCode.OK

@@ -6,7 +6,7 @@ from protos import seq2seq_v1_pb2 as pb
 from protos import seq2seq_v1_pb2_grpc as pb_grpc
 from server.models import Models
 from server.service.answers import model_message, score_response
-from server.service.calls import Calls, Context
+from server.service.calls import Calls, Context, send
 from server.service.generation import generate, generate_pieces, succeeded
 from server.service.requests import score_request
 
@@ -35,12 +35,12 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
         # The first write sends the initial metadata, and with it commits the call: until a request has its
         # first token, a client may retry it elsewhere (gRFC A6).
         async def write(piece: pb.Piece) -> None:
-            await context.write(pb.GenerateStreamResponse(piece=piece))
+            await send(context, pb.GenerateStreamResponse(piece=piece))
 
         async with self._calls.open("GenerateStream", context) as call:
             with call.using(message.model) as model:
                 answer = await generate_pieces(message, model, call, write)
-                await context.write(pb.GenerateStreamResponse(result=answer))
+                await send(context, pb.GenerateStreamResponse(result=answer))
 
     async def Score(  # noqa: N802
         self, message: pb.ScoreRequest, context: Context

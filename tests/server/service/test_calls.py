@@ -9,6 +9,9 @@ from grpc_status import rpc_status
 
 from client import AsyncClient, ClientError
 from protos import seq2seq_v1_pb2 as pb
+from server.metrics import Metrics
+from server.models import Models
+from server.service.calls import Calls, send
 from tests.server.service.harness import serving
 
 REQUEST = pb.GenerateRequest(sources=[pb.Source(text="abc")])
@@ -89,6 +92,36 @@ def test_a_bug_is_internal_with_a_fixed_text_and_its_traceback_is_in_the_log(met
     [record] = caplog.records
     assert record.getMessage() == f"bug-1 {method}: a bug"
     assert "RuntimeError: secret customer text" in caplog.text
+
+
+class GoneContext:
+    """Of a call whose caller has just left."""
+
+    def time_remaining(self) -> None:
+        return None
+
+    def invocation_metadata(self) -> tuple:
+        return ()
+
+    async def write(self, message: object) -> None:
+        raise aio.InternalError('Failed "execute_batch"')
+
+
+def test_who_leaves_while_the_server_waits_for_them_to_read_has_cancelled_and_is_no_bug(caplog):
+    """The write fails before gRPC cancels the handler, which was logged and counted as INTERNAL."""
+
+    async def run():
+        metrics = Metrics()
+        calls = Calls(Models(metrics), metrics)
+        with pytest.raises(asyncio.CancelledError):
+            async with calls.open("GenerateStream", GoneContext()):
+                await send(GoneContext(), pb.GenerateStreamResponse())
+        labels = {"model_name": "", "method": "GenerateStream", "code": "CANCELLED"}
+        assert metrics.registry.get_sample_value("seq2seq_requests_total", labels) == 1
+        assert calls.num_open == 0
+
+    asyncio.run(run())
+    assert caplog.records == []
 
 
 def test_a_refusal_carries_what_a_program_can_compare():

@@ -1,0 +1,153 @@
+"""Parts of the reliability benchmark: the disk for the log is full, and the wall clock jumps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle
+from pathlib import Path
+
+from benchmarks.reliability_callers import good_calls, under_load
+from benchmarks.reliability_place import (
+    TINY,
+    Bar,
+    Figures,
+    Place,
+    at_least,
+    at_most,
+    nothing_left,
+    settled,
+    state,
+    unexpected,
+)
+from benchmarks.serving import RunningServer
+
+_IN_FLIGHT = 16
+_HOUR = 3600
+_JUMPS_SECONDS = (6 * _HOUR, -6 * _HOUR, 30 * 24 * _HOUR, 0)  # from the true time
+_ARRIVED_SECONDS = 60  # how near the server's clock has to come to what it was set to
+_WAIT_SECONDS = 20.0
+_PROBE_SECONDS = 0.02
+_HEARTBEAT = "seq2seq_engine_heartbeat_timestamp_seconds"
+
+
+def logs(place: Place) -> tuple[Figures, list[Bar]]:
+    """A line for every call goes to a full disk, or to a pipe that nobody reads any more."""
+    number = place.count(1000, 32)
+    figures: Figures = {}
+    bars = []
+    for name, opened in (("full disk", _full_disk), ("pipe without a reader", _deserted_pipe)):
+        with opened() as stderr, place.serving(TINY, ["--log-level", "debug"], stderr=stderr) as server:
+            before = state(server)
+            codes = asyncio.run(good_calls(server.address, number))
+            after = settled(server, before)
+            server.process.terminate()
+            exit_code = server.wait()
+        figures[name] = {
+            "codes": codes,
+            "exit_code": exit_code,
+            "resident_bytes": [values["process_resident_memory_bytes"] for values in (before, after)],
+        }
+        bars += [
+            at_least(f"{name}: calls that were answered", codes["OK"], number),
+            at_most(f"{name}: exit code after SIGTERM", abs(exit_code), 0),
+        ]
+    return figures, bars
+
+
+@contextmanager
+def _full_disk() -> Iterator[int]:
+    full = os.open("/dev/full", os.O_WRONLY)
+    yield full
+    os.close(full)
+
+
+@contextmanager
+def _deserted_pipe() -> Iterator[int]:
+    reader, writer = os.pipe()
+    os.close(reader)
+    yield writer
+    os.close(writer)
+
+
+def clock(place: Place) -> tuple[Figures, list[Bar]]:
+    """The server's wall clock jumps forth and back under load; its monotonic clock goes on."""
+    library = _fake_clock()
+    if library is None:
+        return {"skipped": "libfaketime, a package of Debian and Ubuntu, is not installed"}, []
+    jumps = place.count(20, 2)
+    offset = place.folder / "offset"
+    _set_clock(offset, 0)
+    environment = {
+        "LD_PRELOAD": str(library),
+        "FAKETIME_TIMESTAMP_FILE": str(offset),
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",  # the same, of older ones
+    }
+    with place.serving(TINY, environment=environment) as server:
+        before = state(server)
+        codes, probes, num_seen = asyncio.run(_jump(server, offset, jumps))
+        good = asyncio.run(good_calls(server.address, _IN_FLIGHT))
+        after = settled(server, before)
+    return {"codes": codes, "probes": probes, "after": good}, [
+        at_least("jumps that the server's clock made", num_seen, jumps),
+        unexpected(codes, "OK"),
+        at_most("probes that failed", probes.total() - probes[200], 0),
+        unexpected(good, "OK", whose="calls afterwards"),
+        *nothing_left(before, after),
+    ]
+
+
+async def _jump(server: RunningServer, offset: Path, jumps: int) -> tuple[Counter[str], Counter[int], int]:
+    """What streams and probes ended with meanwhile, and how many jumps were seen."""
+    probes, num_seen = Counter[int](), 0
+
+    async def probe() -> None:
+        while True:
+            probes[await asyncio.to_thread(_status, f"{server.metrics_url}/healthz")] += 1
+            await asyncio.sleep(_PROBE_SECONDS)
+
+    async with under_load(server.address, _IN_FLIGHT, seed=13) as codes:
+        probing = asyncio.create_task(probe())
+        for _, seconds in zip(range(jumps), cycle(_JUMPS_SECONDS), strict=False):
+            _set_clock(offset, seconds)
+            num_seen += await asyncio.to_thread(_has_arrived, server, seconds)
+        probing.cancel()
+        await asyncio.wait({probing})
+    return codes, probes, num_seen
+
+
+def _has_arrived(server: RunningServer, seconds: float) -> bool:
+    """Wait until the server tells the time that its clock was set to."""
+    end = time.monotonic() + _WAIT_SECONDS
+    while time.monotonic() < end:
+        if abs(state(server)[_HEARTBEAT] - (time.time() + seconds)) < _ARRIVED_SECONDS:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def _set_clock(offset: Path, seconds: int) -> None:
+    new = offset.with_suffix(".new")
+    new.write_text(f"{seconds:+d}")
+    new.replace(offset)  # at once: a half of it would be another time
+
+
+def _fake_clock() -> Path | None:
+    """The library that tells a process another time, where it is installed."""
+    return next(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1"), None)
+
+
+def _status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code

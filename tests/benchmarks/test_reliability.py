@@ -1,0 +1,107 @@
+"""The reliability benchmark, whole, in seconds: real server processes, a model of next to no size.
+
+Bars that depend on the machine's speed are looked at by nobody here; all others have to be met.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from rich.progress import Progress
+
+from benchmarks import reliability
+from benchmarks.load_mix import VOCAB_SIZE
+from benchmarks.peers_work import random_model
+from benchmarks.reliability_damage import linked_copy
+from benchmarks.reliability_place import BASE, TINY, Place, at_least, at_most
+from benchmarks.reliability_report import bar_record, markdown
+from bundle.names import Precision
+from export.exporter import export_bundle
+from training.config import TransformerConfig
+
+_SCALE = 0.005
+_DOCS = Path(__file__).parents[2] / "docs" / "reliability.md"
+_MODEL = TransformerConfig(
+    vocab_size=VOCAB_SIZE,
+    d_model=32,
+    d_ff=32,
+    num_heads=1,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    cores = sorted(os.sched_getaffinity(0))
+    folder = tmp_path_factory.mktemp("reliability")
+    export_bundle(random_model(_MODEL), folder / TINY, (Precision.INT8,))
+    linked_copy(folder / TINY, folder / BASE)
+    return Place(folder, _SCALE, cores, cores, Progress(disable=True))
+
+
+def new_report() -> dict:
+    return {"bars": []}
+
+
+@pytest.mark.parametrize("part", reliability.PARTS)
+def test_every_part_meets_its_bars(place, part):
+    report = new_report()
+    reliability.run(place, [part], report)
+    if "skipped" in report[part]:
+        pytest.skip(report[part]["skipped"])
+    assert "problem" not in report[part], report[part]
+    assert report["bars"]
+    assert [bar for bar in report["bars"] if not bar["met"] and not bar["timed"]] == []
+    json.dumps(report)
+
+
+def test_a_part_that_cannot_run_is_recorded_and_the_others_go_on(place, monkeypatch):
+    def broken(place):
+        raise RuntimeError("no server")
+
+    sound = [at_most("calls that failed", 0, 0)]
+    monkeypatch.setattr(reliability, "PARTS", {"broken": broken, "sound": lambda place: ({}, sound)})
+    report = new_report()
+    reliability.run(place, ["broken", "sound"], report)
+    assert report["broken"] == {"problem": "RuntimeError: no server"}
+    assert [(bar["part"], bar["met"]) for bar in report["bars"]] == [("broken", False), ("sound", True)]
+
+
+def test_a_bar_that_is_no_number_is_not_met():
+    assert not at_most("of nothing", float("nan"), 1).is_met
+    assert not at_least("of nothing", float("nan"), 1).is_met
+    assert at_most("just so", 1.0, 1.0).is_met
+    assert at_least("just so", 1.0, 1.0).is_met
+
+
+def test_the_documentation_has_the_table_of_the_run_that_it_links():
+    text = _DOCS.read_text()
+    (name,) = re.findall(r"\(\.\./(benchmarks/results/\S+\.json)\)", text)
+    assert markdown(json.loads((_DOCS.parents[1] / name).read_text())) in text
+
+
+def test_the_table_says_what_was_measured_on_what_and_what_was_not_run(tmp_path, capsys):
+    report = {
+        "hardware": {
+            "date": "2026-01-02",
+            "commit": "abc",
+            "cpu": "Some CPU",
+            "cpus_usable": 4,
+            "python": "3.11",
+            "versions": {"onnxruntime": "1.0", "grpcio": "2.0"},
+        },
+        "command": "python -m benchmarks.reliability",
+        "clock": {"skipped": "no library"},
+        "bars": [bar_record("load", at_least("goodput", 0.5, 0.9, is_timed=True))],
+    }
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report))
+    assert reliability.main(["--table", str(path)]) == 0
+    table = capsys.readouterr().out
+    assert "2026-01-02, Some CPU, 4 cores" in table
+    assert "commit abc" in table
+    assert "| load | goodput | 0.5 | ≥ 0.9 | **no** |" in table
+    assert "Not run: clock: no library." in table
