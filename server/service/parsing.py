@@ -10,6 +10,7 @@ import grpc
 from grpc import aio
 
 from server.errors import InvalidRequest
+from server.service.calls import send
 from server.service.handlers import behaviour_of, remade
 from server.service.status import status_of, trailers_of
 
@@ -75,7 +76,7 @@ def _of_stream(inner: Any) -> Any:
             answering = inner(readable(messages), context)
             if inspect.isasyncgen(answering):
                 async for answer in answering:
-                    await context.write(answer)
+                    await send(context, answer)
             else:
                 await answering
         except InvalidRequest:  # of a service that does not know it
