@@ -26,7 +26,7 @@ _MAX_REQUEST_ID_LENGTH = 128
 _TIMEOUT_ROUNDING = 0.01
 _CLOCK_SECONDS = 0.002
 _QUIET_SECONDS = 0.1
-_MAX_QUIET_TURNS = 20
+_NUM_QUIET_TURNS, _MAX_QUIET_TURNS = 2, 40
 
 _log = logging.getLogger(__name__)
 
@@ -113,10 +113,14 @@ class Calls:
 
         It would end those itself when the server stops, as cancelled.
         """
+        num_quiet = 0
         for _ in range(_MAX_QUIET_TURNS):
-            num_opened = self._num_opened
+            num_opened, end = self._num_opened, time.monotonic() + 2 * _QUIET_SECONDS
             await asyncio.sleep(_QUIET_SECONDS)
-            if num_opened == self._num_opened and not self.num_open:
+            # Where the loop was late, calls may still be on their way to it.
+            is_quiet = num_opened == self._num_opened and not self.num_open and time.monotonic() < end
+            num_quiet = num_quiet + 1 if is_quiet else 0
+            if num_quiet == _NUM_QUIET_TURNS:
                 return
 
     @asynccontextmanager
