@@ -177,6 +177,7 @@ class Bundle:
     target_tokenizer: Tokenizer
 
 
+_VERSION_DIGITS = 12
 _MANIFEST = TypeAdapter(Manifest)
 
 
@@ -193,6 +194,15 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     raw = _MANIFEST.dump_json(manifest, indent=2) + b"\n"
     (folder / MANIFEST_FILE).write_bytes(raw)
     (folder / CHECKSUM_FILE).write_text(f"{hashlib.sha256(raw).hexdigest()}  {MANIFEST_FILE}\n")
+
+
+def bundle_version(path: Path) -> str:
+    """The version of the bundle in a folder, which is not checked; empty where there is none."""
+    try:
+        raw = (path / MANIFEST_FILE).read_bytes()
+    except OSError:
+        return ""
+    return hashlib.sha256(raw).hexdigest()[:_VERSION_DIGITS]
 
 
 def load_bundle(path: Path) -> Bundle:
@@ -226,7 +236,7 @@ def load_bundle(path: Path) -> Bundle:
     if problems:
         raise BundleError(path, list(dict.fromkeys(problems)))
     source_tokenizer, target_tokenizer = tokenizers
-    return Bundle(path, manifest, digest[:12], source_tokenizer, target_tokenizer)
+    return Bundle(path, manifest, digest[:_VERSION_DIGITS], source_tokenizer, target_tokenizer)
 
 
 def _parse(path: Path, raw: bytes) -> Manifest:

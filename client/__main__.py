@@ -194,7 +194,7 @@ def _model_line(model: Model) -> str:
 def _version_line(version: Version) -> str:
     state = VersionState.Name(version.state).removeprefix("VERSION_STATE_").lower()
     reason = f": {one_line(version.reason)}" if version.reason else ""
-    return f"{version.model}, version {version.version or 'unnamed'}: {state}{reason}"
+    return f"{version.model}, version {version.version}: {state}{reason}"
 
 
 def _translation(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Translation:

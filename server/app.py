@@ -8,9 +8,10 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from server.config import ServerConfig
 from server.deliveries import Deliveries
@@ -77,7 +78,7 @@ class App:
                 calls=self._calls,
                 health=self._health,
                 metrics=self._metrics,
-                gate=AccessInterceptor(access, self._metrics, may_change=config.is_repository_open),
+                gate=AccessInterceptor(access, self._metrics, is_repository_open=config.is_repository_open),
             )
         except OSError:
             self.http.stop()
@@ -93,7 +94,7 @@ class App:
         self._loop = asyncio.get_running_loop()
         try:
             for name in self._shelf.names:
-                await self._repository.load(name)
+                await self._repository.load_one(name)
         except ServerError as error:
             raise ValueError(str(error)) from error
         self._health.end_loading()
@@ -112,6 +113,11 @@ class App:
         deliveries = Deliveries(name, self._loop, self._metrics)
         model = self._loader(path, self._config.of_model(name), deliveries, num_used_bytes)
         return replace(model, version=version or model.version)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a bundle is being loaded, which cannot be interrupted."""
+        return self._repository.is_loading
 
     async def run_until(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping` is set, keep health watchers informed, and collect garbage."""
@@ -134,6 +140,7 @@ class App:
         """
         self._health.drain()
         await asyncio.sleep(notice_seconds)
+        self._repository.drain()
         self._calls.drain()
         for model in self._models:
             model.drain()
@@ -177,12 +184,28 @@ async def serve(bundles: Sequence[Path], config: ServerConfig, loader: Loader) -
         loop.add_signal_handler(number, on_signal, number)
     app = App(bundles, config, loader)
     try:
-        await app.start()
-        gc.collect()
-        gc.freeze()  # what is there now stays
-        gc.set_threshold(*_GC_THRESHOLDS)
-        await app.run_until(stopping)
-        await app.drain(notice_seconds)
+        if await _is_first(app.start(), stopping):
+            gc.collect()
+            gc.freeze()  # what is there now stays
+            gc.set_threshold(*_GC_THRESHOLDS)
+            await app.run_until(stopping)
+            await app.drain(notice_seconds)
     finally:
         await app.stop()
     _log.info("stopped")
+    if app.is_loading:
+        logging.shutdown()
+        os._exit(0)  # the thread that loads would be waited for
+
+
+async def _is_first(work: Coroutine[Any, Any, None], stopping: asyncio.Event) -> bool:
+    """Wait until work is done, or until it shall stop, which cancels it; says whether it was done."""
+    working, waiting = asyncio.create_task(work), asyncio.create_task(stopping.wait())
+    await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not working.done():
+        working.cancel()
+        await asyncio.wait({working})
+        return False
+    await working
+    return True

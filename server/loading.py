@@ -81,6 +81,7 @@ def load_model(
         cache_bytes=num_slots * runner.slot_bytes,
         num_bytes=num_bytes,
         eos_id=runner.eos_id,
+        queue_limits=config.queue,
         source_tokenizer=bundle.source_tokenizer,
         target_tokenizer=bundle.target_tokenizer,
         provenance=bundle.manifest.provenance,

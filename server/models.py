@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from bundle.tokenizer import Tokenizer
+from server.backlog import QueueLimits
 from server.deliveries import Deliveries, Mailbox
 from server.engine import Engine
 from server.errors import Unavailable, UnknownModel
@@ -23,11 +24,12 @@ class ServedModel:
     Attributes:
         engines: Alike, each with slots of its own; started by who loads the model.
         deliveries: What the engines deliver to.
-        version: The first characters of the manifest's hash.
+        version: As callers name it (`server.shelf.Version`).
         provider: What runs the graphs: "cpu" or "cuda".
         cache_bytes: Cache and memory of all slots together.
         num_bytes: What counts against the memory limit: the same with the weights, as far as can be told.
         eos_id: The target token that ends a sequence.
+        queue_limits: Of all engines together.
     """
 
     engines: tuple[Engine, ...]
@@ -40,6 +42,7 @@ class ServedModel:
     cache_bytes: int
     num_bytes: int
     eos_id: int
+    queue_limits: QueueLimits
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
     provenance: Mapping[str, str] = field(default_factory=dict)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
-from server.errors import LoadFailed, UnknownModel
+from server.errors import LoadFailed, Unavailable, UnknownModel
 from server.models import Models, ServedModel
 from server.shelf import Shelf, Version
+
+_LOADING_SECONDS = 1.0  # a load cannot be interrupted
 
 _log = logging.getLogger(__name__)
 
@@ -25,19 +27,6 @@ class State(enum.StrEnum):
     READY = "READY"
     UNLOADING = "UNLOADING"
     UNAVAILABLE = "UNAVAILABLE"
-
-
-@dataclass
-class Status:
-    """What became of a version, and why.
-
-    Attributes:
-        version: As callers name it, where it is served; also that of a bundle without a folder of its own.
-    """
-
-    state: State
-    reason: str = ""
-    version: str = ""
 
 
 class Repository:
@@ -56,16 +45,51 @@ class Repository:
         self._shelf = shelf
         self._models = models
         self._load = load
-        self._status: dict[Version, Status] = {}
         self._served: dict[str, Version] = {}
+        self._reasons: dict[Version, str] = {}  # why one is not served
         self._changing = asyncio.Lock()  # one after the other, so that each knows what there is room for
+        self._is_draining = False
         self._loading: set[asyncio.Task[ServedModel]] = set()
-        self._ending: dict[asyncio.Task[None], ServedModel] = {}
+        self._loading_now: Version | None = None
+        self._ending: dict[asyncio.Task[None], tuple[ServedModel, Version]] = {}
 
-    async def index(self) -> list[tuple[Version, Status]]:
-        """Every version that there is, and what became of it."""
-        found = dict.fromkeys(await asyncio.to_thread(self._shelf.all))
-        return [(one, self._status.get(one, Status(State.UNAVAILABLE))) for one in {**found, **self._status}]
+    @property
+    def is_loading(self) -> bool:
+        """Whether a version is being loaded."""
+        return bool(self._loading)
+
+    async def index(self) -> list[tuple[Version, State, str]]:
+        """Every version on disk or in use, what became of it, and why, where that is known."""
+        found = await asyncio.to_thread(self._shelf.all)
+        ending = [version for _, version in self._ending.values()]
+        versions = dict.fromkeys([*found, *ending, *self._served.values()])
+        return [(one, self._state(one, ending), self._reasons.get(one, "")) for one in versions]
+
+    def _state(self, version: Version, ending: Collection[Version]) -> State:
+        if self._served.get(version.model_name) == version:
+            return State.READY
+        if version == self._loading_now:
+            return State.LOADING
+        return State.UNLOADING if version in ending else State.UNAVAILABLE
+
+    async def load_one(self, name: str) -> ServedModel:
+        """Serve the newest version of a model that can be served.
+
+        Raises:
+            UnknownModel: There is none on disk.
+            LoadFailed: None can be served; this says why the newest cannot.
+        """
+        *older, newest = await asyncio.to_thread(self._shelf.versions, name) or [Version(name, "", Path())]
+        try:
+            return await self.load(name, newest.version)
+        except LoadFailed as error:
+            for one in reversed(older):
+                _log.error(
+                    "model %s: version %s is tried, for want of the newer: %s", name, one.version, error
+                )
+                with suppress(LoadFailed):
+                    return await self.load(name, one.version)
+            raise
 
     async def load(self, name: str, version: str = "") -> ServedModel:
         """Serve a version of a model, or its newest one; one that is served already is loaded anew.
@@ -75,6 +99,7 @@ class Repository:
         Raises:
             UnknownModel: There is none on disk.
             LoadFailed: Its bundle cannot be used here; what was served before still is.
+            Unavailable: The server is ending.
         """
         loading = asyncio.create_task(self._load_and_put(name, version))
         self._loading.add(loading)
@@ -83,24 +108,33 @@ class Repository:
 
     async def _load_and_put(self, name: str, version: str) -> ServedModel:
         async with self._changing:
+            self._check_that_it_goes_on()
             wanted = await asyncio.to_thread(self._shelf.find, name, version)
-            known = self._status.get(wanted, Status(State.UNAVAILABLE))
-            self._status[wanted] = Status(State.LOADING)
+            self._loading_now = wanted
             try:
                 model = await asyncio.to_thread(
                     self._load, name, wanted.version, wanted.path, self._num_bytes()
                 )
             except Exception as error:
-                self._status[wanted] = Status(known.state, str(error), known.version)
+                self._reasons[wanted] = str(error)
                 if not isinstance(error, (OSError, ValueError)):
                     _log.exception("model %s: version %s cannot be loaded", name, wanted.version)
                 raise LoadFailed(str(error)) from error
+            finally:
+                self._loading_now = None
+            if self._is_draining:
+                await asyncio.to_thread(model.stop)
+            self._check_that_it_goes_on()
             before, old = self._served.get(name), self._models.put(model)
             self._served[name] = wanted
-            self._status[wanted] = Status(State.READY, version=model.version)
+            self._reasons.pop(wanted, None)
             if old is not None and before is not None:
-                self._end(old, before if before != wanted else None)
+                self._end(old, before)
             return model
+
+    def _check_that_it_goes_on(self) -> None:
+        if self._is_draining:
+            raise Unavailable("the server is shutting down")
 
     async def unload(self, name: str) -> None:
         """Serve a model no more, and let who uses it finish.
@@ -112,13 +146,21 @@ class Repository:
             model = self._models.remove(name)
             if model is None:
                 raise UnknownModel(f"no model is named {name[:100]!r}: there is nothing to unload", name=name)
-            self._end(model, self._served.pop(name))
+            version = self._served.pop(name)
+            self._reasons[version] = "unloaded"
+            self._end(model, version)
+
+    def drain(self) -> None:
+        """Load nothing more; what is being loaded will not be served."""
+        self._is_draining = True
 
     async def stop(self) -> None:
-        """End every engine; what is unfinished ends with `Unavailable`."""
-        await asyncio.gather(*self._loading, return_exceptions=True)
+        """End every engine; what is unfinished ends with `Unavailable`. A load may outlast it."""
+        self.drain()
+        if self._loading:
+            await asyncio.wait(self._loading, timeout=_LOADING_SECONDS)
         ending = dict(self._ending)
-        for model in (*self._models, *ending.values()):
+        for model in (*self._models, *(model for model, _ in ending.values())):
             await asyncio.to_thread(model.stop)
         for task in ending:
             task.cancel()
@@ -126,22 +168,19 @@ class Repository:
 
     def _num_bytes(self) -> int:
         """Of all that is loaded, also of what is served no more and still has callers."""
-        return sum(model.num_bytes for model in (*self._models, *self._ending.values()))
+        ending = [model for model, _ in self._ending.values()]
+        return sum(model.num_bytes for model in (*self._models, *ending))
 
-    def _end(self, model: ServedModel, version: Version | None) -> None:
+    def _end(self, model: ServedModel, version: Version) -> None:
         """Stop a model that is served no more, once nobody uses it."""
-        if version is not None and self._served.get(version.model_name) != version:
-            self._status[version] = Status(State.UNLOADING)
 
         async def end() -> None:
             try:
                 await self._models.wait_until_unused(model)
             finally:
                 await asyncio.shield(asyncio.to_thread(model.stop))
-            if version is not None and self._served.get(version.model_name) != version:
-                self._status[version] = Status(State.UNAVAILABLE, "unloaded")
             _log.info("model %s: version %s is stopped", model.name, model.version)
 
         task = asyncio.create_task(end())
-        self._ending[task] = model
+        self._ending[task] = model, version
         task.add_done_callback(self._ending.pop)

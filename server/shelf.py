@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bundle.manifest import bundle_version
 from server.errors import UnknownModel
+
+_log = logging.getLogger(__name__)
 
 _MANIFEST = "manifest.json"
 
@@ -19,7 +23,8 @@ class Version:
 
     Attributes:
         model_name: Whose.
-        version: The name of its folder; empty where the model's folder is the bundle.
+        version: The name of its folder; where the model's folder is the bundle, the first characters of the
+            manifest's hash.
         path: The bundle's folder.
     """
 
@@ -67,6 +72,8 @@ class Shelf:
                 raise ValueError(
                     f"there are settings for a model {name!r}, and only bundles of {', '.join(self._bundles)}"
                 )
+            if not self.versions(name):
+                _log.warning("there are settings for a model %r, and no bundle yet", name)
 
     def versions(self, name: str) -> list[Version]:
         """The versions of a model, the newest last: numbers in their names count as numbers."""
@@ -78,7 +85,7 @@ class Shelf:
         is_bundle = _is_bundle(path)
         folders = [] if is_bundle else sorted(filter(_is_bundle, _children(path)), key=_in_order)
         if not folders and (name in self._bundles or is_bundle):
-            return [Version(name, "", path)]
+            return [Version(name, bundle_version(path), path)]
         return [Version(name, child.name, child) for child in folders]
 
     def all(self) -> list[Version]:
@@ -96,7 +103,7 @@ class Shelf:
             raise UnknownModel(f"there is no bundle of a model named {name[:100]!r}", name=name)
         found = next((one for one in versions if one.version == version), None) if version else versions[-1]
         if found is None:
-            there_are = ", ".join(one.version for one in versions if one.version) or "only one without a name"
+            there_are = ", ".join(one.version for one in versions)
             text = f"{name} has no version {version[:100]!r} on disk: there is {there_are}"
             raise UnknownModel(text, name=name, version=version)
         return found

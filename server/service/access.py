@@ -18,17 +18,15 @@ from server.errors import Forbidden, ServerError, Unauthenticated
 from server.metrics import Metrics
 from server.service.handlers import file_stamp, remade
 from server.service.health import HEALTH_SERVICE
-from server.service.status import REQUEST_ID, status_of, trailers_of
+from server.service.status import abort, request_id_of, status_of
 
 PREDICT, ADMIN = "predict", "admin"
 ROLES = (PREDICT, ADMIN)
 
 _AUTHORIZATION, _SCHEME = "authorization", "bearer "
-_CHANGES = (
-    "/inference.GRPCInferenceService/RepositoryModelLoad",
-    "/inference.GRPCInferenceService/RepositoryModelUnload",
-    "/seq2seq.v1.Repository/LoadModel",
-    "/seq2seq.v1.Repository/UnloadModel",
+_REPOSITORY = (
+    "/inference.GRPCInferenceService/Repository",
+    "/seq2seq.v1.Repository/",
 )
 _HEX_DIGITS = 64
 
@@ -80,7 +78,7 @@ class Access:
         found = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
         if not found:
             raise Unauthenticated("the token is not known here")
-        role = ADMIN if method in _CHANGES else PREDICT
+        role = ADMIN if method.startswith(_REPOSITORY) else PREDICT
         if not any(role in token.roles for token in found):
             raise Forbidden(f"the token {found[0].name} has not the role {role}, which this call needs")
 
@@ -99,18 +97,18 @@ class Access:
 class AccessInterceptor(aio.ServerInterceptor):
     """Asks `Access` before any handler, and before anything of a message is read.
 
-    Owned by the endpoint.
+    Owned by the app.
 
     Args:
-        access: None lets everybody do everything but change models.
+        access: None lets everybody do everything but see and change the repository.
         metrics: Count who is refused.
-        may_change: Whether everybody may change models, where there is no `access`.
+        is_repository_open: Whether everybody may do that, too, where there is no `access`.
     """
 
-    def __init__(self, access: Access | None, metrics: Metrics, *, may_change: bool) -> None:
+    def __init__(self, access: Access | None, metrics: Metrics, *, is_repository_open: bool) -> None:
         self._access = access
         self._metrics = metrics
-        self._may_change = may_change
+        self._is_repository_open = is_repository_open
 
     async def intercept_service(
         self,
@@ -127,27 +125,26 @@ class AccessInterceptor(aio.ServerInterceptor):
         except ServerError as error:
             method = handler_call_details.method.rpartition("/")[2]
             self._metrics.record_rpc(model_name="", method=method, code=status_of(error)[0].name)
-            return _refusing(handler, error, str(metadata.get(REQUEST_ID, "")))
+            return _refusing(handler, error)
         return handler
 
     def _check(self, method: str, given: Any) -> None:
         if self._access is not None:
             self._access.check(method, given if isinstance(given, str) else None)
-        elif method in _CHANGES and not self._may_change:
+        elif method.startswith(_REPOSITORY) and not self._is_repository_open:
             raise Forbidden(
-                "models are loaded and unloaded by who has a token with the role admin: give the server an "
-                "--access-file, or let everybody do it with --open-repository"
+                "models are listed, loaded and unloaded by who has a token with the role admin: give the "
+                "server an --access-file, or let everybody do it with --open-repository"
             )
 
 
 def _refusing(
-    handler: grpc.RpcMethodHandler[Any, Any], error: ServerError, request_id: str
+    handler: grpc.RpcMethodHandler[Any, Any], error: ServerError
 ) -> grpc.RpcMethodHandler[Any, Any]:
     """A handler of the same kind that ends every call with the error's status."""
 
     async def refuse(_message: Any, context: aio.ServicerContext[Any, Any]) -> None:
-        code, text = status_of(error)
-        await context.abort(code, text, trailers_of(error, request_id))
+        await abort(context, error, request_id_of(context.invocation_metadata()))
 
     return remade(handler, refuse)
 

@@ -5,24 +5,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 from grpc import aio
 
 from server.errors import InvalidRequest, ServerError, Unavailable
 from server.metrics import Metrics
 from server.models import Models, ServedModel
-from server.service.status import REQUEST_ID, status_of, trailers_of
+from server.service.status import (
+    MAX_REQUEST_ID_LENGTH,
+    REQUEST_ID,
+    abort,
+    given_request_id,
+    request_id_of,
+    status_of,
+)
 
 Context = aio.ServicerContext[Any, Any]
 _Message = TypeVar("_Message")
+_Answer = TypeVar("_Answer", bound=Message)
 
-_MAX_REQUEST_ID_LENGTH = 128
+MAX_MESSAGE_BYTES = 16 * 2**20
+
 _TIMEOUT_ROUNDING = 0.01
 _CLOCK_SECONDS = 0.002
 _QUIET_SECONDS = 0.1
@@ -133,14 +142,19 @@ class Calls:
         arrival = time.monotonic()
         remaining: float | None = context.time_remaining()
         deadline = None if remaining is None else arrival + remaining
-        request_id, given_id = uuid.uuid4().hex, _given_request_id(context)
+        metadata = context.invocation_metadata()
+        given_id, request_id = given_request_id(metadata), request_id_of(metadata)
         call = Call(method, request_id, arrival, deadline, self._models)
         self.num_open += 1
         self._num_opened += 1
         self._idle.clear()
         try:
-            if given_id is not None:
-                call.request_id = _checked_request_id(given_id)
+            if given_id not in (None, request_id):
+                raise InvalidRequest(
+                    f"the request id has {len(given_id)} characters: send 1 to {MAX_REQUEST_ID_LENGTH}, of "
+                    "those that ASCII can print, or none at all",
+                    field=REQUEST_ID,
+                )
             yield call
         except asyncio.CancelledError:
             self.count(
@@ -149,11 +163,11 @@ class Calls:
             )
             raise
         except Exception as error:
-            code, text = status_of(error)
+            code, _ = status_of(error)
             if not isinstance(error, ServerError):
                 _log.exception("%s %s: a bug", call.request_id, method)
             self.count(call, code)  # before the caller can know, who may look at the metrics next
-            await context.abort(code, text, trailers_of(error, call.request_id))
+            await abort(context, error, call.request_id)
         else:
             if not call.is_counted_by_request:
                 self.count(call, grpc.StatusCode.OK)
@@ -169,14 +183,30 @@ class Calls:
         _log.debug("%s %s %s in %.6f s", call.request_id, call.method, code.name, seconds)
 
 
-async def send(context: Context, message: object) -> None:
+def sized(answer: _Answer) -> _Answer:
+    """The same, if a client can take it.
+
+    Raises:
+        InvalidRequest: It is too long.
+    """
+    if answer.ByteSize() > MAX_MESSAGE_BYTES:
+        raise InvalidRequest(
+            f"the answer has {answer.ByteSize()} bytes, and at most {MAX_MESSAGE_BYTES} can be sent: ask for "
+            "fewer rows or hypotheses, or for no attention",
+            field="options",
+        )
+    return answer
+
+
+async def send(context: Context, message: Message) -> None:
     """Write a message of a stream, as soon as its reader has room for it.
 
     Raises:
         CancelledError: The reader has left.
+        InvalidRequest: The message is too long.
     """
     try:
-        await context.write(message)
+        await context.write(sized(message))
     except aio.InternalError as error:  # gRPC fails a write that waits before it cancels the handler
         raise asyncio.CancelledError from error
 
@@ -189,19 +219,3 @@ def has_expired(arrival: float, deadline: float | None) -> bool:
     # hangs up first.
     early = _TIMEOUT_ROUNDING * (deadline - arrival) + _CLOCK_SECONDS
     return time.monotonic() >= deadline - early
-
-
-def _given_request_id(context: Context) -> str | None:
-    for key, value in context.invocation_metadata() or ():
-        if key == REQUEST_ID:
-            return value if isinstance(value, str) else value.decode("ascii", "replace")
-    return None
-
-
-def _checked_request_id(given: str) -> str:
-    if not 1 <= len(given) <= _MAX_REQUEST_ID_LENGTH:
-        raise InvalidRequest(
-            f"the request id has {len(given)} characters: send 1 to {_MAX_REQUEST_ID_LENGTH}, or none at all",
-            field=REQUEST_ID,
-        )
-    return given

@@ -15,7 +15,7 @@ from server.metrics import Metrics
 from server.models import Models
 from server.repository import Repository
 from server.service.access import AccessInterceptor
-from server.service.calls import Calls
+from server.service.calls import MAX_MESSAGE_BYTES, Calls
 from server.service.counting import CountingInterceptor
 from server.service.health import HEALTH_SERVICE, SERVICE_NAMES, Health, HealthService
 from server.service.inference import InferenceService
@@ -24,7 +24,6 @@ from server.service.repository import RepositoryService
 from server.service.seq2seq import Seq2SeqService
 from server.service.tls import server_credentials
 
-MAX_MESSAGE_BYTES = 16 * 2**20
 _MAX_PENDING_CALLS = 100_000
 
 _OPTIONS = (

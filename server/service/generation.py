@@ -10,6 +10,7 @@ from functools import partial
 
 from protos import seq2seq_v1_pb2 as pb
 from server.deliveries import Mailbox
+from server.errors import InvalidRequest
 from server.models import ServedModel
 from server.records import Result
 from server.service.answers import generate_response
@@ -30,6 +31,7 @@ async def generate(
     for message in messages:
         jobs_of_all.append(await _jobs(message, model, call, stream=False))
         await asyncio.sleep(0)  # others shall not wait until all texts are cut into tokens
+    _check_that_they_fit([job for jobs in jobs_of_all for job in jobs], model)
     with ExitStack() as stack:
         boxes_of_all = [_submit(jobs, model, call, stack) for jobs in jobs_of_all]
         results_of_all = [[await succeeded(mailbox) for mailbox in mailboxes] for mailboxes in boxes_of_all]
@@ -51,6 +53,7 @@ async def generate_pieces(
         ServerError: The request is refused or fails.
     """
     jobs = await _jobs(message, model, call, stream=True)
+    _check_that_they_fit(jobs, model)
     results = []
     with ExitStack() as stack:
         mailboxes = _submit(jobs, model, call, stack)
@@ -81,6 +84,24 @@ async def _jobs(message: pb.GenerateRequest, model: ServedModel, call: Call, *, 
     if message.options.long_source in (pb.LONG_SOURCE_TRUNCATE, pb.LONG_SOURCE_SPLIT):
         return await asyncio.to_thread(make)
     return make()
+
+
+def _check_that_they_fit(jobs: Sequence[Job], model: ServedModel) -> None:
+    """What is more than can ever wait together would be refused as too much now, however often it came again.
+
+    Raises:
+        InvalidRequest: It is more.
+    """
+    limits, num_tokens = model.queue_limits, sum(job.request.source_length for job in jobs)
+    for given, limit, what in (
+        (len(jobs), limits.max_waiting_requests, "sources"),
+        (num_tokens, limits.max_waiting_tokens, "source tokens"),
+    ):
+        if given > limit:
+            raise InvalidRequest(
+                f"the call has {given} {what}, and at most {limit} may wait here: send fewer at once",
+                field="sources",
+            )
 
 
 def _submit(jobs: Sequence[Job], model: ServedModel, call: Call, stack: ExitStack) -> list[Mailbox]:

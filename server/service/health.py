@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 
-import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from protos import open_inference_pb2, seq2seq_v1_pb2
+from server.errors import UnknownModel
 from server.models import Models, ServedModel
 from server.service.calls import Context, send
+from server.service.status import abort, request_id_of
 
 Status = health_pb2.HealthCheckResponse
 
@@ -130,7 +131,8 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         """Answer with the status now; an unknown name is NOT_FOUND."""
         status = self._health.status(message.service)
         if status == Status.SERVICE_UNKNOWN:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {message.service[:100]!r}")
+            error = UnknownModel(f"unknown service {message.service[:100]!r}", name=message.service)
+            await abort(context, error, request_id_of(context.invocation_metadata()))
         return Status(status=status)
 
     async def Watch(  # noqa: N802

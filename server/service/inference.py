@@ -19,7 +19,7 @@ from server import VERSION
 from server.errors import InvalidRequest, ServerError, Unavailable, UnknownModel
 from server.models import Models, ServedModel
 from server.repository import Repository, State
-from server.service.calls import Call, Calls, Context, send
+from server.service.calls import Call, Calls, Context, send, sized
 from server.service.generation import generate, generate_pieces
 from server.service.health import Health
 from server.service.inference_answers import (
@@ -124,12 +124,12 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
                 models=[
                     pb.RepositoryIndexResponse.ModelIndex(
                         name=one.model_name,
-                        version=status.version or one.version,
-                        state=status.state,
-                        reason=status.reason,
+                        version=one.version,
+                        state=state,
+                        reason=reason,
                     )
-                    for one, status in index
-                    if status.state is State.READY or not message.ready
+                    for one, state, reason in index
+                    if state is State.READY or not message.ready
                 ]
             )
 
@@ -162,7 +162,7 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
             with call.using(message.model_name, message.model_version) as model:
                 inference = read_inference(message)
                 answers = await generate(inference.rows, model, _limited(call, inference))
-                return inference_response(message, inference, answers, model)
+                return sized(inference_response(message, inference, answers, model))
 
     async def ModelStreamInfer(  # noqa: N802
         self, messages: AsyncIterator[pb.ModelInferRequest], context: Context

@@ -12,10 +12,9 @@ from grpc import aio
 from server.errors import InvalidRequest
 from server.service.calls import send
 from server.service.handlers import behaviour_of, remade
-from server.service.status import status_of, trailers_of
+from server.service.status import abort, request_id_of
 
 _Context = aio.ServicerContext[Any, Any]
-
 
 _NO_MESSAGE = InvalidRequest("the bytes that came are no message of this method", field="")
 
@@ -76,7 +75,7 @@ def _of_stream(inner: Any) -> Any:
             answering = inner(readable(messages), context)
             if inspect.isasyncgen(answering):
                 async for answer in answering:
-                    await send(context, answer)
+                    await send(context, answer)  # type: ignore[arg-type]
             else:
                 await answering
         except InvalidRequest:  # of a service that does not know it
@@ -86,5 +85,4 @@ def _of_stream(inner: Any) -> Any:
 
 
 async def _refuse(context: _Context) -> None:
-    code, text = status_of(_NO_MESSAGE)
-    await context.abort(code, text, trailers_of(_NO_MESSAGE, ""))
+    await abort(context, _NO_MESSAGE, request_id_of(context.invocation_metadata()))

@@ -26,11 +26,11 @@ class RepositoryService(pb_grpc.RepositoryServicer):
                 versions=[
                     pb.Version(
                         model=one.model_name,
-                        version=status.version or one.version,
-                        state=f"VERSION_STATE_{status.state}",
-                        reason=status.reason,
+                        version=one.version,
+                        state=f"VERSION_STATE_{state}",
+                        reason=reason,
                     )
-                    for one, status in await self._repository.index()
+                    for one, state, reason in await self._repository.index()
                     if message.model in ("", one.model_name)
                 ]
             )

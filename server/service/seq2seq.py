@@ -6,7 +6,7 @@ from protos import seq2seq_v1_pb2 as pb
 from protos import seq2seq_v1_pb2_grpc as pb_grpc
 from server.models import Models
 from server.service.answers import model_message, score_response
-from server.service.calls import Calls, Context, send
+from server.service.calls import Calls, Context, send, sized
 from server.service.generation import generate, generate_pieces, succeeded
 from server.service.requests import score_request
 
@@ -25,7 +25,7 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
         async with self._calls.open("Generate", context) as call:
             with call.using(message.model) as model:
                 (answer,) = await generate([message], model, call)
-                return answer
+                return sized(answer)
 
     async def GenerateStream(  # noqa: N802
         self, message: pb.GenerateRequest, context: Context

@@ -5,7 +5,9 @@ Details follow `google.rpc.Status` (error_details.proto), which `grpcio-status` 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import grpc
 from google.protobuf import any_pb2, duration_pb2
@@ -27,6 +29,7 @@ from server.errors import (
 )
 
 REQUEST_ID = "x-request-id"
+MAX_REQUEST_ID_LENGTH = 128
 ERROR_DOMAIN = "seq2seq-serve"
 _DETAILS = "grpc-status-details-bin"
 _PUSHBACK = "grpc-retry-pushback-ms"  # gRFC A6: when the client's own retry may come
@@ -51,6 +54,32 @@ _MAX_TEXT = 1000  # characters: headers are limited, and the text is in them twi
 _BUG = (grpc.StatusCode.INTERNAL, "INTERNAL")
 
 Trailers = tuple[tuple[str, str | bytes], ...]
+
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+
+def given_request_id(metadata: Metadata | None) -> str | bytes | None:
+    """What the caller sent as the request's id."""
+    return next((value for key, value in metadata or () if key == REQUEST_ID), None)
+
+
+def request_id_of(metadata: Metadata | None) -> str:
+    """The caller's id of a request; a new one where none came that can be sent back and logged."""
+    given = given_request_id(metadata)
+    text = given if isinstance(given, str) else ""
+    is_good = 1 <= len(text) <= MAX_REQUEST_ID_LENGTH and text.isascii() and text.isprintable()
+    return text if is_good else uuid.uuid4().hex
+
+
+async def abort(context: Any, error: Exception, request_id: str) -> None:
+    """End a call with an error's status.
+
+    Raises:
+        AbortError: Always; gRPC expects it.
+    """
+    code, text = status_of(error)
+    await context.abort(code, text, trailers_of(error, request_id))
 
 
 def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:

@@ -30,6 +30,10 @@ ECHO_SERVER = textwrap.dedent("""
 
     runner = EchoRunner()
 
+    def never_load(*_):
+        print("loading", file=sys.stderr, flush=True)
+        threading.Event().wait()
+
     def open_gate():
         runner.stepping.wait()
         print("stepping", file=sys.stderr, flush=True)
@@ -38,7 +42,8 @@ ECHO_SERVER = textwrap.dedent("""
 
     async def run():
         config = local_config(notice_seconds=1.0 if "--notice" in sys.argv else 0.0)
-        await serve([Path("echo")], config, loader_of({"echo": runner}, Turns()))
+        loader = never_load if "--never-loads" in sys.argv else loader_of({"echo": runner}, Turns())
+        await serve([Path("echo")], config, loader)
 
     configure_logging("info", "text")
     if "--gate" in sys.argv:
@@ -82,6 +87,16 @@ def test_a_signal_finishes_what_was_accepted_and_exits_0(number, seconds):
             process.stdin.write("\n")
             process.stdin.flush()
             assert pending.result().hypotheses[0].text == "abc"
+        assert process.wait(20) == 0
+        assert process.stderr.read().endswith("stopped\n")
+
+
+def test_a_signal_while_models_load_ends_the_server():
+    with subprocess.Popen(
+        [sys.executable, "-c", ECHO_SERVER, "--never-loads"], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr.readline() == "loading\n"
+        process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 0
         assert process.stderr.read().endswith("stopped\n")
 

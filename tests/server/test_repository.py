@@ -1,11 +1,13 @@
 """Versions come and go while callers use them; nobody's call fails."""
 
 import asyncio
+import shutil
 import threading
 from dataclasses import dataclass, field
 
 import pytest
 
+from bundle.manifest import bundle_version
 from server.errors import LoadFailed, Unavailable, UnknownModel
 from server.metrics import Metrics
 from server.models import Models
@@ -59,10 +61,10 @@ class Harness:
         assert self.gate.wait(20)
         if version in self.broken:
             raise self.broken[version]
-        return FakeModel(name, version or "hash", self.stopped)
+        return FakeModel(name, version, self.stopped)
 
     async def states(self) -> dict[str, State]:
-        return {version.version: status.state for version, status in await self.repository.index()}
+        return {version.version: state for version, state, _ in await self.repository.index()}
 
     async def until_ended(self) -> None:
         while self.repository._ending:
@@ -83,7 +85,7 @@ def test_the_newest_version_is_served_and_numbers_count_as_numbers(shelf):
     async def run():
         assert Shelf([], shelf.folder).names == ["demo", "plain"]
         assert (await shelf.repository.load("demo")).version == "10"
-        assert (await shelf.repository.load("plain")).version == "hash"
+        assert (await shelf.repository.load("plain")).version == bundle_version(shelf.folder / "plain")
         assert shelf.models.get("demo").version == "10"
         assert (await shelf.states())["10"] is State.READY
         assert (await shelf.states())["9"] is State.UNAVAILABLE
@@ -126,7 +128,7 @@ def test_a_broken_version_leaves_the_served_one_and_says_why(shelf, kind):
         with pytest.raises(LoadFailed, match="it is broken"):
             await shelf.repository.load("demo")
         assert shelf.models.get("demo").version == "1"
-        reasons = {version.version: status.reason for version, status in await shelf.repository.index()}
+        reasons = {version.version: reason for version, _, reason in await shelf.repository.index()}
         assert reasons["2"].endswith("it is broken")
         assert await shelf.states() == {"1": State.READY, "2": State.UNAVAILABLE}
         assert shelf.stopped == []
@@ -200,6 +202,68 @@ def test_loads_of_one_model_come_one_after_the_other(shelf):
     asyncio.run(run())
 
 
+def test_while_the_server_drains_nothing_is_loaded_and_what_was_being_loaded_is_not_served(shelf):
+    shelf.add("demo", "1")
+    shelf.add("demo", "2")
+
+    async def run():
+        await shelf.repository.load("demo", "1")
+        shelf.gate.clear()
+        loading = asyncio.create_task(shelf.repository.load("demo"))
+        while not shelf.repository._loading_now:
+            await asyncio.sleep(0)
+        assert await shelf.states() == {"1": State.READY, "2": State.LOADING}
+        shelf.repository.drain()
+        shelf.gate.set()
+        for one in (loading, shelf.repository.load("demo")):
+            with pytest.raises(Unavailable, match="shutting down"):
+                await one
+        assert shelf.models.get("demo").version == "1"
+        assert shelf.stopped == ["2"]
+
+    asyncio.run(run())
+
+
+def test_at_the_start_an_older_version_stands_in_for_a_broken_one(shelf, caplog):
+    for version in "123":
+        shelf.add("demo", version)
+    shelf.broken = {"3": ValueError("three is broken"), "2": ValueError("two is broken")}
+
+    async def run():
+        assert (await shelf.repository.load_one("demo")).version == "1"
+        reasons = [reason for _, _, reason in await shelf.repository.index()]
+        assert reasons == ["", "two is broken", "three is broken"]
+        shelf.broken["1"] = ValueError("one is broken")
+        with pytest.raises(LoadFailed, match="three is broken"):
+            await shelf.repository.load_one("demo")
+        with pytest.raises(UnknownModel):
+            await shelf.repository.load_one("nobody")
+
+    asyncio.run(run())
+    assert "version 2 is tried, for want of the newer: three is broken" in caplog.text
+
+
+def test_a_version_that_is_loaded_anew_is_served_meanwhile_and_a_deleted_one_is_forgotten(shelf):
+    shelf.add("demo", "1")
+    shelf.add("demo", "2")
+
+    async def run():
+        await shelf.repository.load("demo", "1")
+        shelf.gate.clear()
+        again = asyncio.create_task(shelf.repository.load("demo", "1"))
+        while not shelf.repository._loading_now:
+            await asyncio.sleep(0)
+        assert (await shelf.states())["1"] is State.READY
+        shelf.gate.set()
+        await again
+        await shelf.repository.load("demo", "2")
+        await shelf.until_ended()
+        shutil.rmtree(shelf.folder / "demo" / "1")
+        assert await shelf.states() == {"2": State.READY}
+
+    asyncio.run(run())
+
+
 def test_what_is_loaded_again_while_it_ends_is_served(shelf):
     shelf.add("demo", "1")
     shelf.add("demo", "2")
@@ -250,7 +314,9 @@ def test_the_end_waits_for_loads_and_stops_what_is_ending(shelf):
             stopping = asyncio.create_task(shelf.repository.stop())
             await asyncio.sleep(0.05)
             shelf.gate.set()
-            await asyncio.gather(loading, stopping)
+            await stopping
+            with pytest.raises(Unavailable, match="shutting down"):
+                await loading
             assert set(shelf.stopped) == {"1", "7"}
 
     asyncio.run(run())

@@ -224,6 +224,7 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns) -> Any:
             cache_bytes=4096,
             num_bytes=8192,
             eos_id=EOS,
+            queue_limits=config.queue,
             source_tokenizer=tokenizer,
             target_tokenizer=tokenizer,
             provenance={"preset": "echo"},

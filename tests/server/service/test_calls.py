@@ -145,6 +145,24 @@ def test_a_refusal_carries_what_a_program_can_compare():
     asyncio.run(run())
 
 
+def test_an_answer_that_no_client_would_take_is_refused_with_the_reason(monkeypatch):
+    monkeypatch.setattr("server.service.calls.MAX_MESSAGE_BYTES", 40)
+
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            with pytest.raises(
+                ClientError, match="INVALID_ARGUMENT: the answer has .* bytes, and at most 40"
+            ):
+                await client.generate("abc")
+            with pytest.raises(
+                ClientError, match="INVALID_ARGUMENT: the answer has .* bytes, and at most 40"
+            ):
+                async for _ in client.stream("abc"):
+                    pass
+
+    asyncio.run(run())
+
+
 def test_texts_are_never_logged(caplog):
     async def run():
         async with serving() as served, AsyncClient(served.address) as client:

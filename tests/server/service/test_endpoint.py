@@ -6,7 +6,7 @@ from grpc import aio
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos import seq2seq_v1_pb2 as pb
-from server.service.endpoint import MAX_MESSAGE_BYTES
+from server.service.calls import MAX_MESSAGE_BYTES
 from tests.server.service.harness import serving
 
 

@@ -11,7 +11,6 @@ import pytest
 from protos import open_inference_pb2 as pb
 from protos import seq2seq_v1_pb2 as seq2seq
 from protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from server.backlog import QueueLimits
 from tests.server.service.harness import EOS, EchoRunner, serving
 
 KOREAN = "오늘은 금요일 입니다"
@@ -419,12 +418,14 @@ def test_metadata_and_configuration_name_the_tensors_that_requests_have():
 
 def test_statistics_add_up():
     async def run():
-        async with serving(queue=QueueLimits(max_waiting_requests=1)) as served:
+        async with serving() as served:
             stub = stub_of(served)
             await stub.ModelInfer(infer_request("ab"))
             await stub.ModelInfer(infer_request("cd"))
-            with pytest.raises(grpc.aio.AioRpcError, match="are waiting"):
-                await stub.ModelInfer(infer_request("a", "b", "c"))
+            served.runner.error = RuntimeError("broken")
+            with pytest.raises(grpc.aio.AioRpcError, match="the engine failed"):
+                await stub.ModelInfer(infer_request("a"))
+            served.runner.error = None
             await served.until_calls_are_over()
             for name in ("", "echo"):
                 answer = await stub.ModelStatistics(pb.ModelStatisticsRequest(name=name))

@@ -128,12 +128,31 @@ def test_what_cannot_be_split_is_refused_by_name():
 def test_when_one_sentence_is_refused_none_is_left_running():
     async def run():
         runner = EchoRunner(num_slots=1)
-        async with serving(runner, queue=QueueLimits(max_waiting_requests=2)) as served:
+        async with serving(runner, queue=QueueLimits(max_waiting_requests=4)) as served:
             runner.gate.clear()
+            running = asyncio.ensure_future(served.stub.Generate(request("a")))
+            await asyncio.to_thread(runner.stepping.wait, 20)
+            waiting = asyncio.ensure_future(served.stub.Generate(request("b")))
+            await served.turns.until(lambda: served.turns.num_submitted == 2)
             with pytest.raises(AioRpcError, match="requests are waiting"):
                 await served.stub.Generate(request(TEXT, long_source=SPLIT))
             runner.gate.set()
+            await asyncio.gather(running, waiting)
             await served.check_that_everything_is_back()
+
+    asyncio.run(run())
+
+
+def test_more_than_can_ever_wait_is_no_matter_of_coming_again():
+    async def run():
+        for limits, text in (
+            (QueueLimits(max_waiting_requests=2), "the call has 4 sources, and at most 2 may wait"),
+            (QueueLimits(max_waiting_tokens=20), "source tokens, and at most 20 may wait"),
+        ):
+            async with serving(queue=limits) as served:
+                with pytest.raises(AioRpcError, match=text) as caught:
+                    await served.stub.Generate(request(TEXT, long_source=SPLIT))
+                assert caught.value.code().name == "INVALID_ARGUMENT"
 
     asyncio.run(run())
 
