@@ -32,6 +32,7 @@ LABEL org.opencontainers.image.title="seq2seq-serve" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /app /app
+# SEQ2SEQ_HOST comes before `host` in a TOML file, as every variable does.
 # Since 1.29 ONNX Runtime tells Microsoft about every session, unless it is forbidden to.
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
@@ -44,8 +45,9 @@ USER 10001:10001
 EXPOSE 50051 9464
 # Draining may take as long as --drain-seconds: give `docker stop` more than its 10 seconds.
 STOPSIGNAL SIGTERM
+# By HTTP, which has neither TLS nor tokens.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-m", "client", "health", "--timeout-seconds", "4"]
+    CMD ["python", "-m", "client", "health", "--metrics-url", "http://127.0.0.1:9464", "--timeout-seconds", "4"]
 ENTRYPOINT ["python", "-m", "server"]
 # A container's port is reached through its network. Where others can read along there, name --tls-certificate and
 # --tls-key instead of --insecure.

@@ -27,7 +27,8 @@ _FILES = (seq2seq_v1_pb2, open_inference_pb2, health_pb2)
 # What gRPC's client says by itself where the server has ended a stream that it still sends to.
 _CLOSED_WHILE_SENDING = "Internal error from Core"
 _BUGS = ("INTERNAL", "UNKNOWN")  # a server that works never answers with these
-_NOT_CALLED = ("Watch", "RepositoryModelUnload")  # never ends by itself; would end the model that is asked
+# The first never ends by itself; the others would end the model that is asked.
+_NOT_CALLED = ("Watch", "RepositoryModelUnload", "UnloadModel")
 
 _INTEGERS = (0, 1, -1, 2, 7, 255, 2**31 - 1, -(2**31), 2**31, 2**63 - 1, -(2**63), 2**64 - 1)
 _NUMBERS = (0.0, -0.0, 1.0, -1.0, 1e-45, 1e38, float("inf"), float("-inf"), float("nan"))
@@ -36,6 +37,7 @@ _TEXTS = (
     "a",
     "echo",
     "demo",
+    "tiny",  # the model that is served
     "\0",
     "../..",
     "가" * 50,

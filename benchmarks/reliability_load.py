@@ -32,7 +32,7 @@ from benchmarks.reliability_place import (
     unexpected,
 )
 from benchmarks.serving import RunningServer
-from client import AsyncClient
+from client import AsyncClient, ClientError
 
 _CAPACITY_SECONDS = 15.0
 _UNSTEADY_LOAD, _OVERLOAD = 0.8, 3.0
@@ -185,11 +185,24 @@ async def _until_it_ends(server: RunningServer) -> tuple[Counter[str], float]:
     """Callers that go on until they are refused, while the server is told to end; and when it was."""
     codes, draw, ending_at = Counter[str](), endless_jobs(6), 0.0
 
-    async def worker(client: AsyncClient) -> None:
+    async def streamed(client: AsyncClient, job: Job) -> str:
+        """How a stream ends; one that breaks off after its first piece had been accepted."""
+        has_begun = False
+        try:
+            async for _ in client.stream(job.source_ids, options=job.options()):
+                has_begun = True
+        except ClientError as error:
+            return "BROKEN_OFF" if has_begun else error.code
+        return "OK"
+
+    async def worker(client: AsyncClient, is_streaming: bool) -> None:
         code = "OK"
         while code == "OK":
             job = draw()
-            code = await code_of(client.generate(job.source_ids, options=job.options()))
+            if is_streaming:
+                code = await streamed(client, job)
+            else:
+                code = await code_of(client.generate(job.source_ids, options=job.options()))
             codes[code] += 1
 
     async def end_it() -> None:
@@ -199,5 +212,5 @@ async def _until_it_ends(server: RunningServer) -> tuple[Counter[str], float]:
         server.process.terminate()
 
     async with AsyncClient(server.address, timeout_seconds=PATIENT_SECONDS) as client:
-        await asyncio.gather(end_it(), *(worker(client) for _ in range(IN_FLIGHT)))
+        await asyncio.gather(end_it(), *(worker(client, number % 2 == 0) for number in range(IN_FLIGHT)))
     return codes, ending_at

@@ -10,6 +10,8 @@ import argparse
 import math
 import os
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "translate":
             plan = _translation(parser, options)
             items = text_arguments(options.texts) if options.texts else read_lines(sys.stdin.fileno())
+        elif options.command == "health" and options.metrics_url:
+            return _readiness(options.metrics_url, options.timeout_seconds)
         token = options.token_file.read_text().strip() if options.token_file else ""
         with Client(
             options.address, timeout_seconds=options.timeout_seconds, tls=_tls(parser, options), token=token
@@ -177,6 +181,19 @@ def _about_the_server(client: Client, options: argparse.Namespace) -> int:
         for model in [client.load(options.model, options.version)] if is_load else client.models():
             _print(model, _model_line(model), as_json=options.json)
     return 0
+
+
+def _readiness(url: str, timeout_seconds: float) -> int:
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=timeout_seconds):
+            sys.stdout.write("SERVING\n")
+            return 0
+    except urllib.error.HTTPError as error:
+        with error:
+            sys.stdout.write(f"NOT_SERVING: {error.read().decode().strip()}\n")
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"error: no server answers at {url} ({error})\n")
+    return 1
 
 
 def _print(message: Message, line: str, *, as_json: bool) -> None:
@@ -316,6 +333,9 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--json", action="store_true", help="one JSON object a line")
     health = commands.add_parser(
         "health", parents=[common], help="say whether the server serves; the exit code is 0 only if it does"
+    )
+    health.add_argument(
+        "--metrics-url", metavar="URL", help="ask this port instead, such as http://localhost:9464, by HTTP"
     )
     health.add_argument("service", nargs="?", default="", help="a service or a model (default: the server)")
     return parser

@@ -85,7 +85,7 @@ class Repository:
         except LoadFailed as error:
             for one in reversed(older):
                 _log.error(
-                    "model %s: version %s is tried, for want of the newer: %s", name, one.version, error
+                    "model %s: version %s is tried instead of the newest: %s", name, one.version, error
                 )
                 with suppress(LoadFailed):
                     return await self.load(name, one.version)

@@ -272,12 +272,23 @@ def test_what_only_json_shows_is_refused_without_it(run, flag, capsys):
 def test_health_exits_0_only_when_serving(run, server):
     assert run("health") == (0, ["SERVING"], [])
     assert run("health", "echo") == (0, ["SERVING"], [])
+    url = f"http://127.0.0.1:{server.app.http.port}"
+    assert run("health", "--metrics-url", url) == (0, ["SERVING"], [])
     assert run("health", "nobody")[::2] == (1, ["error: NOT_FOUND: unknown service 'nobody'"])
     server.model.engines[0].is_healthy = False
     try:
         assert run("health") == (1, ["NOT_SERVING"], [])
+        code, [line], _ = run("health", "--metrics-url", url)
+        assert (code, line) == (1, "NOT_SERVING: echo: the engine's steps keep failing")
     finally:
         server.model.engines[0].is_healthy = True
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense"])
+def test_a_metrics_port_that_does_not_answer_is_an_error(run, url):
+    code, out, [line] = run("health", "--metrics-url", url)
+    assert (code, out) == (1, [])
+    assert line.startswith(f"error: no server answers at {url} (")
 
 
 @pytest.mark.parametrize(

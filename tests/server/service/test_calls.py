@@ -150,13 +150,9 @@ def test_an_answer_that_no_client_would_take_is_refused_with_the_reason(monkeypa
 
     async def run():
         async with serving() as served, AsyncClient(served.address) as client:
-            with pytest.raises(
-                ClientError, match="INVALID_ARGUMENT: the answer has .* bytes, and at most 40"
-            ):
+            with pytest.raises(ClientError, match=r"INVALID_ARGUMENT: the answer has \d+ bytes"):
                 await client.generate("abc")
-            with pytest.raises(
-                ClientError, match="INVALID_ARGUMENT: the answer has .* bytes, and at most 40"
-            ):
+            with pytest.raises(ClientError, match=r"INVALID_ARGUMENT: the answer has \d+ bytes"):
                 async for _ in client.stream("abc"):
                     pass
 
