@@ -7,6 +7,7 @@ BUNDLE ?= bundles/demo
 PY := $(VENV)/bin/python
 TRAIN_FLAGS ?=
 SERVE_FLAGS ?=
+TATOEBA ?= tatoeba/deu-eng.txt.gz
 BENCH_FLAGS ?=
 
 # Where a GPU answers: ONNX Runtime for CUDA, torch as PyPI has it, and fp16 graphs beside those for the CPU.
@@ -23,7 +24,7 @@ endif
 
 INSTALLED := $(VENV)/.installed-$(RUNTIME)
 
-.PHONY: help demo serve test lint types bench stubs install clean
+.PHONY: help demo serve test lint types bench figures stubs install clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -50,6 +51,15 @@ bench: $(INSTALLED) ## the benchmarks that need no GPU
 	$(PY) -m pip install --quiet -e '.[bench]'
 	$(PY) -m benchmarks.peers $(BENCH_FLAGS)
 	$(PY) -m benchmarks.load --quick
+
+# TATOEBA: English, tab, German on each line, as manythings.org/anki has them. The training takes half an hour.
+DOG := "The dog likes an apple. It has a long tail."
+figures: runs/english/summary.json ## the trained encoder and every number of docs/attention.md anew
+	$(PY) -m training attention runs/english $(DOG) --encoder --json docs/heads.json --png docs/heads.png
+	$(PY) -m docs.page docs/attention.md
+
+runs/english/summary.json: | $(INSTALLED)
+	$(PY) -m training train demo --out runs/english --tsv $(TATOEBA) --vocab-size 8000 --max-steps 4000
 
 stubs: $(INSTALLED) ## generate the gRPC stubs and the weightless graphs anew
 	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto

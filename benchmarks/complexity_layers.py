@@ -70,7 +70,7 @@ def restricted_attention(query: Tensor, key: Tensor, value: Tensor, r: int) -> T
     is_near = (asked - side - asks).abs() <= side  # (r, 2r - 1)
     place = torch.arange(num_blocks)[:, None] * r + asked - side
     is_inside = (place >= 0) & (place < n)  # (blocks, 2r - 1)
-    mask = is_near & is_inside[:, None]  # (blocks, r, 2r - 1)
+    mask = (is_near & is_inside[:, None])[None]  # (1, blocks, r, 2r - 1): as the fused operator has it
     context = functional.scaled_dot_product_attention(blocks, keys, values, attn_mask=mask)
     return context.view(B, H, num_blocks * r, K)[:, :, :n]
 

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page anew, or with `--check` say whether that would change it: 1 if so."""
     parser = argparse.ArgumentParser(prog="python -m docs.page", description=__doc__.partition("\n")[0])
     parser.add_argument("page", type=Path, help="a Markdown file")
-    parser.add_argument("--check", action="store_true", help="change nothing, fail where the page is not true")
+    parser.add_argument("--check", action="store_true", help="change nothing, fail if it would")
     options = parser.parse_args(arguments)
     before = options.page.read_text(encoding="utf-8")
     after = rendered(before)

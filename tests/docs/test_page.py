@@ -73,5 +73,5 @@ def test_text_blocks_that_follow_no_code_are_left_alone():
 
 
 def test_the_path_of_a_page_must_exist(tmp_path):
-    with pytest.raises(FileNotFoundError, match="none.md"):
+    with pytest.raises(FileNotFoundError, match=r"none\.md"):
         main([str(Path(tmp_path) / "none.md")])
