@@ -53,9 +53,10 @@ bench: $(INSTALLED) ## the benchmarks that need no GPU
 	$(PY) -m benchmarks.load --quick
 
 # TATOEBA: English, tab, German on each line, as manythings.org/anki has them. The training takes half an hour.
-DOG := "The dog likes an apple. It has a long tail."
-figures: runs/english/summary.json ## the trained encoder and every number of docs/attention.md anew
-	$(PY) -m training attention runs/english $(DOG) --encoder --json docs/heads.json --png docs/heads.png
+figures: $(RUN)/summary.json runs/english/summary.json ## the pictures and numbers of docs/attention.md anew
+	$(PY) -m training attention $(RUN) "오늘은 금요일 입니다" --png docs/attention.png
+	$(PY) -m training attention runs/english "The dog likes an apple. It has a long tail." --encoder \
+		--json docs/heads.json --png docs/heads.png
 	$(PY) -m docs.page docs/attention.md
 
 runs/english/summary.json: | $(INSTALLED)
