@@ -30,9 +30,3 @@ def encoder_self_attention(run: TrainedModel, source_ids: list[int]) -> Tensor:
     source = pad_rows([source_ids])
     _, weights = run.model.encode_with_attention(source, torch.ones_like(source, dtype=torch.bool))
     return torch.cat(weights)
-
-
-def mean_by_offset(weights: Tensor, offset: int) -> float:
-    """The mean weight (S, S) that a position gives the one `offset` after it, where there is one."""
-    diagonal = weights.diagonal(offset)
-    return float(diagonal.mean()) if len(diagonal) else 0.0

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 from training import grammar
-from training.attention_maps import alignment, encoder_self_attention, mean_by_offset
+from training.attention_maps import alignment, encoder_self_attention
 from training.config import BOS_ID, EOS_ID
 from training.corpus import CorpusFiles, load_corpus, read_parallel, write_lines
 from training.loop import TrainingInterrupted
@@ -178,8 +178,8 @@ def _print_directions(weights: Tensor, layers: range, heads: range, last: str) -
     print(f"{'layer':>5}  {'head':>4}  {'itself':>6}  {'before':>6}  {'after':>6}  {last:>6}")
     for layer, heads_weights in zip(layers, weights, strict=True):
         for head, square in zip(heads, heads_weights, strict=True):
-            means = [mean_by_offset(square, offset) for offset in (0, -1, 1)] + [float(square[:, -1].mean())]
-            print(f"{layer:>5}  {head:>4}  " + "  ".join(f"{mean:6.2f}" for mean in means))
+            columns = *(square.diagonal(offset) for offset in (0, -1, 1)), square[:, -1]
+            print(f"{layer:>5}  {head:>4}  " + "  ".join(f"{column.mean():6.2f}" for column in columns))
 
 
 def _write_json(path: Path, content: dict[str, Any], weights: Tensor) -> None:

@@ -1,10 +1,13 @@
 import dataclasses
+import json
 from io import StringIO
 
 import pytest
+import torch
 from rich.console import Console
 
-from benchmarks.complexity import Case, all_cases, exponent, measure, summarise
+from benchmarks import complexity
+from benchmarks.complexity import Case, all_cases, exponent, main, measure, summarise
 from benchmarks.complexity_layers import LAYER_TYPES
 
 
@@ -44,3 +47,33 @@ def test_a_sum_of_two_orders_has_no_order_of_its_own():
     growth = summarise(kind, [case, dataclasses.replace(case, size=16, n=16)])["growth"]
     assert growth["n"]["order"] is None
     assert 1 < growth["n"]["counted_exponent"] < 2
+
+
+def test_the_command_ends_with_its_report_and_writes_it_and_the_picture(tmp_path, monkeypatch, capsys):
+    def small_cases():
+        for kind in LAYER_TYPES:
+            grids = {"n": (512, 1024), "d": (64, 128)} | {
+                axis: (3, 5) for axis in "kr" if axis in kind.orders
+            }
+            for axis, sizes in grids.items():
+                for size in sizes:
+                    values = {"n": 64, "d": 64, "width": min(kind.width or 0, 5)}
+                    values |= {axis if axis in "nd" else "width": size}
+                    yield Case(kind, axis, size, **values)
+
+    monkeypatch.setattr(complexity, "all_cases", small_cases)
+    monkeypatch.setattr("os.sched_setaffinity", lambda *_: None)  # of the tests themselves
+    num_threads = torch.get_num_threads()
+    out, plot = tmp_path / "results" / "complexity.json", tmp_path / "complexity.png"
+    try:
+        assert main(["--rounds", "1", "--out", str(out), "--plot", str(plot)]) == 0
+    finally:
+        torch.set_num_threads(num_threads)
+    printed = capsys.readouterr()
+    report = json.loads(printed.out.splitlines()[-1])
+    assert report == json.loads(out.read_text(encoding="utf-8"))
+    assert [layer["name"] for layer in report["layers"]] == [kind.name for kind in LAYER_TYPES]
+    crossed = [layer["layers_to_cross_65_positions"] for layer in report["layers"]]
+    assert crossed == [1, 1, 1, 64, 8]
+    assert "| restricted self-attention | O(r·n·d) |" in printed.err
+    assert plot.read_bytes().startswith(b"\x89PNG")

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from training.attention_maps import alignment, encoder_self_attention, mean_by_offset
+from training.attention_maps import alignment, encoder_self_attention
 from training.batches import pad_rows
 from training.config import BOS_ID, EOS_ID
 from training.run import TrainedModel
@@ -37,8 +37,3 @@ def test_self_attention_is_each_heads_softmax_over_the_layers_input(run: Trained
         part = slice(16 * head, 16 * head + 16)
         expected = (query[:, part] @ key[:, part].T / 4).softmax(dim=-1)
         torch.testing.assert_close(found[0, head], expected)
-
-
-@pytest.mark.parametrize(("offset", "mean"), [(0, 5.0), (-1, 6.0), (1, 4.0), (2, 3.0), (3, 0.0)])
-def test_the_mean_by_offset_is_that_of_a_diagonal(offset: int, mean: float) -> None:
-    assert mean_by_offset(torch.arange(1.0, 10).view(3, 3), offset) == mean

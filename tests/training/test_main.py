@@ -32,7 +32,7 @@ def _toy_preset(monkeypatch: pytest.MonkeyPatch, preset: Preset) -> None:
 def run(tmp_path: Path, corpus_files: list[str], capsys: pytest.CaptureFixture[str]) -> Path:
     """A run that the command trained."""
     out = tmp_path / "run"
-    assert main(["train", "toy", "--out", str(out), *corpus_files]) == 0
+    assert main(["train", "toy", "--out", str(out), "--threads", "1", *corpus_files]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith(f"{out}: dev BLEU ")
     assert "20 steps" in captured.out
@@ -165,12 +165,12 @@ def test_one_layer_or_one_head_of_the_encoder_can_be_chosen(
         assert line.split() == [*repr(token).split(), f"{row[best]:.2f}", *repr(one["tokens"][best]).split()]
 
 
-@pytest.mark.parametrize("kind", ["layer", "head"])
 def test_a_layer_or_head_that_the_encoder_does_not_have_is_refused(
-    kind: str, run: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    run: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    message = failed(capsys, caplog, "attention", str(run), "하나", "--encoder", f"--{kind}", "3")
-    assert message == f"--{kind} is 3, and the encoder has 2"
+    for kind in ("layer", "head"):
+        message = failed(capsys, caplog, "attention", str(run), "하나", "--encoder", f"--{kind}", "3")
+        assert message == f"--{kind} is 3, and the encoder has 2"
 
 
 def test_an_image_of_an_unknown_kind_is_refused(
