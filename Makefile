@@ -7,6 +7,7 @@ BUNDLE ?= bundles/demo
 PY := $(VENV)/bin/python
 TRAIN_FLAGS ?=
 SERVE_FLAGS ?=
+TATOEBA ?= tatoeba/deu-eng.txt.gz
 BENCH_FLAGS ?=
 
 # Where a GPU answers: ONNX Runtime for CUDA, torch as PyPI has it, and fp16 graphs beside those for the CPU.
@@ -23,7 +24,7 @@ endif
 
 INSTALLED := $(VENV)/.installed-$(RUNTIME)
 
-.PHONY: help demo serve test lint types bench stubs lock install clean
+.PHONY: help demo serve test lint types bench figures stubs lock install clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -50,6 +51,16 @@ bench: $(INSTALLED) ## the benchmarks that need no GPU
 	$(PY) -m pip install --quiet -e '.[bench]'
 	$(PY) -m benchmarks.peers $(BENCH_FLAGS)
 	$(PY) -m benchmarks.load --quick
+
+# TATOEBA: English, tab, German on each line, as manythings.org/anki has them. The training takes half an hour.
+figures: $(RUN)/summary.json runs/english/summary.json ## the pictures and numbers of docs/attention.md anew
+	$(PY) -m training attention $(RUN) "오늘은 금요일 입니다" --png docs/attention.png
+	$(PY) -m training attention runs/english "The dog likes an apple. It has a long tail." --encoder \
+		--json docs/heads.json --png docs/heads.png
+	$(PY) -m docs.page docs/attention.md
+
+runs/english/summary.json: | $(INSTALLED)
+	$(PY) -m training train demo --out runs/english --tsv $(TATOEBA) --vocab-size 8000 --max-steps 4000
 
 stubs: $(INSTALLED) ## generate the gRPC stubs and the weightless graphs anew
 	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto

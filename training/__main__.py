@@ -34,8 +34,9 @@ _EXAMPLES = {
   python -m training score --hypothesis translations.txt --reference test.en""",
     "corpus": """example:
   python -m training corpus --out corpora/built-in""",
-    "attention": """example:
-  python -m training attention runs/demo "오늘은 금요일입니다" --json attention.json""",
+    "attention": """examples:
+  python -m training attention runs/demo "오늘은 금요일 입니다" --json alignment.json --png alignment.png
+  python -m training attention runs/demo "오늘은 금요일 입니다" --encoder --layer 2 --png layer-2.png""",
 }
 
 
@@ -80,10 +81,7 @@ def parser() -> argparse.ArgumentParser:
     score.add_argument("--reference", type=Path, help="what they are compared with")
     corpus = add("corpus", "Write the built-in corpus as text files.")
     corpus.add_argument("--out", type=Path, required=True, help="the folder to write to")
-    attention = add("attention", "Translate a text and show what each piece of it attended to.")
-    attention.add_argument("run", type=Path, help="the folder of a finished run")
-    attention.add_argument("text", help="what to translate")
-    attention.add_argument("--json", type=Path, help="a file to write all weights to")
+    _add_attention_flags(add("attention", "Translate a text and show what each piece of it attended to."))
     return root
 
 
@@ -104,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.command == "corpus":
             commands.write_corpus(options.out)
         else:
-            commands.show_attention(options.run, options.text, options.json)
+            _attention(root, options)
     except OSError as error:
         has_both = error.filename is not None and error.strerror is not None
         _log.error("%s", f"{error.filename}: {error.strerror}" if has_both else error)
@@ -142,6 +140,18 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         "--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
     train.add_argument("--threads", type=_at_least(1), help="CPU threads (default: the CPUs it may use)")
+
+
+def _add_attention_flags(attention: argparse.ArgumentParser) -> None:
+    attention.add_argument("run", type=Path, help="the folder of a finished run")
+    attention.add_argument("text", help="what to translate")
+    attention.add_argument(
+        "--encoder", action="store_true", help="show the encoder's self-attention instead, by layer and head"
+    )
+    attention.add_argument("--layer", type=_at_least(1), help="with --encoder: only this layer, from 1")
+    attention.add_argument("--head", type=_at_least(1), help="with --encoder: only this head of each layer")
+    attention.add_argument("--json", type=Path, help="a file to write all weights to")
+    attention.add_argument("--png", type=Path, help="a file to draw them into as heatmaps")
 
 
 def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: Console) -> None:
@@ -185,6 +195,16 @@ def _score(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         commands.score_files(options.hypothesis, options.reference)
     else:
         commands.score_run(options.run, options.part, options.beam_size, options.alpha)
+
+
+def _attention(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    files = options.json, options.png
+    if options.encoder:
+        commands.show_self_attention(options.run, options.text, options.layer, options.head, *files)
+    elif options.layer is not None or options.head is not None:
+        root.error("--layer and --head choose from the encoder's self-attention: they go with --encoder")
+    else:
+        commands.show_alignment(options.run, options.text, *files)
 
 
 def _device(name: str) -> torch.device:

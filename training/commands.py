@@ -7,22 +7,22 @@ import json
 import logging
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from torch import Tensor
 
 from training import grammar
-from training.batches import pad_rows
+from training.attention_maps import alignment, encoder_self_attention
 from training.config import BOS_ID, EOS_ID
 from training.corpus import CorpusFiles, load_corpus, read_parallel, write_lines
 from training.loop import TrainingInterrupted
 from training.prepare import continue_run, start_run
 from training.presets import Preset, preset_named
-from training.run import RunFolder, TrainedModel, load_run
+from training.run import RunFolder, load_run
 from training.scoring import score, translate
 from training.search import greedy_search
-from training.transformer import alignment_layer
 
 _log = logging.getLogger(__name__)
 
@@ -101,14 +101,9 @@ def write_corpus(out: Path) -> None:
     print(f"{'all':<28}" + "".join(f"{len(pairs):>8}" for pairs in parts.values()))
 
 
-def show_attention(path: Path, text: str, json_file: Path | None) -> None:
+def show_alignment(path: Path, text: str, json_file: Path | None, image_file: Path | None) -> None:
     """Translate a text, and print which source piece each target piece attends to most."""
-    if not text.strip():
-        raise ValueError("the text is empty: nothing to translate")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"the text is not UTF-8, from character {error.start + 1} on") from error
+    _check_text(text)
     run = load_run(path)
     source_ids = run.tokenizer.encode_source(text)
     limit = run.config.max_target_length
@@ -116,22 +111,80 @@ def show_attention(path: Path, text: str, json_file: Path | None) -> None:
     weights = alignment(run, source_ids, target_ids)
     source, target = run.tokenizer.pieces(source_ids), run.tokenizer.pieces([*target_ids, EOS_ID])
     print(run.tokenizer.decode(target_ids))
-    for piece, row in zip(target, weights.tolist(), strict=True):
-        best = max(range(len(row)), key=row.__getitem__)
-        print(f"{piece!r:>16}  {row[best]:.2f}  {source[best]!r}")
+    _print_strongest(weights, target, source)
     if json_file:
-        content = {"source": source, "target": target, "attention": weights.tolist()}
-        json_file.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+        _write_json(json_file, {"source_tokens": source, "target_tokens": target}, weights)
+    if image_file:
+        from training.heatmap import save_heatmap  # matplotlib takes long to import
+
+        save_heatmap(weights, target, source, image_file)
 
 
-@torch.inference_mode()
-def alignment(run: TrainedModel, source_ids: list[int], target_ids: list[int]) -> Tensor:
-    """(T, S): cross-attention of the layer that aligns, mean over its heads; the last row chooses eos."""
-    source = pad_rows([source_ids])
-    source_mask = torch.ones_like(source, dtype=torch.bool)
-    memory = run.model.encode(source, source_mask)
-    _, weights = run.model.decode_with_attention(pad_rows([[BOS_ID, *target_ids]]), memory, source_mask)
-    return weights[alignment_layer(run.config.num_decoder_layers)][0].mean(dim=0)
+def show_self_attention(
+    path: Path,
+    text: str,
+    layer: int | None,
+    head: int | None,
+    json_file: Path | None,
+    image_file: Path | None,
+) -> None:
+    """Print where each head of the encoder looks, or of one head what each piece attends to most."""
+    _check_text(text)
+    run = load_run(path)
+    layers = _chosen("layer", layer, run.config.num_encoder_layers)
+    heads = _chosen("head", head, run.config.num_heads)
+    source_ids = run.tokenizer.encode_source(text)
+    all_weights = encoder_self_attention(run, source_ids)  # (L, H, S, S)
+    weights = all_weights[layers[0] - 1 : layers[-1], heads[0] - 1 : heads[-1]]
+    tokens = run.tokenizer.pieces(source_ids)
+    if weights.shape[:2] == (1, 1):
+        _print_strongest(weights[0, 0], tokens, tokens)
+    else:
+        _print_directions(weights, layers, heads, tokens[-1])
+    if json_file:
+        _write_json(json_file, {"tokens": tokens, "layers": [*layers], "heads": [*heads]}, weights)
+    if image_file:
+        from training.heatmap import save_head_heatmaps  # matplotlib takes long to import
+
+        save_head_heatmaps(weights, tokens, layers, heads, image_file)
+
+
+def _check_text(text: str) -> None:
+    if not text.strip():
+        raise ValueError("the text is empty: nothing to translate")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the text is not UTF-8, from character {error.start + 1} on") from error
+
+
+def _chosen(kind: str, number: int | None, count: int) -> range:
+    """The numbers of the chosen layers or heads: one, or all."""
+    if number is None:
+        return range(1, count + 1)
+    if number > count:
+        raise ValueError(f"--{kind} is {number}, and the encoder has {count}")
+    return range(number, number + 1)
+
+
+def _print_strongest(weights: Tensor, rows: list[str], columns: list[str]) -> None:
+    for piece, row in zip(rows, weights.tolist(), strict=True):
+        best = max(range(len(row)), key=row.__getitem__)
+        print(f"{piece!r:>16}  {row[best]:.2f}  {columns[best]!r}")
+
+
+def _print_directions(weights: Tensor, layers: range, heads: range, last: str) -> None:
+    """One line a head: the mean weight on the token itself, on its neighbours, and on the last token."""
+    print(f"{'layer':>5}  {'head':>4}  {'itself':>6}  {'before':>6}  {'after':>6}  {last:>6}")
+    for layer, heads_weights in zip(layers, weights, strict=True):
+        for head, square in zip(heads, heads_weights, strict=True):
+            columns = *(square.diagonal(offset) for offset in (0, -1, 1)), square[:, -1]
+            print(f"{layer:>5}  {head:>4}  " + "  ".join(f"{column.mean():6.2f}" for column in columns))
+
+
+def _write_json(path: Path, content: dict[str, Any], weights: Tensor) -> None:
+    content = content | {"weights": weights.double().round(decimals=6).tolist()}
+    path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _adjusted(preset: Preset, max_steps: int | None, seed: int | None, vocab_size: int | None) -> Preset:

@@ -50,6 +50,19 @@ def test_masked_positions_get_no_weight_and_the_others_share_it() -> None:
     torch.testing.assert_close(context, expected)
 
 
+def test_gradients_are_those_of_finite_differences() -> None:
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(d_model=6, num_heads=2).double()
+    x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
+    memory = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[True, True, True, True], [True, True, False, False]])[:, None, None]
+    for has_weights in (False, True):  # the fused operator, and the definition
+        assert torch.autograd.gradcheck(
+            lambda x, memory, *_, has_weights=has_weights: attention(x, memory, mask, has_weights)[0],
+            (x, memory, *attention.parameters()),
+        )
+
+
 def test_causal_mask_lets_each_position_see_itself_and_what_is_before() -> None:
     assert causal_mask(3).tolist() == [[True, False, False], [True, True, False], [True, True, True]]
 

@@ -32,7 +32,7 @@ def _toy_preset(monkeypatch: pytest.MonkeyPatch, preset: Preset) -> None:
 def run(tmp_path: Path, corpus_files: list[str], capsys: pytest.CaptureFixture[str]) -> Path:
     """A run that the command trained."""
     out = tmp_path / "run"
-    assert main(["train", "toy", "--out", str(out), *corpus_files]) == 0
+    assert main(["train", "toy", "--out", str(out), "--threads", "1", *corpus_files]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith(f"{out}: dev BLEU ")
     assert "20 steps" in captured.out
@@ -101,19 +101,83 @@ def test_score_compares_two_files(
     assert message == f"{a} has 2 lines and {b} has 1: not a parallel corpus"
 
 
-def test_attention_prints_the_alignment_and_writes_json(
+def test_attention_prints_the_alignment_and_writes_json_and_an_image(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = tmp_path / "attention.json"
-    assert main(["attention", str(run), "하나 둘", "--json", str(file)]) == 0
+    file, image_file = tmp_path / "alignment.json", tmp_path / "alignment.png"
+    assert main(["attention", str(run), "하나 둘", "--json", str(file), "--png", str(image_file)]) == 0
     content = json.loads(file.read_text())
-    assert content["source"][-1] == content["target"][-1] == "<eos>"
-    assert "".join(content["source"][:-1]) == "하나 둘"
-    assert len(content["attention"]) == len(content["target"])
-    for row in content["attention"]:
-        assert len(row) == len(content["source"])
+    source, target = content["source_tokens"], content["target_tokens"]
+    assert source[-1] == target[-1] == "<eos>"
+    assert "".join(source[:-1]) == "하나 둘"
+    assert len(content["weights"]) == len(target)
+    for row in content["weights"]:
+        assert len(row) == len(source)
         assert sum(row) == pytest.approx(1, abs=1e-5)
-    assert len(capsys.readouterr().out.splitlines()) == 1 + len(content["target"])
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(target)
+    assert image_file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_attention_of_the_encoder_is_every_layer_and_head(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, image_file = tmp_path / "heads.json", tmp_path / "heads.png"
+    command = ["attention", str(run), "하나 둘", "--encoder", "--json", str(file)]
+    assert main([*command, "--png", str(image_file)]) == 0
+    content = json.loads(file.read_text())
+    tokens = content["tokens"]
+    assert (content["layers"], content["heads"]) == ([1, 2], [1, 2])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["layer", "head", "itself", "before", "after", "<eos>"]
+    for line, (layer, head) in zip(lines[1:], [(1, 1), (1, 2), (2, 1), (2, 2)], strict=True):
+        rows = content["weights"][layer - 1][head - 1]
+        assert all(len(row) == len(rows) == len(tokens) for row in rows)
+        means = [
+            sum(rows[i][i] for i in range(len(rows))) / len(rows),
+            sum(rows[i + 1][i] for i in range(len(rows) - 1)) / (len(rows) - 1),
+            sum(rows[i][i + 1] for i in range(len(rows) - 1)) / (len(rows) - 1),
+            sum(row[-1] for row in rows) / len(rows),
+        ]
+        assert line[:2] == [str(layer), str(head)]
+        assert [float(number) for number in line[2:]] == pytest.approx(means, abs=0.0051)
+    assert image_file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_layer_or_one_head_of_the_encoder_can_be_chosen(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = []
+    for choice in ([], ["--layer", "2"], ["--head", "1"], ["--layer", "2", "--head", "1"]):
+        capsys.readouterr()
+        file = tmp_path / "heads.json"
+        assert main(["attention", str(run), "하나 둘", "--encoder", *choice, "--json", str(file)]) == 0
+        contents.append(json.loads(file.read_text()))
+    every, layer, head, one = contents
+    assert (layer["layers"], layer["heads"]) == ([2], [1, 2])
+    assert (head["layers"], head["heads"]) == ([1, 2], [1])
+    assert layer["weights"] == every["weights"][1:]
+    assert head["weights"] == [heads[:1] for heads in every["weights"]]
+    assert one["weights"] == [[every["weights"][1][0]]]
+    # Of one head each piece stands in a line, with what it attends to most.
+    printed = capsys.readouterr().out.splitlines()
+    for line, token, row in zip(printed, one["tokens"], one["weights"][0][0], strict=True):
+        best = row.index(max(row))
+        assert line.split() == [*repr(token).split(), f"{row[best]:.2f}", *repr(one["tokens"][best]).split()]
+
+
+def test_a_layer_or_head_that_the_encoder_does_not_have_is_refused(
+    run: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for kind in ("layer", "head"):
+        message = failed(capsys, caplog, "attention", str(run), "하나", "--encoder", f"--{kind}", "3")
+        assert message == f"--{kind} is 3, and the encoder has 2"
+
+
+def test_an_image_of_an_unknown_kind_is_refused(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main(["attention", str(run), "하나", "--png", str(tmp_path / "alignment.doc")]) == 1
+    assert "Format 'doc' is not supported" in caplog.text
 
 
 def test_corpus_writes_parallel_files_and_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,6 +225,8 @@ def test_cpus_are_counted_where_affinity_is_unknown(
         ["score"],
         ["score", "x", "--hypothesis", "y", "--reference", "z"],
         ["attention", "x"],
+        ["attention", "x", "text", "--layer", "1"],
+        ["attention", "x", "text", "--head", "1"],
     ],
 )
 def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
