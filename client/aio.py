@@ -15,6 +15,8 @@ from client.wire import (
     CHANNEL_OPTIONS,
     DEFAULT_ADDRESS,
     DEFAULT_TIMEOUT_SECONDS,
+    DIRECT_OPTIONS,
+    ChannelOptions,
     Defaults,
     TextOrIds,
     Tls,
@@ -62,13 +64,12 @@ class AsyncClient:
     ) -> None:
         self.address = address
         self._defaults = Defaults(timeout_seconds, token)
-        if tls is None:
-            self._channel = aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-        else:
-            self._channel = aio.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)
+        self._channel = _channel(address, tls, CHANNEL_OPTIONS)
+        self._direct = _channel(address, tls, DIRECT_OPTIONS)
         self._stub: Any = Seq2SeqStub(self._channel)  # type: ignore[no-untyped-call]
-        self._repository: Any = RepositoryStub(self._channel)  # type: ignore[no-untyped-call]
-        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
+        self._direct_stub: Any = Seq2SeqStub(self._direct)  # type: ignore[no-untyped-call]
+        self._repository: Any = RepositoryStub(self._direct)  # type: ignore[no-untyped-call]
+        self._health: Any = health_pb2_grpc.HealthStub(self._direct)
 
     async def translate(self, text: str, *, model: str = "", options: GenerateOptions | None = None) -> str:
         """The best target of one source, as text."""
@@ -133,7 +134,7 @@ class AsyncClient:
     async def models(self) -> list[Model]:
         """The models that the server serves, the default one first."""
         with _client_errors(self.address):
-            answer = await self._stub.ListModels(ListModelsRequest(), **self._defaults.options())
+            answer = await self._direct_stub.ListModels(ListModelsRequest(), **self._defaults.options())
         return list(answer.models)
 
     async def versions(self, model: str = "") -> list[Version]:
@@ -170,6 +171,7 @@ class AsyncClient:
     async def close(self) -> None:
         """End the connection, and with it every call."""
         await self._channel.close()
+        await self._direct.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -178,6 +180,12 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _channel(address: str, tls: Tls | None, options: ChannelOptions) -> aio.Channel:
+    if tls is None:
+        return aio.insecure_channel(address, options=options)
+    return aio.secure_channel(address, tls.credentials(), options=options)
 
 
 @contextmanager

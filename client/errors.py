@@ -9,6 +9,7 @@ import grpc
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status  # type: ignore[import-untyped]
 
+_UNHEALTHY = "backend unhealthy"  # in gRPC's words, of a server that says it does not serve
 _REQUEST_ID = "x-request-id"
 
 
@@ -55,7 +56,8 @@ class ClientError(Exception):
         trailers = dict(call.trailing_metadata() or ())
         request_id = str(trailers.get(_REQUEST_ID, ""))
         if code is grpc.StatusCode.UNAVAILABLE and not request_id:
-            return cls(code.name, f"no server answers at {address} ({message})")
+            what = "serves now" if _UNHEALTHY in message else "answers"
+            return cls(code.name, f"no server {what} at {address} ({message})")
         violations: tuple[FieldViolation, ...] = ()
         retry_after_seconds = None
         status = rpc_status.from_call(error)

@@ -15,6 +15,8 @@ from client.wire import (
     CHANNEL_OPTIONS,
     DEFAULT_ADDRESS,
     DEFAULT_TIMEOUT_SECONDS,
+    DIRECT_OPTIONS,
+    ChannelOptions,
     Defaults,
     TextOrIds,
     Tls,
@@ -61,13 +63,12 @@ class Client:
     ) -> None:
         self.address = address
         self._defaults = Defaults(timeout_seconds, token)
-        if tls is None:
-            self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        else:
-            self._channel = grpc.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)
+        self._channel = _channel(address, tls, CHANNEL_OPTIONS)
+        self._direct = _channel(address, tls, DIRECT_OPTIONS)
         self._stub: Any = Seq2SeqStub(self._channel)  # type: ignore[no-untyped-call]
-        self._repository: Any = RepositoryStub(self._channel)  # type: ignore[no-untyped-call]
-        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
+        self._direct_stub: Any = Seq2SeqStub(self._direct)  # type: ignore[no-untyped-call]
+        self._repository: Any = RepositoryStub(self._direct)  # type: ignore[no-untyped-call]
+        self._health: Any = health_pb2_grpc.HealthStub(self._direct)
 
     def translate(self, text: str, *, model: str = "", options: GenerateOptions | None = None) -> str:
         """The best target of one source, as text."""
@@ -144,7 +145,7 @@ class Client:
     def models(self) -> list[Model]:
         """The models that the server serves, the default one first."""
         with _client_errors(self.address):
-            answer = self._stub.ListModels(ListModelsRequest(), **self._defaults.options())
+            answer = self._direct_stub.ListModels(ListModelsRequest(), **self._defaults.options())
         return list(answer.models)
 
     def versions(self, model: str = "") -> list[Version]:
@@ -181,6 +182,7 @@ class Client:
     def close(self) -> None:
         """End the connection, and with it every call."""
         self._channel.close()
+        self._direct.close()
 
     def __enter__(self) -> Self:
         return self
@@ -207,6 +209,12 @@ class Pending:
     def cancel(self) -> None:
         """Give up; the server frees the request's slot."""
         self._call.cancel()
+
+
+def _channel(address: str, tls: Tls | None, options: ChannelOptions) -> grpc.Channel:
+    if tls is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, tls.credentials(), options=options)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from client.output import attention_dict, error_dict, message_dict, one_line, to
 from client.sync import Client, Pending
 from protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
 
+_MAX_RETURNS = 20
 _MAX_IN_FLIGHT = 64
 
 
@@ -85,7 +87,7 @@ def translate(client: Client, items: Iterable[Item], plan: Translation) -> int:
             num_failed += not _print_stream(client, item, plan)
     else:
         for item, pending in _in_flight(client, items, plan):
-            num_failed += not _print_answer(item, pending, plan)
+            num_failed += not _print_answer(client, item, pending, plan)
     return 1 if num_failed else 0
 
 
@@ -115,11 +117,25 @@ def _in_flight(
         yield call
 
 
-def _print_answer(item: Item, pending: Pending | None, plan: Translation) -> bool:
+def _patient_result(client: Client, item: Item, pending: Pending, plan: Translation) -> GenerateResponse:
+    """The answer; where the server has too much to do, it is asked again when it said so, a few times."""
+    for _ in range(_MAX_RETURNS):
+        try:
+            return pending.result()
+        except ClientError as error:
+            if error.retry_after_seconds is None:
+                raise
+            time.sleep(error.retry_after_seconds)  # answers to later lines come meanwhile
+            assert item.text is not None
+            pending = client.submit(item.text, model=plan.model, options=plan.options)
+    return pending.result()
+
+
+def _print_answer(client: Client, item: Item, pending: Pending | None, plan: Translation) -> bool:
     try:
         if pending is None:
             raise ClientError("INVALID_ARGUMENT", item.problem)
-        answer = pending.result()
+        answer = _patient_result(client, item, pending, plan)
     except ClientError as error:
         _print_error(item, error, plan)
         return False

@@ -26,10 +26,11 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 
 _SERVICE = DESCRIPTOR.services_by_name["Seq2Seq"]
 
-# A server that drains or restarts is retried, somewhere else where the name has several addresses. An answer
-# that says the request itself is wrong never is.
+# A server whose health says that it will end gets no new calls, and one that drains or restarts is retried,
+# somewhere else where the name has several addresses. An answer that says that the request is wrong never is.
 _SERVICE_CONFIG = {
     "loadBalancingConfig": [{"round_robin": {}}],
+    "healthCheckConfig": {"serviceName": _SERVICE.full_name},
     "methodConfig": [
         {
             # Not GenerateStream: a stream of the client for ordinary code that is retried may wait for ever,
@@ -48,18 +49,20 @@ _SERVICE_CONFIG = {
             },
         }
     ],
-    "retryThrottling": {"maxTokens": 10, "tokenRatio": 0.1},
+    # All calls in flight to a server that ends may fail at once, and are tried elsewhere.
+    "retryThrottling": {"maxTokens": 1000, "tokenRatio": 1},
 }
 
-CHANNEL_OPTIONS = (
-    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+DIRECT_OPTIONS = (  # for calls about the server, also where it does not serve
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # A server that vanished during a call is noticed within 80 s.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 )
+CHANNEL_OPTIONS = (("grpc.service_config", json.dumps(_SERVICE_CONFIG)), *DIRECT_OPTIONS)
 
+ChannelOptions = tuple[tuple[str, Any], ...]
 TextOrIds = str | Sequence[int]
 
 
@@ -119,9 +122,9 @@ class Tls:
         key: Its private key.
     """
 
-    ca: Path | None = None
-    certificate: Path | None = None
-    key: Path | None = None
+    ca: Path | str | None = None
+    certificate: Path | str | None = None
+    key: Path | str | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
         """What a channel is made with.
@@ -130,6 +133,7 @@ class Tls:
             OSError: A file cannot be read.
         """
         ca, key, certificate = (
-            None if path is None else path.read_bytes() for path in (self.ca, self.key, self.certificate)
+            None if path is None else Path(path).read_bytes()
+            for path in (self.ca, self.key, self.certificate)
         )
         return grpc.ssl_channel_credentials(ca, key, certificate)

@@ -31,7 +31,6 @@ _AUTO = "auto"
 _MODEL_SETTINGS = (
     "provider",
     "precision",
-    "instances",
     "memory_budget",
     "max_slots",
     "max_source_length",
@@ -297,6 +296,8 @@ def _size(text: str) -> int:
 
 
 def _at_least_one(text: str) -> int:
+    if not text.removeprefix("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"it is {text}, and must be at least 1")
     return int(text)

@@ -60,8 +60,8 @@ class App:
         self._loader = loader
         self._metrics = Metrics()
         self._models = Models(self._metrics)
-        self._repository = Repository(self._shelf, self._models, self._load)
         self._health = Health(self._models)
+        self._repository = Repository(self._shelf, self._models, self._load, self._health.refresh)
         self._calls = Calls(self._models, self._metrics)
         self.http = HttpServer(
             config.host,

@@ -31,3 +31,4 @@ def configure_logging(level: str, log_format: str) -> None:
         formatter.converter = time.gmtime
         handler.setFormatter(formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("grpc").setLevel(logging.INFO)  # at debug it tells of every event loop that it sees

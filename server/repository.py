@@ -39,12 +39,14 @@ class Repository:
         shelf: The bundles on disk.
         models: What is served.
         load: Loads one version, on a thread of its own, and starts its engines; is told what others take.
+        changed: Is called when another version is served, or none.
     """
 
-    def __init__(self, shelf: Shelf, models: Models, load: Load) -> None:
+    def __init__(self, shelf: Shelf, models: Models, load: Load, changed: Callable[[], None]) -> None:
         self._shelf = shelf
         self._models = models
         self._load = load
+        self._changed = changed
         self._served: dict[str, Version] = {}
         self._reasons: dict[Version, str] = {}  # why one is not served
         self._changing = asyncio.Lock()  # one after the other, so that each knows what there is room for
@@ -84,9 +86,7 @@ class Repository:
             return await self.load(name, newest.version)
         except LoadFailed as error:
             for one in reversed(older):
-                _log.error(
-                    "model %s: version %s is tried instead of the newest: %s", name, one.version, error
-                )
+                _log.error("model %s: version %s is tried instead of: %s", name, one.version, error)
                 with suppress(LoadFailed):
                     return await self.load(name, one.version)
             raise
@@ -128,6 +128,8 @@ class Repository:
             before, old = self._served.get(name), self._models.put(model)
             self._served[name] = wanted
             self._reasons.pop(wanted, None)
+            self._changed()
+            _log.info("model %s: version %s is served", name, model.version)
             if old is not None and before is not None:
                 self._end(old, before)
             return model
@@ -146,6 +148,7 @@ class Repository:
             model = self._models.remove(name)
             if model is None:
                 raise UnknownModel(f"no model is named {name[:100]!r}: there is nothing to unload", name=name)
+            self._changed()
             version = self._served.pop(name)
             self._reasons[version] = "unloaded"
             self._end(model, version)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import logging
 import os
+import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +17,8 @@ _CONFIG = "--config"
 _MODELS = "models"
 _NO_SETTINGS = ("help", "config", "version")
 _SIMILAR = 0.9  # of 1: a letter or two are otherwise
+_OF_KUBERNETES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)$")  # of a Service SEQ2SEQ_…
+_log = logging.getLogger(__name__)
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -52,7 +56,9 @@ def parse_settings(
     tables = content.pop(_MODELS, {})
     for name, value in content.items():
         if name not in actions:
-            parser.error(f"{file}: there is no setting {name!r}; there are {', '.join(sorted(actions))}")
+            parser.error(
+                f"{file}: there is no setting {name!r}; there are {', '.join(sorted(actions))}, models"
+            )
         parser.set_defaults(**{actions[name].dest: _checked(parser, actions[name], value, f"{file}: {name}")})
     _check_variables(parser, environment, actions)
     for name, action in actions.items():
@@ -93,13 +99,15 @@ def _read(parser: argparse.ArgumentParser, file: Path) -> dict[str, Any]:
 def _check_variables(
     parser: argparse.ArgumentParser, environment: Mapping[str, str], names: Iterable[str]
 ) -> None:
-    """Refuse a misspelt variable. One that resembles no setting is not ours: Kubernetes makes such, too."""
+    """Refuse a misspelt variable, and tell of others that begin like ours."""
     known = [PREFIX + name.upper() for name in (*names, "config")]
     for variable in environment:
-        if variable.startswith(PREFIX) and variable not in known:
-            meant = difflib.get_close_matches(variable, known, n=1, cutoff=_SIMILAR)
-            if meant:
-                parser.error(f"{variable}: there is no such setting; is {meant[0]} meant?")
+        if not variable.startswith(PREFIX) or variable in known or _OF_KUBERNETES.search(variable):
+            continue
+        meant = difflib.get_close_matches(variable, known, n=1, cutoff=_SIMILAR)
+        if meant:
+            parser.error(f"{variable}: there is no such setting; is {meant[0]} meant?")
+        _log.warning("%s is no setting of this server", variable)
 
 
 def _checked(parser: argparse.ArgumentParser, action: argparse.Action, value: Any, where: str) -> Any:

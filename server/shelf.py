@@ -51,6 +51,10 @@ class Shelf:
             raise ValueError("two bundles have the same name: rename one of the folders")
         if folder is not None and not folder.is_dir():
             raise ValueError(f"the repository {folder} is no folder")
+        hidden = [path.name for path in _children(folder)] if folder is not None else []
+        both = sorted(self._bundles.keys() & set(hidden))
+        if both:
+            raise ValueError(f"{', '.join(both)}: a bundle and a model of the repository have the same name")
 
     @property
     def names(self) -> list[str]:

@@ -24,9 +24,13 @@ PREDICT, ADMIN = "predict", "admin"
 ROLES = (PREDICT, ADMIN)
 
 _AUTHORIZATION, _SCHEME = "authorization", "bearer "
-_REPOSITORY = (
-    "/inference.GRPCInferenceService/Repository",
-    "/seq2seq.v1.Repository/",
+# By the beginnings of their paths; whatever else only reads.
+_ADMIN_CALLS = ("/inference.GRPCInferenceService/Repository", "/seq2seq.v1.Repository/")
+_PREDICT_CALLS = (
+    "/inference.GRPCInferenceService/ModelInfer",
+    "/inference.GRPCInferenceService/ModelStreamInfer",
+    "/seq2seq.v1.Seq2Seq/Generate",
+    "/seq2seq.v1.Seq2Seq/Score",
 )
 _HEX_DIGITS = 64
 
@@ -78,9 +82,12 @@ class Access:
         found = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
         if not found:
             raise Unauthenticated("the token is not known here")
-        role = ADMIN if method.startswith(_REPOSITORY) else PREDICT
-        if not any(role in token.roles for token in found):
-            raise Forbidden(f"the token {found[0].name} has not the role {role}, which this call needs")
+        needed = _role_of(method)
+        holder = next((token for token in found if needed is None or needed in token.roles), None)
+        if holder is None:
+            raise Forbidden(f"the token {found[0].name} has not the role {needed}, which this call needs")
+        if needed == ADMIN:
+            _log.info("%s by the token %s", method, holder.name)
 
     def _read_again(self) -> None:
         """Take a changed file; one that cannot be used changes nothing."""
@@ -92,6 +99,13 @@ class Access:
                 _log.info("the tokens of %s were read again: there are %d", self._path, len(self._tokens))
         except (OSError, ValueError) as error:
             _log.warning("the tokens stay as they were: %s", error)
+
+
+def _role_of(method: str) -> str | None:
+    """Which role a method needs; None where any will do."""
+    if method.startswith(_ADMIN_CALLS):
+        return ADMIN
+    return PREDICT if method.startswith(_PREDICT_CALLS) else None
 
 
 class AccessInterceptor(aio.ServerInterceptor):
@@ -131,7 +145,7 @@ class AccessInterceptor(aio.ServerInterceptor):
     def _check(self, method: str, given: Any) -> None:
         if self._access is not None:
             self._access.check(method, given if isinstance(given, str) else None)
-        elif method.startswith(_REPOSITORY) and not self._is_repository_open:
+        elif _role_of(method) == ADMIN and not self._is_repository_open:
             raise Forbidden(
                 "models are listed, loaded and unloaded by who has a token with the role admin: give the "
                 "server an --access-file, or let everybody do it with --open-repository"

@@ -14,7 +14,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
-from server.errors import InvalidRequest, ServerError, Unavailable
+from server.errors import InvalidRequest, LoadFailed, ServerError, Unavailable
 from server.metrics import Metrics
 from server.models import Models, ServedModel
 from server.service.status import (
@@ -166,6 +166,8 @@ class Calls:
             code, _ = status_of(error)
             if not isinstance(error, ServerError):
                 _log.exception("%s %s: a bug", call.request_id, method)
+            elif isinstance(error, LoadFailed):
+                _log.error("%s %s: %s", call.request_id, method, error)
             self.count(call, code)  # before the caller can know, who may look at the metrics next
             await abort(context, error, call.request_id)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from protos import seq2seq_v1_pb2 as pb
 from protos import seq2seq_v1_pb2_grpc as pb_grpc
-from server.errors import InvalidRequest
+from server.errors import InvalidRequest, UnknownModel
 from server.repository import Repository
 from server.service.answers import model_message
 from server.service.calls import Calls, Context
@@ -22,6 +22,11 @@ class RepositoryService(pb_grpc.RepositoryServicer):
     ) -> pb.ListVersionsResponse:
         """Answer with every version that there is, and what became of it."""
         async with self._calls.open("ListVersions", context):
+            index = await self._repository.index()
+            names = {one.model_name for one, _, _ in index}
+            if message.model and message.model not in names:
+                text = f"there is no bundle of a model named {message.model[:100]!r}"
+                raise UnknownModel(text, name=message.model)
             return pb.ListVersionsResponse(
                 versions=[
                     pb.Version(
@@ -30,7 +35,7 @@ class RepositoryService(pb_grpc.RepositoryServicer):
                         state=f"VERSION_STATE_{state}",
                         reason=reason,
                     )
-                    for one, state, reason in await self._repository.index()
+                    for one, state, reason in index
                     if message.model in ("", one.model_name)
                 ]
             )

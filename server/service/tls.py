@@ -28,6 +28,14 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
     )
 
 
+class _EncryptedKey(Exception):
+    """A private key has a pass phrase."""
+
+
+def _no_password() -> str:
+    raise _EncryptedKey  # else OpenSSL asks at the terminal, in the midst of a handshake
+
+
 class _Certificates:
     """The certificates as they were read last.
 
@@ -60,10 +68,17 @@ class _Certificates:
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         files = self._files
+        for path in files.paths():
+            path.read_bytes()  # what OpenSSL cannot read it does not name
         # gRPC takes anything, and then fails at every handshake.
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files.client_ca).load_cert_chain(
-            files.certificate, files.key
-        )
+        try:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files.client_ca)
+            context.load_cert_chain(files.certificate, files.key, password=_no_password)
+        except ssl.SSLError as error:
+            names = ", ".join(map(str, files.paths()))
+            raise OSError(f"{names}: not a certificate and its key in PEM ({error})") from error
+        except _EncryptedKey as error:
+            raise OSError(f"{files.key}: the key is encrypted: decrypt it, nobody could be asked") from error
         return grpc.ssl_server_certificate_configuration(
             [(files.key.read_bytes(), files.certificate.read_bytes())],
             root_certificates=files.client_ca.read_bytes() if files.client_ca else None,

@@ -77,3 +77,24 @@ def test_a_refused_call_is_not_retried_and_a_restarting_server_is():
             assert served.metric("seq2seq_requests_total", **refused) == 1
 
     asyncio.run(run())
+
+
+def test_a_server_that_is_about_to_end_gets_no_new_calls_where_there_is_another():
+    async def run():
+        async with serving() as one, serving() as other:
+            addresses = ",".join(served.address for served in (one, other))
+            async with AsyncClient(f"ipv4:{addresses}") as client:
+                while not all(served.turns.num_submitted for served in (one, other)):
+                    await client.translate("abc")
+                draining = asyncio.ensure_future(one.app.drain(notice_seconds=3600.0))
+                async with asyncio.timeout(20):
+                    before = -1
+                    while before != one.turns.num_submitted:  # until it has heard
+                        before = one.turns.num_submitted
+                        await asyncio.gather(*(client.translate("abc") for _ in range(20)))
+                streams = [[message async for message in client.stream("abc")] for _ in range(20)]
+                assert all(stream[-1].result.hypotheses[0].text == "abc" for stream in streams)
+                assert one.turns.num_submitted == before
+                draining.cancel()
+
+    asyncio.run(run())

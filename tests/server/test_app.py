@@ -6,13 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from grpc import aio
 
 from client import AsyncClient, ClientError
+from protos.seq2seq_v1_pb2 import GenerateRequest, Source
 from server.app import App
 from server.config import ModelConfig
 from server.loading import load_model
 from server.shelf import Shelf
 from tests.server.service.harness import EchoRunner, Turns, fetch, loader_of, local_config, serving
+
+REQUEST = GenerateRequest(sources=[Source(text="abc")])
 
 
 def test_drain_finishes_what_was_accepted_and_refuses_the_rest():
@@ -26,8 +30,10 @@ def test_drain_finishes_what_was_accepted_and_refuses_the_rest():
                 pass
             assert await served.http("/readyz") == (503, "draining\n")
             assert await served.http("/healthz") == (200, "ok\n")
-            with pytest.raises(ClientError, match="UNAVAILABLE: model echo is shutting down"):
+            with pytest.raises(ClientError, match="UNAVAILABLE: no server serves now"):
                 await client.generate("abc")
+            with pytest.raises(aio.AioRpcError, match="model echo is shutting down"):
+                await served.stub.Generate(REQUEST)
             assert not draining.done()
             served.runner.gate.set()
             assert (await accepted).hypotheses[0].text == "abc"
@@ -43,7 +49,7 @@ def test_after_notice_is_given_newcomers_are_still_answered_for_a_while():
             while await client.health() == "SERVING":
                 pass
             assert await served.http("/readyz") == (503, "draining\n")
-            assert (await client.generate("abc")).hypotheses[0].text == "abc"
+            assert (await served.stub.Generate(REQUEST)).hypotheses[0].text == "abc"
             assert not draining.done()
             draining.cancel()
 
@@ -91,7 +97,7 @@ def test_while_models_load_calls_are_refused_and_probes_answer():
         starting = asyncio.create_task(app.start())
         await loading.wait()
         async with AsyncClient(f"127.0.0.1:{app.endpoint.port}") as client:
-            with pytest.raises(ClientError, match="UNAVAILABLE: no model is served: the server is loading"):
+            with pytest.raises(ClientError, match="UNAVAILABLE: no server serves now"):
                 await client.generate("abc")
             assert await client.health() == "NOT_SERVING"
             assert await asyncio.to_thread(fetch, app.http.port, "/readyz") == (503, "loading\n")

@@ -107,7 +107,7 @@ def test_a_variable_that_is_not_ours_is_left_alone(settings):
         ("models = 3", {}, r"write a table \[models.NAME\] for each model"),
         ("models.a = 3", {}, r"write a table \[models.NAME\] for each model"),
         ("[models.a]\nport = 3", {}, "server.toml: models.a.port: a model can have provider, precision"),
-        ("[models.a]\nmax_slots = 'x'", {}, "server.toml: models.a.max_slots: invalid literal"),
+        ("[models.a]\nmax_slots = 'x'", {}, "server.toml: models.a.max_slots: 'x' is no whole number"),
         ("", {"SEQ2SEQ_MAX_SLOT": "1"}, "SEQ2SEQ_MAX_SLOT: there is no such setting; is SEQ2SEQ_MAX_SLOTS"),
         ("", {"SEQ2SEQ_PORT": "x"}, "SEQ2SEQ_PORT: invalid literal for int"),
         ("", {"SEQ2SEQ_CONFIG": "/none.toml"}, "/none.toml: No such file"),

@@ -14,10 +14,11 @@ def test_a_model_is_unloaded_listed_and_loaded_again():
         assert version.model == "echo"
         assert version.state == VersionState.VERSION_STATE_READY
         client.unload("echo")
-        with pytest.raises(ClientError, match="no model is served"):
+        with pytest.raises(ClientError, match="no server serves now at"):
             client.generate("abc")
         assert client.versions("echo")[0].state != VersionState.VERSION_STATE_READY
-        assert client.versions("other") == []
+        with pytest.raises(ClientError, match="NOT_FOUND: there is no bundle of a model named 'other'"):
+            client.versions("other")
         model = client.load("echo")
         assert (model.name, model.provenance) == ("echo", {"preset": "echo"})
         assert client.translate("abc") == "abc"

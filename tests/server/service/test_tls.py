@@ -3,11 +3,18 @@ import asyncio
 import grpc
 import pytest
 import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from grpc import aio
 
 from protos import seq2seq_v1_pb2 as pb
 from protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
 from server.config import ServerConfig, TlsFiles
+from server.service.tls import server_credentials
 from tests.server.service.harness import serving
 
 
@@ -98,3 +105,20 @@ def test_without_tls_the_port_is_this_machines_own_unless_it_is_allowed():
     ServerConfig(host="0.0.0.0", is_insecure=True)
     for host in ("127.0.0.1", "::1", "localhost"):
         ServerConfig(host=host)
+
+
+def test_what_is_wrong_with_a_file_is_told_with_its_name(tmp_path):
+    authority = trustme.CA()
+    issued = authority.issue_cert("localhost")
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    certificate.write_bytes(issued.cert_chain_pems[0].bytes())
+    with pytest.raises(OSError, match=r"No such file or directory: .*key\.pem"):
+        server_credentials(TlsFiles(certificate, key))
+    key.write_bytes(trustme.CA().issue_cert("localhost").private_key_pem.bytes())
+    with pytest.raises(OSError, match=r"key\.pem: not a certificate and its key"):
+        server_credentials(TlsFiles(certificate, key))
+    loaded = load_pem_private_key(issued.private_key_pem.bytes(), None)
+    form = (Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    key.write_bytes(loaded.private_bytes(*form))
+    with pytest.raises(OSError, match=r"key\.pem: the key is encrypted"):
+        server_credentials(TlsFiles(certificate, key))
