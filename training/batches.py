@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bundle.tokenizer import Tokenizer
 from training.config import BOS_ID, EOS_ID, PAD_ID
-from training.corpus import SentencePair
+from training.text_files import SentencePair
 
 
 class EncodedPair(NamedTuple):

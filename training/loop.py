@@ -32,11 +32,11 @@ from training.checkpoint import (
     save_checkpoint,
 )
 from training.config import PAD_ID
-from training.corpus import SentencePair
 from training.progress import Reporter
 from training.run import RunConfig, RunFolder, Summary
 from training.schedule import learning_rate
 from training.scoring import Score, score, translate
+from training.text_files import SentencePair
 from training.transformer import Transformer
 
 _log = logging.getLogger(__name__)

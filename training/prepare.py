@@ -12,7 +12,8 @@ from bundle.tokenizer import Tokenizer
 from training.batches import encode_pairs
 from training.checkpoint import checkpoint_step, list_checkpoints, newest_checkpoint
 from training.config import check_special_ids
-from training.corpus import Corpus, CorpusFiles, CorpusFilters
+from training.corpus import Corpus, CorpusFiles
+from training.filters import CorpusFilters
 from training.loop import Trainer
 from training.presets import Preset
 from training.run import RunConfig, RunFolder, Summary, library_versions, repository_commit

@@ -26,7 +26,8 @@ from bundle.names import TOKENIZER_FILE
 from bundle.tokenizer import Tokenizer
 from training.checkpoint import load_tensors, load_weights, save_tensors, write_atomically
 from training.config import TrainingConfig, TransformerConfig, check_special_ids
-from training.corpus import CorpusFiles, SentencePair, read_parallel, write_lines
+from training.corpus import CorpusFiles
+from training.text_files import SentencePair, read_parallel, write_lines
 from training.transformer import Transformer
 
 RUN_FORMAT = 1

@@ -12,7 +12,7 @@ from training.batches import (
     plan_epoch,
 )
 from training.config import BOS_ID, EOS_ID, PAD_ID
-from training.corpus import SentencePair
+from training.text_files import SentencePair
 from training.tokenizer import train_tokenizer
 
 
