@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from training import commands
+from training.comparison import TOKENIZATIONS, MetricSettings
 from training.corpus import CorpusFiles
 from training.loop import TrainingInterrupted
 from training.presets import PRESETS
@@ -31,7 +32,9 @@ _EXAMPLES = {
   python -m training train small --out runs/mine --resume""",
     "score": """examples:
   python -m training score runs/demo --part test
-  python -m training score --hypothesis translations.txt --reference test.en""",
+  python -m training score --hypothesis translations.txt --reference test.en
+  python -m client translate < test.ko | python -m training score --hypothesis - --reference test.en
+  python -m training score --hypothesis new.txt --baseline old.txt --reference a.en b.en --tokenize none""",
     "corpus": """example:
   python -m training corpus --out corpora/built-in""",
     "attention": """example:
@@ -76,8 +79,7 @@ def parser() -> argparse.ArgumentParser:
     score.add_argument(
         "--alpha", type=float, default=0.6, help="of the length penalty of beams (default: 0.6)"
     )
-    score.add_argument("--hypothesis", type=Path, help="translations, one a line")
-    score.add_argument("--reference", type=Path, help="what they are compared with")
+    _add_comparison_flags(score)
     corpus = add("corpus", "Write the built-in corpus as text files.")
     corpus.add_argument("--out", type=Path, required=True, help="the folder to write to")
     attention = add("attention", "Translate a text and show what each piece of it attended to.")
@@ -94,6 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     console = Console(stderr=True)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_ConsoleHandler(console)])
+    logging.getLogger("sacrebleu").setLevel(logging.WARNING)  # it tells of every table that it fills
     root = parser()
     options = root.parse_args(arguments)
     try:
@@ -144,6 +147,30 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
     train.add_argument("--threads", type=_at_least(1), help="CPU threads (default: the CPUs it may use)")
 
 
+def _add_comparison_flags(score: argparse.ArgumentParser) -> None:
+    group = score.add_argument_group("files instead of a run", "gzip where a name ends in .gz")
+    group.add_argument("--hypothesis", type=Path, help="translations, one a line; - is standard input")
+    group.add_argument("--reference", type=Path, nargs="+", help="what they are compared with")
+    group.add_argument(
+        "--baseline", type=Path, help="other translations: does --hypothesis differ from them?"
+    )
+    group.add_argument(
+        "--tokenize",
+        choices=TOKENIZATIONS,
+        default=MetricSettings.tokenization,
+        help=f"sacreBLEU's, none for tokens (default: {MetricSettings.tokenization})",
+    )
+    group.add_argument("--lowercase", action="store_true", help="lower-case both sides")
+    group.add_argument(
+        "--bootstrap",
+        type=_at_least(0),
+        default=MetricSettings.num_resamples,
+        metavar="N",
+        help=f"resampled test sets of the confidence interval, 0 for none "
+        f"(default: {MetricSettings.num_resamples})",
+    )
+
+
 def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: Console) -> None:
     if options.resume and (options.seed is not None or options.vocab_size is not None):
         root.error(
@@ -182,7 +209,8 @@ def _score(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if (options.run is None) != is_files:
         root.error("score needs either a run, or both --hypothesis and --reference")
     if is_files:
-        commands.score_files(options.hypothesis, options.reference)
+        settings = MetricSettings(options.tokenize, options.lowercase, options.bootstrap)
+        commands.score_files(options.hypothesis, options.reference, options.baseline, settings)
     else:
         commands.score_run(options.run, options.part, options.beam_size, options.alpha)
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -14,14 +15,16 @@ from torch import Tensor
 
 from training import grammar
 from training.batches import pad_rows
+from training.comparison import MetricSettings, compare
 from training.config import BOS_ID, EOS_ID
-from training.corpus import CorpusFiles, load_corpus, read_parallel, write_lines
+from training.corpus import CorpusFiles, load_corpus
 from training.loop import TrainingInterrupted
 from training.prepare import continue_run, start_run
 from training.presets import Preset, preset_named
 from training.run import RunFolder, TrainedModel, load_run
 from training.scoring import score, translate
 from training.search import greedy_search
+from training.text_files import STANDARD_INPUT, read_lines, write_lines
 from training.transformer import alignment_layer
 
 _log = logging.getLogger(__name__)
@@ -68,10 +71,23 @@ def train(
     print(f"{summary.steps} steps, {summary.seconds:.0f} seconds; weights: {summary.weights}")
 
 
-def score_files(hypothesis: Path, reference: Path) -> None:
-    """Print the scores of a file of translations."""
-    pairs = read_parallel(hypothesis, reference)
-    print(score([pair.source for pair in pairs], [pair.target for pair in pairs]))
+def score_files(
+    hypothesis: Path, references: Sequence[Path], baseline: Path | None, settings: MetricSettings
+) -> None:
+    """Print the scores of a file of translations, and of another one that it is compared with."""
+    names = [baseline, hypothesis] if baseline else [hypothesis]
+    files = [*names, *references]
+    if files.count(STANDARD_INPUT) > 1:
+        raise ValueError("standard input, -, can be one of the files only")
+    lines = [read_lines(file) for file in files]
+    if len({len(texts) for texts in lines}) != 1:
+        counts = ", ".join(f"{file} has {len(texts)}" for file, texts in zip(files, lines, strict=True))
+        raise ValueError(f"the files have different numbers of lines: {counts}")
+    systems, reference_lines = lines[: len(names)], lines[len(names) :]
+    for name, scores in zip(names, compare(systems, reference_lines, settings), strict=True):
+        print(f"{name}, {len(lines[0])} sentences")
+        for metric_score in scores:
+            print(metric_score)
 
 
 def score_run(path: Path, part: str, beam_size: int, alpha: float) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
@@ -96,9 +97,35 @@ def test_score_compares_two_files(
     a.write_text("Today is Friday .\nIt is finally Friday .\n")
     b.write_text("Today is Friday .\n")
     assert main(["score", "--hypothesis", str(a), "--reference", str(a)]) == 0
-    assert capsys.readouterr().out.startswith("BLEU 100.00 (")
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == f"{a}, 2 sentences"
+    assert lines[0].startswith("BLEU 100.00 (95 % of resampled sets: 100.00 ± 0.00)")
     message = failed(capsys, caplog, "score", "--hypothesis", str(a), "--reference", str(b))
-    assert message == f"{a} has 2 lines and {b} has 1: not a parallel corpus"
+    assert message == f"the files have different numbers of lines: {a} has 2, {b} has 1"
+
+
+def test_score_takes_standard_input_several_references_and_a_baseline(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "Today is Friday , of course .\nIt is finally Friday again .\n" * 8
+    (tmp_path / "old").write_text(text.replace("again", "").replace("of course", ""))
+    (tmp_path / "a").write_text(text.upper())
+    (tmp_path / "b").write_text(text.replace("again", "today"))
+    files = ["--baseline", str(tmp_path / "old"), "--reference", str(tmp_path / "a"), str(tmp_path / "b")]
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(text.encode())))
+    flags = ["--hypothesis", "-", *files, "--tokenize", "none", "--lowercase", "--bootstrap", "50"]
+    assert main(["score", *flags]) == 0
+    old, new = capsys.readouterr().out.split("-, 16 sentences\n")
+    assert old.startswith(f"{tmp_path / 'old'}, 16 sentences\nBLEU ")
+    assert "p =" not in old
+    assert new.startswith("BLEU 100.00 (95 % of resampled sets: 100.00 ± 0.00), p = 0.0")
+    assert "nrefs:2|bs:50|seed:12345|case:lc|eff:no|tok:none|smooth:exp|" in new
+    assert not caplog.records
+    message = failed(capsys, caplog, "score", "--hypothesis", "-", "--reference", "-")
+    assert message == "standard input, -, can be one of the files only"
 
 
 def test_attention_prints_the_alignment_and_writes_json(
