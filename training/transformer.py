@@ -241,8 +241,9 @@ class Transformer(nn.Module):
         # The paper does not say how. Glorot and Bengio 2010 keep each layer's variance; the embedding, times
         # sqrt(D), starts with variance 1, and as the output projection with logits of variance about 1.
         for module in self.modules():
-            if isinstance(module, nn.Embedding) or module is self.output:
-                nn.init.normal_(module.weight, std=self.config.d_model**-0.5)
-            elif isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and module is not self.output:
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
+        for matrix in (self.embedding, self.source_embedding, self.output):
+            if matrix is not None:
+                nn.init.normal_(matrix.weight, std=self.config.d_model**-0.5)
