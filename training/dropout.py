@@ -23,7 +23,8 @@ def dropout(x: Tensor, probability: float) -> Tensor:
     num_draws = -(-x.numel() // _VALUES_PER_DRAW)
     bits = torch.empty(num_draws, dtype=torch.int64).random_(-(2**63), None)  # the whole range
     is_kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= num_dropped - levels // 2
-    return x * (is_kept * (levels / (levels - num_dropped)))
+    scale = levels / (levels - num_dropped)
+    return x * (is_kept * scale)
 
 
 class Dropout(nn.Module):

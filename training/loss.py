@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CHUNK_VALUES = 2**21  # logits at once: what stays in a CPU's cache, and still fills a matrix product
+# Logits at once: what stays in a CPU's cache and still fills a matrix product, and what fills a GPU.
+_CHUNK_VALUES = {"cpu": 2**21, "cuda": 2**27}
 
 
 def label_smoothed_loss(states: Tensor, weight: Tensor, label_ids: Tensor, label_smoothing: float) -> Tensor:
@@ -22,7 +23,9 @@ def label_smoothed_loss(states: Tensor, weight: Tensor, label_ids: Tensor, label
         label_ids: (N,).
         label_smoothing: e.
     """
-    loss: Tensor = _ProjectedCrossEntropy.apply(states, weight, label_ids, label_smoothing)
+    loss: Tensor = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        states, weight, label_ids, label_smoothing
+    )
     return loss
 
 
@@ -30,9 +33,11 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     """Projects some rows at a time, and keeps of their logits only the gradients that they lead to."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, weight: Tensor, label_ids: Tensor, label_smoothing: float) -> Tensor:
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, label_ids: Tensor, label_smoothing: float
+    ) -> Tensor:
         N, V = len(states), len(weight)
-        chunk_rows = max(_CHUNK_VALUES // V, 1)
+        chunk_rows = max(_CHUNK_VALUES[states.device.type] // V, 1)
         sums, states_gradients = [], []
         weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
         for start in range(0, N, chunk_rows):
@@ -46,7 +51,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             sums.append((normaliser - expected).sum())
             # Of each logit: its probability less what the label says it should be.
             gradient = logits.sub_(normaliser[:, None]).exp_().sub_(label_smoothing / V)
-            gradient.scatter_add_(1, labels, torch.full_like(rows[:, :1], label_smoothing - 1, dtype=torch.float32))
+            gradient.scatter_add_(1, labels, gradient.new_full(labels.shape, label_smoothing - 1))
             gradient = gradient.to(rows.dtype)
             states_gradients.append(gradient @ weight.to(rows.dtype))
             weight_gradient += gradient.t() @ rows

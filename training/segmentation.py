@@ -63,8 +63,8 @@ class BpeDropout:
 class FreshlyCutPairs:
     """The pairs of each pass over the corpus, cut with `BpeDropout`: a function of the pass and the seed.
 
-    A word is cut at most `_MAX_CUTS_PER_PASS` times in a pass, and each of its places takes one of the cuts. A
-    side that would be over its limit is cut as the tokenizer does.
+    A word is cut at most `_MAX_CUTS_PER_PASS` times in a pass, and each of its places takes one of the cuts.
+    A side that would be over its limit is cut as the tokenizer does.
 
     Args:
         pairs: Within the limits when cut as the tokenizer does.
@@ -107,9 +107,7 @@ class FreshlyCutPairs:
             [self._dropout.cut(word, chance) for _ in range(min(self._counts[place], _MAX_CUTS_PER_PASS))]
             for place, word in enumerate(self._words)
         ]
-        choices = np.random.default_rng([self._seed, epoch]).integers(
-            2**31, size=sum(self._counts.values())
-        )
+        choices = np.random.default_rng([self._seed, epoch]).integers(2**31, size=sum(self._counts.values()))
         numbers = iter(choices.tolist())
 
         def ids(words: list[int], max_length: int) -> list[int]:
