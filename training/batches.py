@@ -5,7 +5,7 @@ Shapes: B batch rows, S source length, T target length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -133,7 +133,7 @@ class BatchStream:
     Invariant: `epoch` and `batch_index` say which batch comes next; a stream made with them goes on there.
 
     Args:
-        pairs: The corpus.
+        pairs_of: The corpus as each pass sees it, by the pass' number from 0.
         batch_tokens: See `plan_epoch`.
         seed: Of the run.
         epoch: Where to start.
@@ -142,27 +142,31 @@ class BatchStream:
 
     def __init__(
         self,
-        pairs: Sequence[EncodedPair],
+        pairs_of: Callable[[int], Sequence[EncodedPair]],
         batch_tokens: int,
         seed: int,
         epoch: int = 0,
         batch_index: int = 0,
     ) -> None:
-        if not pairs:
-            raise ValueError("the training corpus has 0 pairs left: nothing to train on")
-        self._pairs = pairs
+        self._pairs_of = pairs_of
         self._batch_tokens = batch_tokens
         self._seed = seed
         self.epoch = epoch
         self.batch_index = batch_index
-        self._plan = plan_epoch(pairs, batch_tokens, seed, epoch)
+        self._start_pass()
 
     def next_batch(self) -> Batch:
         """The next batch, on the CPU."""
         if self.batch_index == len(self._plan):
             self.epoch += 1
             self.batch_index = 0
-            self._plan = plan_epoch(self._pairs, self._batch_tokens, self._seed, self.epoch)
+            self._start_pass()
         rows = self._plan[self.batch_index]
         self.batch_index += 1
         return make_batch([self._pairs[row] for row in rows])
+
+    def _start_pass(self) -> None:
+        self._pairs = self._pairs_of(self.epoch)
+        if not self._pairs:
+            raise ValueError("the training corpus has 0 pairs left: nothing to train on")
+        self._plan = plan_epoch(self._pairs, self._batch_tokens, self._seed, self.epoch)

@@ -15,7 +15,6 @@ from types import FrameType
 import torch
 from rich.console import Console
 from torch import Tensor, nn
-from torch.nn import functional
 
 from bundle.tokenizer import Tokenizer
 from training.batches import Batch, BatchStream, EncodedPair, batches_in_order, encode_pairs
@@ -32,6 +31,7 @@ from training.checkpoint import (
     save_checkpoint,
 )
 from training.config import PAD_ID
+from training.loss import label_smoothed_loss
 from training.progress import Reporter
 from training.run import RunConfig, RunFolder, Summary
 from training.schedule import learning_rate
@@ -58,14 +58,6 @@ class TrainingInterrupted(KeyboardInterrupt):
         self.signal_number = signal_number
 
 
-def label_smoothed_loss(logits: Tensor, label_ids: Tensor, label_smoothing: float) -> Tensor:
-    """Mean cross-entropy (in nats) against (1 - e) of the label and e spread over the vocabulary.
-
-    Szegedy et al. 2016, section 7, arXiv:1512.00567; Vaswani et al. 2017, section 5.4.
-    """
-    return functional.cross_entropy(logits.float(), label_ids, label_smoothing=label_smoothing)
-
-
 class Trainer:
     """Owns the model, the optimizer, the place in the corpus and the best score of a run being trained.
 
@@ -75,7 +67,7 @@ class Trainer:
         config: Of the run.
         folder: Of the run.
         tokenizer: Of source and target.
-        train_pairs: What is trained on.
+        train_pairs: What is trained on, by the number of the pass over the corpus.
         dev_pairs: What is scored.
         device: Where.
         checkpoint: Where to go on; None starts anew.
@@ -86,7 +78,7 @@ class Trainer:
         config: RunConfig,
         folder: RunFolder,
         tokenizer: Tokenizer,
-        train_pairs: Sequence[EncodedPair],
+        train_pairs: Callable[[int], Sequence[EncodedPair]],
         dev_pairs: Sequence[SentencePair],
         device: torch.device,
         checkpoint: Checkpoint | None = None,
@@ -203,8 +195,9 @@ class Trainer:
             memory = self.model.encode(batch.source_ids, batch.source_mask)
             states = self.model.decode_states(batch.target_ids, memory, batch.source_mask)  # (B, T, D)
             is_real = batch.label_ids != PAD_ID
-            logits = self.model.project(states[is_real])  # (real target tokens, V)
-        return label_smoothed_loss(logits, batch.label_ids[is_real], label_smoothing)
+            return label_smoothed_loss(
+                states[is_real], self.model.output_weight, batch.label_ids[is_real], label_smoothing
+            )
 
     def _report(self, reporter: Reporter, meter: _Meter) -> None:
         loss, gradient_norm, tokens_per_second = meter.read()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable, Sequence
 
 import torch
 from rich.console import Console
 
 from bundle.tokenizer import Tokenizer
-from training.batches import encode_pairs
+from training.batches import EncodedPair, encode_pairs
 from training.checkpoint import checkpoint_step, list_checkpoints, newest_checkpoint
 from training.config import check_special_ids
 from training.corpus import Corpus, CorpusFiles
@@ -17,6 +18,8 @@ from training.filters import CorpusFilters
 from training.loop import Trainer
 from training.presets import Preset
 from training.run import RunConfig, RunFolder, Summary, library_versions, repository_commit
+from training.segmentation import FreshlyCutPairs
+from training.text_files import SentencePair
 from training.tokenizer import train_tokenizer
 
 _log = logging.getLogger(__name__)
@@ -129,7 +132,24 @@ def continue_run(
     train, report = filters.apply(corpus.train, tokenizer)
     _log.info("corpus: %s\n%s", corpus.description, report.table())
     dev = folder.read_pairs("dev")
-    trainer = Trainer(config, folder, tokenizer, encode_pairs(train, tokenizer), dev, device, checkpoint)
+    trainer = Trainer(config, folder, tokenizer, _pairs_of(config, train, tokenizer), dev, device, checkpoint)
     num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     _log.info("model: %s parameters, on %s", f"{num_parameters:,}", device)
     return trainer.train(console)
+
+
+def _pairs_of(
+    config: RunConfig, pairs: Sequence[SentencePair], tokenizer: Tokenizer
+) -> Callable[[int], Sequence[EncodedPair]]:
+    """What is trained on in each pass over the corpus."""
+    if config.training.bpe_dropout:
+        return FreshlyCutPairs(
+            pairs,
+            tokenizer,
+            config.training.bpe_dropout,
+            config.training.seed,
+            max_source_length=config.model.max_source_length,
+            max_target_length=config.model.max_target_length,
+        )
+    encoded = encode_pairs(pairs, tokenizer)
+    return lambda _: encoded

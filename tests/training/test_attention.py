@@ -81,3 +81,13 @@ def test_heads_are_the_papers_matrices_side_by_side(has_mask: bool) -> None:
     fused, none = attention(x, memory, mask)
     assert none is None
     torch.testing.assert_close(fused, expected)
+
+
+def test_dropout_leaves_out_weights_of_the_sum_and_not_those_returned() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(1, 4), torch.randn(400, 4)
+    context, weights = scaled_dot_product_attention(query, key, torch.eye(400), dropout_probability=0.25)
+    torch.testing.assert_close(weights, (query @ key.T / 2).softmax(-1))
+    is_left_out = context == 0
+    assert 0.15 < is_left_out.float().mean().item() < 0.35
+    torch.testing.assert_close(context[~is_left_out], weights[~is_left_out] / 0.75, rtol=1e-4, atol=0)

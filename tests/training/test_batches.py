@@ -74,22 +74,22 @@ def test_a_pair_over_the_budget_is_refused() -> None:
 
 
 def test_a_stream_goes_on_where_another_stopped(pairs: list[EncodedPair]) -> None:
-    whole = BatchStream(pairs, 120, seed=3)
+    whole = BatchStream(lambda _: pairs, 120, seed=3)
     num_batches = 2 * len(plan_epoch(pairs, 120, seed=3, epoch=0)) + 5
     expected = [whole.next_batch() for _ in range(num_batches)]
     assert whole.epoch == 2
     for stop in (0, 1, num_batches // 2, num_batches - 6):
-        first = BatchStream(pairs, 120, seed=3)
+        first = BatchStream(lambda _: pairs, 120, seed=3)
         for _ in range(stop):
             first.next_batch()
-        second = BatchStream(pairs, 120, seed=3, epoch=first.epoch, batch_index=first.batch_index)
+        second = BatchStream(lambda _: pairs, 120, seed=3, epoch=first.epoch, batch_index=first.batch_index)
         for batch in expected[stop:]:
             assert second.next_batch().source_ids.tolist() == batch.source_ids.tolist()
 
 
 def test_a_stream_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="0 pairs left: nothing to train on"):
-        BatchStream([], 100, seed=0)
+        BatchStream(lambda _: [], 100, seed=0)
 
 
 def test_evaluation_sees_every_pair_once(pairs: list[EncodedPair]) -> None:

@@ -19,7 +19,7 @@ from training.checkpoint import (
     load_tensors,
 )
 from training.corpus import Corpus
-from training.loop import TrainingInterrupted, label_smoothed_loss
+from training.loop import TrainingInterrupted
 from training.prepare import continue_run, start_run
 from training.presets import Preset
 from training.progress import Reporter
@@ -212,13 +212,6 @@ def test_a_few_pairs_are_learnt_by_heart(
     summary = continue_run(folder, seen, CPU, console)
     assert summary.dev_chrf == pytest.approx(100)  # BLEU needs four words
     assert metrics(folder, "dev")[-1]["loss"] < 0.1
-
-
-def test_label_smoothing_spreads_its_share_over_the_vocabulary() -> None:
-    logits = torch.tensor([[2.0, 0.0, 1.0, -1.0]])
-    log_probabilities = logits.log_softmax(-1)[0]
-    expected = -(0.9 * log_probabilities[2] + 0.1 * log_probabilities.mean())
-    torch.testing.assert_close(label_smoothed_loss(logits, torch.tensor([2]), 0.1), expected)
 
 
 def test_dev_loss_is_per_token_whatever_the_batches(

@@ -1,0 +1,65 @@
+"""The loss, computed together with its gradient so that the logits of a whole batch never exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Logits at once: what stays in a CPU's cache and still fills a matrix product, and what fills a GPU.
+_CHUNK_VALUES = {"cpu": 2**21, "cuda": 2**27}
+
+
+def label_smoothed_loss(states: Tensor, weight: Tensor, label_ids: Tensor, label_smoothing: float) -> Tensor:
+    """Mean cross-entropy (in nats) against (1 - e) of the label and e spread over the vocabulary.
+
+    Szegedy et al. 2016, section 7, arXiv:1512.00567; Vaswani et al. 2017, section 5.4. The same number as
+    `functional.cross_entropy(states @ weight.T, label_ids, label_smoothing=e)`, in half the time on a CPU.
+
+    Args:
+        states: What the output projection is given, (N, D).
+        weight: Of the output projection, (V, D).
+        label_ids: (N,).
+        label_smoothing: e.
+    """
+    loss: Tensor = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        states, weight, label_ids, label_smoothing
+    )
+    return loss
+
+
+class _ProjectedCrossEntropy(torch.autograd.Function):
+    """Projects some rows at a time, and keeps of their logits only the gradients that they lead to."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, label_ids: Tensor, label_smoothing: float
+    ) -> Tensor:
+        N, V = len(states), len(weight)
+        chunk_rows = max(_CHUNK_VALUES[states.device.type] // V, 1)
+        sums, states_gradients = [], []
+        weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
+        for start in range(0, N, chunk_rows):
+            rows = states[start : start + chunk_rows]
+            labels = label_ids[start : start + chunk_rows, None]
+            logits = (rows @ weight.t()).float()  # (rows, V)
+            normaliser = logits.logsumexp(dim=1)  # (rows,)
+            expected = (1 - label_smoothing) * logits.gather(1, labels)[:, 0]
+            if label_smoothing:
+                expected += label_smoothing * logits.mean(dim=1)
+            sums.append((normaliser - expected).sum())
+            # Of each logit: its probability less what the label says it should be.
+            gradient = logits.sub_(normaliser[:, None]).exp_().sub_(label_smoothing / V)
+            gradient.scatter_add_(1, labels, gradient.new_full(labels.shape, label_smoothing - 1))
+            gradient = gradient.to(rows.dtype)
+            states_gradients.append(gradient @ weight.to(rows.dtype))
+            weight_gradient += gradient.t() @ rows
+        ctx.save_for_backward(torch.cat(states_gradients) / N, weight_gradient / N)
+        return torch.stack(sums).sum() / N
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        states_gradient, weight_gradient = ctx.saved_tensors
+        (gradient,) = gradients
+        return states_gradient * gradient, weight_gradient * gradient, None, None
