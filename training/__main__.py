@@ -16,7 +16,7 @@ from rich.console import Console
 from training import commands
 from training.comparison import TOKENIZATIONS, MetricSettings
 from training.corpus import CorpusFiles
-from training.loop import TrainingInterrupted
+from training.interrupt import TrainingInterrupted
 from training.presets import PRESETS
 from training.tokenizer import SMALLEST_VOCAB_SIZE
 

@@ -18,7 +18,7 @@ from training.batches import pad_rows
 from training.comparison import MetricSettings, compare
 from training.config import BOS_ID, EOS_ID
 from training.corpus import CorpusFiles, load_corpus
-from training.loop import TrainingInterrupted
+from training.interrupt import TrainingInterrupted
 from training.prepare import continue_run, start_run
 from training.presets import Preset, preset_named
 from training.run import RunFolder, TrainedModel, load_run

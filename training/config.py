@@ -15,6 +15,7 @@ PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
 
 Norm = Literal["post", "pre"]
+Precision = Literal["fp32", "bf16"]
 Tied = Literal["all", "target", "none"]
 
 _D_HEAD_MULTIPLE = 8  # the served graphs' attention operator refuses others
@@ -152,6 +153,10 @@ class TrainingConfig(_Config):
             each pass over the corpus (Provilkov et al. 2020, arXiv:1910.13267).
         max_length_ratio: Pairs whose one side has more tokens than this times the other's are dropped;
             None keeps them.
+        drop_copies: Whether pairs are dropped whose source is their target.
+        precision: What matrices are multiplied in, "fp32" or "bf16"; None is bf16 on CUDA and fp32 on a CPU.
+        micro_batch_tokens: The most padded tokens that go through the model at once, in each process: the
+            gradients of larger batches are accumulated, and are the same. None: batches are not cut.
     """
 
     max_steps: int = 100_000
@@ -166,6 +171,9 @@ class TrainingConfig(_Config):
     patience: int | None = 10
     max_length_ratio: float | None = 5.0
     bpe_dropout: float = 0.0
+    drop_copies: bool = False
+    precision: Precision | None = None
+    micro_batch_tokens: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -187,3 +195,8 @@ class TrainingConfig(_Config):
             self._require_int("patience", at_least=1)
         if self.max_length_ratio is not None:
             self._require_number("max_length_ratio", above=1)
+        self._require(isinstance(self.drop_copies, bool), "drop_copies", "true or false")
+        is_known = self.precision is None or self.precision in get_args(Precision)
+        self._require(is_known, "precision", '"fp32", "bf16" or null')
+        if self.micro_batch_tokens is not None:
+            self._require_int("micro_batch_tokens", at_least=1)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from training.batches import Batch
+from training.transformer import Transformer
 
 # Logits at once: what stays in a CPU's cache and still fills a matrix product, and what fills a GPU.
 _CHUNK_VALUES = {"cpu": 2**21, "cuda": 2**27}
@@ -27,6 +30,36 @@ def label_smoothed_loss(states: Tensor, weight: Tensor, label_ids: Tensor, label
         states, weight, label_ids, label_smoothing
     )
     return loss
+
+
+class BatchLoss(nn.Module):
+    """From a batch to the mean loss of its target tokens, in one call that processes can share.
+
+    Args:
+        model: What is trained.
+        dtype: What matrices are multiplied in; weights stay float32.
+        is_compiled: Whether `torch.compile` compiles the model, for all lengths at once.
+    """
+
+    def __init__(self, model: Transformer, dtype: torch.dtype, is_compiled: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.dtype = dtype
+        self._states = (
+            torch.compile(self._decoder_states, dynamic=True) if is_compiled else self._decoder_states
+        )
+
+    def forward(self, batch: Batch, label_smoothing: float) -> Tensor:
+        """The loss, see `label_smoothed_loss`."""
+        is_lower = self.dtype != torch.float32
+        with torch.autocast(batch.source_ids.device.type, self.dtype, enabled=is_lower):
+            states = self._states(batch.source_ids, batch.source_mask, batch.target_ids)  # (B, T, D)
+            answers = states.flatten(0, 1)[batch.label_places]  # (labels, D)
+            return label_smoothed_loss(answers, self.model.output_weight, batch.label_ids, label_smoothing)
+
+    def _decoder_states(self, source_ids: Tensor, source_mask: Tensor, target_ids: Tensor) -> Tensor:
+        memory = self.model.encode(source_ids, source_mask)
+        return self.model.decode_states(target_ids, memory, source_mask)
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):

@@ -3,8 +3,9 @@
 config.json        model, recipe, preset, corpus and its hash, commit, versions
 tokenizer.json     the `tokenizers` library's own format
 dev.source.txt …   held-out pairs; test.source.txt … where the corpus has a test set
+encoded/           the training corpus as token ids; made again from its files where it is missing
 checkpoints/       what training resumes from
-metrics.jsonl      one JSON object a line; tensorboard/ shows the same
+metrics.jsonl      one JSON object a line; tensorboard/ and learning-curve.png show the same
 model.pt           the final weights
 summary.json       dev score, steps, seconds: written last
 """
@@ -154,6 +155,16 @@ class RunFolder:
     def metrics_file(self) -> Path:
         """One JSON object a line."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def curve_file(self) -> Path:
+        """`learning-curve.png`."""
+        return self.path / "learning-curve.png"
+
+    @property
+    def encoded(self) -> Path:
+        """The folder of the training corpus as token ids."""
+        return self.path / "encoded"
 
     @property
     def tensorboard(self) -> Path:

@@ -15,8 +15,8 @@ import numpy as np
 import tokenizers
 
 from bundle.tokenizer import Tokenizer
-from training.batches import EncodedPair
 from training.config import EOS_ID
+from training.encoded import EncodedPair
 from training.text_files import SentencePair
 
 _MAX_CUTS_PER_PASS = 8  # of one word: more take longer, and the next pass has others anyway

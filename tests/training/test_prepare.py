@@ -45,7 +45,7 @@ def test_a_finished_run_can_be_trained_further(
 ) -> None:
     start_run(folder, preset, corpus)
     continue_run(folder, corpus, CPU, console)
-    assert continue_run(folder, corpus, CPU, console, max_steps=25).steps == 25
+    assert continue_run(folder, corpus, CPU, console, {"max_steps": 25}).steps == 25
     assert folder.read_config().training.max_steps == 25
 
 
@@ -56,7 +56,7 @@ def test_a_run_cannot_stop_before_the_steps_done_and_stays_as_it_was(
     continue_run(folder, corpus, CPU, console)
     before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match="has done 20 steps, and cannot stop at step 19 any more"):
-        continue_run(folder, corpus, CPU, console, max_steps=19)
+        continue_run(folder, corpus, CPU, console, {"max_steps": 19})
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 
@@ -67,7 +67,7 @@ def test_checkpoints_of_another_model_are_refused_on_resume(
     continue_run(folder, corpus, CPU, console)
     folder.write_config(dataclasses.replace(config, model=dataclasses.replace(config.model, d_ff=32)))
     with pytest.raises(ValueError, match=r"step-00000020\.pt: not the weights of the model in config\.json"):
-        continue_run(folder, corpus, CPU, console, max_steps=25)
+        continue_run(folder, corpus, CPU, console, {"max_steps": 25})
 
 
 def test_another_corpus_is_refused_on_resume(

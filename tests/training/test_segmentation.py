@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.batches import encode_pairs
+from training.encoded import encode_pairs
 from training.config import EOS_ID
 from training.corpus import SentencePair
 from training.segmentation import BpeDropout, FreshlyCutPairs
