@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -28,7 +30,8 @@ _EXAMPLES = {
   python -m training train demo --out runs/demo
   python -m training train small --out runs/mine --source train.ko.gz --target train.en.gz \\
       --dev-source dev.ko --dev-target dev.en
-  python -m training train small --out runs/mine --resume""",
+  python -m training train small --out runs/mine --resume
+  python -m training train tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none""",
     "score": """examples:
   python -m training score runs/demo --part test
   python -m training score --hypothesis translations.txt --reference test.en""",
@@ -139,15 +142,28 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         help="most tokens of the vocabulary (default: the preset's)",
     )
     train.add_argument(
+        "--set",
+        type=_setting,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any field of the preset's model and recipe, such as dropout=0.3 bpe_dropout=0.1 norm=pre "
+        "(docs/training.md lists them)",
+    )
+    train.add_argument(
         "--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
     train.add_argument("--threads", type=_at_least(1), help="CPU threads (default: the CPUs it may use)")
 
 
 def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: Console) -> None:
-    if options.resume and (options.seed is not None or options.vocab_size is not None):
+    flags = {"seed": options.seed, "vocab_size": options.vocab_size}
+    settings = dict(options.set) | {name: value for name, value in flags.items() if value is not None}
+    if options.resume and settings:
         root.error(
-            "--seed and --vocab-size are those that the run was started with: leave them out with --resume"
+            "--seed, --vocab-size and --set are those that the run was started with: "
+            "leave them out with --resume"
         )
     # More threads than CPUs, as torch would take in a process tied to a few, are many times slower.
     can_tell = hasattr(os, "sched_getaffinity")  # Linux only
@@ -170,8 +186,7 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
         files,
         is_resumed=options.resume,
         max_steps=options.max_steps,
-        seed=options.seed,
-        vocab_size=options.vocab_size,
+        settings=settings,
         device=options.device,
         console=console,
     )
@@ -185,6 +200,16 @@ def _score(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         commands.score_files(options.hypothesis, options.reference)
     else:
         commands.score_run(options.run, options.part, options.beam_size, options.alpha)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
 
 
 def _device(name: str) -> torch.device:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -18,7 +19,7 @@ from training.config import BOS_ID, EOS_ID
 from training.corpus import CorpusFiles, load_corpus, read_parallel, write_lines
 from training.loop import TrainingInterrupted
 from training.prepare import continue_run, start_run
-from training.presets import Preset, preset_named
+from training.presets import preset_named
 from training.run import RunFolder, TrainedModel, load_run
 from training.scoring import score, translate
 from training.search import greedy_search
@@ -34,12 +35,22 @@ def train(
     *,
     is_resumed: bool,
     max_steps: int | None,
-    seed: int | None,
-    vocab_size: int | None,
+    settings: Mapping[str, Any],
     device: torch.device,
     console: Console,
 ) -> None:
-    """Start or resume a run, and print what came out."""
+    """Start or resume a run, and print what came out.
+
+    Args:
+        preset_name: What is trained.
+        out: The run's folder.
+        files: The corpus.
+        is_resumed: Whether the run goes on instead of starting.
+        max_steps: Where to stop; None is the preset's.
+        settings: What a new run has otherwise than the preset, by field.
+        device: Where.
+        console: Where the progress bar is drawn.
+    """
     folder = RunFolder(out)
     resume_command = f"python -m training train {preset_name} --out {out} --resume"
     try:
@@ -52,7 +63,8 @@ def train(
             corpus = load_corpus(files, config.training.seed)
         else:
             folder.check_is_free(f"go on with `{resume_command}`, or give another --out")
-            preset = _adjusted(preset_named(preset_name), max_steps, seed, vocab_size)
+            end = {} if max_steps is None else {"max_steps": max_steps}
+            preset = preset_named(preset_name).changed({**settings, **end})
             corpus = load_corpus(files, preset.training.seed)
             start_run(folder, preset, corpus, files)
         summary = continue_run(folder, corpus, device, console, max_steps)
@@ -132,14 +144,3 @@ def alignment(run: TrainedModel, source_ids: list[int], target_ids: list[int]) -
     memory = run.model.encode(source, source_mask)
     _, weights = run.model.decode_with_attention(pad_rows([[BOS_ID, *target_ids]]), memory, source_mask)
     return weights[alignment_layer(run.config.num_decoder_layers)][0].mean(dim=0)
-
-
-def _adjusted(preset: Preset, max_steps: int | None, seed: int | None, vocab_size: int | None) -> Preset:
-    training, model = preset.training, preset.model
-    if max_steps is not None:
-        training = dataclasses.replace(training, max_steps=max_steps)
-    if seed is not None:
-        training = dataclasses.replace(training, seed=seed)
-    if vocab_size is not None:
-        model = dataclasses.replace(model, vocab_size=vocab_size)
-    return dataclasses.replace(preset, model=model, training=training)
