@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -17,10 +18,11 @@ from training import grammar
 from training.batches import pad_rows
 from training.comparison import MetricSettings, compare
 from training.config import BOS_ID, EOS_ID
-from training.corpus import CorpusFiles, load_corpus
+from training.corpus import Corpus, CorpusFiles, load_corpus
 from training.interrupt import TrainingInterrupted
 from training.prepare import continue_run, start_run
-from training.presets import Preset, preset_named
+from training.presets import preset_named
+from training.ranks import Ranks
 from training.run import RunFolder, TrainedModel, load_run
 from training.scoring import score, translate
 from training.search import greedy_search
@@ -30,45 +32,82 @@ from training.transformer import alignment_layer
 _log = logging.getLogger(__name__)
 
 
-def train(
-    preset_name: str,
-    out: Path,
-    files: CorpusFiles,
-    *,
-    is_resumed: bool,
-    max_steps: int | None,
-    seed: int | None,
-    vocab_size: int | None,
-    device: torch.device,
-    console: Console,
-) -> None:
+@dataclass(frozen=True)
+class TrainRequest:
+    """What `python -m training train` was asked for.
+
+    Attributes:
+        preset: What is trained.
+        out: The run's folder.
+        files: The corpus.
+        is_resumed: Whether the run goes on instead of starting.
+        settings: What a new run has otherwise than the preset, by field.
+        changes: The same for what may also change when a run goes on.
+        is_compiled: Whether `torch.compile` makes the model faster.
+    """
+
+    preset: str
+    out: Path
+    files: CorpusFiles
+    is_resumed: bool
+    settings: Mapping[str, Any]
+    changes: Mapping[str, Any]
+    is_compiled: bool
+
+    @property
+    def resume_command(self) -> str:
+        """How the run goes on."""
+        return f"python -m training train {self.preset} --out {self.out} --resume"
+
+
+def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Console) -> None:
     """Start or resume a run, and print what came out."""
-    folder = RunFolder(out)
-    resume_command = f"python -m training train {preset_name} --out {out} --resume"
+    folder = RunFolder(request.out)
+    corpus: Corpus | None = None  # only the first process reads one
+
+    def prepare() -> None:
+        nonlocal corpus
+        corpus = _prepare(request, folder)
+
     try:
-        if is_resumed:
-            config = folder.read_config()
-            if config.preset != preset_name:
-                raise ValueError(f"{out} was started with the preset {config.preset}, not {preset_name}")
-            if files.is_built_in:
-                files = config.corpus_files
-            corpus = load_corpus(files, config.training.seed)
-        else:
-            folder.check_is_free(f"go on with `{resume_command}`, or give another --out")
-            preset = _adjusted(preset_named(preset_name), max_steps, seed, vocab_size)
-            corpus = load_corpus(files, preset.training.seed)
-            start_run(folder, preset, corpus, files)
-        summary = continue_run(folder, corpus, device, console, max_steps)
+        ranks.first(prepare)
+        summary = continue_run(
+            folder,
+            corpus,
+            device,
+            console,
+            request.changes,
+            ranks=ranks,
+            is_compiled=request.is_compiled,
+        )
     except KeyboardInterrupt as interrupt:
+        if not ranks.is_first:
+            raise
         if isinstance(interrupt, TrainingInterrupted):
-            _log.warning("%s; go on with: %s", interrupt, resume_command)
+            _log.warning("%s; go on with: %s", interrupt, request.resume_command)
         elif folder.is_run:
-            _log.warning("interrupted; go on with: %s", resume_command)
+            _log.warning("interrupted; go on with: %s", request.resume_command)
         else:
             _log.warning("interrupted before anything was trained: start again")
         raise
-    print(f"{out}: dev BLEU {summary.dev_bleu:.2f} ({summary.bleu_signature}), chrF {summary.dev_chrf:.2f}")
-    print(f"{summary.steps} steps, {summary.seconds:.0f} seconds; weights: {summary.weights}")
+    if ranks.is_first:
+        scores = f"dev BLEU {summary.dev_bleu:.2f} ({summary.bleu_signature}), chrF {summary.dev_chrf:.2f}"
+        print(f"{request.out}: {scores}")
+        print(f"{summary.steps} steps, {summary.seconds:.0f} seconds; weights: {summary.weights}")
+
+
+def _prepare(request: TrainRequest, folder: RunFolder) -> Corpus | None:
+    """Start the run; or give the corpus with which it is asked to go on, if any."""
+    if not request.is_resumed:
+        folder.check_is_free(f"go on with `{request.resume_command}`, or give another --out")
+        preset = preset_named(request.preset).changed({**request.settings, **request.changes})
+        corpus = load_corpus(request.files, preset.training.seed)
+        start_run(folder, preset, corpus, request.files)
+        return None
+    config = folder.read_config()
+    if config.preset != request.preset:
+        raise ValueError(f"{request.out} was started with the preset {config.preset}, not {request.preset}")
+    return None if request.files.is_built_in else load_corpus(request.files, config.training.seed)
 
 
 def score_files(
@@ -148,14 +187,3 @@ def alignment(run: TrainedModel, source_ids: list[int], target_ids: list[int]) -
     memory = run.model.encode(source, source_mask)
     _, weights = run.model.decode_with_attention(pad_rows([[BOS_ID, *target_ids]]), memory, source_mask)
     return weights[alignment_layer(run.config.num_decoder_layers)][0].mean(dim=0)
-
-
-def _adjusted(preset: Preset, max_steps: int | None, seed: int | None, vocab_size: int | None) -> Preset:
-    training, model = preset.training, preset.model
-    if max_steps is not None:
-        training = dataclasses.replace(training, max_steps=max_steps)
-    if seed is not None:
-        training = dataclasses.replace(training, seed=seed)
-    if vocab_size is not None:
-        model = dataclasses.replace(model, vocab_size=vocab_size)
-    return dataclasses.replace(preset, model=model, training=training)

@@ -24,7 +24,8 @@ def dropout(x: Tensor, probability: float) -> Tensor:
     bits = torch.empty(num_draws, dtype=torch.int64).random_(-(2**63), None)  # the whole range
     is_kept = bits.view(torch.int16)[: x.numel()].view(x.shape) >= num_dropped - levels // 2
     scale = levels / (levels - num_dropped)
-    return x * (is_kept * scale)
+    dropped: Tensor = x * (is_kept * scale)
+    return dropped
 
 
 class Dropout(nn.Module):

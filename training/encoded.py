@@ -1,7 +1,7 @@
 """The training corpus as token ids: written once to files, which are read where a batch needs them.
 
-Of each pair some 60 bytes are in memory while a pass is planned: its place, its lengths, its turn. So a corpus
-may be larger than memory, and is still batched by length and resumed exactly.
+Of each pair some 60 bytes are in memory while a pass is planned: its place, its lengths, its turn. So a
+corpus may be larger than memory, and is still batched by length and resumed exactly.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ class Trainer:
 
     def _report(self, reporter: Reporter | None, meter: Meter) -> None:
         reading = meter.read(self.ranks)
-        if reading.num_skipped:
+        if reading.num_skipped and reporter:
             _log.warning(
                 "step %d: %d of %d steps had gradients that are not finite, and were skipped",
                 self.step,

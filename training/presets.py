@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from training.config import TrainingConfig, TransformerConfig
 
@@ -25,6 +27,22 @@ class Preset:
     def vocab_size(self) -> int:
         """The vocabulary that the tokenizer is trained to."""
         return self.model.vocab_size
+
+    def changed(self, settings: Mapping[str, Any]) -> Preset:
+        """The preset with other values for some fields of its model and its recipe.
+
+        Raises:
+            ValueError: There is no such field, or its value is wrong.
+        """
+        parts: dict[str, Any] = {"model": self.model, "training": self.training}
+        owners = {field.name: part for part in parts for field in dataclasses.fields(parts[part])}
+        unknown = sorted(settings.keys() - owners)
+        if unknown:
+            raise ValueError(f"unknown settings {', '.join(unknown)}; there are {', '.join(owners)}")
+        for part, config in parts.items():
+            changes = {name: value for name, value in settings.items() if owners[name] == part}
+            parts[part] = dataclasses.replace(config, **changes)
+        return dataclasses.replace(self, **parts)
 
 
 def demo() -> Preset:

@@ -74,7 +74,7 @@ class Ranks:
         if not self.is_first:
             distributed.broadcast_object_list(answer, src=0)
             if answer[0] is None:
-                raise OtherProcessFailed("the first process failed")
+                raise OtherProcessFailed("the first process failed, and has said why")
             return answer[0][0]  # type: ignore[no-any-return]
         try:
             answer = [(function(),)]
@@ -108,9 +108,16 @@ def joined_ranks() -> Iterator[Ranks]:
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError) or "peer" not in str(error).lower():
             raise
-        raise OtherProcessFailed("another process of this training ended") from error
+        raise OtherProcessFailed(
+            "another process of this training failed, and has said why; --resume goes on afterwards"
+        ) from error
     finally:
         distributed.destroy_process_group()
+
+
+def current_rank() -> int:
+    """Which process this is, also before it met the others."""
+    return int(os.environ.get("RANK", "0"))
 
 
 def local_rank() -> int:

@@ -81,6 +81,21 @@ def test_seed_and_vocabulary_are_the_flags(tmp_path: Path, corpus_files: list[st
     assert (config.training.seed, config.model.vocab_size, config.training.max_steps) == (5, 265, 1)
 
 
+def test_any_setting_of_the_preset_can_be_changed_and_is_kept_for_a_resume(
+    tmp_path: Path, corpus_files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    flags = ["--max-steps", "1", "--set", "bpe_dropout=0.3", "patience=null", "--set", "tied=none"]
+    assert main(["train", "toy", "--out", str(out), *corpus_files, *flags]) == 0
+    config = RunFolder(out).read_config()
+    assert (config.training.bpe_dropout, config.training.patience, config.model.tied) == (0.3, None, "none")
+    assert main(["train", "toy", "--out", str(out), "--resume", "--max-steps", "2"]) == 0
+    assert RunFolder(out).read_config().training.bpe_dropout == 0.3
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["train", "toy", "--out", str(out), "--resume", "--set", "tied=all"])
+    assert "leave them out with --resume" in capsys.readouterr().err
+
+
 def test_score_translates_a_runs_pairs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["score", str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -206,6 +221,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
         (["--threads", "0"], "--threads: 0 is less than 1"),
         (["--seed", "-1"], "--seed: -1 is less than 0"),
         (["--vocab-size", "1"], "--vocab-size: 1 is less than 260"),
+        (["--set", "dropout"], "--set: 'dropout' is not NAME=VALUE"),
         (["--device", "abacus"], "--device: 'abacus' is unknown: give auto, cpu, cuda or cuda:N"),
         (["--device", "meta"], "--device: 'meta' is unknown"),
         (["--device", "cuda:99"], "--device: cuda:99 is asked for, and torch sees "),

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.encoded import encode_pairs
 from training.config import EOS_ID
 from training.corpus import SentencePair
+from training.encoded import encode_pairs
 from training.segmentation import BpeDropout, FreshlyCutPairs
 from training.tokenizer import train_tokenizer
 
