@@ -62,6 +62,9 @@ class MultiHeadAttention(nn.Module):
         self.dropout = dropout
         self.query = nn.Linear(d_model, d_model)  # W^Q
         self.key = nn.Linear(d_model, d_model)  # W^K
+        # It adds the same to all scores of a query, which softmax cancels: its gradient is nothing but
+        # rounding, of which Adam would make whole steps.
+        self.key.bias.requires_grad_(False)
         self.value = nn.Linear(d_model, d_model)  # W^V
         self.output = nn.Linear(d_model, d_model)  # W^O
 

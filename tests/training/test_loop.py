@@ -196,7 +196,8 @@ def test_a_loss_that_is_not_finite_ends_training_with_advice(
     train: Callable[..., tuple[RunFolder, Summary]],
 ) -> None:
     with pytest.raises(
-        ValueError, match="the loss is nan at step 20: train with a lower learning_rate_scale"
+        ValueError,
+        match=r"gradients of the last 19 steps until step 20 were not finite: train anew with a lower",
     ):
         train("run", learning_rate_scale=1e30, max_gradient_norm=1e30)
 
