@@ -217,7 +217,7 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
     changes = {name: settings.pop(name) for name in CHANGEABLE if name in settings}
     if options.resume and settings:
         root.error(
-            f"{', '.join(settings)}: as the run was started, leave out with --resume "
+            f"{', '.join(settings)}: as the run was started, so leave them out with --resume "
             f"(only {', '.join(CHANGEABLE)} may change)"
         )
     # More threads than CPUs, as torch would take in a process tied to a few, are many times slower.

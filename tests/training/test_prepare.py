@@ -1,4 +1,7 @@
 import dataclasses
+import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -6,10 +9,12 @@ import torch
 from rich.console import Console
 
 from training.checkpoint import checkpoint_path, list_checkpoints
-from training.corpus import Corpus, SentencePair
+from training.corpus import Corpus, CorpusFiles, load_corpus
+from training.encoded import EncodedCorpus
 from training.prepare import continue_run, start_run
 from training.presets import Preset
 from training.run import RunFolder, load_run
+from training.text_files import SentencePair, write_lines
 
 CPU = torch.device("cpu")
 
@@ -77,6 +82,47 @@ def test_another_corpus_is_refused_on_resume(
     other = dataclasses.replace(corpus, train=corpus.train[1:])
     with pytest.raises(ValueError, match=r"toy is not the corpus that .* was started with"):
         continue_run(folder, other, CPU, console)
+
+
+def test_a_run_of_an_older_commit_or_without_its_encoded_corpus_goes_on(
+    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
+) -> None:
+    start_run(folder, preset, corpus)
+    continue_run(folder, corpus, CPU, console)
+    shutil.rmtree(folder.encoded)
+    content = json.loads(folder.config_file.read_text())
+    for field in ("micro_batch_tokens", "precision", "drop_copies"):
+        del content["training"][field]
+    folder.config_file.write_text(json.dumps(content))
+    assert continue_run(folder, corpus, CPU, console, {"max_steps": 25}).steps == 25
+    assert len(EncodedCorpus(folder.encoded)) == len(corpus.train)
+
+
+def test_a_run_goes_on_without_the_files_that_it_was_started_with(
+    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console, tmp_path: Path
+) -> None:
+    files = CorpusFiles(tsv=str(tmp_path / "a.tsv"), dev_tsv=str(tmp_path / "b.tsv"))
+    for name, pairs in (("a", corpus.train), ("b", corpus.dev)):
+        write_lines(tmp_path / f"{name}.tsv", ["\t".join(pair) for pair in pairs])
+    start_run(folder, preset, load_corpus(files, seed=0), files)
+    (tmp_path / "a.tsv").unlink()
+    assert continue_run(folder, None, CPU, console).steps == 20
+    shutil.rmtree(folder.encoded)
+    with pytest.raises(FileNotFoundError, match=r"a\.tsv"):
+        continue_run(folder, None, CPU, console, {"max_steps": 25})
+
+
+def test_copies_are_dropped_where_the_recipe_says_so(
+    folder: RunFolder, preset: Preset, corpus: Corpus, caplog: pytest.LogCaptureFixture
+) -> None:
+    copies = (*corpus.train, SentencePair("same", "same"))
+    recipe = dataclasses.replace(preset.training, drop_copies=True)
+    with caplog.at_level("INFO"):
+        start_run(
+            folder, dataclasses.replace(preset, training=recipe), dataclasses.replace(corpus, train=copies)
+        )
+    assert len(EncodedCorpus(folder.encoded)) == len(corpus.train)
+    assert re.search(r"dropped: untranslated +1\n", caplog.text)
 
 
 def test_resume_falls_back_to_the_newest_whole_checkpoint_and_says_so(
