@@ -16,7 +16,7 @@ def dropout(x: Tensor, probability: float) -> Tensor:
     Srivastava et al. 2014. On a CPU, where torch draws a number a value from one thread, each draw of 64 bits
     serves four values here, which takes a sixth of the time; the probability is that of the nearest 1/65536.
     """
-    if probability == 0 or x.is_cuda:
+    if probability == 0 or x.is_cuda or torch.compiler.is_compiling():
         return functional.dropout(x, probability)
     levels = 2**_BITS
     num_dropped = round(probability * levels)

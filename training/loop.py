@@ -130,14 +130,14 @@ class Trainer:
         recipe = self.config.training
         with (
             caught_interrupt() as interrupt_signal,
-            _fast_matmul(),
+            fast_matmul(),
             self._reporter(console) as reporter,
         ):
             meter = Meter()
             while not self._is_done():
                 self.model.train()
                 share = self.batches.next_batch()
-                meter.add(*self._train_step(share), share.num_tokens)
+                meter.add(*self.train_step(share), share.num_tokens)
                 if self.step % _REPORT_INTERVAL_STEPS == 0:
                     self._report(reporter, meter)
                     meter = Meter()
@@ -186,7 +186,7 @@ class Trainer:
         intervals = (recipe.checkpoint_interval_steps, recipe.eval_interval_steps)
         return step == recipe.max_steps or any(step % interval == 0 for interval in intervals)
 
-    def _train_step(self, share: BatchShare) -> tuple[Tensor, Tensor]:
+    def train_step(self, share: BatchShare) -> tuple[Tensor, Tensor]:
         """One update; gives this process' part of the loss, and the gradient norm, left on the device."""
         recipe = self.config.training
         self.step += 1
@@ -337,7 +337,7 @@ class Trainer:
 
 
 @contextmanager
-def _fast_matmul() -> Iterator[None]:
+def fast_matmul() -> Iterator[None]:
     """Let torch multiply float32 matrices in the fastest way, which on a CPU is oneDNN instead of MKL.
 
     Measured on an AMD EPYC (Zen 5), one core, this project's shapes: 240 against 110 GFLOP/s, with the same

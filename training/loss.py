@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,9 +46,7 @@ class BatchLoss(nn.Module):
         super().__init__()
         self.model = model
         self.dtype = dtype
-        self._states = (
-            torch.compile(self._decoder_states, dynamic=True) if is_compiled else self._decoder_states
-        )
+        self._states = _compiled(self._decoder_states) if is_compiled else self._decoder_states
 
     def forward(self, batch: Batch, label_smoothing: float) -> Tensor:
         """The loss, see `label_smoothed_loss`."""
@@ -60,6 +59,25 @@ class BatchLoss(nn.Module):
     def _decoder_states(self, source_ids: Tensor, source_mask: Tensor, target_ids: Tensor) -> Tensor:
         memory = self.model.encode(source_ids, source_mask)
         return self.model.decode_states(target_ids, memory, source_mask)
+
+
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function, compiled at its first call; a ValueError says where that is not possible."""
+    compiled = torch.compile(function, dynamic=True)
+
+    def call(*inputs: Tensor) -> Tensor:
+        try:
+            return compiled(*inputs)
+        except RuntimeError as error:
+            if type(error).__name__ != "InductorError":
+                raise
+            reason = str(error).partition("\n")[0]
+            raise ValueError(
+                f"torch.compile does not work here ({reason}): "
+                "install a C++ compiler such as g++, or leave out --compile"
+            ) from error
+
+    return call
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):

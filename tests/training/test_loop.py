@@ -267,7 +267,7 @@ def test_accumulated_pieces_are_one_batch(
     found = [load_checkpoint(checkpoint_path(each.checkpoints, 20)).model for each in (whole, pieces)]
     for name in found[0]:
         # Rounding, of which Adam makes more where a gradient is almost 0; 20 steps move weights by 1e-2.
-        torch.testing.assert_close(found[0][name], found[1][name], rtol=0, atol=1e-5)
+        torch.testing.assert_close(found[0][name], found[1][name], rtol=0, atol=5e-5)
 
 
 def test_precision_is_chosen_for_the_matrices_and_weights_stay_as_they_are(

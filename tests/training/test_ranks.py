@@ -28,14 +28,14 @@ import sys
 from training.__main__ import main
 from training.loop import Trainer
 
-step = Trainer._train_step
+step = Trainer.train_step
 
 def failing(self, share):
     if self.ranks.rank == 1 and self.step == 2:
         raise ValueError("out of luck")
     return step(self, share)
 
-Trainer._train_step = failing
+Trainer.train_step = failing
 sys.exit(main(sys.argv[1:]))
 """
 
