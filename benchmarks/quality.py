@@ -24,7 +24,7 @@ from sacremoses import MosesDetokenizer
 from benchmarks.demo import translate_all
 from benchmarks.hardware import describe_hardware
 from benchmarks.quality_choice import BEAM_SIZE, averaged, choose, search_options, server_flags
-from benchmarks.quality_corpora import Detokenised, Task, TestSet, korean, multi30k
+from benchmarks.quality_corpora import Detokenised, Task, ScoredSet, korean, multi30k
 from benchmarks.serving import RunningServer, serving
 from bundle.names import Precision
 from client import ClientError
@@ -123,7 +123,9 @@ def translate_sets(
     }
 
 
-def score_set(task: Task, test_set: TestSet, texts: dict[Precision, dict[str, list[str]]]) -> dict[str, Any]:
+def score_set(
+    task: Task, test_set: ScoredSet, texts: dict[Precision, dict[str, list[str]]]
+) -> dict[str, Any]:
     """Scores by precision, int8 tested against fp32; those of the detokenised texts apart."""
     systems = [texts[precision][test_set.name] for precision in _PRECISIONS]
     references = [pair.target for pair in test_set.pairs]

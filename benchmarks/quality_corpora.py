@@ -58,7 +58,7 @@ class Detokenised:
 
 
 @dataclass(frozen=True)
-class TestSet:
+class ScoredSet:
     """Sentences that nothing was chosen on.
 
     Attributes:
@@ -84,7 +84,7 @@ class Task:
     name: str
     files: CorpusFiles
     metric: MetricSettings
-    test_sets: list[TestSet]
+    test_sets: list[ScoredSet]
     sentences: Sequence[str] = ()
     published: dict[str, str] | None = None
 
@@ -106,7 +106,7 @@ def multi30k(data: Path, direction: str) -> Task:
         return data / "tok" / f"{part}.lc.norm.tok.{language}.gz"
 
     part = "test_2016_flickr"
-    test = TestSet(
+    test = ScoredSet(
         "test2016",
         read_parallel(tokens(part, source), tokens(part, target)),
         Detokenised(target, read_lines(data / f"{part}.{target}.gz")),
@@ -145,7 +145,7 @@ def korean(data: Path, folder: Path) -> Task:
         "Korean-English",
         CorpusFiles(tsv=str(folder / "train.tsv"), dev_tsv=str(folder / "dev.tsv")),
         MetricSettings(),
-        [TestSet(name, pairs) for name, pairs in parts["test"].items()],
+        [ScoredSet(name, pairs) for name, pairs in parts["test"].items()],
         EVERYDAY_SENTENCES,
     )
 
