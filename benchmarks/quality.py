@@ -24,7 +24,7 @@ from sacremoses import MosesDetokenizer
 from benchmarks.demo import translate_all
 from benchmarks.hardware import describe_hardware
 from benchmarks.quality_choice import BEAM_SIZE, averaged, choose, search_options, server_flags
-from benchmarks.quality_corpora import Detokenised, Task, ScoredSet, korean, multi30k
+from benchmarks.quality_corpora import Detokenised, ScoredSet, Task, korean, multi30k
 from benchmarks.serving import RunningServer, serving
 from bundle.names import Precision
 from client import ClientError

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from benchmarks import quality, quality_choice
 from benchmarks.quality import detokenise, main, measure, table, train
-from benchmarks.quality_corpora import Detokenised, Task, ScoredSet
+from benchmarks.quality_corpora import Detokenised, ScoredSet, Task
 from training.comparison import MetricSettings
 from training.config import TrainingConfig, TransformerConfig
 from training.corpus import CorpusFiles
