@@ -38,6 +38,7 @@ from training.run import RunConfig, RunFolder, Summary
 from training.schedule import learning_rate
 from training.scoring import Score, score, translate
 from training.transformer import Transformer
+from training.vectors import PieceVectors
 
 _log = logging.getLogger(__name__)
 
@@ -95,10 +96,14 @@ class Trainer:
         recipe = config.training
         torch.manual_seed(recipe.seed)
         self.model = Transformer(config.model).to(device)
+        self._vectors = self._load_vectors()
         self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
         place = (checkpoint.epoch, checkpoint.batch_index) if checkpoint else (0, 0)
         self.batches = BatchStream(train_pairs, recipe.batch_tokens, recipe.seed, *place)
-        if checkpoint:
+        if not checkpoint:
+            for embedding, vectors in self._vectors:
+                vectors.write_to(embedding)
+        else:
             origin = checkpoint_path(folder.checkpoints, checkpoint.step)
             load_weights(self.model, checkpoint.model, origin)
             self.optimizer.load_state_dict(checkpoint.optimizer)
@@ -164,6 +169,15 @@ class Trainer:
             seconds=self.seconds,
         )
 
+    def _load_vectors(self) -> list[tuple[nn.Embedding, PieceVectors]]:
+        """What was read for each side's embedding; where they are one, the target's stands last."""
+        embeddings = {
+            "source": self.model.source_embedding or self.model.embedding,
+            "target": self.model.embedding,
+        }
+        files = {side: self.folder.vectors_file(side) for side in embeddings}
+        return [(embeddings[side], PieceVectors.load(file)) for side, file in files.items() if file.is_file()]
+
     def _is_done(self) -> bool:
         recipe = self.config.training
         if recipe.patience and self.best and self.best.num_worse_since >= recipe.patience:
@@ -185,6 +199,9 @@ class Trainer:
             group["lr"] = learning_rate(self.step, self.config.model.d_model, recipe)
         loss = self._loss(batch, recipe.label_smoothing)
         torch.autograd.backward(loss)
+        if recipe.are_vectors_frozen:
+            for embedding, vectors in self._vectors:
+                vectors.hold(embedding)
         gradient_norm = nn.utils.clip_grad_norm_(self.model.parameters(), recipe.max_gradient_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
