@@ -6,8 +6,8 @@ Both take the same batches, optimizer, schedule, precision and matrix products (
 turns within the run: a round is some steps of one, then the same batches in the other. Making the batches
 counts for both. Measured: tokens of both sides a second, medians over rounds, and the median of the rounds'
 ratios, with the preset's dropout and without any (torch's layers have dropout in two more places). Also what
-share of one large product's speed the model's own products reach; on a GPU, of the maker's number, which is the
-model FLOPs utilisation. Not measured: evaluation, checkpoints, more than one device.
+share of one large product's speed the model's own products reach; on a GPU of the maker's number: the model
+FLOPs utilisation. Not measured: evaluation, checkpoints, more than one device.
 """
 
 from __future__ import annotations

@@ -117,12 +117,14 @@ class TrainedRun:
 
     Attributes:
         run: The run's folder.
+        corpus: What it was trained on.
         bundle: Exported from it in fp32 and int8, by the command.
         stdout: What the command printed as its result.
         stderr: What it told besides.
     """
 
     run: Path
+    corpus: Corpus
     bundle: Path
     trained: TrainedModel
     stdout: str
@@ -139,7 +141,7 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     path = folder / "numbers"
     with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
         assert export_main([str(run.path), str(path)]) == 0
-    return TrainedRun(run.path, path, load_run(run.path), stdout.getvalue(), stderr.getvalue())
+    return TrainedRun(run.path, corpus, path, load_run(run.path), stdout.getvalue(), stderr.getvalue())
 
 
 def _numbers() -> Corpus:

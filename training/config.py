@@ -151,6 +151,10 @@ class TrainingConfig(_Config):
         patience: Evaluations without a better dev score before training stops; None never stops it so.
         bpe_dropout: Probability of leaving out each merge when training texts are cut into pieces, anew in
             each pass over the corpus (Provilkov et al. 2020, arXiv:1910.13267).
+        source_vectors: A text file of word vectors of width d_model that source embeddings start as
+            (`training.vectors`); None starts them at random.
+        target_vectors: The same for the target. Where both sides share one matrix, the target's word counts.
+        are_vectors_frozen: Whether what started as a word vector stays as it is.
         max_length_ratio: Pairs whose one side has more tokens than this times the other's are dropped;
             None keeps them.
         drop_copies: Whether pairs are dropped whose source is their target.
@@ -174,6 +178,9 @@ class TrainingConfig(_Config):
     drop_copies: bool = False
     precision: Precision | None = None
     micro_batch_tokens: int | None = None
+    source_vectors: str | None = None
+    target_vectors: str | None = None
+    are_vectors_frozen: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -191,6 +198,15 @@ class TrainingConfig(_Config):
         self._require_number("bpe_dropout", below=1)
         self._require_number("learning_rate_scale", above=0)
         self._require_number("max_gradient_norm", above=0)
+        for name in ("source_vectors", "target_vectors"):
+            value = getattr(self, name)
+            self._require(value is None or isinstance(value, str), name, "the name of a file, or None")
+        has_vectors = self.source_vectors is not None or self.target_vectors is not None
+        self._require(
+            self.are_vectors_frozen is False or (self.are_vectors_frozen is True and has_vectors),
+            "are_vectors_frozen",
+            "False without source_vectors and target_vectors, and True or False with them",
+        )
         if self.patience is not None:
             self._require_int("patience", at_least=1)
         if self.max_length_ratio is not None:

@@ -41,6 +41,7 @@ from training.schedule import learning_rate
 from training.scoring import Score, score, translate
 from training.text_files import SentencePair
 from training.transformer import Transformer
+from training.vectors import PieceVectors
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class Trainer:
         torch.manual_seed(recipe.seed)
         self.model = Transformer(config.model).to(device)
         self.guard = DivergenceGuard(*checkpoint.divergence) if checkpoint else DivergenceGuard()
+        self._vectors = self._load_vectors()
         self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
         place = (checkpoint.epoch, checkpoint.batch_index) if checkpoint else (0, 0)
         self.batches = BatchStream(
@@ -102,7 +104,10 @@ class Trainer:
             ranks=self.ranks,
             piece_tokens=recipe.micro_batch_tokens,
         )
-        if checkpoint:
+        if not checkpoint:
+            for embedding, vectors in self._vectors:
+                vectors.write_to(embedding)
+        else:
             origin = checkpoint_path(folder.checkpoints, checkpoint.step)
             load_weights(self.model, checkpoint.model, origin)
             self.optimizer.load_state_dict(checkpoint.optimizer)
@@ -173,6 +178,15 @@ class Trainer:
             return nullcontext()
         return Reporter(self.folder, console, self.step, self.config.training.max_steps)
 
+    def _load_vectors(self) -> list[tuple[nn.Embedding, PieceVectors]]:
+        """What was read for each side's embedding; where they are one, the target's stands last."""
+        embeddings = {
+            "source": self.model.source_embedding or self.model.embedding,
+            "target": self.model.embedding,
+        }
+        files = {side: self.folder.vectors_file(side) for side in embeddings}
+        return [(embeddings[side], PieceVectors.load(file)) for side, file in files.items() if file.is_file()]
+
     def _is_done(self) -> bool:
         recipe = self.config.training
         if recipe.patience and self.best and self.best.num_worse_since >= recipe.patience:
@@ -196,6 +210,9 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, self.config.model.d_model, recipe)
         loss = self._backward(share)
+        if recipe.are_vectors_frozen:
+            for embedding, vectors in self._vectors:
+                vectors.hold(embedding)
         gradient_norm = nn.utils.clip_grad_norm_(self.model.parameters(), recipe.max_gradient_norm)
         # The optimizer skips a step where this is not 0. So no weight becomes undefined, and nothing has to
         # be read from the device for it.

@@ -81,32 +81,36 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """Projects some rows at a time, and keeps of their logits only the gradients that they lead to."""
+    """Projects some rows at a time, and keeps of their logits only the gradients that they lead to.
+
+    The loss of a row is log(sum(exp(logits))) less what its label says they should be; so are its gradients.
+    The second part needs no logits, and only the first goes through the vocabulary.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, states: Tensor, weight: Tensor, label_ids: Tensor, label_smoothing: float
     ) -> Tensor:
         N, V = len(states), len(weight)
+        share = 1 - label_smoothing
+        average = label_smoothing * weight.mean(dim=0)  # (D,)
+        labels = share * weight[label_ids]  # (N, D)
+        sums = [-(states * (labels + average)).sum()]
+        states_gradient = -labels - average  # (N, D)
+        weight_gradient = (-label_smoothing / V * states.sum(dim=0)).expand_as(weight).float().clone()
+        weight_gradient.index_add_(0, label_ids, states.float(), alpha=-share)
         chunk_rows = max(_CHUNK_VALUES[states.device.type] // V, 1)
-        sums, states_gradients = [], []
-        weight_gradient = torch.zeros_like(weight, dtype=torch.float32)
         for start in range(0, N, chunk_rows):
             rows = states[start : start + chunk_rows]
-            labels = label_ids[start : start + chunk_rows, None]
             logits = (rows @ weight.t()).float()  # (rows, V)
-            normaliser = logits.logsumexp(dim=1)  # (rows,)
-            expected = (1 - label_smoothing) * logits.gather(1, labels)[:, 0]
-            if label_smoothing:
-                expected += label_smoothing * logits.mean(dim=1)
-            sums.append((normaliser - expected).sum())
-            # Of each logit: its probability less what the label says it should be.
-            gradient = logits.sub_(normaliser[:, None]).exp_().sub_(label_smoothing / V)
-            gradient.scatter_add_(1, labels, gradient.new_full(labels.shape, label_smoothing - 1))
-            gradient = gradient.to(rows.dtype)
-            states_gradients.append(gradient @ weight.to(rows.dtype))
-            weight_gradient += gradient.t() @ rows
-        ctx.save_for_backward(torch.cat(states_gradients) / N, weight_gradient / N)
+            largest = logits.amax(dim=1, keepdim=True)
+            exponentials = logits.sub_(largest).exp_()
+            total = exponentials.sum(dim=1, keepdim=True)  # (rows, 1)
+            sums.append((largest + total.log()).sum())
+            exponentials = exponentials.to(rows.dtype)
+            states_gradient[start : start + chunk_rows] += exponentials @ weight.to(rows.dtype) / total
+            weight_gradient += exponentials.t() @ (rows / total).to(rows.dtype)
+        ctx.save_for_backward(states_gradient / N, weight_gradient / N)
         return torch.stack(sums).sum() / N
 
     @staticmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from training.ranks import Ranks
 from training.run import RunConfig, RunFolder, Summary, library_versions, repository_commit
 from training.segmentation import FreshlyCutPairs
 from training.tokenizer import train_tokenizer
+from training.vectors import PieceVectors
 
 _log = logging.getLogger(__name__)
 
@@ -41,8 +43,9 @@ def start_run(
         files: Where it was read from, for a resume that does not say so again; None is the built-in one.
 
     Raises:
-        ValueError: The folder holds a run, or the corpus has nothing to train on or to score; then nothing
-            is written.
+        ValueError: The folder holds a run, the corpus has nothing to train on or to score, or a file of word
+            vectors is wrong; then nothing is written.
+        OSError: A file of word vectors cannot be read.
     """
     folder.check_is_free()
     if not any(text.strip() for pair in corpus.train for text in pair):
@@ -63,8 +66,17 @@ def start_run(
         if part == "dev" and not kept:
             raise ValueError(f"none of {report.num_given} dev pairs is left: nothing to score")
         held_out[part] = kept
+    recipe = preset.training
+    vectors = {
+        side: PieceVectors.of(Path(file), tokenizer, model.d_model)
+        for side, file in (("source", recipe.source_vectors), ("target", recipe.target_vectors))
+        if file is not None
+    }
     folder.checkpoints.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder.tokenizer_file)
+    for side, found in vectors.items():
+        _log.info("%s vectors: for %d of %d pieces", side, len(found.ids), tokenizer.vocab_size)
+        found.save(folder.vectors_file(side))
     for part, kept in held_out.items():
         if kept:
             folder.write_pairs(part, kept)

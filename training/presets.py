@@ -87,14 +87,15 @@ def tiny() -> Preset:
         num_encoder_layers=4,
         num_decoder_layers=4,
         dropout=0.3,
+        norm="pre",
     )
     training = TrainingConfig(
-        max_steps=20_000,
-        batch_tokens=4000,
-        learning_rate_scale=2.0,
+        max_steps=40_000,
+        batch_tokens=2000,
+        learning_rate_scale=1.25,
         warmup_steps=2000,
-        eval_interval_steps=600,
-        checkpoint_interval_steps=150,
+        eval_interval_steps=1200,
+        checkpoint_interval_steps=300,
         num_averaged=10,
         bpe_dropout=0.1,
     )

@@ -4,6 +4,7 @@ config.json        model, recipe, preset, corpus and its hash, commit, versions
 tokenizer.json     the `tokenizers` library's own format
 dev.source.txt …   held-out pairs; test.source.txt … where the corpus has a test set
 encoded/           the training corpus as token ids; made again from its files where it is missing
+source.vectors.pt … what embeddings started as, where that was read from a file
 checkpoints/       what training resumes from
 metrics.jsonl      one JSON object a line; tensorboard/ and learning-curve.png show the same
 model.pt           the final weights
@@ -193,6 +194,10 @@ class RunFolder:
     def text_files(self, part: str) -> tuple[Path, Path]:
         """Source and target file of "dev" or "test"."""
         return self.path / f"{part}.source.txt", self.path / f"{part}.target.txt"
+
+    def vectors_file(self, side: str) -> Path:
+        """What the embeddings of "source" or "target" started as, if not at random."""
+        return self.path / f"{side}.vectors.pt"
 
     def write_pairs(self, part: str, pairs: Sequence[SentencePair]) -> None:
         """Write the pairs of "dev" or "test"."""

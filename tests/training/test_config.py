@@ -38,6 +38,8 @@ def test_wrong_sizes_are_refused_by_name(
         ("max_steps", 0),
         ("label_smoothing", 1),
         ("bpe_dropout", 1.0),
+        ("source_vectors", 3),
+        ("are_vectors_frozen", True),  # without a file of them
         ("learning_rate_scale", 0),
         ("max_gradient_norm", "1"),
         ("patience", 0),

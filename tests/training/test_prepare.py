@@ -15,6 +15,8 @@ from training.prepare import continue_run, start_run
 from training.presets import Preset
 from training.run import RunFolder, load_run
 from training.text_files import SentencePair, write_lines
+from training.transformer import Transformer
+from training.vectors import PieceVectors
 
 CPU = torch.device("cpu")
 
@@ -160,3 +162,51 @@ def test_a_corpus_with_nothing_to_score_or_to_train_on_is_refused(
     start_run(RunFolder(tmp_path / "c"), preset, too_long)
     with pytest.raises(ValueError, match="0 pairs left: nothing to train on"):
         continue_run(RunFolder(tmp_path / "c"), too_long, CPU, console)
+
+
+@pytest.fixture
+def with_vectors(preset: Preset, tmp_path: Path) -> Preset:
+    """The toy preset, whose embeddings of four words start as vectors of a file."""
+    file = tmp_path / "vectors.txt"
+    rows = {"one": 1.0, "two": 2.0, "하나": 3.0, "둘": 4.0}
+    file.write_text("".join(f"{word}{f' {value}' * 32}\n" for word, value in rows.items()), encoding="utf-8")
+    model = {"tied": "target", "vocab_size": 320}
+    return preset.changed(model | {"source_vectors": str(file), "target_vectors": str(file)})
+
+
+@pytest.mark.parametrize("are_frozen", [False, True])
+def test_embeddings_start_as_the_words_of_a_file_and_stay_so_if_frozen(
+    folder: RunFolder,
+    with_vectors: Preset,
+    corpus: Corpus,
+    console: Console,
+    are_frozen: bool,
+    tmp_path: Path,
+) -> None:
+    preset = with_vectors.changed({"are_vectors_frozen": are_frozen, "max_steps": 3})
+    start_run(folder, preset, corpus)
+    (tmp_path / "vectors.txt").unlink()  # the run has what it needs
+    continue_run(folder, corpus, CPU, console)
+    continue_run(folder, corpus, CPU, console, max_steps=6)  # from a checkpoint
+    trained = load_run(folder.path)
+    matrices = {"source": trained.model.source_weight, "target": trained.model.embedding.weight}
+    for side, matrix in matrices.items():
+        vectors = PieceVectors.load(folder.vectors_file(side))
+        assert {trained.tokenizer.decode([id_]).strip() for id_ in vectors.ids.tolist()} >= {"one", "하나"}
+        assert torch.equal(matrix[vectors.ids], vectors.vectors) == are_frozen
+        # Six steps of a warm-up move a weight little from where it started.
+        assert (matrix[vectors.ids] - vectors.vectors).abs().max() < 0.1
+    torch.manual_seed(preset.training.seed)
+    start = Transformer(trained.config).embedding.weight
+    is_free = torch.ones(len(start), dtype=torch.bool)
+    is_free[vectors.ids] = False
+    assert (trained.model.embedding.weight != start)[is_free].float().mean() > 0.9
+
+
+def test_a_run_with_wrong_vectors_is_not_started(
+    folder: RunFolder, with_vectors: Preset, corpus: Corpus, tmp_path: Path
+) -> None:
+    (tmp_path / "vectors.txt").write_text("one 1 2\n")
+    with pytest.raises(ValueError, match=r"vectors\.txt, line 1: vectors of 2 numbers, and .* d_model is 32"):
+        start_run(folder, with_vectors, corpus)
+    assert not folder.path.exists()
