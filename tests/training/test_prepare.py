@@ -187,7 +187,7 @@ def test_embeddings_start_as_the_words_of_a_file_and_stay_so_if_frozen(
     start_run(folder, preset, corpus)
     (tmp_path / "vectors.txt").unlink()  # the run has what it needs
     continue_run(folder, corpus, CPU, console)
-    continue_run(folder, corpus, CPU, console, max_steps=6)  # from a checkpoint
+    continue_run(folder, corpus, CPU, console, {"max_steps": 6})  # from a checkpoint
     trained = load_run(folder.path)
     matrices = {"source": trained.model.source_weight, "target": trained.model.embedding.weight}
     for side, matrix in matrices.items():
