@@ -127,6 +127,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         _log.error("%s", error)
         return 1
+    except torch.OutOfMemoryError as error:
+        _log.error("%s", str(error).partition("\n")[0])
+        _log.error("less memory is needed with --micro-batch-tokens N, for the same result")
+        return 1
     except TrainingInterrupted as interrupt:
         return _BY_SIGNAL + interrupt.signal_number
     except KeyboardInterrupt:

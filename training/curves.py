@@ -43,6 +43,6 @@ def learning_curve(lines: list[dict[str, Any]]) -> Figure:
         axes.grid(alpha=0.3)
         axes.legend()
     losses.set_ylabel("nats a token")
-    scores.set_ylim(0, 100)
+    scores.set_ylim(bottom=0)
     scores.set_xlabel("step")
     return figure

@@ -115,7 +115,9 @@ class Trainer:
         # Sums gradients over the processes while they are still being computed.
         self._shared_loss: nn.Module = self._batch_loss
         if self.ranks.size > 1:
-            self._shared_loss = DistributedDataParallel(self._batch_loss, gradient_as_bucket_view=True)
+            self._shared_loss = DistributedDataParallel(
+                self._batch_loss, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
 
     @property
     def seconds(self) -> float:

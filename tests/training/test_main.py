@@ -9,8 +9,10 @@ from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
+import torch
 
 from training.__main__ import main, parser
+from training.loop import Trainer
 from training.presets import PRESETS, Preset
 from training.run import RunFolder, load_run
 
@@ -188,6 +190,22 @@ def test_a_refused_start_leaves_no_folder(
     message = failed(capsys, caplog, "train", "toy", "--out", str(tmp_path / "run"), *corpus_files)
     assert "not a parallel corpus" in message
     assert not (tmp_path / "run").exists()
+
+
+def test_where_memory_is_not_enough_it_is_said_what_needs_less(
+    tmp_path: Path,
+    corpus_files: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def train_step(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nSee the documentation")
+
+    monkeypatch.setattr(Trainer, "train_step", train_step)
+    assert main(["train", "toy", "--out", str(tmp_path / "run"), *corpus_files]) == 1
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert messages[0] == "CUDA out of memory. Tried to allocate 9 GiB."
+    assert "--micro-batch-tokens N" in messages[1]
 
 
 def test_cpus_are_counted_where_affinity_is_unknown(
