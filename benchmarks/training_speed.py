@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import sys
@@ -38,6 +39,7 @@ from training.run import RunConfig, RunFolder
 from training.tokenizer import train_tokenizer
 
 _BAR = 1.0  # at least as fast as the plain loop
+_CPU_BATCH_TOKENS = 2000
 _PEAK_SIZE = {"cpu": 2048, "cuda": 8192}
 # Dense bf16 products a second by the makers' data sheets, in units of 1e12.
 _NOMINAL_TERAFLOPS = {"H100": 989.4, "H200": 989.4, "A100": 312.0}
@@ -183,9 +185,11 @@ def main() -> int:
     parser.add_argument(
         "--presets", nargs="+", default=["tiny", "base"], help="which sizes (default: tiny base)"
     )
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each (default: 5)")
-    parser.add_argument("--steps", type=int, default=8, help="steps of a turn (default: 8)")
-    parser.add_argument("--batch-tokens", type=int, help="(default: the preset's, on a CPU at most 4000)")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each (default: 7)")
+    parser.add_argument("--steps", type=int, default=3, help="steps of a turn (default: 3)")
+    parser.add_argument(
+        "--batch-tokens", type=int, help=f"(default: the preset's, on a CPU at most {_CPU_BATCH_TOKENS})"
+    )
     parser.add_argument("--threads", type=int, help="of torch on a CPU")
     parser.add_argument("--compile", action="store_true", help="with torch.compile in our loop")
     parser.add_argument("--out", type=Path, help="the JSON result")
@@ -196,16 +200,21 @@ def main() -> int:
     rows = []
     for name in options.presets:
         preset = preset_named(name)
-        limit = preset.training.batch_tokens if device.type == "cuda" else 4000
-        batch_tokens = options.batch_tokens or min(preset.training.batch_tokens, limit)
+        own = preset.training.batch_tokens
+        batch_tokens = options.batch_tokens or (own if device.type == "cuda" else min(own, _CPU_BATCH_TOKENS))
         for dropout in sorted({0.0, preset.model.dropout}):
             changed = preset.changed({"batch_tokens": batch_tokens, "dropout": dropout})
             rows.append(measure(Work(changed, options.steps, device, options.compile), options.rounds))
             print(table(rows[-1:]).splitlines()[-1], file=sys.stderr)
-    result = {"benchmark": "training_speed", "threads": torch.get_num_threads()} | describe_hardware()
-    if device.type == "cuda":
-        result["device"] = torch.cuda.get_device_name(device)
-    result |= {"bar": _BAR, "rows": rows}
+    result = {
+        "benchmark": "training_speed",
+        "hardware": describe_hardware(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "threads": torch.get_num_threads(),
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
+        "bar": _BAR,
+        "rows": rows,
+    }
     print(table(rows))
     print(json.dumps(result))
     if options.out:
