@@ -82,17 +82,20 @@ def assert_equal_weights(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
         assert torch.equal(a[name], b[name]), name
 
 
-@pytest.mark.parametrize(("at_step", "bpe_dropout"), [(3, 0.0), (10, 0.0), (13, 0.0), (13, 0.2)])
+@pytest.mark.parametrize(
+    ("at_step", "changes"),
+    [(3, {}), (10, {}), (13, {}), (13, {"bpe_dropout": 0.2}), (13, {"micro_batch_tokens": 20})],
+)
 def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(
     train: Callable[..., tuple[RunFolder, Summary]],
     press_ctrl_c: Callable[[int], None],
     at_step: int,
-    bpe_dropout: float,
+    changes: dict[str, float],
 ) -> None:
-    whole, whole_summary = train("whole", bpe_dropout=bpe_dropout)
+    whole, whole_summary = train("whole", **changes)
     press_ctrl_c(at_step)
     with pytest.raises(TrainingInterrupted, match=f"interrupted at step {at_step}"):
-        train("interrupted", bpe_dropout=bpe_dropout)
+        train("interrupted", **changes)
     interrupted, summary = train("interrupted")
 
     newest = [load_checkpoint(checkpoint_path(folder.checkpoints, 20)) for folder in (whole, interrupted)]
