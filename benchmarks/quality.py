@@ -8,6 +8,8 @@ not measured. The table is on standard output, and its last line is one JSON obj
 
 from __future__ import annotations
 
+import training.spin  # noqa: F401  # isort: skip
+
 import argparse
 import dataclasses
 import json
