@@ -8,9 +8,12 @@ not measured. The table is on standard output, and its last line is one JSON obj
 
 from __future__ import annotations
 
+import training.spin  # noqa: F401  # isort: skip
+
 import argparse
 import dataclasses
 import json
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -45,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = f"multi30k-{options.direction}" if options.task == "multi30k" else options.task
     path = options.run or Path("runs") / f"quality-{name}"
     console = Console(stderr=True)
+    logging.getLogger("sacrebleu").setLevel(logging.ERROR)  # that tokens were not detokenised is meant
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
         if options.task == "multi30k":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import training.spin  # noqa: F401  # isort: skip
+
 import argparse
 import json
 import logging
