@@ -12,9 +12,10 @@ FLOPs utilisation. Not measured: evaluation, checkpoints, more than one device.
 
 from __future__ import annotations
 
+import training.spin  # noqa: F401  # isort: skip
+
 import argparse
 import json
-import os
 import random
 import statistics
 import sys
@@ -211,7 +212,6 @@ def main() -> int:
         "hardware": describe_hardware(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
-        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY"),
         "bar": _BAR,
         "rows": rows,
     }
