@@ -154,8 +154,6 @@ def continue_run(
 def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapping[str, Any]) -> None:
     """All that a run's folder needs and only one process may write."""
     config = folder.read_config()
-    if corpus is not None and corpus.sha256() != config.corpus_sha256:
-        raise ValueError(f"{corpus.description} is not the corpus that {folder.path} was started with")
     training = dataclasses.replace(config.training, **changes)
     checkpoints = list_checkpoints(folder.checkpoints)
     if checkpoints and training.max_steps < checkpoint_step(checkpoints[-1]):
@@ -163,16 +161,18 @@ def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapp
             f"{folder.path} has done {checkpoint_step(checkpoints[-1])} steps, "
             f"and cannot stop at step {training.max_steps} any more: give at least as many"
         )
-    if training.max_steps != config.training.max_steps:
-        folder.summary_file.unlink(missing_ok=True)
-    if training != config.training:
-        config = dataclasses.replace(config, training=training)
-        folder.write_config(config)
-    if not folder.encoded.is_dir():  # the run is of an older commit, or somebody needed the room
-        corpus = corpus or load_corpus(config.corpus_files, config.training.seed)
-        if corpus.sha256() != config.corpus_sha256:
-            raise ValueError(f"{corpus.description} is not the corpus that {folder.path} was started with")
+    is_finished = folder.is_finished and training.max_steps == config.training.max_steps
+    # Encoded it is not where the run is of an older commit, or somebody needed the room.
+    if corpus is None and not folder.encoded.is_dir() and not is_finished:
+        corpus = load_corpus(config.corpus_files, config.training.seed)
+    if corpus is not None and corpus.sha256() != config.corpus_sha256:
+        raise ValueError(f"{corpus.description} is not the corpus that {folder.path} was started with")
+    if corpus is not None and not folder.encoded.is_dir():
         _encode(folder, config, corpus, _read_tokenizer(folder))
+    if training != config.training:
+        folder.write_config(dataclasses.replace(config, training=training))
+    if not is_finished:
+        folder.summary_file.unlink(missing_ok=True)
 
 
 def _read_tokenizer(folder: RunFolder) -> Tokenizer:

@@ -106,7 +106,8 @@ def joined_ranks() -> Iterator[Ranks]:
     try:
         yield ranks
     except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or "peer" not in str(error).lower():
+        # NCCL's errors have a class of their own, and gloo's a text: the connection was closed by the peer.
+        if not isinstance(error, distributed.DistError) and "peer" not in str(error).lower():
             raise
         raise OtherProcessFailed(
             "another process of this training failed, and has said why; --resume goes on afterwards"

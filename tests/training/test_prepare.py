@@ -110,6 +110,7 @@ def test_a_run_goes_on_without_the_files_that_it_was_started_with(
     (tmp_path / "a.tsv").unlink()
     assert continue_run(folder, None, CPU, console).steps == 20
     shutil.rmtree(folder.encoded)
+    assert continue_run(folder, None, CPU, console).steps == 20  # finished
     with pytest.raises(FileNotFoundError, match=r"a\.tsv"):
         continue_run(folder, None, CPU, console, {"max_steps": 25})
 
