@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.logging import RichHandler
 from sacremoses import MosesDetokenizer
 
 from benchmarks.demo import translate_all
@@ -48,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name = f"multi30k-{options.direction}" if options.task == "multi30k" else options.task
     path = options.run or Path("runs") / f"quality-{name}"
     console = Console(stderr=True)
+    logging.basicConfig(
+        level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
+    )
     logging.getLogger("sacrebleu").setLevel(logging.ERROR)  # that tokens were not detokenised is meant
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
@@ -95,7 +99,7 @@ def measure(task: Task, path: Path, max_steps: int | None, seed: int, console: C
         "run": _describe_run(path),
         "search": {"beam_size": BEAM_SIZE, "alpha": choice.alpha, "num_averaged": choice.num_averaged},
         "dev": [dataclasses.asdict(candidate) for candidate in candidates],
-        "test": {test_set.name: score_set(task, test_set, texts) for test_set in task.test_sets},
+        "test": {scored.name: score_set(task, scored, texts) for scored in task.scored_sets},
         "translations": [
             dict(zip(("source", *_PRECISIONS), row, strict=True))
             for row in zip(task.sentences, *(texts[each][""] for each in _PRECISIONS), strict=True)
@@ -119,7 +123,7 @@ def translate_sets(
     server: RunningServer, task: Task, alpha: float, precision: Precision, console: Console
 ) -> dict[str, list[str]]:
     """The translations of each test set by its name, and under "" those of the task's sentences."""
-    sources = {test_set.name: [pair.source for pair in test_set.pairs] for test_set in task.test_sets}
+    sources = {scored.name: [pair.source for pair in scored.pairs] for scored in task.scored_sets}
     sources[""] = list(task.sentences)
     options = search_options(alpha)
     return {
@@ -128,20 +132,18 @@ def translate_sets(
     }
 
 
-def score_set(
-    task: Task, test_set: ScoredSet, texts: dict[Precision, dict[str, list[str]]]
-) -> dict[str, Any]:
+def score_set(task: Task, scored: ScoredSet, texts: dict[Precision, dict[str, list[str]]]) -> dict[str, Any]:
     """Scores by precision, int8 tested against fp32; those of the detokenised texts apart."""
-    systems = [texts[precision][test_set.name] for precision in _PRECISIONS]
-    references = [pair.target for pair in test_set.pairs]
+    systems = [texts[precision][scored.name] for precision in _PRECISIONS]
+    references = [pair.target for pair in scored.pairs]
     report: dict[str, Any] = {
-        "sentences": len(test_set.pairs),
-        "published": (task.published or {}).get(test_set.name),
+        "sentences": len(scored.pairs),
+        "published": (task.published or {}).get(scored.name),
         "scores": _by_precision(compare(systems, [references], task.metric)),
     }
-    if test_set.detokenised is not None:
-        undone = [detokenise(system, test_set.detokenised) for system in systems]
-        scores = compare(undone, [test_set.detokenised.references], _DETOKENISED)
+    if scored.detokenised is not None:
+        undone = [detokenise(system, scored.detokenised) for system in systems]
+        scores = compare(undone, [scored.detokenised.references], _DETOKENISED)
         report["detokenised"] = _by_precision(scores)
     return report
 

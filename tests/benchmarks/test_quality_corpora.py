@@ -35,12 +35,12 @@ def keys(pairs: list[SentencePair] | tuple[SentencePair, ...]) -> set[str]:
 def test_no_sentence_of_the_korean_corpora_is_in_two_parts(korean_data: Path, tmp_path: Path) -> None:
     task = korean(korean_data, tmp_path / "parts")
     corpus = load_corpus(task.files, seed=0)
-    test = [pair for test_set in task.test_sets for pair in test_set.pairs]
+    test = [pair for scored in task.scored_sets for pair in scored.pairs]
     assert not keys(corpus.train) & keys(corpus.dev)
     assert not keys(corpus.train) & keys(test)
     assert not keys(corpus.dev) & keys(test)
-    assert [test_set.name for test_set in task.test_sets] == ["KSS", "StyleKQC", "Tatoeba"]
-    assert task.test_sets[1].pairs == [("둘", "Two"), ("일곱", "Seven")]
+    assert [scored.name for scored in task.scored_sets] == ["KSS", "StyleKQC", "Tatoeba"]
+    assert task.scored_sets[1].pairs == [("둘", "Two"), ("일곱", "Seven")]
     train = set(corpus.train)
     assert ("넷", "Four") in train
     assert ("셋", "Three") not in train  # its English is in dev, with another mark
@@ -54,9 +54,9 @@ def test_where_a_sentence_goes_does_not_depend_on_the_others(korean_data: Path, 
     before = korean(korean_data, tmp_path / "before")
     write(korean_data / "tatoeba" / "kor-eng.2023-02-20.txt.gz", ["Sentence 2!\t문장의 2.\tCC-BY"])
     after = korean(korean_data, tmp_path / "after")
-    assert before.test_sets[0].pairs == after.test_sets[0].pairs
-    assert before.test_sets[0].pairs
-    assert before.test_sets[2].pairs
+    assert before.scored_sets[0].pairs == after.scored_sets[0].pairs
+    assert before.scored_sets[0].pairs
+    assert before.scored_sets[2].pairs
 
 
 def test_a_line_with_other_columns_is_named(korean_data: Path, tmp_path: Path) -> None:
@@ -81,10 +81,10 @@ def test_a_direction_of_multi30k_has_its_files_and_its_references(tmp_path: Path
         dev_source=str(tokens / "val.lc.norm.tok.de.gz"),
         dev_target=str(tokens / "val.lc.norm.tok.en.gz"),
     )
-    (test_set,) = task.test_sets
-    assert test_set.pairs == [("de .", "en .")]
-    assert test_set.detokenised is not None
-    assert (test_set.detokenised.language, test_set.detokenised.references) == ("en", ["En."])
+    (scored,) = task.scored_sets
+    assert scored.pairs == [("de .", "en .")]
+    assert scored.detokenised is not None
+    assert (scored.detokenised.language, scored.detokenised.references) == ("en", ["En."])
     assert task.metric.tokenization == "none"
     assert task.published is None
     assert multi30k(tmp_path, "en-de").published is not None

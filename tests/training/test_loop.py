@@ -302,6 +302,31 @@ def test_ten_pairs_are_learnt_by_heart_and_translated(
     assert metrics(folder, "dev")[-1]["loss"] < 0.02
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"bpe_dropout": 0.1},
+        {"word_dropout": 0.05},
+        {"attention_dropout": 0.1},
+        {"tied": "target"},
+        {"tied": "none", "norm": "pre"},
+    ],
+    ids=str,
+)
+def test_with_each_option_sentences_are_learnt(
+    tmp_path: Path, preset: Preset, corpus: Corpus, console: Console, settings: dict[str, object]
+) -> None:
+    recipe = {"max_steps": 300, "warmup_steps": 40, "eval_interval_steps": 300, "label_smoothing": 0.0}
+    seen = dataclasses.replace(corpus, dev=corpus.train)
+    folder = RunFolder(tmp_path / "run")
+    start_run(folder, preset.changed(recipe | {"dropout": 0.0} | settings), seen)
+    continue_run(folder, seen, CPU, console)
+    trained = load_run(folder.path)
+    translations = translate(trained.model, trained.tokenizer, [pair.source for pair in seen.train])
+    num_right = sum(text == pair.target for text, pair in zip(translations, seen.train, strict=True))
+    assert num_right >= 0.75 * len(seen.train)  # whoever learnt nothing has at most 1 of 8
+
+
 def test_dev_loss_is_per_token_whatever_the_batches(
     tmp_path: Path, preset: Preset, corpus: Corpus, console: Console
 ) -> None:
