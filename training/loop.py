@@ -29,7 +29,6 @@ from training.checkpoint import (
     save_checkpoint,
 )
 from training.config import Precision
-from training.curves import save_learning_curve
 from training.encoded import EncodedPair, encode_pairs
 from training.interrupt import TrainingInterrupted, caught_interrupt
 from training.loss import BatchLoss
@@ -291,6 +290,8 @@ class Trainer:
             self.best = BestScore(self.best.step, self.best.dev_bleu, self.best.num_worse_since + 1)
         if reporter:
             reporter.record(self.step, "dev", {"loss": loss, "bleu": result.bleu, "chrf": result.chrf})
+            from training.curves import save_learning_curve  # matplotlib takes long to import
+
             save_learning_curve(self.folder)
         _log.info("step %d: dev loss %.3f, BLEU %.2f, chrF %.2f", self.step, loss, result.bleu, result.chrf)
 
