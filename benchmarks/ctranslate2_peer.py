@@ -30,8 +30,9 @@ def convert(model: Transformer, path: Path) -> list[str]:
         pre_norm=config.norm == "pre",
     )
     encoder, decoder = spec.encoder, spec.decoder
-    for embeddings in (encoder.embeddings[0], decoder.embeddings, decoder.projection):
-        embeddings.weight = _array(model.embedding.weight)
+    encoder.embeddings[0].weight = _array(model.source_weight)
+    decoder.embeddings.weight = _array(model.embedding.weight)
+    decoder.projection.weight = _array(model.output_weight)
     for stack in (encoder, decoder):
         stack.position_encodings.encodings = _array(model.positions)
     for ours, theirs in zip(model.encoder_layers, encoder.layer, strict=True):

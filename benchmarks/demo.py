@@ -42,6 +42,7 @@ _LATENCIES = {
     "one step": "seq2seq_decode_step_seconds",
 }
 _IN_FLIGHT = 64
+_TIMEOUT_SECONDS = 300.0  # quality is measured, on however slow a machine
 
 
 def main() -> int:
@@ -136,15 +137,21 @@ def score(server: RunningServer, run: Path, precision: str, console: Console) ->
     }
 
 
-def translate_all(server: RunningServer, sources: Sequence[str], label: str, console: Console) -> list[str]:
+def translate_all(
+    server: RunningServer,
+    sources: Sequence[str],
+    label: str,
+    console: Console,
+    options: GenerateOptions | None = None,
+) -> list[str]:
     """All translations in order."""
-    with Client(server.address) as client:
-        pending = [client.submit(source) for source in sources[:_IN_FLIGHT]]
+    with Client(server.address, timeout_seconds=_TIMEOUT_SECONDS) as client:
+        pending = [client.submit(source, options=options) for source in sources[:_IN_FLIGHT]]
         texts = []
         for i in track(range(len(sources)), label, console=console):
             texts.append(pending[i].result().hypotheses[0].text)
             if i + _IN_FLIGHT < len(sources):
-                pending.append(client.submit(sources[i + _IN_FLIGHT]))
+                pending.append(client.submit(sources[i + _IN_FLIGHT], options=options))
     return texts
 
 

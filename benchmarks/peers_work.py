@@ -13,9 +13,9 @@ import torch
 from bundle.names import Precision
 from server.sizing import RunnerConfig
 from training.config import EOS_ID, UNK_ID, TransformerConfig
-from training.corpus import read_lines
 from training.presets import base
 from training.run import TrainedModel, load_run
+from training.text_files import read_lines
 from training.tokenizer import train_tokenizer
 from training.transformer import Transformer
 

@@ -110,6 +110,7 @@ def _convert(model: Transformer) -> Any:
 
 
 def _weights(model: Transformer) -> Iterator[tuple[str, Tensor]]:
+    assert model.config.tied == "all", "Marian shares one matrix"
     embedding = model.embedding.weight
     yield "lm_head.weight", embedding
     yield "model.shared.weight", embedding

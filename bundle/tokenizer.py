@@ -47,7 +47,11 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Write the library's JSON format, readable in an editor."""
-        path.write_text(self._inner.to_str(pretty=True), encoding="utf-8")
+        path.write_text(self.to_json(), encoding="utf-8")
+
+    def to_json(self) -> str:
+        """The text of a `tokenizer.json`."""
+        return self._inner.to_str(pretty=True)
 
     @property
     def vocab_size(self) -> int:

@@ -60,9 +60,9 @@ class FeedForward(nn.Module):
 class Embedding(nn.Module):
     """Token embeddings scaled by √D, plus sinusoidal positions (Vaswani et al. 2017, sections 3.4, 3.5)."""
 
-    def __init__(self, model: Transformer, dtype: torch.dtype) -> None:
+    def __init__(self, model: Transformer, weight: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
-        self.weight = nn.Parameter(model.embedding.weight.detach().to(dtype))
+        self.weight = nn.Parameter(weight.detach().to(dtype))
         self.positions = nn.Parameter(model.positions.detach().to(dtype))
         self.scale = math.sqrt(model.config.d_model)
 

@@ -50,11 +50,11 @@ class Graph(nn.Module):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
 
-    def __init__(self, model: Transformer, linear: LinearFactory) -> None:
+    def __init__(self, model: Transformer, linear: LinearFactory, embedding_weight: Tensor) -> None:
         super().__init__()
         self.config: TransformerConfig = model.config
         self.dtype = linear.dtype
-        self.embedding = Embedding(model, self.dtype)
+        self.embedding = Embedding(model, embedding_weight, self.dtype)
 
     def _cache_specs(self) -> list[TensorSpec]:
         return self._layer_specs(names.cache_key, names.cache_value, Role.CACHE, Axis.CACHE_CAPACITY)
@@ -85,7 +85,7 @@ class EncodeGraph(Graph):
     """Source to memory: the encoder, and the decoder's cross-attention keys and values of every layer."""
 
     def __init__(self, model: Transformer, linear: LinearFactory) -> None:
-        super().__init__(model, linear)
+        super().__init__(model, linear, model.source_weight)
         H = self.config.num_heads
         self.blocks = _Modules[EncoderBlock](
             EncoderBlock(layer, f"encoder_layers.{i}", linear, H)
@@ -125,7 +125,7 @@ class StepGraph(Graph):
     """One target position for all running rows, cache and memory in place."""
 
     def __init__(self, model: Transformer, linear: LinearFactory) -> None:
-        super().__init__(model, linear)
+        super().__init__(model, linear, model.embedding.weight)
         self.decoder = _Decoder(model, linear)
         cache, memory = self._cache_specs(), self._memory_specs()
         self.inputs = (
@@ -178,7 +178,7 @@ class DecodeGraph(Graph):
     """T target positions at once on an empty cache: their labels' log-probabilities, and the alignment."""
 
     def __init__(self, model: Transformer, linear: LinearFactory, *, alignment_layer: int) -> None:
-        super().__init__(model, linear)
+        super().__init__(model, linear, model.embedding.weight)
         self.decoder = _Decoder(model, linear)
         self.alignment_layer = alignment_layer
         positions = (Axis.BATCH, Axis.TARGET_LENGTH)
@@ -239,13 +239,17 @@ class _Decoder(nn.Module):
             for i, layer in enumerate(_Modules[DecoderLayer](model.decoder_layers))
         )
         self.norms = _norms(config, _sublayer_norms(model.decoder_layers), model.decoder_norm, linear.dtype)
-        self.output: Linear | None = linear.tied_output(model.embedding)
+        self.output: Linear | None = linear.output(model.output_weight)
+        is_tied = model.output_weight is model.embedding.weight
+        untied = None if is_tied or self.output else model.output_weight.detach().to(linear.dtype)
+        self.output_weight = None if untied is None else nn.Parameter(untied)
 
     def logits(self, hidden: Tensor, embedding: Embedding) -> Tensor:
-        """float32 logits `(rows, V)`, by the embedding matrix itself where the precision allows."""
+        """float32 logits `(rows, V)`, by the embedding matrix itself where it is tied and may be."""
         if self.output is not None:
             return self.output(hidden)
-        return operators.gemm(hidden, embedding.weight, None, transposed=True).to(torch.float32)
+        weight = embedding.weight if self.output_weight is None else self.output_weight
+        return operators.gemm(hidden, weight, None, transposed=True).to(torch.float32)
 
 
 def _outs(specs: Sequence[TensorSpec]) -> list[TensorSpec]:

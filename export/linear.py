@@ -42,8 +42,8 @@ class LinearFactory(Protocol):
     def __call__(self, name: str, layers: Sequence[nn.Linear]) -> Linear:
         """The layers side by side as one map; `name` is where their common input was calibrated."""
 
-    def tied_output(self, embedding: nn.Embedding) -> Linear | None:
-        """The output projection by the embedding matrix; None: take the graph's own copy of it."""
+    def output(self, weight: Tensor) -> Linear | None:
+        """The output projection by a matrix (V, D); None: multiply by the matrix as it is."""
 
 
 class FloatLinear(Linear):
@@ -68,7 +68,7 @@ class FloatFactory:
         weight, bias = _side_by_side(layers)
         return FloatLinear(weight.to(self.dtype), bias.to(self.dtype))
 
-    def tied_output(self, embedding: nn.Embedding) -> Linear | None:  # noqa: ARG002
+    def output(self, weight: Tensor) -> Linear | None:  # noqa: ARG002
         return None
 
 
@@ -127,8 +127,8 @@ class Int8Factory:
         weight, bias = _side_by_side(layers)
         return Int8Linear(weight, bias, self.ranges[name])
 
-    def tied_output(self, embedding: nn.Embedding) -> Linear | None:
-        return Int8Linear(embedding.weight.detach().t(), None, self.ranges["output"])
+    def output(self, weight: Tensor) -> Linear | None:
+        return Int8Linear(weight.detach().t(), None, self.ranges["output"])
 
 
 def _side_by_side(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:

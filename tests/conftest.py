@@ -81,6 +81,18 @@ def random_pre_norm() -> TrainedModel:
 
 
 @pytest.fixture(scope="session")
+def random_target_tied() -> TrainedModel:
+    """The source has an embedding of its own."""
+    return make_random_trained(tied="target", num_encoder_layers=1, num_decoder_layers=1)
+
+
+@pytest.fixture(scope="session")
+def random_untied() -> TrainedModel:
+    """Source, target and output have a matrix each."""
+    return make_random_trained(tied="none", num_encoder_layers=1, num_decoder_layers=1)
+
+
+@pytest.fixture(scope="session")
 def one_layer_trained() -> TrainedModel:
     """The smallest that can be exported, for tests of the export itself."""
     return make_random_trained(num_encoder_layers=1, num_decoder_layers=1)
@@ -105,12 +117,14 @@ class TrainedRun:
 
     Attributes:
         run: The run's folder.
+        corpus: What it was trained on.
         bundle: Exported from it in fp32 and int8, by the command.
         stdout: What the command printed as its result.
         stderr: What it told besides.
     """
 
     run: Path
+    corpus: Corpus
     bundle: Path
     trained: TrainedModel
     stdout: str
@@ -127,7 +141,7 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
     path = folder / "numbers"
     with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
         assert export_main([str(run.path), str(path)]) == 0
-    return TrainedRun(run.path, path, load_run(run.path), stdout.getvalue(), stderr.getvalue())
+    return TrainedRun(run.path, corpus, path, load_run(run.path), stdout.getvalue(), stderr.getvalue())
 
 
 def _numbers() -> Corpus:

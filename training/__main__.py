@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import training.spin  # noqa: F401  # isort: skip
+
 import argparse
+import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from rich.console import Console
 
 from training import commands
+from training.comparison import TOKENIZATIONS, MetricSettings
+from training.config import Precision
 from training.corpus import CorpusFiles
-from training.loop import TrainingInterrupted
+from training.interrupt import TrainingInterrupted
+from training.prepare import CHANGEABLE
 from training.presets import PRESETS
+from training.ranks import current_rank, joined_ranks, local_rank, num_local_ranks
 from training.tokenizer import SMALLEST_VOCAB_SIZE
 
 _log = logging.getLogger("training")
@@ -28,10 +36,14 @@ _EXAMPLES = {
   python -m training train demo --out runs/demo
   python -m training train small --out runs/mine --source train.ko.gz --target train.en.gz \\
       --dev-source dev.ko --dev-target dev.en
-  python -m training train small --out runs/mine --resume""",
+  python -m training train small --out runs/mine --resume
+  torchrun --standalone --nproc-per-node gpu -m training train base --out runs/large --tsv large.tsv.gz
+  python -m training train tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none""",
     "score": """examples:
   python -m training score runs/demo --part test
-  python -m training score --hypothesis translations.txt --reference test.en""",
+  python -m training score --hypothesis translations.txt --reference test.en
+  python -m client translate < test.ko | python -m training score --hypothesis - --reference test.en
+  python -m training score --hypothesis new.txt --baseline old.txt --reference a.en b.en --tokenize none""",
     "corpus": """example:
   python -m training corpus --out corpora/built-in""",
     "attention": """examples:
@@ -43,13 +55,14 @@ _EXAMPLES = {
 class _ConsoleHandler(logging.Handler):
     """Prints above the progress bar, each message unbroken however narrow the console is."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, prefix: str) -> None:
         super().__init__()
         self._console = console
+        self._prefix = prefix
 
     def emit(self, record: logging.LogRecord) -> None:
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        text = level + self.format(record)
+        text = self._prefix + level + self.format(record)
         self._console.print(text, soft_wrap=True, markup=False, highlight=False)
 
 
@@ -77,8 +90,7 @@ def parser() -> argparse.ArgumentParser:
     score.add_argument(
         "--alpha", type=float, default=0.6, help="of the length penalty of beams (default: 0.6)"
     )
-    score.add_argument("--hypothesis", type=Path, help="translations, one a line")
-    score.add_argument("--reference", type=Path, help="what they are compared with")
+    _add_comparison_flags(score)
     corpus = add("corpus", "Write the built-in corpus as text files.")
     corpus.add_argument("--out", type=Path, required=True, help="the folder to write to")
     _add_attention_flags(add("attention", "Translate a text and show what each piece of it attended to."))
@@ -91,7 +103,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     A wrong usage exits with 2.
     """
     console = Console(stderr=True)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_ConsoleHandler(console)])
+    rank = current_rank()
+    handler = _ConsoleHandler(console, prefix=f"process {rank}: " if rank else "")
+    logging.basicConfig(
+        level=logging.WARNING if rank else logging.INFO, format="%(message)s", handlers=[handler]
+    )
+    logging.getLogger("sacrebleu").setLevel(logging.WARNING)  # it tells of every table that it fills
     root = parser()
     options = root.parse_args(arguments)
     try:
@@ -109,6 +126,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except ValueError as error:
         _log.error("%s", error)
+        return 1
+    except torch.OutOfMemoryError as error:
+        _log.error("%s", str(error).partition("\n")[0])
+        _log.error("less memory is needed with --micro-batch-tokens N, for the same result")
         return 1
     except TrainingInterrupted as interrupt:
         return _BY_SIGNAL + interrupt.signal_number
@@ -129,12 +150,36 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
     train.add_argument("--max-steps", type=_at_least(1), help="where to stop (default: the preset's)")
     train.add_argument(
+        "--precision",
+        choices=get_args(Precision),
+        help="what matrices are multiplied in (default: bf16 on CUDA, fp32 on a CPU)",
+    )
+    train.add_argument(
+        "--micro-batch-tokens",
+        type=_at_least(1),
+        help="padded tokens that go through the model at once; larger batches are accumulated, "
+        "and learn the same (default: whole batches)",
+    )
+    train.add_argument(
+        "--compile", action="store_true", help="compile the model with torch.compile; needs a C++ compiler"
+    )
+    train.add_argument(
         "--seed", type=_at_least(0), help="of weights, dropout and order (default: the preset's)"
     )
     train.add_argument(
         "--vocab-size",
         type=_at_least(SMALLEST_VOCAB_SIZE),
         help="most tokens of the vocabulary (default: the preset's)",
+    )
+    train.add_argument(
+        "--set",
+        type=_setting,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any field of the preset's model and recipe, such as dropout=0.3 bpe_dropout=0.1 norm=pre "
+        "(docs/training.md lists them)",
     )
     train.add_argument(
         "--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
@@ -154,15 +199,47 @@ def _add_attention_flags(attention: argparse.ArgumentParser) -> None:
     attention.add_argument("--png", type=Path, help="a file to draw them into as heatmaps")
 
 
+def _add_comparison_flags(score: argparse.ArgumentParser) -> None:
+    group = score.add_argument_group("files instead of a run", "gzip where a name ends in .gz")
+    group.add_argument("--hypothesis", type=Path, help="translations, one a line; - is standard input")
+    group.add_argument("--reference", type=Path, nargs="+", help="what they are compared with")
+    group.add_argument(
+        "--baseline", type=Path, help="other translations: does --hypothesis differ from them?"
+    )
+    group.add_argument(
+        "--tokenize",
+        choices=TOKENIZATIONS,
+        default=MetricSettings.tokenization,
+        help=f"sacreBLEU's, none for tokens (default: {MetricSettings.tokenization})",
+    )
+    group.add_argument("--lowercase", action="store_true", help="lower-case both sides")
+    group.add_argument(
+        "--bootstrap",
+        type=_at_least(0),
+        default=MetricSettings.num_resamples,
+        metavar="N",
+        help=f"resampled test sets of the confidence interval, 0 for none "
+        f"(default: {MetricSettings.num_resamples})",
+    )
+
+
 def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: Console) -> None:
-    if options.resume and (options.seed is not None or options.vocab_size is not None):
+    flags = {
+        name: getattr(options, name)
+        for name in ("seed", "vocab_size", "max_steps", "precision", "micro_batch_tokens")
+        if getattr(options, name) is not None
+    }
+    settings = dict(options.set) | flags
+    changes = {name: settings.pop(name) for name in CHANGEABLE if name in settings}
+    if options.resume and settings:
         root.error(
-            "--seed and --vocab-size are those that the run was started with: leave them out with --resume"
+            f"{', '.join(settings)}: as the run was started, so leave them out with --resume "
+            f"(only {', '.join(CHANGEABLE)} may change)"
         )
     # More threads than CPUs, as torch would take in a process tied to a few, are many times slower.
     can_tell = hasattr(os, "sched_getaffinity")  # Linux only
     num_cpus = len(os.sched_getaffinity(0)) if can_tell else os.cpu_count() or 1
-    torch.set_num_threads(options.threads or num_cpus)
+    torch.set_num_threads(options.threads or max(num_cpus // num_local_ranks(), 1))
     try:
         files = CorpusFiles(
             options.source,
@@ -174,17 +251,19 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
         )
     except ValueError as error:
         root.error(str(error))
-    commands.train(
-        options.preset,
-        options.out,
-        files,
+    request = commands.TrainRequest(
+        preset=options.preset,
+        out=options.out,
+        files=files,
         is_resumed=options.resume,
-        max_steps=options.max_steps,
-        seed=options.seed,
-        vocab_size=options.vocab_size,
-        device=options.device,
-        console=console,
+        settings=settings,
+        changes=changes,
+        is_compiled=options.compile,
     )
+    if options.device.type == "cuda":
+        torch.cuda.set_device(options.device)
+    with joined_ranks() as ranks:
+        commands.train(request, options.device, ranks, console)
 
 
 def _score(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
@@ -192,7 +271,8 @@ def _score(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if (options.run is None) != is_files:
         root.error("score needs either a run, or both --hypothesis and --reference")
     if is_files:
-        commands.score_files(options.hypothesis, options.reference)
+        settings = MetricSettings(options.tokenize, options.lowercase, options.bootstrap)
+        commands.score_files(options.hypothesis, options.reference, options.baseline, settings)
     else:
         commands.score_run(options.run, options.part, options.beam_size, options.alpha)
 
@@ -207,9 +287,20 @@ def _attention(root: argparse.ArgumentParser, options: argparse.Namespace) -> No
         commands.show_alignment(options.run, options.text, *files)
 
 
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
 def _device(name: str) -> torch.device:
+    num_devices = torch.cuda.device_count()
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if num_devices else "cpu"
     unknown = argparse.ArgumentTypeError(f"{name!r} is unknown: give auto, cpu, cuda or cuda:N")
     try:
         device = torch.device(name)
@@ -217,9 +308,12 @@ def _device(name: str) -> torch.device:
         raise unknown from error
     if device.type not in ("cpu", "cuda"):
         raise unknown
-    num_devices = torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= num_devices:
-        raise argparse.ArgumentTypeError(f"{name} is asked for, and torch sees {num_devices} CUDA devices")
+    if device.type == "cuda":
+        device = torch.device("cuda", local_rank() if device.index is None else device.index)
+        if device.index >= num_devices:
+            raise argparse.ArgumentTypeError(
+                f"{device} is asked for, and torch sees {num_devices} CUDA devices"
+            )
     return device
 
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from training.dropout import dropout
+
 
 def scaled_dot_product_attention(
     query: Tensor,
@@ -18,6 +20,7 @@ def scaled_dot_product_attention(
     value: Tensor,
     mask: Tensor | None = None,
     scale: float | None = None,
+    dropout_probability: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """softmax(Q K^T / sqrt(d_k)) V: Vaswani et al. 2017, equation 1, arXiv:1706.03762.
 
@@ -27,6 +30,7 @@ def scaled_dot_product_attention(
         value: (..., S, any width).
         mask: Broadcast to (..., T, S); True = may attend.
         scale: What the scores are multiplied by; None is the paper's 1 / sqrt(K).
+        dropout_probability: Of each weight before the sum; the returned weights are those without dropout.
 
     Returns:
         The context, (..., T, width of value), and the weights, (..., T, S).
@@ -37,7 +41,7 @@ def scaled_dot_product_attention(
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf)
     weights = scores.softmax(dim=-1)
-    return weights @ value, weights
+    return dropout(weights, dropout_probability) @ value, weights
 
 
 class MultiHeadAttention(nn.Module):
@@ -45,13 +49,22 @@ class MultiHeadAttention(nn.Module):
 
     Vaswani et al. 2017, section 3.2.2, arXiv:1706.03762. The heads' matrices stand side by side in one
     `nn.Linear` each: head h has the outputs h*K to (h+1)*K. Unlike the paper's, they have biases.
+
+    Args:
+        d_model: D.
+        num_heads: H.
+        dropout: Probability of leaving out a weight while training.
     """
 
-    def __init__(self, d_model: int, num_heads: int) -> None:
+    def __init__(self, d_model: int, num_heads: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.dropout = dropout
         self.query = nn.Linear(d_model, d_model)  # W^Q
         self.key = nn.Linear(d_model, d_model)  # W^K
+        # It adds the same to all scores of a query, which softmax cancels: its gradient is nothing but
+        # rounding, of which Adam would make whole steps.
+        self.key.bias.requires_grad_(False)
         self.value = nn.Linear(d_model, d_model)  # W^V
         self.output = nn.Linear(d_model, d_model)  # W^O
 
@@ -64,8 +77,7 @@ class MultiHeadAttention(nn.Module):
             x: What asks, (B, T, D).
             memory: What is asked, (B, S, D); `x` itself in self-attention.
             mask: Broadcast to (B, H, T, S); True = may attend.
-            return_weights: Give the weights too, for which they are computed by definition; otherwise
-                torch's fused operator gives the same context without them.
+            return_weights: Give the weights too.
 
         Returns:
             The output (B, T, D), and the weights (B, H, T, S) or None.
@@ -73,13 +85,18 @@ class MultiHeadAttention(nn.Module):
         query = self._split_heads(self.query(x))  # (B, H, T, K)
         key = self._split_heads(self.key(memory))  # (B, H, S, K)
         value = self._split_heads(self.value(memory))  # (B, H, S, K)
+        dropout_probability = self.dropout if self.training else 0.0
         weights: Tensor | None = None
-        if return_weights:
-            context, weights = scaled_dot_product_attention(query, key, value, mask)
-        else:
-            context = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        if x.is_cuda and not return_weights:
+            context = functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, dropout_p=dropout_probability
+            )
+        else:  # on a CPU torch's fused operator takes several times as long for sentences
+            context, weights = scaled_dot_product_attention(
+                query, key, value, mask, dropout_probability=dropout_probability
+            )
         output: Tensor = self.output(context.transpose(1, 2).flatten(2))  # (B, T, D)
-        return output, weights
+        return output, weights if return_weights else None
 
     def _split_heads(self, x: Tensor) -> Tensor:
         B, T, _ = x.shape

@@ -5,10 +5,11 @@ Which files a run has besides stands in `training.run`.
 
 from __future__ import annotations
 
+import math
 import os
 import zipfile
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,21 +36,21 @@ class Checkpoint:
     Attributes:
         model: The weights by name.
         optimizer: `Optimizer.state_dict()`.
-        random_states: Of torch's generators: "cpu", and "cuda" where there is one.
         epoch: The pass over the corpus that the next batch belongs to.
         batch_index: Which batch of that pass comes next.
         best: None before the first evaluation.
         seconds: Time spent training so far, in all sessions.
+        divergence: The arguments of `meter.DivergenceGuard`; a checkpoint of an older commit has none.
     """
 
     step: int
     model: dict[str, Tensor]
     optimizer: dict[str, Any]
-    random_states: dict[str, Tensor]
     epoch: int
     batch_index: int
     best: BestScore | None
     seconds: float
+    divergence: tuple[float, int] = (math.inf, 0)
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
@@ -124,11 +125,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
     Raises:
         ValueError: It is missing, damaged or half-written; the message names it.
     """
-    content = load_tensors(path, keys=list(Checkpoint.__dataclass_fields__))
-    fields = {name: content[name] for name in Checkpoint.__dataclass_fields__}
-    if fields["best"] is not None:
-        fields["best"] = BestScore(**fields["best"])
-    return Checkpoint(**fields)
+    needed = [field.name for field in fields(Checkpoint) if field.default is MISSING]
+    content = load_tensors(path, keys=needed)
+    values = {field.name: content[field.name] for field in fields(Checkpoint) if field.name in content}
+    if values["best"] is not None:
+        values["best"] = BestScore(**values["best"])
+    return Checkpoint(**values)
 
 
 def newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
 from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,63 +16,116 @@ from torch import Tensor
 
 from training import grammar
 from training.attention_maps import alignment, encoder_self_attention
+from training.comparison import MetricSettings, compare
 from training.config import BOS_ID, EOS_ID
-from training.corpus import CorpusFiles, load_corpus, read_parallel, write_lines
-from training.loop import TrainingInterrupted
+from training.corpus import Corpus, CorpusFiles, load_corpus
+from training.interrupt import TrainingInterrupted
 from training.prepare import continue_run, start_run
-from training.presets import Preset, preset_named
+from training.presets import preset_named
+from training.ranks import Ranks
 from training.run import RunFolder, load_run
 from training.scoring import score, translate
 from training.search import greedy_search
+from training.text_files import STANDARD_INPUT, read_lines, write_lines
 
 _log = logging.getLogger(__name__)
 
 
-def train(
-    preset_name: str,
-    out: Path,
-    files: CorpusFiles,
-    *,
-    is_resumed: bool,
-    max_steps: int | None,
-    seed: int | None,
-    vocab_size: int | None,
-    device: torch.device,
-    console: Console,
-) -> None:
+@dataclass(frozen=True)
+class TrainRequest:
+    """What `python -m training train` was asked for.
+
+    Attributes:
+        preset: What is trained.
+        out: The run's folder.
+        files: The corpus.
+        is_resumed: Whether the run goes on instead of starting.
+        settings: What a new run has otherwise than the preset, by field.
+        changes: The same for what may also change when a run goes on.
+        is_compiled: Whether `torch.compile` makes the model faster.
+    """
+
+    preset: str
+    out: Path
+    files: CorpusFiles
+    is_resumed: bool
+    settings: Mapping[str, Any]
+    changes: Mapping[str, Any]
+    is_compiled: bool
+
+    @property
+    def resume_command(self) -> str:
+        """How the run goes on."""
+        return f"python -m training train {self.preset} --out {self.out} --resume"
+
+
+def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Console) -> None:
     """Start or resume a run, and print what came out."""
-    folder = RunFolder(out)
-    resume_command = f"python -m training train {preset_name} --out {out} --resume"
+    folder = RunFolder(request.out)
+    corpus: Corpus | None = None  # only the first process reads one
+
+    def prepare() -> None:
+        nonlocal corpus
+        corpus = _prepare(request, folder)
+
     try:
-        if is_resumed:
-            config = folder.read_config()
-            if config.preset != preset_name:
-                raise ValueError(f"{out} was started with the preset {config.preset}, not {preset_name}")
-            if files.is_built_in:
-                files = config.corpus_files
-            corpus = load_corpus(files, config.training.seed)
-        else:
-            folder.check_is_free(f"go on with `{resume_command}`, or give another --out")
-            preset = _adjusted(preset_named(preset_name), max_steps, seed, vocab_size)
-            corpus = load_corpus(files, preset.training.seed)
-            start_run(folder, preset, corpus, files)
-        summary = continue_run(folder, corpus, device, console, max_steps)
+        ranks.first(prepare)
+        summary = continue_run(
+            folder,
+            corpus,
+            device,
+            console,
+            request.changes,
+            ranks=ranks,
+            is_compiled=request.is_compiled,
+        )
     except KeyboardInterrupt as interrupt:
+        if not ranks.is_first:
+            raise
         if isinstance(interrupt, TrainingInterrupted):
-            _log.warning("%s; go on with: %s", interrupt, resume_command)
+            _log.warning("%s; go on with: %s", interrupt, request.resume_command)
         elif folder.is_run:
-            _log.warning("interrupted; go on with: %s", resume_command)
+            _log.warning("interrupted; go on with: %s", request.resume_command)
         else:
             _log.warning("interrupted before anything was trained: start again")
         raise
-    print(f"{out}: dev BLEU {summary.dev_bleu:.2f} ({summary.bleu_signature}), chrF {summary.dev_chrf:.2f}")
-    print(f"{summary.steps} steps, {summary.seconds:.0f} seconds; weights: {summary.weights}")
+    if ranks.is_first:
+        scores = f"dev BLEU {summary.dev_bleu:.2f} ({summary.bleu_signature}), chrF {summary.dev_chrf:.2f}"
+        print(f"{request.out}: {scores}")
+        print(f"{summary.steps} steps, {summary.seconds:.0f} seconds; weights: {summary.weights}")
 
 
-def score_files(hypothesis: Path, reference: Path) -> None:
-    """Print the scores of a file of translations."""
-    pairs = read_parallel(hypothesis, reference)
-    print(score([pair.source for pair in pairs], [pair.target for pair in pairs]))
+def _prepare(request: TrainRequest, folder: RunFolder) -> Corpus | None:
+    """Start the run; or give the corpus with which it is asked to go on, if any."""
+    if not request.is_resumed:
+        folder.check_is_free(f"go on with `{request.resume_command}`, or give another --out")
+        preset = preset_named(request.preset).changed({**request.settings, **request.changes})
+        corpus = load_corpus(request.files, preset.training.seed)
+        start_run(folder, preset, corpus, request.files)
+        return None
+    config = folder.read_config()
+    if config.preset != request.preset:
+        raise ValueError(f"{request.out} was started with the preset {config.preset}, not {request.preset}")
+    return None if request.files.is_built_in else load_corpus(request.files, config.training.seed)
+
+
+def score_files(
+    hypothesis: Path, references: Sequence[Path], baseline: Path | None, settings: MetricSettings
+) -> None:
+    """Print the scores of a file of translations, and of another one that it is compared with."""
+    names = [baseline, hypothesis] if baseline else [hypothesis]
+    files = [*names, *references]
+    if files.count(STANDARD_INPUT) > 1:
+        raise ValueError("standard input, -, can be one of the files only")
+    lines = [read_lines(file) for file in files]
+    if len({len(texts) for texts in lines}) != 1:
+        counts = ", ".join(f"{file} has {len(texts)}" for file, texts in zip(files, lines, strict=True))
+        raise ValueError(f"the files have different numbers of lines: {counts}")
+    systems, reference_lines = lines[: len(names)], lines[len(names) :]
+    for name, scores in zip(names, compare(systems, reference_lines, settings), strict=True):
+        print(f"{name}, {len(lines[0])} sentences")
+        for metric_score in scores:
+            print(metric_score)
 
 
 def score_run(path: Path, part: str, beam_size: int, alpha: float) -> None:
@@ -185,14 +239,3 @@ def _print_directions(weights: Tensor, layers: range, heads: range, last: str) -
 def _write_json(path: Path, content: dict[str, Any], weights: Tensor) -> None:
     content = content | {"weights": weights.double().round(decimals=6).tolist()}
     path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _adjusted(preset: Preset, max_steps: int | None, seed: int | None, vocab_size: int | None) -> Preset:
-    training, model = preset.training, preset.model
-    if max_steps is not None:
-        training = dataclasses.replace(training, max_steps=max_steps)
-    if seed is not None:
-        training = dataclasses.replace(training, seed=seed)
-    if vocab_size is not None:
-        model = dataclasses.replace(model, vocab_size=vocab_size)
-    return dataclasses.replace(preset, model=model, training=training)

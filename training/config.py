@@ -15,6 +15,8 @@ PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
 
 Norm = Literal["post", "pre"]
+Precision = Literal["fp32", "bf16"]
+Tied = Literal["all", "target", "none"]
 
 _D_HEAD_MULTIPLE = 8  # the served graphs' attention operator refuses others
 
@@ -44,13 +46,17 @@ class _Config:
     def from_json(cls, content: Any) -> Self:
         """Read what `to_json` gave.
 
+        A field that has a default may be missing: a run is older than the field, and the default of a field
+        that is added is what runs did before it.
+
         Raises:
             ValueError: It is no object, a field is missing, unknown, or wrong.
         """
         if not isinstance(content, dict):
             raise ValueError(f"{cls.__name__} must be a JSON object, not {type(content).__name__}")
         names = {field.name for field in dataclasses.fields(cls)}
-        unknown, missing = sorted(content.keys() - names), sorted(names - content.keys())
+        needed = {field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING}
+        unknown, missing = sorted(content.keys() - names), sorted(needed - content.keys())
         if unknown or missing:
             raise ValueError(f"{cls.__name__}: unknown fields {unknown}, missing fields {missing}")
         return cls(**content)
@@ -83,7 +89,13 @@ class TransformerConfig(_Config):
 
     Attributes:
         vocab_size: Of the one vocabulary that source and target share.
+        dropout: Of the embeddings and of each sub-layer's output.
+        attention_dropout: Of each attention weight.
+        word_dropout: Of whole tokens, on both sides: their embeddings become 0 (Gal and Ghahramani 2016,
+            arXiv:1512.05287, per position; Sennrich and Zhang 2019, arXiv:1905.11901).
         norm: "post" normalises after each residual sum, as the paper does; "pre" before each sub-layer.
+        tied: What shares one embedding matrix: "all" is source, target and output projection, as in the
+            paper; "target" is target and output; "none" nothing.
         max_source_length: Source tokens, the closing eos included.
         max_target_length: Decoder positions: bos and the target's tokens.
     """
@@ -95,7 +107,10 @@ class TransformerConfig(_Config):
     num_encoder_layers: int
     num_decoder_layers: int
     dropout: float = 0.1
+    attention_dropout: float = 0.0
+    word_dropout: float = 0.0
     norm: Norm = "post"
+    tied: Tied = "all"
     max_source_length: int = 256
     max_target_length: int = 256
 
@@ -105,8 +120,10 @@ class TransformerConfig(_Config):
             self._require_int(name, at_least=1)
         for name in ("max_source_length", "max_target_length"):
             self._require_int(name, at_least=2)
-        self._require_number("dropout", below=1)
+        for name in ("dropout", "attention_dropout", "word_dropout"):
+            self._require_number(name, below=1)
         self._require(self.norm in get_args(Norm), "norm", 'either "post" or "pre"')
+        self._require(self.tied in get_args(Tied), "tied", '"all", "target" or "none"')
         self._require(
             self.d_model % (self.num_heads * _D_HEAD_MULTIPLE) == 0,
             "d_model",
@@ -132,8 +149,18 @@ class TrainingConfig(_Config):
         checkpoint_interval_steps: How often a checkpoint is written.
         num_averaged: How many of the newest checkpoints are kept, and averaged at the end.
         patience: Evaluations without a better dev score before training stops; None never stops it so.
+        bpe_dropout: Probability of leaving out each merge when training texts are cut into pieces, anew in
+            each pass over the corpus (Provilkov et al. 2020, arXiv:1910.13267).
+        source_vectors: A text file of word vectors of width d_model that source embeddings start as
+            (`training.vectors`); None starts them at random.
+        target_vectors: The same for the target. Where both sides share one matrix, the target's word counts.
+        are_vectors_frozen: Whether what started as a word vector stays as it is.
         max_length_ratio: Pairs whose one side has more tokens than this times the other's are dropped;
             None keeps them.
+        drop_copies: Whether pairs are dropped whose source is their target.
+        precision: What matrices are multiplied in, "fp32" or "bf16"; None is bf16 on CUDA and fp32 on a CPU.
+        micro_batch_tokens: The most padded tokens that go through the model at once, in each process: the
+            gradients of larger batches are accumulated, and are the same. None: batches are not cut.
     """
 
     max_steps: int = 100_000
@@ -147,6 +174,13 @@ class TrainingConfig(_Config):
     num_averaged: int = 5
     patience: int | None = 10
     max_length_ratio: float | None = 5.0
+    bpe_dropout: float = 0.0
+    drop_copies: bool = False
+    precision: Precision | None = None
+    micro_batch_tokens: int | None = None
+    source_vectors: str | None = None
+    target_vectors: str | None = None
+    are_vectors_frozen: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -161,9 +195,24 @@ class TrainingConfig(_Config):
             self._require_int(name, at_least=1)
         self._require_int("seed", at_least=0)
         self._require_number("label_smoothing", below=1)
+        self._require_number("bpe_dropout", below=1)
         self._require_number("learning_rate_scale", above=0)
         self._require_number("max_gradient_norm", above=0)
+        for name in ("source_vectors", "target_vectors"):
+            value = getattr(self, name)
+            self._require(value is None or isinstance(value, str), name, "the name of a file, or None")
+        has_vectors = self.source_vectors is not None or self.target_vectors is not None
+        self._require(
+            self.are_vectors_frozen is False or (self.are_vectors_frozen is True and has_vectors),
+            "are_vectors_frozen",
+            "False without source_vectors and target_vectors, and True or False with them",
+        )
         if self.patience is not None:
             self._require_int("patience", at_least=1)
         if self.max_length_ratio is not None:
             self._require_number("max_length_ratio", above=1)
+        self._require(isinstance(self.drop_copies, bool), "drop_copies", "true or false")
+        is_known = self.precision is None or self.precision in get_args(Precision)
+        self._require(is_known, "precision", '"fp32", "bf16" or null')
+        if self.micro_batch_tokens is not None:
+            self._require_int("micro_batch_tokens", at_least=1)

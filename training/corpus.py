@@ -1,33 +1,27 @@
-"""Parallel corpora: files of pairs, the built-in one, and what is dropped from them.
+"""Parallel corpora: pairs in files, the built-in ones, and which of them are held out.
 
-A corpus is texts; how they become batches stands in `training.batches`.
+A corpus is texts; which pairs are dropped stands in `training.filters`, how files are read in
+`training.text_files`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import hashlib
 import random
-import zlib
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from bundle.tokenizer import Tokenizer
+import numpy as np
+from numpy.typing import NDArray
+
 from training import grammar
+from training.text_files import SentencePair, iterate_parallel, iterate_tsv, pair_hash
 
 _MAX_HELD_OUT_PAIRS = 1000
 _HELD_OUT_SHARE = 0.05
-
-
-class SentencePair(NamedTuple):
-    """A sentence and its translation."""
-
-    source: str
-    target: str
 
 
 @dataclass(frozen=True)
@@ -67,16 +61,53 @@ class CorpusFiles:
 
 
 @dataclass(frozen=True)
+class PairFiles(Collection[SentencePair]):
+    """The pairs of files too large for memory: read anew by each pass over them.
+
+    Attributes:
+        source: See `CorpusFiles`.
+        target: See `CorpusFiles`.
+        tsv: See `CorpusFiles`.
+        num_pairs: How many there are.
+        left_out: Pairs whose source or target is that of one of these are passed over.
+    """
+
+    source: str | None
+    target: str | None
+    tsv: str | None
+    num_pairs: int
+    left_out: tuple[SentencePair, ...] = ()
+
+    def __len__(self) -> int:
+        return self.num_pairs
+
+    def __iter__(self) -> Iterator[SentencePair]:
+        num_pairs = 0
+        for pair in _without(_iterate_pairs(self.source, self.target, self.tsv), self.left_out):
+            num_pairs += 1
+            yield pair
+        if num_pairs != self.num_pairs:
+            raise ValueError(
+                f"{self.tsv or self.source} changed while it was read: "
+                f"{num_pairs} pairs, before {self.num_pairs}"
+            )
+
+    def __contains__(self, pair: object) -> bool:
+        return any(pair == each for each in self)
+
+
+@dataclass(frozen=True)
 class Corpus:
     """Pairs to train on and pairs held out.
 
     Attributes:
         description: Where it comes from, in one line.
+        train: Possibly more than memory holds.
         test: Empty where the corpus has none.
     """
 
     description: str
-    train: tuple[SentencePair, ...]
+    train: Collection[SentencePair]
     dev: tuple[SentencePair, ...]
     test: tuple[SentencePair, ...] = ()
 
@@ -103,14 +134,14 @@ def load_corpus(files: CorpusFiles, seed: int) -> Corpus:
     """
     if files.is_built_in:
         return built_in_corpus()
-    train = _read_pairs(files.source, files.target, files.tsv)
+    train = _train_pairs(files)
     names = [name for name in dataclasses.astuple(files) if name is not None]
     if files.dev_source is None and files.dev_tsv is None:
         train, dev = _hold_out(train, seed)
         names.append(f"{len(dev)} pairs held out")
     else:
-        dev = _read_pairs(files.dev_source, files.dev_target, files.dev_tsv)
-    return Corpus(", ".join(names), tuple(train), tuple(dev))
+        dev = tuple(_iterate_pairs(files.dev_source, files.dev_target, files.dev_tsv))
+    return Corpus(", ".join(names), train, dev)
 
 
 def built_in_corpus() -> Corpus:
@@ -123,151 +154,53 @@ def built_in_corpus() -> Corpus:
     return Corpus("built-in Korean-English", train, dev, test)
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 text file, gzip if its name ends in .gz, without their ends.
-
-    Only a line feed (or carriage return and line feed) ends a line: other separators of Unicode belong to
-    the text. A byte order mark at the start is dropped.
-
-    Raises:
-        ValueError: The file is not gzip, or not UTF-8; the message says where.
-        OSError: It is missing, a folder, or cannot be read.
-    """
-    content = path.read_bytes()
-    if path.suffix == ".gz":
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{path}: not a whole gzip file ({error})") from error
-    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    if not lines[-1]:
-        lines.pop()
-    return [_decode_line(path, number, line) for number, line in enumerate(lines, start=1)]
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write what `read_lines` reads."""
-    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
-
-
-def read_parallel(source: Path, target: Path) -> list[SentencePair]:
-    """Pairs from two files, line by line.
-
-    Raises:
-        ValueError: The files have different numbers of lines, or none, or are no text.
-        OSError: A file cannot be read.
-    """
-    sources, targets = read_lines(source), read_lines(target)
-    if len(sources) != len(targets):
-        raise ValueError(
-            f"{source} has {len(sources)} lines and {target} has {len(targets)}: not a parallel corpus"
-        )
-    if not sources:
-        raise ValueError(f"{source} and {target} have 0 lines: the corpus is empty")
-    return [SentencePair(*texts) for texts in zip(sources, targets, strict=True)]
-
-
-def read_tsv(path: Path) -> list[SentencePair]:
-    """Pairs from one file, source and target separated by a tab.
-
-    Raises:
-        ValueError: A line has not exactly two columns, or the file has no line or is no text.
-        OSError: The file cannot be read.
-    """
-    pairs = []
-    for number, line in enumerate(read_lines(path), start=1):
-        columns = line.split("\t")
-        if len(columns) != 2:
-            raise ValueError(
-                f"{path}, line {number}: expected 2 columns, source and target, found {len(columns)}"
-            )
-        pairs.append(SentencePair(*columns))
-    if not pairs:
-        raise ValueError(f"{path} has 0 lines: the corpus is empty")
-    return pairs
-
-
-@dataclass(frozen=True)
-class FilterReport:
-    """How many pairs came, and how many each filter dropped."""
-
-    num_given: int
-    dropped: dict[str, int]
-
-    @property
-    def num_kept(self) -> int:
-        """How many pairs are left."""
-        return self.num_given - sum(self.dropped.values())
-
-    def table(self) -> str:
-        """The counts, a line each."""
-        rows = [("pairs given", self.num_given)]
-        rows += [(f"  dropped: {reason}", count) for reason, count in self.dropped.items()]
-        rows.append(("pairs kept", self.num_kept))
-        return "\n".join(f"{label:<32}{count:>10,}" for label, count in rows)
-
-
-@dataclass(frozen=True)
-class CorpusFilters:
-    """Which pairs are not trained on. A pair counts for the first filter that it fails.
-
-    Attributes:
-        max_source_length: In tokens, with eos.
-        max_target_length: In tokens, with eos.
-        max_length_ratio: Tokens of the longer side over the other's; None keeps all.
-    """
-
-    max_source_length: int
-    max_target_length: int
-    max_length_ratio: float | None = None
-
-    def apply(
-        self, pairs: Sequence[SentencePair], tokenizer: Tokenizer
-    ) -> tuple[list[SentencePair], FilterReport]:
-        """The pairs that pass, in their order, and what was dropped."""
-        source_lengths = [len(ids) + 1 for ids in tokenizer.encode_batch([pair.source for pair in pairs])]
-        target_lengths = [len(ids) + 1 for ids in tokenizer.encode_batch([pair.target for pair in pairs])]
-        dropped: Counter[str] = Counter({"empty": 0, "duplicate": 0, "too long": 0, "length ratio": 0})
-        kept: dict[SentencePair, None] = {}
-        for pair, source_length, target_length in zip(pairs, source_lengths, target_lengths, strict=True):
-            shorter, longer = sorted((source_length, target_length))
-            if not pair.source.strip() or not pair.target.strip():
-                dropped["empty"] += 1
-            elif pair in kept:
-                dropped["duplicate"] += 1
-            elif source_length > self.max_source_length or target_length > self.max_target_length:
-                dropped["too long"] += 1
-            elif self.max_length_ratio is not None and longer > self.max_length_ratio * shorter:
-                dropped["length ratio"] += 1
-            else:
-                kept[pair] = None
-        return list(kept), FilterReport(len(pairs), dict(dropped))
-
-
-def _read_pairs(source: str | None, target: str | None, tsv: str | None) -> list[SentencePair]:
+def _iterate_pairs(source: str | None, target: str | None, tsv: str | None) -> Iterator[SentencePair]:
     if source is not None and target is not None:
-        return read_parallel(Path(source), Path(target))
+        return iterate_parallel(Path(source), Path(target))
     assert tsv is not None
-    return read_tsv(Path(tsv))
+    return iterate_tsv(Path(tsv))
 
 
-def _hold_out(pairs: list[SentencePair], seed: int) -> tuple[list[SentencePair], list[SentencePair]]:
+def _train_pairs(files: CorpusFiles) -> Collection[SentencePair]:
+    """What can be read again stays in its files; a pipe cannot."""
+    pairs = _iterate_pairs(files.source, files.target, files.tsv)
+    names = [name for name in (files.source, files.target, files.tsv) if name is not None]
+    if not all(Path(name).is_file() for name in names):
+        return tuple(pairs)
+    return PairFiles(files.source, files.target, files.tsv, num_pairs=sum(1 for _ in pairs))
+
+
+def _hold_out(
+    pairs: Collection[SentencePair], seed: int
+) -> tuple[Collection[SentencePair], tuple[SentencePair, ...]]:
     """Split off dev pairs; no source or target of theirs stays in training."""
-    distinct = [pair for pair in dict.fromkeys(pairs) if pair.source.strip() and pair.target.strip()]
-    if not distinct:
+    first_rows = _distinct_rows(pairs)
+    if not len(first_rows):
         raise ValueError(f"all {len(pairs)} pairs have an empty side: nothing to train on")
-    num_held_out = min(_MAX_HELD_OUT_PAIRS, int(len(distinct) * _HELD_OUT_SHARE))
+    num_held_out = min(_MAX_HELD_OUT_PAIRS, int(len(first_rows) * _HELD_OUT_SHARE))
     if num_held_out == 0:
-        raise ValueError(f"{len(distinct)} distinct pairs are too few to hold any out: give dev files")
-    dev = random.Random(seed).sample(distinct, num_held_out)
-    sources, targets = {pair.source for pair in dev}, {pair.target for pair in dev}
-    return [pair for pair in pairs if pair.source not in sources and pair.target not in targets], dev
+        raise ValueError(f"{len(first_rows)} distinct pairs are too few to hold any out: give dev files")
+    rows = [int(first_rows[i]) for i in random.Random(seed).sample(range(len(first_rows)), num_held_out)]
+    wanted = set(rows)
+    found = {row: pair for row, pair in enumerate(pairs) if row in wanted}
+    dev = tuple(found[row] for row in rows)
+    if isinstance(pairs, PairFiles):
+        num_left = sum(1 for _ in _without(pairs, dev))
+        return dataclasses.replace(pairs, num_pairs=num_left, left_out=dev), dev
+    return tuple(_without(pairs, dev)), dev
 
 
-def _decode_line(path: Path, number: int, line: bytes) -> str:
-    try:
-        return line.removesuffix(b"\r").decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}, line {number}: not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1})"
-        ) from error
+def _distinct_rows(pairs: Iterable[SentencePair]) -> NDArray[np.int64]:
+    """The rows of the pairs with two texts that do not stand further up, by hashes of 8 bytes a pair."""
+    hashes, rows = array("Q"), array("q")
+    for row, pair in enumerate(pairs):
+        if pair.source.strip() and pair.target.strip():
+            hashes.append(pair_hash(pair))
+            rows.append(row)
+    _, first = np.unique(np.array(hashes), return_index=True)
+    return np.array(rows)[np.sort(first)]
+
+
+def _without(pairs: Iterable[SentencePair], left_out: tuple[SentencePair, ...]) -> Iterator[SentencePair]:
+    sources, targets = {pair.source for pair in left_out}, {pair.target for pair in left_out}
+    return (pair for pair in pairs if pair.source not in sources and pair.target not in targets)

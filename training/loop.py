@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import logging
-import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from types import FrameType
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from bundle.tokenizer import Tokenizer
-from training.batches import Batch, BatchStream, EncodedPair, batches_in_order, encode_pairs
+from training.batches import BatchShare, BatchStream, batches_in_order
 from training.checkpoint import (
     BestScore,
     Checkpoint,
@@ -31,54 +28,41 @@ from training.checkpoint import (
     remove_checkpoints,
     save_checkpoint,
 )
-from training.config import PAD_ID
-from training.corpus import SentencePair
+from training.config import Precision
+from training.encoded import EncodedPair, encode_pairs
+from training.interrupt import TrainingInterrupted, caught_interrupt
+from training.loss import BatchLoss
+from training.meter import DivergenceGuard, Meter
 from training.progress import Reporter
+from training.ranks import Ranks
 from training.run import RunConfig, RunFolder, Summary
 from training.schedule import learning_rate
 from training.scoring import Score, score, translate
+from training.text_files import SentencePair
 from training.transformer import Transformer
+from training.vectors import PieceVectors
 
 _log = logging.getLogger(__name__)
 
 _REPORT_INTERVAL_STEPS = 20
 
 
-class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM stopped the run, and a checkpoint was left.
-
-    Args:
-        step: Where.
-        signal_number: By which of the two.
-    """
-
-    def __init__(self, step: int, signal_number: int) -> None:
-        super().__init__(f"interrupted at step {step}")
-        self.step = step
-        self.signal_number = signal_number
-
-
-def label_smoothed_loss(logits: Tensor, label_ids: Tensor, label_smoothing: float) -> Tensor:
-    """Mean cross-entropy (in nats) against (1 - e) of the label and e spread over the vocabulary.
-
-    Szegedy et al. 2016, section 7, arXiv:1512.00567; Vaswani et al. 2017, section 5.4.
-    """
-    return functional.cross_entropy(logits.float(), label_ids, label_smoothing=label_smoothing)
-
-
 class Trainer:
     """Owns the model, the optimizer, the place in the corpus and the best score of a run being trained.
 
     Invariant: after each step, `checkpoint()` is all that a new trainer needs to go on bit for bit on a CPU.
+    Every process has a trainer; after each step all hold the same weights, and they decide the same.
 
     Args:
         config: Of the run.
         folder: Of the run.
         tokenizer: Of source and target.
-        train_pairs: What is trained on.
+        train_pairs: What is trained on, by the number of the pass over the corpus.
         dev_pairs: What is scored.
         device: Where.
         checkpoint: Where to go on; None starts anew.
+        ranks: The processes that train together.
+        is_compiled: Whether `torch.compile` makes the model faster.
     """
 
     def __init__(
@@ -86,16 +70,20 @@ class Trainer:
         config: RunConfig,
         folder: RunFolder,
         tokenizer: Tokenizer,
-        train_pairs: Sequence[EncodedPair],
+        train_pairs: Callable[[int], Sequence[EncodedPair]],
         dev_pairs: Sequence[SentencePair],
         device: torch.device,
         checkpoint: Checkpoint | None = None,
+        *,
+        ranks: Ranks | None = None,
+        is_compiled: bool = False,
     ) -> None:
         self.config = config
         self.folder = folder
         self.tokenizer = tokenizer
         self.dev_pairs = dev_pairs
         self.device = device
+        self.ranks = ranks or Ranks()
         self.step = checkpoint.step if checkpoint else 0
         self.best = checkpoint.best if checkpoint else None
         self._seconds_before = checkpoint.seconds if checkpoint else 0.0
@@ -103,16 +91,32 @@ class Trainer:
         recipe = config.training
         torch.manual_seed(recipe.seed)
         self.model = Transformer(config.model).to(device)
+        self.guard = DivergenceGuard(*checkpoint.divergence) if checkpoint else DivergenceGuard()
+        self._vectors = self._load_vectors()
         self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
         place = (checkpoint.epoch, checkpoint.batch_index) if checkpoint else (0, 0)
-        self.batches = BatchStream(train_pairs, recipe.batch_tokens, recipe.seed, *place)
-        if checkpoint:
+        self.batches = BatchStream(
+            train_pairs,
+            recipe.batch_tokens,
+            recipe.seed,
+            *place,
+            ranks=self.ranks,
+            piece_tokens=recipe.micro_batch_tokens,
+        )
+        if not checkpoint:
+            for embedding, vectors in self._vectors:
+                vectors.write_to(embedding)
+        else:
             origin = checkpoint_path(folder.checkpoints, checkpoint.step)
             load_weights(self.model, checkpoint.model, origin)
             self.optimizer.load_state_dict(checkpoint.optimizer)
-            torch.set_rng_state(checkpoint.random_states["cpu"])
-            if device.type == "cuda" and "cuda" in checkpoint.random_states:
-                torch.cuda.set_rng_state(checkpoint.random_states["cuda"], device)
+        self._batch_loss = BatchLoss(self.model, _dtype(recipe.precision, device), is_compiled)
+        # Sums gradients over the processes while they are still being computed.
+        self._shared_loss: nn.Module = self._batch_loss
+        if self.ranks.size > 1:
+            self._shared_loss = DistributedDataParallel(
+                self._batch_loss, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
 
     @property
     def seconds(self) -> float:
@@ -127,50 +131,62 @@ class Trainer:
 
         Raises:
             TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint of the last whole step was left.
-            ValueError: The loss became infinite or undefined.
+            ValueError: Gradients or the loss show that training came to nothing.
         """
         recipe = self.config.training
         with (
-            _caught_interrupt() as interrupt_signal,
-            _fast_matmul(),
-            Reporter(self.folder, console, self.step, recipe.max_steps) as reporter,
+            caught_interrupt() as interrupt_signal,
+            fast_matmul(),
+            self._reporter(console) as reporter,
         ):
-            meter = _Meter()
+            meter = Meter()
             while not self._is_done():
                 self.model.train()
-                batch = self.batches.next_batch().to(self.device)
-                meter.add(*self._train_step(batch), batch.num_tokens)
+                share = self.batches.next_batch()
+                meter.add(*self.train_step(share), share.num_tokens)
                 if self.step % _REPORT_INTERVAL_STEPS == 0:
                     self._report(reporter, meter)
-                    meter = _Meter()
+                    meter = Meter()
                 if self.step % recipe.eval_interval_steps == 0 or self.step == recipe.max_steps:
                     start = time.monotonic()
                     self._evaluate(reporter)
                     meter.leave_out(time.monotonic() - start)
                 if self._is_scheduled(self.step):
                     self._save()
-                reporter.advance(self.step)
-                signal_number = interrupt_signal()
-                if signal_number is not None:
+                if reporter:
+                    reporter.advance(self.step)
+                signal_number = self.ranks.largest(interrupt_signal() or 0)
+                if signal_number:
                     self._save()
                     raise TrainingInterrupted(self.step, signal_number)
             return self._finish()
 
     def checkpoint(self) -> Checkpoint:
         """The state after the last step."""
-        random_states = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            random_states["cuda"] = torch.cuda.get_rng_state(self.device)
         return Checkpoint(
             step=self.step,
             model=self.model.state_dict(),
             optimizer=self.optimizer.state_dict(),
-            random_states=random_states,
             epoch=self.batches.epoch,
             batch_index=self.batches.batch_index,
             best=self.best,
             seconds=self.seconds,
+            divergence=(self.guard.best_loss, self.guard.num_steps_above),
         )
+
+    def _reporter(self, console: Console) -> AbstractContextManager[Reporter | None]:
+        if not self.ranks.is_first:
+            return nullcontext()
+        return Reporter(self.folder, console, self.step, self.config.training.max_steps)
+
+    def _load_vectors(self) -> list[tuple[nn.Embedding, PieceVectors]]:
+        """What was read for each side's embedding; where they are one, the target's stands last."""
+        embeddings = {
+            "source": self.model.source_embedding or self.model.embedding,
+            "target": self.model.embedding,
+        }
+        files = {side: self.folder.vectors_file(side) for side in embeddings}
+        return [(embeddings[side], PieceVectors.load(file)) for side, file in files.items() if file.is_file()]
 
     def _is_done(self) -> bool:
         recipe = self.config.training
@@ -185,78 +201,123 @@ class Trainer:
         intervals = (recipe.checkpoint_interval_steps, recipe.eval_interval_steps)
         return step == recipe.max_steps or any(step % interval == 0 for interval in intervals)
 
-    def _train_step(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """One update; gives loss and gradient norm, left on the device."""
+    def train_step(self, share: BatchShare) -> tuple[Tensor, Tensor]:
+        """One update; gives this process' part of the loss, and the gradient norm, left on the device."""
         recipe = self.config.training
         self.step += 1
+        # Random numbers depend on the step alone, so that a resumed run draws the same.
+        seeds = np.random.SeedSequence([recipe.seed, self.step, self.ranks.rank])
+        torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step, self.config.model.d_model, recipe)
-        loss = self._loss(batch, recipe.label_smoothing)
-        torch.autograd.backward(loss)
+        loss = self._backward(share)
+        if recipe.are_vectors_frozen:
+            for embedding, vectors in self._vectors:
+                vectors.hold(embedding)
         gradient_norm = nn.utils.clip_grad_norm_(self.model.parameters(), recipe.max_gradient_norm)
+        # The optimizer skips a step where this is not 0. So no weight becomes undefined, and nothing has to
+        # be read from the device for it.
+        self.optimizer.found_inf = (~gradient_norm.isfinite()).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss.detach(), gradient_norm
+        return loss, gradient_norm
 
-    def _loss(self, batch: Batch, label_smoothing: float) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            memory = self.model.encode(batch.source_ids, batch.source_mask)
-            states = self.model.decode_states(batch.target_ids, memory, batch.source_mask)  # (B, T, D)
-            is_real = batch.label_ids != PAD_ID
-            logits = self.model.project(states[is_real])  # (real target tokens, V)
-        return label_smoothed_loss(logits, batch.label_ids[is_real], label_smoothing)
+    def _backward(self, share: BatchShare) -> Tensor:
+        """Gradients of the mean over all target tokens of the batch, of whatever pieces and processes."""
+        # A process without a row computes one of no weight, because the others wait for its gradients.
+        pieces = share.pieces or [self.batches.any_batch()]
+        label_smoothing = self.config.training.label_smoothing
+        total = torch.zeros((), device=self.device)
+        for number, piece in enumerate(pieces):
+            weight = piece.num_labels / share.num_labels if share.pieces else 0.0
+            is_last = number == len(pieces) - 1
+            with nullcontext() if is_last else self._without_sharing():
+                loss = weight * self._shared_loss(piece.to(self.device), label_smoothing)
+                # Gradients are the mean over the processes, and the sum is wanted.
+                torch.autograd.backward(loss * self.ranks.size)
+            total += loss.detach()
+        return total
 
-    def _report(self, reporter: Reporter, meter: _Meter) -> None:
-        loss, gradient_norm, tokens_per_second = meter.read()
-        if not math.isfinite(loss):
-            raise ValueError(
-                f"the loss is {loss} at step {self.step}: "
-                "train with a lower learning_rate_scale or more warmup_steps"
+    def _without_sharing(self) -> AbstractContextManager[None]:
+        """Where gradients are only added to this process' own."""
+        if isinstance(self._shared_loss, DistributedDataParallel):
+            return self._shared_loss.no_sync()
+        return nullcontext()
+
+    def _report(self, reporter: Reporter | None, meter: Meter) -> None:
+        reading = meter.read(self.ranks)
+        if reading.num_skipped and reporter:
+            _log.warning(
+                "step %d: %d of %d steps had gradients that are not finite, and were skipped",
+                self.step,
+                reading.num_skipped,
+                reading.num_steps,
             )
-        reporter.record(
-            self.step,
-            "train",
-            {
-                "loss": loss,
-                "gradient_norm": gradient_norm,
-                "learning_rate": self.optimizer.param_groups[0]["lr"],
-                "tokens_per_second": tokens_per_second,
-                "epoch": self.batches.epoch,
-                "seconds": self.seconds,
-            },
-        )
-        reporter.show(f"loss {loss:.3f}  {tokens_per_second:,.0f} tokens/s")
+        try:
+            self.guard.check(self.step, reading)
+        except ValueError as error:
+            raise ValueError(f"{error}: {self._advice()}") from error
+        if reporter:
+            reporter.record(
+                self.step,
+                "train",
+                {
+                    "loss": reading.loss,
+                    "gradient_norm": reading.gradient_norm,
+                    "skipped_steps": reading.num_skipped,
+                    "learning_rate": self.optimizer.param_groups[0]["lr"],
+                    "tokens_per_second": reading.tokens_per_second,
+                    "epoch": self.batches.epoch,
+                    "seconds": self.seconds,
+                },
+            )
+            reporter.show(f"loss {reading.loss:.3f}  {reading.tokens_per_second:,.0f} tokens/s")
 
-    def _evaluate(self, reporter: Reporter) -> None:
+    def _advice(self) -> str:
+        """What to do where training came to nothing."""
+        kept = f"; the best checkpoint, of step {self.best.step}, is kept" if self.best else ""
+        return (
+            "train anew with a lower learning_rate_scale, more warmup_steps, "
+            f'a smaller max_gradient_norm, or norm="pre"{kept}'
+        )
+
+    def _evaluate(self, reporter: Reporter | None) -> None:
         result = self._score_dev()
         loss = self._dev_loss()
         if self.best is None or result.bleu > self.best.dev_bleu:
             self.best = BestScore(self.step, result.bleu)
         else:
             self.best = BestScore(self.best.step, self.best.dev_bleu, self.best.num_worse_since + 1)
-        reporter.record(self.step, "dev", {"loss": loss, "bleu": result.bleu, "chrf": result.chrf})
+        if reporter:
+            reporter.record(self.step, "dev", {"loss": loss, "bleu": result.bleu, "chrf": result.chrf})
+            from training.curves import save_learning_curve  # matplotlib takes long to import
+
+            save_learning_curve(self.folder)
         _log.info("step %d: dev loss %.3f, BLEU %.2f, chrF %.2f", self.step, loss, result.bleu, result.chrf)
 
     def _score_dev(self) -> Score:
         self.model.eval()
         sources = [pair.source for pair in self.dev_pairs]
-        translations = translate(self.model, self.tokenizer, sources, is_cut_short=True)
-        return score(translations, [pair.target for pair in self.dev_pairs])
+        share = translate(self.model, self.tokenizer, self.ranks.share(sources), is_cut_short=True)
+        return score(self.ranks.gather(share), [pair.target for pair in self.dev_pairs])
 
     @torch.no_grad()
     def _dev_loss(self) -> float:
         """Cross-entropy per target token, without smoothing."""
         self.model.eval()
-        total, num_tokens = 0.0, 0
-        for batch in batches_in_order(
-            encode_pairs(self.dev_pairs, self.tokenizer), self.config.training.batch_tokens
-        ):
-            num_labels = int((batch.label_ids != PAD_ID).sum())
-            total += self._loss(batch.to(self.device), label_smoothing=0.0).item() * num_labels
-            num_tokens += num_labels
+        pairs = self.ranks.share(encode_pairs(self.dev_pairs, self.tokenizer))
+        loss, num_labels = 0.0, 0
+        for batch in batches_in_order(pairs, self.config.training.batch_tokens) if pairs else ():
+            mean = self._batch_loss(batch.to(self.device), label_smoothing=0.0)
+            loss += mean.item() * batch.num_labels
+            num_labels += batch.num_labels
+        total, num_tokens = self.ranks.total([loss, num_labels])
         return total / num_tokens
 
     def _save(self) -> None:
+        self.ranks.first(self._write_checkpoint)
+
+    def _write_checkpoint(self) -> None:
         save_checkpoint(self.folder.checkpoints, self.checkpoint())
         kept = set(self._newest_scheduled()) | {checkpoint_path(self.folder.checkpoints, self.step)}
         if self.best:
@@ -280,7 +341,6 @@ class Trainer:
             self.model.load_state_dict(load_checkpoint(best_path).model)
             result = self._score_dev()
             weights = f"checkpoint at step {self.best.step}"
-        self.folder.write_model(self.model.state_dict())
         summary = Summary(
             dev_bleu=result.bleu,
             dev_chrf=result.chrf,
@@ -290,37 +350,14 @@ class Trainer:
             steps=self.step,
             seconds=round(self.seconds, 1),
         )
-        self.folder.write_summary(summary)
+        if self.ranks.is_first:
+            self.folder.write_model(self.model.state_dict())
+            self.folder.write_summary(summary)
         return summary
 
 
-class _Meter:
-    """Sums what happened since the last report. Values stay on the device until they are read."""
-
-    def __init__(self) -> None:
-        self._losses: list[Tensor] = []
-        self._gradient_norms: list[Tensor] = []
-        self._num_tokens = 0
-        self._start = time.monotonic()
-
-    def add(self, loss: Tensor, gradient_norm: Tensor, num_tokens: int) -> None:
-        self._losses.append(loss)
-        self._gradient_norms.append(gradient_norm)
-        self._num_tokens += num_tokens
-
-    def leave_out(self, seconds: float) -> None:
-        """Do not count time that was not spent training."""
-        self._start += seconds
-
-    def read(self) -> tuple[float, float, float]:
-        """Mean loss, mean gradient norm, tokens a second."""
-        loss = torch.stack(self._losses).mean().item()
-        gradient_norm = torch.stack(self._gradient_norms).mean().item()
-        return loss, gradient_norm, self._num_tokens / (time.monotonic() - self._start)
-
-
 @contextmanager
-def _fast_matmul() -> Iterator[None]:
+def fast_matmul() -> Iterator[None]:
     """Let torch multiply float32 matrices in the fastest way, which on a CPU is oneDNN instead of MKL.
 
     Measured on an AMD EPYC (Zen 5), one core, this project's shapes: 240 against 110 GFLOP/s, with the same
@@ -334,30 +371,6 @@ def _fast_matmul() -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-@contextmanager
-def _caught_interrupt() -> Iterator[Callable[[], int | None]]:
-    """The first Ctrl-C or SIGTERM is only noted, and the second ends at once; gives the question which came.
-
-    Outside the main thread nothing is caught, since Python delivers signals only there.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    noted: list[int] = []
-
-    def note(signal_number: int, _frame: FrameType | None) -> None:
-        noted.append(signal_number)
-        restore()
-        _log.info("interrupted: finishing this step (once more ends at once)")
-
-    def restore() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        for number in previous:
-            signal.signal(number, note)
-        yield lambda: noted[0] if noted else None
-    finally:
-        restore()
+def _dtype(precision: Precision | None, device: torch.device) -> torch.dtype:
+    is_half = device.type == "cuda" if precision is None else precision == "bf16"
+    return torch.bfloat16 if is_half else torch.float32

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from bundle.tokenizer import Tokenizer
-from training.batches import encode_pairs
 from training.checkpoint import checkpoint_step, list_checkpoints, newest_checkpoint
 from training.config import check_special_ids
-from training.corpus import Corpus, CorpusFiles, CorpusFilters
+from training.corpus import Corpus, CorpusFiles, load_corpus
+from training.encoded import EncodedCorpus, EncodedPair, write_encoded
+from training.filters import CorpusFilters
 from training.loop import Trainer
 from training.presets import Preset
+from training.ranks import Ranks
 from training.run import RunConfig, RunFolder, Summary, library_versions, repository_commit
+from training.segmentation import FreshlyCutPairs
 from training.tokenizer import train_tokenizer
+from training.vectors import PieceVectors
 
 _log = logging.getLogger(__name__)
+
+# What a run may go on with otherwise than it was started: when it stops, and what suits the machine.
+CHANGEABLE = "max_steps", "patience", "precision", "micro_batch_tokens"
 
 
 def start_run(
@@ -33,17 +43,18 @@ def start_run(
         files: Where it was read from, for a resume that does not say so again; None is the built-in one.
 
     Raises:
-        ValueError: The folder holds a run, or the corpus has nothing to train on or to score; then nothing
-            is written.
+        ValueError: The folder holds a run, the corpus has nothing to train on or to score, or a file of word
+            vectors is wrong; then nothing is written.
+        OSError: A file of word vectors cannot be read.
     """
     folder.check_is_free()
-    texts = [text for pair in corpus.train for text in pair if text.strip()]
-    if not texts:
+    if not any(text.strip() for pair in corpus.train for text in pair):
         raise ValueError(
             f"the training corpus has {len(corpus.train)} pairs and no text: nothing to train on"
         )
+    texts = (text for pair in corpus.train for text in pair if text.strip())
     tokenizer = train_tokenizer(texts, preset.vocab_size)
-    _log.info("tokenizer: %d tokens, from %d texts", tokenizer.vocab_size, len(texts))
+    _log.info("tokenizer: %d tokens, from %d pairs", tokenizer.vocab_size, len(corpus.train))
     model = dataclasses.replace(preset.model, vocab_size=tokenizer.vocab_size)
     # What a model can translate is scored, however long its reference: no ratio filter.
     filters = CorpusFilters(model.max_source_length, model.max_target_length)
@@ -55,8 +66,17 @@ def start_run(
         if part == "dev" and not kept:
             raise ValueError(f"none of {report.num_given} dev pairs is left: nothing to score")
         held_out[part] = kept
+    recipe = preset.training
+    vectors = {
+        side: PieceVectors.of(Path(file), tokenizer, model.d_model)
+        for side, file in (("source", recipe.source_vectors), ("target", recipe.target_vectors))
+        if file is not None
+    }
     folder.checkpoints.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder.tokenizer_file)
+    for side, found in vectors.items():
+        _log.info("%s vectors: for %d of %d pieces", side, len(found.ids), tokenizer.vocab_size)
+        found.save(folder.vectors_file(side))
     for part, kept in held_out.items():
         if kept:
             folder.write_pairs(part, kept)
@@ -70,46 +90,40 @@ def start_run(
         commit=repository_commit(),
         versions=library_versions(),
     )
+    _encode(folder, config, corpus, tokenizer)
     folder.write_config(config)
     return config
 
 
 def continue_run(
     folder: RunFolder,
-    corpus: Corpus,
+    corpus: Corpus | None,
     device: torch.device,
     console: Console,
-    max_steps: int | None = None,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    ranks: Ranks | None = None,
+    is_compiled: bool = False,
 ) -> Summary:
     """Train from the newest checkpoint that can be read, or from the start, to the end.
 
     Args:
         folder: Of a started run.
-        corpus: The one it was started with.
+        corpus: The one it was started with, to make sure; None takes what was encoded then.
         device: Where.
         console: Where the progress bar is drawn.
-        max_steps: Another end than the one the run was started with.
+        changes: Other values of fields of the recipe, among `CHANGEABLE`.
+        ranks: The processes that train together.
+        is_compiled: Whether `torch.compile` makes the model faster.
 
     Raises:
         ValueError: The folder holds no run, the corpus is another, more than `max_steps` are done already,
             no checkpoint can be read, or training diverged.
         TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was left.
     """
+    ranks = ranks or Ranks()
+    ranks.first(lambda: _prepare_to_continue(folder, corpus, changes or {}))
     config = folder.read_config()
-    if corpus.sha256() != config.corpus_sha256:
-        raise ValueError(f"{corpus.description} is not the corpus that {folder.path} was started with")
-    if max_steps is not None and max_steps != config.training.max_steps:
-        checkpoints = list_checkpoints(folder.checkpoints)
-        if checkpoints and max_steps < checkpoint_step(checkpoints[-1]):
-            raise ValueError(
-                f"{folder.path} has done {checkpoint_step(checkpoints[-1])} steps, "
-                f"and cannot stop at step {max_steps} any more: give at least as many"
-            )
-        config = dataclasses.replace(
-            config, training=dataclasses.replace(config.training, max_steps=max_steps)
-        )
-        folder.write_config(config)
-        folder.summary_file.unlink(missing_ok=True)
     if folder.is_finished:
         _log.info("%s is finished: nothing to do", folder.path)
         return folder.read_summary()
@@ -118,17 +132,77 @@ def continue_run(
         _log.warning("passed over: %s", problem)
     if checkpoint:
         _log.info("going on after step %d", checkpoint.step)
+    tokenizer = _read_tokenizer(folder)
+    train = EncodedCorpus(folder.encoded)
+    trainer = Trainer(
+        config,
+        folder,
+        tokenizer,
+        _pairs_of(config, train, tokenizer),
+        folder.read_pairs("dev"),
+        device,
+        checkpoint,
+        ranks=ranks,
+        is_compiled=is_compiled,
+    )
+    num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    _log.info("model: %s parameters, on %s", f"{num_parameters:,}", device)
+    _log.info("corpus: %s, %s pairs", config.corpus, f"{len(train):,}")
+    return trainer.train(console)
+
+
+def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapping[str, Any]) -> None:
+    """All that a run's folder needs and only one process may write."""
+    config = folder.read_config()
+    training = dataclasses.replace(config.training, **changes)
+    checkpoints = list_checkpoints(folder.checkpoints)
+    if checkpoints and training.max_steps < checkpoint_step(checkpoints[-1]):
+        raise ValueError(
+            f"{folder.path} has done {checkpoint_step(checkpoints[-1])} steps, "
+            f"and cannot stop at step {training.max_steps} any more: give at least as many"
+        )
+    is_finished = folder.is_finished and training.max_steps == config.training.max_steps
+    # Encoded it is not where the run is of an older commit, or somebody needed the room.
+    if corpus is None and not folder.encoded.is_dir() and not is_finished:
+        corpus = load_corpus(config.corpus_files, config.training.seed)
+    if corpus is not None and corpus.sha256() != config.corpus_sha256:
+        raise ValueError(f"{corpus.description} is not the corpus that {folder.path} was started with")
+    if corpus is not None and not folder.encoded.is_dir():
+        _encode(folder, config, corpus, _read_tokenizer(folder))
+    if training != config.training:
+        folder.write_config(dataclasses.replace(config, training=training))
+    if not is_finished:
+        folder.summary_file.unlink(missing_ok=True)
+
+
+def _read_tokenizer(folder: RunFolder) -> Tokenizer:
     tokenizer = Tokenizer.load(folder.tokenizer_file)
     check_special_ids(tokenizer)
+    return tokenizer
+
+
+def _encode(folder: RunFolder, config: RunConfig, corpus: Corpus, tokenizer: Tokenizer) -> None:
     filters = CorpusFilters(
         config.model.max_source_length,
         config.model.max_target_length,
         config.training.max_length_ratio,
+        config.training.drop_copies,
     )
-    train, report = filters.apply(corpus.train, tokenizer)
+    report = write_encoded(folder.encoded, corpus.train, tokenizer, filters)
     _log.info("corpus: %s\n%s", corpus.description, report.table())
-    dev = folder.read_pairs("dev")
-    trainer = Trainer(config, folder, tokenizer, encode_pairs(train, tokenizer), dev, device, checkpoint)
-    num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
-    _log.info("model: %s parameters, on %s", f"{num_parameters:,}", device)
-    return trainer.train(console)
+
+
+def _pairs_of(
+    config: RunConfig, corpus: EncodedCorpus, tokenizer: Tokenizer
+) -> Callable[[int], Sequence[EncodedPair]]:
+    """What is trained on in each pass over the corpus."""
+    if not config.training.bpe_dropout:
+        return lambda _: corpus
+    return FreshlyCutPairs(
+        list(corpus.texts(tokenizer)),
+        tokenizer,
+        config.training.bpe_dropout,
+        config.training.seed,
+        max_source_length=config.model.max_source_length,
+        max_target_length=config.model.max_target_length,
+    )

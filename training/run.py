@@ -3,8 +3,10 @@
 config.json        model, recipe, preset, corpus and its hash, commit, versions
 tokenizer.json     the `tokenizers` library's own format
 dev.source.txt …   held-out pairs; test.source.txt … where the corpus has a test set
+encoded/           the training corpus as token ids; made again from its files where it is missing
+source.vectors.pt … what embeddings started as, where that was read from a file
 checkpoints/       what training resumes from
-metrics.jsonl      one JSON object a line; tensorboard/ shows the same
+metrics.jsonl      one JSON object a line; tensorboard/ and learning-curve.png show the same
 model.pt           the final weights
 summary.json       dev score, steps, seconds: written last
 """
@@ -26,7 +28,8 @@ from bundle.names import TOKENIZER_FILE
 from bundle.tokenizer import Tokenizer
 from training.checkpoint import load_tensors, load_weights, save_tensors, write_atomically
 from training.config import TrainingConfig, TransformerConfig, check_special_ids
-from training.corpus import CorpusFiles, SentencePair, read_parallel, write_lines
+from training.corpus import CorpusFiles
+from training.text_files import SentencePair, read_parallel, write_lines
 from training.transformer import Transformer
 
 RUN_FORMAT = 1
@@ -155,6 +158,16 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def curve_file(self) -> Path:
+        """`learning-curve.png`."""
+        return self.path / "learning-curve.png"
+
+    @property
+    def encoded(self) -> Path:
+        """The folder of the training corpus as token ids."""
+        return self.path / "encoded"
+
+    @property
     def tensorboard(self) -> Path:
         """The folder of TensorBoard's event files."""
         return self.path / "tensorboard"
@@ -181,6 +194,10 @@ class RunFolder:
     def text_files(self, part: str) -> tuple[Path, Path]:
         """Source and target file of "dev" or "test"."""
         return self.path / f"{part}.source.txt", self.path / f"{part}.target.txt"
+
+    def vectors_file(self, side: str) -> Path:
+        """What the embeddings of "source" or "target" started as, if not at random."""
+        return self.path / f"{side}.vectors.pt"
 
     def write_pairs(self, part: str, pairs: Sequence[SentencePair]) -> None:
         """Write the pairs of "dev" or "test"."""

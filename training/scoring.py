@@ -35,7 +35,7 @@ def score(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
-    bleu, chrf = BLEU(), CHRF()
+    bleu, chrf = BLEU(force=True), CHRF()  # no warning where a corpus consists of tokens
     bleu_score = bleu.corpus_score(hypotheses, [references]).score
     chrf_score = chrf.corpus_score(hypotheses, [references]).score
     return Score(bleu_score, str(bleu.get_signature()), chrf_score, str(chrf.get_signature()))

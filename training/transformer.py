@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from training.attention import MultiHeadAttention, causal_mask
 from training.config import TransformerConfig
+from training.dropout import Dropout, dropout
 
 LAYER_NORM_EPS = 1e-5
 
@@ -59,7 +60,10 @@ class _Layer(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.is_pre_norm = config.norm == "pre"
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
+
+    def _attention(self, config: TransformerConfig) -> MultiHeadAttention:
+        return MultiHeadAttention(config.d_model, config.num_heads, config.attention_dropout)
 
     def _before(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         return norm(x) if self.is_pre_norm else x
@@ -74,7 +78,7 @@ class EncoderLayer(_Layer):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
-        self.self_attention = MultiHeadAttention(config.d_model, config.num_heads)
+        self.self_attention = self._attention(config)
         self.self_attention_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
         self.feed_forward = FeedForward(config.d_model, config.d_ff)
         self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
@@ -93,9 +97,9 @@ class DecoderLayer(_Layer):
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
-        self.self_attention = MultiHeadAttention(config.d_model, config.num_heads)
+        self.self_attention = self._attention(config)
         self.self_attention_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
-        self.cross_attention = MultiHeadAttention(config.d_model, config.num_heads)
+        self.cross_attention = self._attention(config)
         self.cross_attention_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
         self.feed_forward = FeedForward(config.d_model, config.d_ff)
         self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
@@ -122,24 +126,45 @@ class DecoderLayer(_Layer):
 class Transformer(nn.Module):
     """The whole of figure 1, without the softmax.
 
-    One matrix is the embedding of source and target and the output projection (section 3.4); embeddings are
-    multiplied by sqrt(D). Differs from the paper in one option: with `norm="pre"` each stack ends in a norm.
+    One matrix is the embedding of source and target and the output projection (section 3.4), unless
+    `config.tied` says otherwise; embeddings are multiplied by sqrt(D). Differs from the paper in two options:
+    with `norm="pre"` each stack ends in a norm, and `word_dropout` leaves out whole tokens.
+
+    Attributes:
+        embedding: Of the target, and of whatever else is tied to it.
+        source_embedding: None where it is `embedding`.
+        output: The projection to logits; None where it is by `embedding`.
     """
 
     positions: Tensor
+    source_embedding: nn.Embedding | None
+    output: nn.Linear | None
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
+        V, D = config.vocab_size, config.d_model
+        self.embedding = nn.Embedding(V, D)
+        self.source_embedding = None if config.tied == "all" else nn.Embedding(V, D)
+        self.output = nn.Linear(D, V, bias=False) if config.tied == "none" else None
         max_length = max(config.max_source_length, config.max_target_length)
         self.register_buffer("positions", sinusoidal_positions(max_length, config.d_model), persistent=False)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.encoder_layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
         self.decoder_layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
         self.encoder_norm = self._final_norm()
         self.decoder_norm = self._final_norm()
         self._initialise()
+
+    @property
+    def source_weight(self) -> Tensor:
+        """The matrix (V, D) that embeds source tokens."""
+        return (self.source_embedding or self.embedding).weight
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The matrix (V, D) that turns decoder states into logits."""
+        return (self.output or self.embedding).weight
 
     def encode(self, source_ids: Tensor, source_mask: Tensor) -> Tensor:
         """Source (B, S), its mask (B, S) with True = a real token, to the memory (B, S, D)."""
@@ -165,8 +190,8 @@ class Transformer(nn.Module):
         return self._decode_states(target_ids, memory, source_mask, return_weights=False)[0]
 
     def project(self, states: Tensor) -> Tensor:
-        """Logits (..., V) of decoder states (..., D), by the embedding matrix."""
-        return nn.functional.linear(states, self.embedding.weight)
+        """Logits (..., V) of decoder states (..., D)."""
+        return nn.functional.linear(states, self.output_weight)
 
     def forward(self, source_ids: Tensor, source_mask: Tensor, target_ids: Tensor) -> Tensor:
         """`encode`, then `decode`: logits (B, T, V)."""
@@ -175,7 +200,7 @@ class Transformer(nn.Module):
     def _encode(
         self, source_ids: Tensor, source_mask: Tensor, return_weights: bool
     ) -> tuple[Tensor, list[Tensor]]:
-        x = self._embed(source_ids)  # (B, S, D)
+        x = self._embed(source_ids, self.source_weight)  # (B, S, D)
         mask = source_mask[:, None, None, :]  # (B, 1, 1, S)
         all_weights = []
         for layer in self.encoder_layers:
@@ -187,7 +212,7 @@ class Transformer(nn.Module):
         self, target_ids: Tensor, memory: Tensor, source_mask: Tensor, return_weights: bool
     ) -> tuple[Tensor, list[Tensor]]:
         # Padding at a target's end needs no mask: no real position sees what stands after it.
-        x = self._embed(target_ids)  # (B, T, D)
+        x = self._embed(target_ids, self.embedding.weight)  # (B, T, D)
         causal = causal_mask(target_ids.shape[1], target_ids.device)  # (T, T)
         mask = source_mask[:, None, None, :]  # (B, 1, 1, S)
         all_weights = []
@@ -196,11 +221,14 @@ class Transformer(nn.Module):
             all_weights.append(weights)
         return self.decoder_norm(x), all_weights
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
+    def _embed(self, token_ids: Tensor, weight: Tensor) -> Tensor:
         length = token_ids.shape[1]
         if length > self.positions.shape[0]:
             raise ValueError(f"{length} positions, and the model has {self.positions.shape[0]}")
-        x = self.embedding(token_ids) * math.sqrt(self.config.d_model)  # (B, length, D)
+        x = nn.functional.embedding(token_ids, weight) * math.sqrt(self.config.d_model)  # (B, length, D)
+        if self.training and self.config.word_dropout:
+            is_word = torch.ones(*token_ids.shape, 1, device=x.device)
+            x = x * dropout(is_word, self.config.word_dropout)
         embedded: Tensor = self.dropout(x + self.positions[:length])
         return embedded
 
@@ -213,7 +241,9 @@ class Transformer(nn.Module):
         # The paper does not say how. Glorot and Bengio 2010 keep each layer's variance; the embedding, times
         # sqrt(D), starts with variance 1, and as the output projection with logits of variance about 1.
         for module in self.modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and module is not self.output:
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.zeros_(module.bias)
-        nn.init.normal_(self.embedding.weight, std=self.config.d_model**-0.5)
+        for matrix in (self.embedding, self.source_embedding, self.output):
+            if matrix is not None:
+                nn.init.normal_(matrix.weight, std=self.config.d_model**-0.5)

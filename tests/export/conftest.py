@@ -51,12 +51,30 @@ def post_int8(random_trained: TrainedModel, bundle_path: Path) -> Exported:
     return _exported(random_trained, Precision.INT8, bundle_path / "int8")
 
 
+def _converted(trained: TrainedModel, precision: Precision, folder: Path) -> Exported:
+    modules = make_graphs(trained, precision)
+    convert.save({verb: convert.convert(module) for verb, module in modules.items()}, folder)
+    return _exported(trained, precision, folder)
+
+
 @pytest.fixture(scope="session")
 def pre_fp32(random_pre_norm: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    folder = tmp_path_factory.mktemp("pre-norm")
-    modules = make_graphs(random_pre_norm, Precision.FP32)
-    convert.save({verb: convert.convert(module) for verb, module in modules.items()}, folder)
-    return _exported(random_pre_norm, Precision.FP32, folder)
+    return _converted(random_pre_norm, Precision.FP32, tmp_path_factory.mktemp("pre-norm"))
+
+
+@pytest.fixture(scope="session")
+def target_tied_fp32(random_target_tied: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return _converted(random_target_tied, Precision.FP32, tmp_path_factory.mktemp("target-tied"))
+
+
+@pytest.fixture(scope="session")
+def untied_fp32(random_untied: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return _converted(random_untied, Precision.FP32, tmp_path_factory.mktemp("untied"))
+
+
+@pytest.fixture(scope="session")
+def untied_int8(random_untied: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return _converted(random_untied, Precision.INT8, tmp_path_factory.mktemp("untied-int8"))
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from export import convert, parity
 
 # float32 sums in another order; measured 2e-6 on these models.
 TOLERANCE = 1e-4
+FP32 = ["post_fp32", "pre_fp32", "target_tied_fp32", "untied_fp32"]
 
 
 def test_the_proof_uses_sizes_that_export_never_saw():
@@ -20,7 +21,7 @@ def test_the_proof_uses_sizes_that_export_never_saw():
     assert max(B for B, _, _ in parity.SHAPES) > 4  # one full row, and padded ones
 
 
-@pytest.mark.parametrize("exported", ["post_fp32", "pre_fp32"], indirect=True)
+@pytest.mark.parametrize("exported", FP32, indirect=True)
 def test_graphs_equal_the_trained_model_at_lengths_never_seen(exported):
     shapes = (*parity.SHAPES, (1, 48, 48), (7, 2, 11), (3, 5, 7))
     assert (
@@ -28,7 +29,7 @@ def test_graphs_equal_the_trained_model_at_lengths_never_seen(exported):
     )
 
 
-@pytest.mark.parametrize("exported", ["post_fp32", "pre_fp32"], indirect=True)
+@pytest.mark.parametrize("exported", FP32, indirect=True)
 def test_any_changed_weight_is_seen(exported):
     model = deepcopy(exported.trained.model)
     unseen = []
@@ -58,6 +59,7 @@ def test_what_is_not_a_number_is_infinitely_wrong(post_fp32):
     assert parity.worst_difference(model, post_fp32.graphs, post_fp32.decode, [(1, 2, 2)]) == float("inf")
 
 
-def test_int8_is_near_the_trained_model(post_int8):
+@pytest.mark.parametrize("exported", ["post_int8", "untied_int8"], indirect=True)
+def test_int8_is_near_the_trained_model(exported):
     # 8 bits of calibrated activations; measured 0.7 with random weights.
-    assert parity.worst_difference(post_int8.trained.model, post_int8.graphs, post_int8.decode) < 2
+    assert parity.worst_difference(exported.trained.model, exported.graphs, exported.decode) < 2

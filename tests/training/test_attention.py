@@ -94,3 +94,55 @@ def test_heads_are_the_papers_matrices_side_by_side(has_mask: bool) -> None:
     fused, none = attention(x, memory, mask)
     assert none is None
     torch.testing.assert_close(fused, expected)
+
+
+def test_dropout_leaves_out_weights_of_the_sum_and_not_those_returned() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(1, 4), torch.randn(400, 4)
+    context, weights = scaled_dot_product_attention(query, key, torch.eye(400), dropout_probability=0.25)
+    torch.testing.assert_close(weights, (query @ key.T / 2).softmax(-1))
+    is_left_out = context == 0
+    assert 0.15 < is_left_out.float().mean().item() < 0.35
+    torch.testing.assert_close(context[~is_left_out], weights[~is_left_out] / 0.75, rtol=1e-4, atol=0)
+
+
+def double(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def test_gradients_of_attention_are_finite_differences() -> None:
+    torch.manual_seed(0)
+    mask = causal_mask(4) & torch.tensor([True, True, True, False])
+    for each in (None, mask):
+        inputs = double(2, 4, 3), double(2, 4, 3), double(2, 4, 5)
+        assert torch.autograd.gradcheck(
+            lambda query, key, value, mask=each: scaled_dot_product_attention(query, key, value, mask), inputs
+        )
+
+
+@pytest.mark.parametrize("is_self_attention", [True, False])
+def test_gradients_of_all_heads_are_finite_differences(is_self_attention: bool) -> None:
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(d_model=8, num_heads=2).double()
+    parameters = {name: each for name, each in attention.named_parameters() if each.requires_grad}
+    mask = torch.ones(2, 1, 3, 3 if is_self_attention else 4, dtype=torch.bool)
+    mask[1, :, :, -1] = False
+
+    def output(x: torch.Tensor, memory: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        arguments = (x, x if is_self_attention else memory, mask)
+        context, _ = torch.func.functional_call(
+            attention, dict(zip(parameters, weights, strict=True)), arguments
+        )
+        return context
+
+    assert torch.autograd.gradcheck(output, (double(2, 3, 8), double(2, 4, 8), *parameters.values()))
+
+
+def test_a_bias_of_the_key_changes_nothing_and_is_not_trained() -> None:
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(d_model=16, num_heads=2)
+    x, memory = torch.randn(2, 3, 16), torch.randn(2, 4, 16)
+    before, _ = attention(x, memory, None)
+    assert [name for name, each in attention.named_parameters() if not each.requires_grad] == ["key.bias"]
+    attention.key.bias.copy_(torch.randn(16))
+    torch.testing.assert_close(attention(x, memory, None)[0], before)

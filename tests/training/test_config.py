@@ -19,6 +19,9 @@ from training.presets import PRESETS, preset_named
         ("dropout", 1.0, "dropout is 1.0, and must be a number below 1"),
         ("dropout", -0.1, "dropout is -0.1, and must be a number of at least 0"),
         ("norm", "both", 'norm is .both., and must be either "post" or "pre"'),
+        ("tied", "source", 'tied is .source., and must be "all", "target" or "none"'),
+        ("attention_dropout", 1, "attention_dropout is 1, and must be a number below 1"),
+        ("word_dropout", None, "word_dropout is None, and must be a number of at least 0"),
         ("max_target_length", 1, "max_target_length is 1"),
     ],
 )
@@ -34,6 +37,9 @@ def test_wrong_sizes_are_refused_by_name(
     [
         ("max_steps", 0),
         ("label_smoothing", 1),
+        ("bpe_dropout", 1.0),
+        ("source_vectors", 3),
+        ("are_vectors_frozen", True),  # without a file of them
         ("learning_rate_scale", 0),
         ("max_gradient_norm", "1"),
         ("patience", 0),
@@ -56,11 +62,19 @@ def test_presets_survive_json(name: str) -> None:
 
 def test_json_with_a_missing_or_unknown_field_is_refused() -> None:
     content = TrainingConfig().to_json()
-    content["learning_rat"] = content.pop("seed")
-    with pytest.raises(ValueError, match=r"unknown fields \['learning_rat'\], missing fields \['seed'\]"):
+    content["learning_rat"] = 1.0
+    with pytest.raises(ValueError, match=r"unknown fields \['learning_rat'\], missing fields \[\]"):
         TrainingConfig.from_json(content)
+    with pytest.raises(ValueError, match=r"missing fields \['d_ff', .* 'vocab_size'\]"):
+        TransformerConfig.from_json({})
     with pytest.raises(ValueError, match="must be a JSON object, not list"):
         TrainingConfig.from_json([])
+
+
+def test_a_field_that_is_younger_than_the_file_has_its_default() -> None:
+    content = TrainingConfig(max_steps=7, bpe_dropout=0.2).to_json()
+    del content["bpe_dropout"]
+    assert TrainingConfig.from_json(content) == TrainingConfig(max_steps=7)
 
 
 def test_presets_have_the_papers_sizes() -> None:

@@ -5,11 +5,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
+import torch
 
 from training.__main__ import main, parser
+from training.loop import Trainer
 from training.presets import PRESETS, Preset
 from training.run import RunFolder, load_run
 
@@ -80,6 +83,26 @@ def test_seed_and_vocabulary_are_the_flags(tmp_path: Path, corpus_files: list[st
     assert (config.training.seed, config.model.vocab_size, config.training.max_steps) == (5, 265, 1)
 
 
+def test_any_setting_of_the_preset_can_be_changed_and_is_kept_for_a_resume(
+    tmp_path: Path, corpus_files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    flags = ["--max-steps", "1", "--set", "bpe_dropout=0.3", "patience=null", "--set", "tied=none"]
+    assert main(["train", "toy", "--out", str(out), *corpus_files, *flags]) == 0
+    config = RunFolder(out).read_config()
+    assert (config.training.bpe_dropout, config.training.patience, config.model.tied) == (0.3, None, "none")
+    assert main(["train", "toy", "--out", str(out), "--resume", "--max-steps", "2"]) == 0
+    assert RunFolder(out).read_config().training.bpe_dropout == 0.3
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["train", "toy", "--out", str(out), "--resume", "--set", "tied=all"])
+    assert "tied: as the run was started, so leave them out with --resume" in capsys.readouterr().err
+    changes = ["--max-steps", "3", "--precision", "bf16", "--micro-batch-tokens", "20", "--set", "patience=7"]
+    assert main(["train", "toy", "--out", str(out), "--resume", *changes]) == 0
+    recipe = RunFolder(out).read_config().training
+    assert (recipe.max_steps, recipe.precision, recipe.micro_batch_tokens) == (3, "bf16", 20)
+    assert recipe.patience == 7
+
+
 def test_score_translates_a_runs_pairs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["score", str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -96,9 +119,35 @@ def test_score_compares_two_files(
     a.write_text("Today is Friday .\nIt is finally Friday .\n")
     b.write_text("Today is Friday .\n")
     assert main(["score", "--hypothesis", str(a), "--reference", str(a)]) == 0
-    assert capsys.readouterr().out.startswith("BLEU 100.00 (")
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first == f"{a}, 2 sentences"
+    assert lines[0].startswith("BLEU 100.00 (95 % of resampled sets: 100.00 ± 0.00)")
     message = failed(capsys, caplog, "score", "--hypothesis", str(a), "--reference", str(b))
-    assert message == f"{a} has 2 lines and {b} has 1: not a parallel corpus"
+    assert message == f"the files have different numbers of lines: {a} has 2, {b} has 1"
+
+
+def test_score_takes_standard_input_several_references_and_a_baseline(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = "Today is Friday , of course .\nIt is finally Friday again .\n" * 8
+    (tmp_path / "old").write_text(text.replace("again", "").replace("of course", ""))
+    (tmp_path / "a").write_text(text.upper())
+    (tmp_path / "b").write_text(text.replace("again", "today"))
+    files = ["--baseline", str(tmp_path / "old"), "--reference", str(tmp_path / "a"), str(tmp_path / "b")]
+    monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(text.encode())))
+    flags = ["--hypothesis", "-", *files, "--tokenize", "none", "--lowercase", "--bootstrap", "50"]
+    assert main(["score", *flags]) == 0
+    old, new = capsys.readouterr().out.split("-, 16 sentences\n")
+    assert old.startswith(f"{tmp_path / 'old'}, 16 sentences\nBLEU ")
+    assert "p =" not in old
+    assert new.startswith("BLEU 100.00 (95 % of resampled sets: 100.00 ± 0.00), p = 0.0")
+    assert "nrefs:2|bs:50|seed:12345|case:lc|eff:no|tok:none|smooth:exp|" in new
+    assert not caplog.records
+    message = failed(capsys, caplog, "score", "--hypothesis", "-", "--reference", "-")
+    assert message == "standard input, -, can be one of the files only"
 
 
 def test_attention_prints_the_alignment_and_writes_json_and_an_image(
@@ -207,6 +256,22 @@ def test_a_refused_start_leaves_no_folder(
     assert not (tmp_path / "run").exists()
 
 
+def test_where_memory_is_not_enough_it_is_said_what_needs_less(
+    tmp_path: Path,
+    corpus_files: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def train_step(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nSee the documentation")
+
+    monkeypatch.setattr(Trainer, "train_step", train_step)
+    assert main(["train", "toy", "--out", str(tmp_path / "run"), *corpus_files]) == 1
+    messages = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert messages[0] == "CUDA out of memory. Tried to allocate 9 GiB."
+    assert "--micro-batch-tokens N" in messages[1]
+
+
 def test_cpus_are_counted_where_affinity_is_unknown(
     tmp_path: Path, corpus_files: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +310,7 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
         (["--threads", "0"], "--threads: 0 is less than 1"),
         (["--seed", "-1"], "--seed: -1 is less than 0"),
         (["--vocab-size", "1"], "--vocab-size: 1 is less than 260"),
+        (["--set", "dropout"], "--set: 'dropout' is not NAME=VALUE"),
         (["--device", "abacus"], "--device: 'abacus' is unknown: give auto, cpu, cuda or cuda:N"),
         (["--device", "meta"], "--device: 'meta' is unknown"),
         (["--device", "cuda:99"], "--device: cuda:99 is asked for, and torch sees "),

@@ -1,4 +1,7 @@
 import dataclasses
+import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -6,10 +9,14 @@ import torch
 from rich.console import Console
 
 from training.checkpoint import checkpoint_path, list_checkpoints
-from training.corpus import Corpus, SentencePair
+from training.corpus import Corpus, CorpusFiles, load_corpus
+from training.encoded import EncodedCorpus
 from training.prepare import continue_run, start_run
 from training.presets import Preset
 from training.run import RunFolder, load_run
+from training.text_files import SentencePair, write_lines
+from training.transformer import Transformer
+from training.vectors import PieceVectors
 
 CPU = torch.device("cpu")
 
@@ -45,7 +52,7 @@ def test_a_finished_run_can_be_trained_further(
 ) -> None:
     start_run(folder, preset, corpus)
     continue_run(folder, corpus, CPU, console)
-    assert continue_run(folder, corpus, CPU, console, max_steps=25).steps == 25
+    assert continue_run(folder, corpus, CPU, console, {"max_steps": 25}).steps == 25
     assert folder.read_config().training.max_steps == 25
 
 
@@ -56,7 +63,7 @@ def test_a_run_cannot_stop_before_the_steps_done_and_stays_as_it_was(
     continue_run(folder, corpus, CPU, console)
     before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match="has done 20 steps, and cannot stop at step 19 any more"):
-        continue_run(folder, corpus, CPU, console, max_steps=19)
+        continue_run(folder, corpus, CPU, console, {"max_steps": 19})
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
 
 
@@ -67,7 +74,7 @@ def test_checkpoints_of_another_model_are_refused_on_resume(
     continue_run(folder, corpus, CPU, console)
     folder.write_config(dataclasses.replace(config, model=dataclasses.replace(config.model, d_ff=32)))
     with pytest.raises(ValueError, match=r"step-00000020\.pt: not the weights of the model in config\.json"):
-        continue_run(folder, corpus, CPU, console, max_steps=25)
+        continue_run(folder, corpus, CPU, console, {"max_steps": 25})
 
 
 def test_another_corpus_is_refused_on_resume(
@@ -77,6 +84,48 @@ def test_another_corpus_is_refused_on_resume(
     other = dataclasses.replace(corpus, train=corpus.train[1:])
     with pytest.raises(ValueError, match=r"toy is not the corpus that .* was started with"):
         continue_run(folder, other, CPU, console)
+
+
+def test_a_run_of_an_older_commit_or_without_its_encoded_corpus_goes_on(
+    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
+) -> None:
+    start_run(folder, preset, corpus)
+    continue_run(folder, corpus, CPU, console)
+    shutil.rmtree(folder.encoded)
+    content = json.loads(folder.config_file.read_text())
+    for field in ("micro_batch_tokens", "precision", "drop_copies"):
+        del content["training"][field]
+    folder.config_file.write_text(json.dumps(content))
+    assert continue_run(folder, corpus, CPU, console, {"max_steps": 25}).steps == 25
+    assert len(EncodedCorpus(folder.encoded)) == len(corpus.train)
+
+
+def test_a_run_goes_on_without_the_files_that_it_was_started_with(
+    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console, tmp_path: Path
+) -> None:
+    files = CorpusFiles(tsv=str(tmp_path / "a.tsv"), dev_tsv=str(tmp_path / "b.tsv"))
+    for name, pairs in (("a", corpus.train), ("b", corpus.dev)):
+        write_lines(tmp_path / f"{name}.tsv", ["\t".join(pair) for pair in pairs])
+    start_run(folder, preset, load_corpus(files, seed=0), files)
+    (tmp_path / "a.tsv").unlink()
+    assert continue_run(folder, None, CPU, console).steps == 20
+    shutil.rmtree(folder.encoded)
+    assert continue_run(folder, None, CPU, console).steps == 20  # finished
+    with pytest.raises(FileNotFoundError, match=r"a\.tsv"):
+        continue_run(folder, None, CPU, console, {"max_steps": 25})
+
+
+def test_copies_are_dropped_where_the_recipe_says_so(
+    folder: RunFolder, preset: Preset, corpus: Corpus, caplog: pytest.LogCaptureFixture
+) -> None:
+    copies = (*corpus.train, SentencePair("same", "same"))
+    recipe = dataclasses.replace(preset.training, drop_copies=True)
+    with caplog.at_level("INFO"):
+        start_run(
+            folder, dataclasses.replace(preset, training=recipe), dataclasses.replace(corpus, train=copies)
+        )
+    assert len(EncodedCorpus(folder.encoded)) == len(corpus.train)
+    assert re.search(r"dropped: untranslated +1\n", caplog.text)
 
 
 def test_resume_falls_back_to_the_newest_whole_checkpoint_and_says_so(
@@ -114,3 +163,51 @@ def test_a_corpus_with_nothing_to_score_or_to_train_on_is_refused(
     start_run(RunFolder(tmp_path / "c"), preset, too_long)
     with pytest.raises(ValueError, match="0 pairs left: nothing to train on"):
         continue_run(RunFolder(tmp_path / "c"), too_long, CPU, console)
+
+
+@pytest.fixture
+def with_vectors(preset: Preset, tmp_path: Path) -> Preset:
+    """The toy preset, whose embeddings of four words start as vectors of a file."""
+    file = tmp_path / "vectors.txt"
+    rows = {"one": 1.0, "two": 2.0, "하나": 3.0, "둘": 4.0}
+    file.write_text("".join(f"{word}{f' {value}' * 32}\n" for word, value in rows.items()), encoding="utf-8")
+    model = {"tied": "target", "vocab_size": 320}
+    return preset.changed(model | {"source_vectors": str(file), "target_vectors": str(file)})
+
+
+@pytest.mark.parametrize("are_frozen", [False, True])
+def test_embeddings_start_as_the_words_of_a_file_and_stay_so_if_frozen(
+    folder: RunFolder,
+    with_vectors: Preset,
+    corpus: Corpus,
+    console: Console,
+    are_frozen: bool,
+    tmp_path: Path,
+) -> None:
+    preset = with_vectors.changed({"are_vectors_frozen": are_frozen, "max_steps": 3})
+    start_run(folder, preset, corpus)
+    (tmp_path / "vectors.txt").unlink()  # the run has what it needs
+    continue_run(folder, corpus, CPU, console)
+    continue_run(folder, corpus, CPU, console, {"max_steps": 6})  # from a checkpoint
+    trained = load_run(folder.path)
+    matrices = {"source": trained.model.source_weight, "target": trained.model.embedding.weight}
+    for side, matrix in matrices.items():
+        vectors = PieceVectors.load(folder.vectors_file(side))
+        assert {trained.tokenizer.decode([id_]).strip() for id_ in vectors.ids.tolist()} >= {"one", "하나"}
+        assert torch.equal(matrix[vectors.ids], vectors.vectors) == are_frozen
+        # Six steps of a warm-up move a weight little from where it started.
+        assert (matrix[vectors.ids] - vectors.vectors).abs().max() < 0.1
+    torch.manual_seed(preset.training.seed)
+    start = Transformer(trained.config).embedding.weight
+    is_free = torch.ones(len(start), dtype=torch.bool)
+    is_free[vectors.ids] = False
+    assert (trained.model.embedding.weight != start)[is_free].float().mean() > 0.9
+
+
+def test_a_run_with_wrong_vectors_is_not_started(
+    folder: RunFolder, with_vectors: Preset, corpus: Corpus, tmp_path: Path
+) -> None:
+    (tmp_path / "vectors.txt").write_text("one 1 2\n")
+    with pytest.raises(ValueError, match=r"vectors\.txt, line 1: vectors of 2 numbers, and .* d_model is 32"):
+        start_run(folder, with_vectors, corpus)
+    assert not folder.path.exists()

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from training.config import TransformerConfig
+from training.attention import MultiHeadAttention
+from training.config import Tied, TransformerConfig
 from training.transformer import (
     DecoderLayer,
     EncoderLayer,
@@ -120,6 +121,59 @@ def test_one_matrix_embeds_source_and_target_and_projects_the_output(model: Tran
     states = model.decode_states(target, memory, all_real(source))
     logits = model.decode(target, memory, all_real(source))
     torch.testing.assert_close(logits, states @ model.embedding.weight.T)
+
+
+@pytest.mark.parametrize(
+    ("tied", "extra"),
+    [("target", {"source_embedding.weight"}), ("none", {"source_embedding.weight", "output.weight"})],
+)
+def test_what_is_not_tied_has_a_matrix_of_its_own(
+    model_config: TransformerConfig, tied: Tied, extra: set[str]
+) -> None:
+    model = Transformer(dataclasses.replace(model_config, tied=tied)).eval()
+    assert model.state_dict().keys() - Transformer(model_config).state_dict().keys() == extra
+    source, target = random_ids(1, 3), random_ids(1, 2)
+    mask = all_real(source)
+    with_source = model(source, mask, target)
+    with torch.no_grad():
+        model.source_weight.zero_()
+    assert not torch.equal(model(source, mask, target), with_source)
+    with torch.no_grad():
+        model.output_weight.zero_()
+    assert model(source, mask, target).abs().max() == 0
+    assert (model.embedding.weight.abs().max() == 0) == (tied == "target")
+
+
+def test_word_dropout_leaves_out_whole_tokens_on_both_sides(model_config: TransformerConfig) -> None:
+    config = dataclasses.replace(
+        model_config, dropout=0.0, word_dropout=0.5, num_encoder_layers=1, num_decoder_layers=1
+    )
+    model = Transformer(config)
+    model.positions.zero_()
+    ids = random_ids(40, 24)
+    embedded = model._embed(ids, model.embedding.weight)
+    is_left_out = embedded.abs().amax(dim=2) == 0  # (B, T)
+    assert 0.4 < is_left_out.float().mean().item() < 0.6
+    whole = model.eval()._embed(ids, model.embedding.weight)
+    torch.testing.assert_close(embedded[~is_left_out], 2 * whole[~is_left_out])
+
+    source, target = random_ids(2, 6), random_ids(2, 4)
+    mask = all_real(source)
+    assert not torch.equal(model.train().encode(source, mask), model.encode(source, mask))
+    memory = model.eval().encode(source, mask)
+    torch.testing.assert_close(model.encode(source, mask), memory)
+    assert not torch.equal(model.train().decode(target, memory, mask), model.decode(target, memory, mask))
+
+
+def test_every_attention_drops_weights_while_training(model_config: TransformerConfig) -> None:
+    model = Transformer(dataclasses.replace(model_config, dropout=0.0, attention_dropout=0.5))
+    attentions = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
+    assert [attention.dropout for attention in attentions] == [0.5] * 6
+    source, target = random_ids(2, 6), random_ids(2, 4)
+    mask = all_real(source)
+    assert not torch.equal(model(source, mask, target), model(source, mask, target))
+    model.eval()
+    torch.testing.assert_close(model(source, mask, target), model(source, mask, target))
 
 
 def test_embeddings_are_scaled_by_the_root_of_d_model(model: Transformer) -> None:

@@ -1,0 +1,229 @@
+"""From a published corpus to BLEU through the server: `python -m benchmarks.quality multi30k --data DIR`.
+
+Trains the preset `tiny` (or goes on with a run that was stopped, or takes a finished one), chooses averaging
+and length penalty on dev, exports fp32 and int8, starts the real server, translates the test sets through the
+gRPC client with beams of 5, and scores. Test sets are translated once, after everything is chosen. Speed is
+not measured. The table is on standard output, and its last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import training.spin  # noqa: F401  # isort: skip
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.logging import RichHandler
+from sacremoses import MosesDetokenizer
+
+from benchmarks.demo import translate_all
+from benchmarks.hardware import describe_hardware
+from benchmarks.quality_choice import BEAM_SIZE, averaged, choose, search_options, server_flags
+from benchmarks.quality_corpora import Detokenised, ScoredSet, Task, korean, multi30k
+from benchmarks.serving import RunningServer, serving
+from bundle.names import Precision
+from client import ClientError
+from export.exporter import export_bundle
+from training.comparison import MetricScore, MetricSettings, compare
+from training.corpus import load_corpus
+from training.prepare import continue_run, start_run
+from training.presets import tiny
+from training.run import RunFolder, load_run
+
+_PRECISIONS = Precision.FP32, Precision.INT8
+_DETOKENISED = MetricSettings(is_lower_cased=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, choose, serve and score; 0 done, 1 failed, 130 interrupted (the same command goes on)."""
+    options = _parser().parse_args(arguments)
+    name = f"multi30k-{options.direction}" if options.task == "multi30k" else options.task
+    path = options.run or Path("runs") / f"quality-{name}"
+    console = Console(stderr=True)
+    logging.basicConfig(
+        level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
+    )
+    logging.getLogger("sacrebleu").setLevel(logging.ERROR)  # that tokens were not detokenised is meant
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        if options.task == "multi30k":
+            task = multi30k(options.data, options.direction)
+        else:
+            task = korean(options.data, path / "corpus")
+        report = measure(task, path, options.max_steps, options.seed, console)
+    except (ClientError, OSError, RuntimeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on", file=sys.stderr)
+        return 130
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(table(report))
+    print(json.dumps(report, ensure_ascii=False))
+    return 0
+
+
+def measure(task: Task, path: Path, max_steps: int | None, seed: int, console: Console) -> dict[str, Any]:
+    """Everything from the corpus to the scores.
+
+    Args:
+        task: What is measured.
+        path: Of the run, which is started, gone on with, or taken as it is.
+        max_steps: Another end of training than the preset's; None is the preset's.
+        seed: Of a new run.
+        console: Where progress is shown.
+    """
+    train(task, path, max_steps, seed, console)
+    choice, candidates = choose(path, task.metric, console)
+    trained = averaged(path, choice.num_averaged)
+    bundle = path / "bundle"
+    export_bundle(trained, bundle, list(_PRECISIONS), overwrite=True, report=console.log)
+    texts: dict[Precision, dict[str, list[str]]] = {}
+    for precision in _PRECISIONS:
+        with serving(bundle, server_flags(precision)) as server:
+            texts[precision] = translate_sets(server, task, choice.alpha, precision, console)
+    return {
+        "benchmark": "quality",
+        "task": task.name,
+        "hardware": describe_hardware(),
+        "run": _describe_run(path),
+        "search": {"beam_size": BEAM_SIZE, "alpha": choice.alpha, "num_averaged": choice.num_averaged},
+        "dev": [dataclasses.asdict(candidate) for candidate in candidates],
+        "test": {scored.name: score_set(task, scored, texts) for scored in task.scored_sets},
+        "translations": [
+            dict(zip(("source", *_PRECISIONS), row, strict=True))
+            for row in zip(task.sentences, *(texts[each][""] for each in _PRECISIONS), strict=True)
+        ],
+    }
+
+
+def train(task: Task, path: Path, max_steps: int | None, seed: int, console: Console) -> None:
+    """Bring the run to its end, wherever it is."""
+    folder = RunFolder(path)
+    if not folder.is_run:
+        preset = tiny().changed({"seed": seed} | ({} if max_steps is None else {"max_steps": max_steps}))
+        start_run(folder, preset, load_corpus(task.files, seed), task.files)
+    config = folder.read_config()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    changes = {} if max_steps is None else {"max_steps": max_steps}
+    continue_run(folder, load_corpus(task.files, config.training.seed), device, console, changes)
+
+
+def translate_sets(
+    server: RunningServer, task: Task, alpha: float, precision: Precision, console: Console
+) -> dict[str, list[str]]:
+    """The translations of each test set by its name, and under "" those of the task's sentences."""
+    sources = {scored.name: [pair.source for pair in scored.pairs] for scored in task.scored_sets}
+    sources[""] = list(task.sentences)
+    options = search_options(alpha)
+    return {
+        name: translate_all(server, texts, f"{name or 'sentences'}, {precision}", console, options)
+        for name, texts in sources.items()
+    }
+
+
+def score_set(task: Task, scored: ScoredSet, texts: dict[Precision, dict[str, list[str]]]) -> dict[str, Any]:
+    """Scores by precision, int8 tested against fp32; those of the detokenised texts apart."""
+    systems = [texts[precision][scored.name] for precision in _PRECISIONS]
+    references = [pair.target for pair in scored.pairs]
+    report: dict[str, Any] = {
+        "sentences": len(scored.pairs),
+        "published": (task.published or {}).get(scored.name),
+        "scores": _by_precision(compare(systems, [references], task.metric)),
+    }
+    if scored.detokenised is not None:
+        undone = [detokenise(system, scored.detokenised) for system in systems]
+        scores = compare(undone, [scored.detokenised.references], _DETOKENISED)
+        report["detokenised"] = _by_precision(scores)
+    return report
+
+
+def detokenise(texts: Sequence[str], detokenised: Detokenised) -> list[str]:
+    """Undo Moses' tokens, spaces before punctuation and escapes such as &apos;."""
+    detokenizer = MosesDetokenizer(lang=detokenised.language)
+    return [detokenizer.detokenize(text.split()) for text in texts]
+
+
+def table(report: dict[str, Any]) -> str:
+    """The scores as a table for people, and the translations."""
+    lines = [
+        f"{report['task']}: {report['run']['parameters']:,} parameters, {report['run']['steps']:,} steps, "
+        f"{report['search']['num_averaged']} checkpoints averaged, beam {report['search']['beam_size']}, "
+        f"alpha {report['search']['alpha']}",
+        "",
+        "| test set | metric | fp32 | int8 | published |",
+        "|---|---|--:|--:|--:|",
+    ]
+    for name, result in report["test"].items():
+        for kind in ("scores", "detokenised"):
+            for metric in result.get(kind, {}).get(Precision.FP32, {}):
+                cells = [_cell(result[kind][precision][metric]) for precision in _PRECISIONS]
+                label = metric + (", detokenised, lower case" if kind == "detokenised" else "")
+                published = result["published"] if kind == "scores" and metric == "BLEU" else None
+                lines.append(f"| {name} | {label} | {' | '.join(cells)} | {published or '–'} |")
+    if report["translations"]:
+        lines += ["", "| source | fp32 | int8 |", "|---|---|---|"]
+        lines += [f"| {' | '.join(row.values())} |" for row in report["translations"]]
+    return "\n".join(lines)
+
+
+def _cell(score: dict[str, Any]) -> str:
+    return f"{score['score']:.2f} ± {score['half_interval']:.2f}"
+
+
+def _by_precision(scores: list[list[MetricScore]]) -> dict[str, dict[str, Any]]:
+    return {
+        precision: {score.metric: dataclasses.asdict(score) for score in row}
+        for precision, row in zip(_PRECISIONS, scores, strict=True)
+    }
+
+
+def _describe_run(path: Path) -> dict[str, Any]:
+    config, summary = RunFolder(path).read_config(), RunFolder(path).read_summary()
+    return {
+        "parameters": sum(parameter.numel() for parameter in load_run(path).model.parameters()),
+        "steps": summary.steps,
+        "seconds": summary.seconds,
+    } | config.to_json()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.quality",
+        description="Train on a published corpus, and score it through the server.",
+        epilog="examples:\n"
+        "  python -m benchmarks.quality multi30k --data multi30k/ --direction en-de\n"
+        "  python -m benchmarks.quality korean --data corpora/ --max-steps 8000",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("task", choices=("multi30k", "korean"), help="the corpus")
+    parser.add_argument("--data", type=Path, required=True, help="the folder that it lies in")
+    parser.add_argument(
+        "--direction",
+        choices=("en-de", "de-en", "en-fr"),
+        default="en-de",
+        help="of multi30k (default: en-de)",
+    )
+    parser.add_argument(
+        "--run",
+        type=Path,
+        help="the run's folder: started, gone on with, or taken (default: runs/quality-...)",
+    )
+    parser.add_argument("--max-steps", type=int, help="where training stops (default: the preset's)")
+    parser.add_argument("--seed", type=int, default=0, help="of a new run (default: 0)")
+    parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

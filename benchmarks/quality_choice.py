@@ -1,0 +1,92 @@
+"""What is chosen on dev for `benchmarks.quality`: how many checkpoints are averaged, and the length penalty.
+
+Every candidate is scored as the test sets will be: exported, served, and translated with beams through gRPC.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.demo import translate_all
+from benchmarks.serving import serving
+from bundle.names import Precision
+from client import GenerateOptions
+from export.exporter import export_bundle
+from training.checkpoint import average_weights, checkpoint_step, list_checkpoints, load_weights
+from training.comparison import MetricSettings, compare
+from training.run import RunFolder, TrainedModel, load_run
+from training.transformer import Transformer
+
+BEAM_SIZE = 5
+NUM_AVERAGED = 1, 5, 10
+# Of the penalty of Wu et al. 2016, ((5 + |Y|) / 6)^alpha: from none to one that prefers long targets.
+ALPHAS = 0.0, 0.4, 0.8, 1.2, 1.6, 2.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate and its BLEU on dev.
+
+    Attributes:
+        num_averaged: Of the newest checkpoints.
+        alpha: Of the length penalty.
+    """
+
+    num_averaged: int
+    alpha: float
+    bleu: float
+
+
+def choose(path: Path, metric: MetricSettings, console: Console) -> tuple[Choice, list[Choice]]:
+    """Score every candidate on a finished run's dev pairs; of equal ones the first is taken.
+
+    Returns:
+        The best one, and all.
+    """
+    dev = RunFolder(path).read_pairs("dev")
+    sources, references = [pair.source for pair in dev], [pair.target for pair in dev]
+    settings = dataclasses.replace(metric, num_resamples=0)
+    num_checkpoints = len(list_checkpoints(RunFolder(path).checkpoints))
+    candidates = []
+    for num_averaged in sorted({min(number, num_checkpoints) for number in NUM_AVERAGED}):
+        with tempfile.TemporaryDirectory() as folder:
+            bundle = Path(folder) / "bundle"
+            console.log(f"averaging {num_averaged}, exporting")
+            export_bundle(averaged(path, num_averaged), bundle, [Precision.FP32])
+            with serving(bundle, server_flags(Precision.FP32)) as server:
+                for alpha in ALPHAS:
+                    label = f"dev, {num_averaged} averaged, alpha {alpha}"
+                    texts = translate_all(server, sources, label, console, search_options(alpha))
+                    bleu = compare([texts], [references], settings)[0][0].score
+                    console.log(f"{label}: BLEU {bleu:.2f}", highlight=False)
+                    candidates.append(Choice(num_averaged, alpha, bleu))
+    return max(candidates, key=lambda candidate: candidate.bleu), candidates
+
+
+def averaged(path: Path, num_averaged: int) -> TrainedModel:
+    """A finished run with the mean of its newest checkpoints as its weights."""
+    trained = load_run(path)
+    paths = list_checkpoints(RunFolder(path).checkpoints)[-num_averaged:]
+    model = Transformer(trained.config)
+    load_weights(model, average_weights(paths), paths[-1])
+    steps = ", ".join(str(checkpoint_step(path)) for path in paths)
+    weights = f"average of the checkpoints at steps {steps}"
+    return dataclasses.replace(
+        trained, model=model.eval(), provenance=trained.provenance | {"weights": weights}
+    )
+
+
+def search_options(alpha: float) -> GenerateOptions:
+    """How every translation is searched for."""
+    return GenerateOptions(beam_size=BEAM_SIZE, length_penalty=alpha)
+
+
+def server_flags(precision: Precision) -> Sequence[str]:
+    """Where and in which precision every translation is made."""
+    return ["--provider", "cpu", "--precision", precision]

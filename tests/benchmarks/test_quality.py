@@ -1,0 +1,149 @@
+import dataclasses
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from benchmarks import quality, quality_choice
+from benchmarks.quality import detokenise, main, measure, table, train
+from benchmarks.quality_corpora import Detokenised, ScoredSet, Task
+from training.comparison import MetricSettings
+from training.config import TrainingConfig, TransformerConfig
+from training.corpus import CorpusFiles
+from training.loop import TrainingInterrupted
+from training.presets import Preset
+from training.run import RunFolder
+from training.text_files import SentencePair, write_lines
+
+
+@pytest.fixture(autouse=True)
+def _threads_of_the_process() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=StringIO())
+
+
+def task_of(folder: Path, train: Sequence[tuple[str, str]], dev: Sequence[tuple[str, str]]) -> Task:
+    """The pairs as a corpus of files, and the dev pairs as its test set, too."""
+    names = {}
+    for part, pairs in (("train", train), ("dev", dev)):
+        for side, name in enumerate(("source", "target")):
+            names[f"{part}.{name}"] = str(folder / f"{part}.{name}")
+            write_lines(folder / f"{part}.{name}", [pair[side] for pair in pairs])
+    references = [target.capitalize() for _, target in dev]
+    return Task(
+        "numbers",
+        CorpusFiles(
+            source=names["train.source"],
+            target=names["train.target"],
+            dev_source=names["dev.source"],
+            dev_target=names["dev.target"],
+        ),
+        MetricSettings(tokenization="none", num_resamples=20),
+        [ScoredSet("test", [SentencePair(*pair) for pair in dev], Detokenised("en", references))],
+        ["하나 둘", "다섯"],
+        {"test": "99.9 (nobody)"},
+    )
+
+
+def test_a_run_is_averaged_served_and_scored_in_both_precisions(
+    trained_run, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quality_choice, "NUM_AVERAGED", (2, 10))
+    monkeypatch.setattr(quality_choice, "ALPHAS", (0.0, 0.6))
+    monkeypatch.setattr(quality, "_DETOKENISED", MetricSettings(is_lower_cased=True, num_resamples=20))
+    run = tmp_path / "run"
+    shutil.copytree(trained_run.run, run)
+    task = task_of(tmp_path, trained_run.corpus.train, trained_run.corpus.dev)
+
+    report = measure(task, run, max_steps=None, seed=0, console=console)
+
+    # The run keeps 2 checkpoints: two candidates, one for each alpha.
+    assert [(each["num_averaged"], each["alpha"]) for each in report["dev"]] == [(2, 0.0), (2, 0.6)]
+    assert report["search"]["beam_size"] == 5
+    # After 400 steps greedy search makes no mistake, and beams find some short targets more probable.
+    assert max(each["bleu"] for each in report["dev"]) > 50
+    result = report["test"]["test"]
+    assert result["sentences"] == len(trained_run.corpus.dev)
+    for precision in ("fp32", "int8"):
+        bleu = result["scores"][precision]["BLEU"]
+        assert bleu["score"] > 50
+        assert "tok:none" in bleu["signature"]
+        assert result["detokenised"][precision]["BLEU"]["score"] > 50
+        assert "case:lc" in result["detokenised"][precision]["BLEU"]["signature"]
+    assert result["scores"]["int8"]["BLEU"]["p_value"] is not None
+    first = report["translations"][0]
+    assert first["source"] == "하나 둘"
+    assert first["fp32"].split()[0] == first["int8"].split()[0] == "one"
+    parameters = sum(parameter.numel() for parameter in trained_run.trained.model.parameters())
+    assert report["run"]["parameters"] == parameters
+    assert json.loads(json.dumps(report)) == report
+
+    lines = table(report).splitlines()
+    assert lines[0].startswith(
+        f"numbers: {parameters:,} parameters, 400 steps, 2 checkpoints averaged, beam 5"
+    )
+    assert any(line.startswith("| test | BLEU | ") and line.endswith("| 99.9 (nobody) |") for line in lines)
+    assert any(line.startswith("| test | BLEU, detokenised, lower case | ") for line in lines)
+    assert lines[-1].startswith("| 다섯 | five")
+
+
+def test_training_starts_goes_on_and_is_not_repeated(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = TransformerConfig(
+        vocab_size=270,
+        d_model=16,
+        d_ff=16,
+        num_heads=2,
+        num_encoder_layers=1,
+        num_decoder_layers=1,
+    )
+    recipe = TrainingConfig(max_steps=2, batch_tokens=50, eval_interval_steps=2, checkpoint_interval_steps=1)
+    monkeypatch.setattr(quality, "tiny", lambda: Preset("tiny", model, recipe))
+    task = task_of(tmp_path, [("하나", "one"), ("둘", "two")], [("셋", "three")])
+    folder = RunFolder(tmp_path / "run")
+    train(task, folder.path, None, seed=3, console=console)
+    assert folder.read_summary().steps == 2
+    assert folder.read_config().training == dataclasses.replace(recipe, seed=3)
+    trained_at = folder.model_file.stat().st_mtime_ns
+    train(task, folder.path, None, seed=3, console=console)
+    assert folder.model_file.stat().st_mtime_ns == trained_at
+    train(task, folder.path, 3, seed=3, console=console)
+    assert folder.read_summary().steps == 3
+
+
+def test_tokens_become_text() -> None:
+    french = Detokenised("fr", [])
+    assert detokenise(["l&apos; homme dit : « oui » .", "un chien"], french) == [
+        "l'homme dit : « oui ».",
+        "un chien",
+    ]
+    assert detokenise(["a man , 3 @-@ year @-@ old ."], Detokenised("en", [])) == ["a man, 3-year-old."]
+
+
+def test_a_corpus_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["multi30k", "--data", str(tmp_path), "--run", str(tmp_path / "run")]) == 1
+    assert "test_2016_flickr.lc.norm.tok.en.gz" in capsys.readouterr().err
+
+
+def test_an_interrupted_training_says_that_the_same_command_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise TrainingInterrupted(7, 2)
+
+    monkeypatch.setattr(quality, "multi30k", lambda *_: None)
+    monkeypatch.setattr(quality, "measure", interrupted)
+    assert main(["multi30k", "--data", str(tmp_path)]) == 130
+    assert capsys.readouterr().err == "interrupted: the same command goes on\n"

@@ -1,0 +1,99 @@
+import random
+
+import pytest
+import torch
+from torch._inductor import config
+from torch._inductor.utils import fresh_cache
+from torch.nn import functional
+
+from training import loss
+from training.batches import Batch, make_batch
+from training.config import PAD_ID
+from training.encoded import EncodedPair
+from training.loss import BatchLoss, label_smoothed_loss
+from training.transformer import Transformer
+
+
+def test_label_smoothing_spreads_its_share_over_the_vocabulary() -> None:
+    logits = torch.tensor([[2.0, 0.0, 1.0, -1.0]])
+    log_probabilities = logits.log_softmax(-1)[0]
+    expected = -(0.9 * log_probabilities[2] + 0.1 * log_probabilities.mean())
+    torch.testing.assert_close(label_smoothed_loss(logits, torch.eye(4), torch.tensor([2]), 0.1), expected)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_loss_and_gradients_are_those_of_the_whole_matrix_of_logits(
+    label_smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(loss._CHUNK_VALUES, "cpu", 3 * 50)  # 3 rows at a time, and 1 is left over
+    torch.manual_seed(0)
+    states, weight = torch.randn(10, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
+    label_ids = torch.randint(50, (10,))
+    expected = functional.cross_entropy(states @ weight.T, label_ids, label_smoothing=label_smoothing)
+    expected_gradients = torch.autograd.grad(2 * expected, [states, weight])
+    found = label_smoothed_loss(states, weight, label_ids, label_smoothing)
+    torch.testing.assert_close(found, expected)
+    for gradient, expected_gradient in zip(
+        torch.autograd.grad(2 * found, [states, weight]), expected_gradients, strict=True
+    ):
+        torch.testing.assert_close(gradient, expected_gradient)
+
+
+# The compiler imports a part of torch that uses what torch itself has deprecated.
+of_torchs_own = pytest.mark.filterwarnings("ignore:.*script_method.* is deprecated:DeprecationWarning")
+
+
+@pytest.fixture
+def batches() -> list[Batch]:
+    """Of several lengths and sizes."""
+    chance = random.Random(0)
+
+    def ids(longest: int) -> list[int]:
+        return chance.choices(range(4, 300), k=chance.randint(2, longest))
+
+    return [
+        make_batch([EncodedPair(ids(longest), ids(longest)) for _ in range(num_rows)])
+        for longest, num_rows in ((5, 7), (9, 4), (20, 11))
+    ]
+
+
+def test_the_loss_of_a_batch_is_that_of_its_real_target_tokens(
+    model: Transformer, batches: list[Batch]
+) -> None:
+    batch = batches[0]
+    logits = model(batch.source_ids, batch.source_mask, batch.target_ids)
+    labels = torch.zeros_like(batch.target_ids).flatten()
+    labels[batch.label_places] = batch.label_ids
+    expected = functional.cross_entropy(
+        logits.flatten(0, 1), labels, ignore_index=PAD_ID, label_smoothing=0.0
+    )
+    torch.testing.assert_close(BatchLoss(model, torch.float32)(batch, 0.0), expected)
+
+
+@pytest.mark.slow
+@of_torchs_own
+def test_a_compiled_model_has_the_same_loss_and_gradients_at_all_lengths(
+    model: Transformer, batches: list[Batch]
+) -> None:
+    plain, compiled = BatchLoss(model, torch.float32), BatchLoss(model, torch.float32, is_compiled=True)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for batch in batches:
+        losses = plain(batch, 0.1), compiled(batch, 0.1)
+        torch.testing.assert_close(*losses)
+        # Sums in another order: rounding.
+        torch.testing.assert_close(
+            *(torch.autograd.grad(loss, parameters) for loss in losses), rtol=1e-4, atol=1e-6
+        )
+
+
+@of_torchs_own
+def test_where_there_is_no_compiler_it_is_said_so(model: Transformer, batches: list[Batch]) -> None:
+    torch._dynamo.reset()
+    with (
+        fresh_cache(),
+        config.patch({"cpp.cxx": (None, "/no/compiler")}),
+        pytest.raises(
+            ValueError, match=r"InvalidCxxCompiler.*: install a C\+\+ compiler .* leave out --compile"
+        ),
+    ):
+        BatchLoss(model, torch.float32, is_compiled=True)(batches[0], 0.1)

@@ -1,0 +1,22 @@
+import pytest
+
+from training.presets import Preset, preset_named
+
+
+def test_any_field_of_model_and_recipe_can_be_changed() -> None:
+    preset = preset_named("tiny").changed({"norm": "pre", "bpe_dropout": 0.0, "patience": None})
+    assert (preset.model.norm, preset.training.bpe_dropout, preset.training.patience) == ("pre", 0.0, None)
+    assert preset.model.dropout == preset_named("tiny").model.dropout
+    assert preset_named("tiny").changed({}) == preset_named("tiny")
+
+
+def test_a_field_belongs_to_either_model_or_recipe(preset: Preset) -> None:
+    model, training = preset.model.to_json().keys(), preset.training.to_json().keys()
+    assert not model & training
+
+
+def test_unknown_and_wrong_settings_are_refused_by_name(preset: Preset) -> None:
+    with pytest.raises(ValueError, match=r"unknown settings drop_out; there are vocab_size, .*seed"):
+        preset.changed({"drop_out": 0.1})
+    with pytest.raises(ValueError, match="dropout is 'much', and must be a number"):
+        preset.changed({"dropout": "much"})

@@ -1,0 +1,48 @@
+"""The learning curve of a run as a picture, from its metrics."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from training.checkpoint import write_atomically
+from training.run import RunFolder
+
+_SIZE_INCHES = 7.0, 6.0
+_DPI = 110
+
+
+def save_learning_curve(folder: RunFolder) -> None:
+    """Draw what `metrics.jsonl` holds: losses above, dev scores below, over steps."""
+    lines = [json.loads(line) for line in folder.metrics_file.read_text(encoding="utf-8").splitlines()]
+    figure = learning_curve(lines)
+    FigureCanvasAgg(figure)
+    write_atomically(folder.curve_file, lambda stream: figure.savefig(stream, format="png", dpi=_DPI))
+
+
+def learning_curve(lines: list[dict[str, Any]]) -> Figure:
+    """The picture.
+
+    Args:
+        lines: Of `metrics.jsonl`.
+    """
+    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+    losses, scores = figure.subplots(2, sharex=True)
+    for axes, curves in (
+        (losses, [("train", "loss", "training, smoothed labels"), ("dev", "loss", "dev")]),
+        (scores, [("dev", "bleu", "dev BLEU"), ("dev", "chrf", "dev chrF")]),
+    ):
+        for kind, name, label in curves:
+            points = [(line["step"], line[name]) for line in lines if line["kind"] == kind]
+            axes.plot(
+                *zip(*points, strict=True) if points else ((), ()), label=label, marker="." * (kind == "dev")
+            )
+        axes.grid(alpha=0.3)
+        axes.legend()
+    losses.set_ylabel("nats a token")
+    scores.set_ylim(bottom=0)
+    scores.set_xlabel("step")
+    return figure

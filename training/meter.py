@@ -1,0 +1,107 @@
+"""What happened since the last report, and whether a run is still worth its time."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from training.ranks import Ranks
+
+_MAX_SKIPPED_STEPS = 10
+_DIVERGED_NATS = 1.0
+_DIVERGED_STEPS = 1000
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Means over the steps of a report whose gradients were finite, and what was computed a second.
+
+    Attributes:
+        num_steps: All of them.
+        num_skipped: Those whose gradients were not finite, and that changed no weight.
+        num_skipped_now: How many of those were the newest ones.
+    """
+
+    loss: float
+    gradient_norm: float
+    tokens_per_second: float
+    num_steps: int
+    num_skipped: int
+    num_skipped_now: int
+
+
+class Meter:
+    """Sums what happened since the last report. Values stay on the device until they are read."""
+
+    def __init__(self) -> None:
+        self._losses: list[Tensor] = []
+        self._gradient_norms: list[Tensor] = []
+        self._num_tokens = 0
+        self._start = time.monotonic()
+
+    def add(self, loss: Tensor, gradient_norm: Tensor, num_tokens: int) -> None:
+        """One step: this process' part of the loss, and what all of them share."""
+        self._losses.append(loss)
+        self._gradient_norms.append(gradient_norm)
+        self._num_tokens += num_tokens
+
+    def leave_out(self, seconds: float) -> None:
+        """Do not count time that was not spent training."""
+        self._start += seconds
+
+    def read(self, ranks: Ranks) -> Reading:
+        """All processes ask at the same step, and get the same answer."""
+        losses = ranks.total(torch.stack(self._losses).tolist())
+        norms = torch.stack(self._gradient_norms).tolist()
+        finite = [math.isfinite(norm) for norm in norms]
+        num_finite = sum(finite)
+        last_finite = max((step for step, is_finite in enumerate(finite) if is_finite), default=-1)
+
+        def mean(values: list[float]) -> float:
+            kept = [value for value, is_finite in zip(values, finite, strict=True) if is_finite]
+            return sum(kept) / num_finite if kept else math.nan
+
+        return Reading(
+            loss=mean(losses),
+            gradient_norm=mean(norms),
+            tokens_per_second=self._num_tokens / (time.monotonic() - self._start),
+            num_steps=len(norms),
+            num_skipped=len(norms) - num_finite,
+            num_skipped_now=len(norms) - 1 - last_finite,
+        )
+
+
+class DivergenceGuard:
+    """Stops a run that has left what it learnt. Owned by the trainer.
+
+    Attributes:
+        best_loss: The lowest mean training loss of a report.
+        num_steps_above: How long it has been far above that.
+    """
+
+    def __init__(self, best_loss: float = math.inf, num_steps_above: int = 0) -> None:
+        self.best_loss = best_loss
+        self.num_steps_above = num_steps_above
+
+    def check(self, step: int, reading: Reading) -> None:
+        """Look at a report.
+
+        Raises:
+            ValueError: No gradient was finite for long, or the loss has been far above its best for long.
+        """
+        if reading.num_skipped_now >= _MAX_SKIPPED_STEPS:
+            raise ValueError(
+                f"the gradients of the last {reading.num_skipped_now} steps until step {step} were not finite"
+            )
+        self.best_loss = min(self.best_loss, reading.loss)
+        is_above = reading.loss > self.best_loss + _DIVERGED_NATS
+        self.num_steps_above = self.num_steps_above + reading.num_steps if is_above else 0
+        if self.num_steps_above >= _DIVERGED_STEPS:
+            raise ValueError(
+                f"the training loss has been {_DIVERGED_NATS:.0f} above its best, {self.best_loss:.3f}, for "
+                f"{self.num_steps_above} steps until step {step}"
+            )

@@ -1,0 +1,11 @@
+"""Imported before torch by a process that trains: torch's threads read the environment when they start.
+
+Threads that wait for each other spin, by libgomp's default for so long that one thread whose core another
+process has keeps all the others' cores busy with nothing. Short spins cost nothing where cores are free, and
+a small part of that where they are not (docs/training.md has numbers).
+"""
+
+import os
+
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
