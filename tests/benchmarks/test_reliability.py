@@ -77,9 +77,9 @@ def test_a_bar_that_is_no_number_is_not_met():
     assert at_least("just so", 1.0, 1.0).is_met
 
 
-def test_the_documentation_has_the_table_of_the_run_that_it_links():
+def test_the_documentation_has_the_table_of_the_run_that_it_links_first():
     text = _DOCS.read_text()
-    (name,) = re.findall(r"\(\.\./(benchmarks/results/\S+\.json)\)", text)
+    name, *_ = re.findall(r"\(\.\./(benchmarks/results/\S+\.json)\)", text)
     assert markdown(json.loads((_DOCS.parents[1] / name).read_text())) in text
 
 

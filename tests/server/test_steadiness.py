@@ -142,6 +142,7 @@ class LongRun:
                 cache_bytes=runner.num_slots * runner.slot_bytes,
                 num_bytes=runner.num_slots * runner.slot_bytes,
                 eos_id=runner.eos_id,
+                queue_limits=QueueLimits(max_waiting_requests=_MAX_WAITING),
                 source_tokenizer=bundle.source_tokenizer,
                 target_tokenizer=bundle.target_tokenizer,
             )

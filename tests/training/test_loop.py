@@ -2,7 +2,7 @@ import dataclasses
 import json
 import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -51,8 +51,10 @@ def train(
 
 
 @pytest.fixture
-def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Sends the signal, or another, during a step."""
+    # A shell lets what it starts in the background ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def arrange(at_step: int, signal_number: int = signal.SIGINT) -> None:
         advance = Reporter.advance
@@ -64,7 +66,8 @@ def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
         monkeypatch.setattr(Reporter, "advance", advance_and_interrupt)
 
-    return arrange
+    yield arrange
+    signal.signal(signal.SIGINT, before)
 
 
 def final_weights(folder: RunFolder) -> dict[str, Tensor]:

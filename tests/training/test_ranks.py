@@ -51,7 +51,8 @@ def train(
     command = [sys.executable, *launcher, "-m", "training", "train", "demo", "--out", str(out), *flags]
     if "--resume" not in flags:
         command += ["--set", *SMALL, *RECIPE, *settings]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
