@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -113,6 +114,9 @@ def joined_ranks() -> Iterator[Ranks]:
             "another process of this training failed, and has said why; --resume goes on afterwards"
         ) from error
     finally:
+        # What still holds the group, a model that was shared, must go first: where its threads outlive this,
+        # the interpreter's end now and then aborts the process.
+        gc.collect()
         distributed.destroy_process_group()
 
 
