@@ -60,7 +60,10 @@ class ClientError(Exception):
             return cls(code.name, f"no server {what} at {address} ({message})")
         violations: tuple[FieldViolation, ...] = ()
         retry_after_seconds = None
-        status = rpc_status.from_call(error)
+        try:
+            status = rpc_status.from_call(error)
+        except ValueError:  # the server's details and gRPC's own end crossed, as at a deadline
+            status = None
         for detail in status.details if status is not None else ():
             if detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
                 bad_request = error_details_pb2.BadRequest.FromString(detail.value)

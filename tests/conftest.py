@@ -1,5 +1,6 @@
 """Models and bundles that many tests read: made once a session, and never written to."""
 
+import logging
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -180,3 +181,15 @@ def _numbers_preset() -> Preset:
         max_length_ratio=None,
     )
     return Preset("numbers", model, training)
+
+
+@pytest.fixture(autouse=True)
+def _no_log_left():
+    """A command that runs in this process configures logging, to streams that end with its test."""
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    yield
+    for handler in root.handlers[:]:
+        if handler not in before and not type(handler).__module__.startswith("_pytest"):
+            root.removeHandler(handler)
+    root.setLevel(level)

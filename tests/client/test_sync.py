@@ -1,4 +1,6 @@
+import grpc
 import pytest
+from google.rpc import status_pb2
 
 from client import Client, ClientError, GenerateOptions
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
@@ -98,3 +100,21 @@ def test_a_server_that_is_not_there_is_said_to_be_not_there():
 def test_what_is_no_source_is_a_type_error(source):
     with Client("127.0.0.1:1") as client, pytest.raises(TypeError, match="a text or a list of token ids"):
         client.generate(source)
+
+
+def test_details_that_do_not_fit_the_status_are_left_out():
+    """A server's answer and gRPC's own deadline may cross."""
+
+    class Crossed(grpc.RpcError):
+        def code(self):
+            return grpc.StatusCode.DEADLINE_EXCEEDED
+
+        def details(self):
+            return "Stream removed"
+
+        def trailing_metadata(self):
+            status = status_pb2.Status(code=4, message="the deadline passed")
+            return (("grpc-status-details-bin", status.SerializeToString()),)
+
+    error = ClientError.from_rpc(Crossed(), "here")
+    assert (error.code, error.message) == ("DEADLINE_EXCEEDED", "Stream removed")

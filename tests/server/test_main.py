@@ -1,4 +1,3 @@
-import logging
 import os
 import re
 import signal
@@ -189,16 +188,6 @@ def test_wrong_usage_exits_2_and_says_what_is_wrong(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.fixture
-def _no_log_left():
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-
-
-@pytest.mark.usefixtures("_no_log_left")
 def test_a_folder_that_is_no_bundle_exits_1_and_says_why(tmp_path, capsys):
     assert run_main(str(tmp_path / "none"), "--host", "127.0.0.1", "--port", "0", "--metrics-port", "0") == 1
     [line] = capsys.readouterr().err.splitlines()
