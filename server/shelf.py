@@ -59,11 +59,7 @@ class Shelf:
     @property
     def names(self) -> list[str]:
         """Of all models."""
-        found = [] if self._folder is None else [path.name for path in sorted(_children(self._folder))]
-        return [
-            *self._bundles,
-            *(name for name in found if name not in self._bundles and self.versions(name)),
-        ]
+        return list(dict.fromkeys(version.model_name for version in self.all()))
 
     def check_names(self, names: Iterable[str]) -> None:
         """Make sure that there can be models of these names.
@@ -94,7 +90,9 @@ class Shelf:
 
     def all(self) -> list[Version]:
         """Every version of every model."""
-        return [version for name in self.names for version in self.versions(name)]
+        found = [] if self._folder is None else [path.name for path in sorted(_children(self._folder))]
+        names = dict.fromkeys([*self._bundles, *found])
+        return [version for name in names for version in self.versions(name)]
 
     def find(self, name: str, version: str = "") -> Version:
         """A version of a model, or its newest one.

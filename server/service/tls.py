@@ -68,8 +68,8 @@ class _Certificates:
 
     def _read(self) -> grpc.ServerCertificateConfiguration:
         files = self._files
-        for path in files.paths():
-            path.read_bytes()  # what OpenSSL cannot read it does not name
+        # Here, because what OpenSSL cannot read it does not name.
+        content = {path: path.read_bytes() for path in files.paths()}
         # gRPC takes anything, and then fails at every handshake.
         try:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files.client_ca)
@@ -80,6 +80,6 @@ class _Certificates:
         except _EncryptedKey as error:
             raise OSError(f"{files.key}: the key is encrypted: decrypt it, nobody could be asked") from error
         return grpc.ssl_server_certificate_configuration(
-            [(files.key.read_bytes(), files.certificate.read_bytes())],
-            root_certificates=files.client_ca.read_bytes() if files.client_ca else None,
+            [(content[files.key], content[files.certificate])],
+            root_certificates=content[files.client_ca] if files.client_ca else None,
         )
