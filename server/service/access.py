@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import logging
 import tomllib
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from grpc import aio
 
 from server.errors import Forbidden, ServerError, Unauthenticated
 from server.metrics import Metrics
-from server.service.handlers import file_stamp, remade
+from server.service.handlers import Continuation, Handler, file_stamp, remade
 from server.service.health import HEALTH_SERVICE
 from server.service.status import abort, request_id_of, status_of
 
@@ -126,9 +125,9 @@ class AccessInterceptor(aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> Handler | None:
         """The method's handler, or one that refuses; None where there is no such method."""
         handler = await continuation(handler_call_details)
         if handler is None:
@@ -152,9 +151,7 @@ class AccessInterceptor(aio.ServerInterceptor):
             )
 
 
-def _refusing(
-    handler: grpc.RpcMethodHandler[Any, Any], error: ServerError
-) -> grpc.RpcMethodHandler[Any, Any]:
+def _refusing(handler: Handler, error: ServerError) -> Handler:
     """A handler of the same kind that ends every call with the error's status."""
 
     async def refuse(_message: Any, context: aio.ServicerContext[Any, Any]) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 from grpc import aio
 
 from server.metrics import Metrics, RpcSeries
-from server.service.calls import has_expired
-from server.service.handlers import behaviour_of, remade
-
-_Context = aio.ServicerContext[Any, Any]
+from server.service.calls import Context, has_expired
+from server.service.handlers import Continuation, Handler, behaviour_of, remade
 
 
 class CountingInterceptor(aio.ServerInterceptor):
@@ -30,9 +28,9 @@ class CountingInterceptor(aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> Handler | None:
         """The method's handler, counted."""
         handler = await continuation(handler_call_details)
         if handler is None:
@@ -45,7 +43,7 @@ class CountingInterceptor(aio.ServerInterceptor):
             _noting(handler.response_serializer, series.note_sent),
         )
 
-    def _series_of(self, path: str, handler: grpc.RpcMethodHandler[Any, Any]) -> RpcSeries:
+    def _series_of(self, path: str, handler: Handler) -> RpcSeries:
         if path not in self._series:
             _, service, method = path.split("/")
             self._series[path] = self._metrics.rpc_series(
@@ -58,7 +56,7 @@ class CountingInterceptor(aio.ServerInterceptor):
 
 
 def _counted(inner: Any, series: RpcSeries) -> Any:
-    async def handle(message: Any, context: _Context) -> Any:
+    async def handle(message: Any, context: Context) -> Any:
         series.note_start()
         arrival = time.monotonic()
         remaining: float | None = context.time_remaining()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the types only
+Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]]
+
 
 def remade(
-    handler: grpc.RpcMethodHandler[Any, Any],
+    handler: Handler,
     behaviour: Any,
     request_deserializer: Any = None,
     response_serializer: Any = None,
-) -> grpc.RpcMethodHandler[Any, Any]:
+) -> Handler:
     """A handler of the same kind, unary or streaming each way, that behaves otherwise."""
     make = {
         (False, False): grpc.unary_unary_rpc_method_handler,
@@ -24,7 +28,7 @@ def remade(
     return make(behaviour, request_deserializer, response_serializer)
 
 
-def behaviour_of(handler: grpc.RpcMethodHandler[Any, Any]) -> Any:
+def behaviour_of(handler: Handler) -> Any:
     """What a handler does: it has one of the four, by its kind."""
     return handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 from grpc import aio
 
 from server.errors import InvalidRequest
-from server.service.calls import send
-from server.service.handlers import behaviour_of, remade
+from server.service.calls import Context, send
+from server.service.handlers import Continuation, Handler, behaviour_of, remade
 from server.service.status import abort, request_id_of
-
-_Context = aio.ServicerContext[Any, Any]
 
 _NO_MESSAGE = InvalidRequest("the bytes that came are no message of this method", field="")
 
@@ -28,9 +26,9 @@ class ParsingInterceptor(aio.ServerInterceptor):
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+    ) -> Handler | None:
         """The method's handler, which never gets what is no message."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
@@ -53,7 +51,7 @@ def _tolerant(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 def _of_one(inner: Any) -> Any:
     """A handler of one message."""
 
-    async def handle(message: Any, context: _Context) -> Any:
+    async def handle(message: Any, context: Context) -> Any:
         if isinstance(message, _Malformed):
             await _refuse(context)
         return await inner(message, context)
@@ -70,7 +68,7 @@ def _of_stream(inner: Any) -> Any:
                 raise _NO_MESSAGE
             yield message
 
-    async def handle(messages: AsyncIterator[Any], context: _Context) -> None:
+    async def handle(messages: AsyncIterator[Any], context: Context) -> None:
         try:
             answering = inner(readable(messages), context)
             if inspect.isasyncgen(answering):
@@ -84,5 +82,5 @@ def _of_stream(inner: Any) -> Any:
     return handle
 
 
-async def _refuse(context: _Context) -> None:
+async def _refuse(context: Context) -> None:
     await abort(context, _NO_MESSAGE, request_id_of(context.invocation_metadata()))
