@@ -65,18 +65,20 @@ def _counted(inner: Any, series: RpcSeries) -> Any:
             answer = await inner(message, context)
             code = grpc.StatusCode.OK
             return answer
-        except asyncio.CancelledError:
-            deadline = None if remaining is None else arrival + remaining
-            is_late = has_expired(arrival, deadline)
-            code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
-            raise
-        except aio.AbortError:
-            code = context.code()
+        except (asyncio.CancelledError, aio.AbortError, aio.InternalError):
+            # An error of the last kind: what the handler sent came too late for a caller who had gone.
+            code = context.code() or _code_of_leaving(arrival, remaining)
             raise
         finally:
             series.note_end(code.name, time.monotonic() - arrival)
 
     return handle
+
+
+def _code_of_leaving(arrival: float, remaining: float | None) -> grpc.StatusCode:
+    deadline = None if remaining is None else arrival + remaining
+    is_late = has_expired(arrival, deadline)
+    return grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
 
 
 def _noting(convert: Callable[[Any], Any] | None, note: Callable[[], None]) -> Callable[[Any], Any]:

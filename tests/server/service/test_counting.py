@@ -5,6 +5,8 @@ import pytest
 from grpc import aio
 
 from client import AsyncClient, ClientError
+from server.metrics import Metrics
+from server.service.counting import CountingInterceptor
 from tests.server.service.harness import serving
 
 SERVICE = "seq2seq.v1.Seq2Seq"
@@ -70,10 +72,44 @@ def test_a_caller_that_leaves_and_one_whose_deadline_passes_are_told_apart():
             await asyncio.to_thread(served.runner.stepping.wait, 20)
             call.cancel()
             with pytest.raises(ClientError, match="DEADLINE_EXCEEDED"):
-                await client.generate("abc", timeout_seconds=0.2)
+                await client.generate("abc", timeout_seconds=1)
             served.runner.gate.set()
             for code in ("Canceled", "DeadlineExceeded"):
                 assert await handled(served, code, **labels_of("Generate")) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("method", "code"), [("Aborts", "DeadlineExceeded"), ("Writes", "Canceled")])
+def test_what_comes_too_late_for_a_caller_who_has_gone_counts_as_it_was_meant(method, code):
+    metrics, begun = Metrics(), asyncio.Event()
+
+    async def handle(message, context):
+        begun.set()
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            if method == "Aborts":
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "late")
+            await context.write(b"late")
+
+    async def run():
+        server = aio.server(interceptors=[CountingInterceptor(metrics)])
+        handler = grpc.unary_stream_rpc_method_handler(handle)
+        server.add_generic_rpc_handlers(
+            [grpc.method_handlers_generic_handler("late.Late", {method: handler})]
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = channel.unary_stream(f"/late.Late/{method}")(b"")
+            await begun.wait()
+            call.cancel()
+            labels = {**labels_of(method, "server_stream", "late.Late"), "grpc_code": code}
+            async with asyncio.timeout(20):
+                while not metrics.registry.get_sample_value("grpc_server_handled_total", labels):
+                    await asyncio.sleep(0)
+        await server.stop(None)
 
     asyncio.run(run())
 
