@@ -27,8 +27,8 @@ from training.vectors import PieceVectors
 
 _log = logging.getLogger(__name__)
 
-# What a run may go on with otherwise than it was started: when it stops, and what suits the machine.
-CHANGEABLE = "max_steps", "patience", "precision", "micro_batch_tokens"
+# What a run may go on with otherwise than it was started: when and how it stops, and what suits the machine.
+CHANGEABLE = "max_steps", "cooldown_steps", "patience", "precision", "micro_batch_tokens"
 
 
 def start_run(

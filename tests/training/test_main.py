@@ -96,11 +96,21 @@ def test_any_setting_of_the_preset_can_be_changed_and_is_kept_for_a_resume(
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["train", "toy", "--out", str(out), "--resume", "--set", "tied=all"])
     assert "tied: as the run was started, so leave them out with --resume" in capsys.readouterr().err
-    changes = ["--max-steps", "3", "--precision", "bf16", "--micro-batch-tokens", "20", "--set", "patience=7"]
+    changes = [
+        "--max-steps",
+        "3",
+        "--precision",
+        "bf16",
+        "--micro-batch-tokens",
+        "20",
+        "--set",
+        "patience=7",
+        "cooldown_steps=1",
+    ]
     assert main(["train", "toy", "--out", str(out), "--resume", *changes]) == 0
     recipe = RunFolder(out).read_config().training
     assert (recipe.max_steps, recipe.precision, recipe.micro_batch_tokens) == (3, "bf16", 20)
-    assert recipe.patience == 7
+    assert (recipe.patience, recipe.cooldown_steps) == (7, 1)
 
 
 def test_score_translates_a_runs_pairs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,3 +28,12 @@ def test_peak_of_the_papers_base_model_is_the_known_value() -> None:
 def test_scale_multiplies_the_rate() -> None:
     scaled = TrainingConfig(learning_rate_scale=0.5)
     assert learning_rate(123, 512, scaled) == pytest.approx(learning_rate(123, 512, PAPER) / 2)
+
+
+def test_rate_falls_to_zero_in_the_cooldown() -> None:
+    cooled = TrainingConfig(max_steps=10_000, cooldown_steps=4000)
+    ratios = [
+        learning_rate(step, 512, cooled) / learning_rate(step, 512, PAPER)
+        for step in (1, 6000, 6001, 8001, 10_000)
+    ]
+    assert ratios == pytest.approx([1, 1, 1, 1 / 2, 1 / 4000])
