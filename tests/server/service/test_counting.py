@@ -73,9 +73,9 @@ def test_a_caller_that_leaves_and_one_whose_deadline_passes_are_told_apart():
             call.cancel()
             with pytest.raises(ClientError, match="DEADLINE_EXCEEDED"):
                 await client.generate("abc", timeout_seconds=1)
-            served.runner.gate.set()
             for code in ("Canceled", "DeadlineExceeded"):
                 assert await handled(served, code, **labels_of("Generate")) == 1
+            served.runner.gate.set()
 
     asyncio.run(run())
 
