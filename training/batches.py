@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Self
 
 import numpy as np
@@ -68,8 +69,10 @@ class BatchShare:
 
 def pad_rows(rows: Sequence[Sequence[int]]) -> Tensor:
     """(B, longest row), pad at each row's end."""
-    length = max(map(len, rows))
-    return torch.tensor([[*row, *[PAD_ID] * (length - len(row))] for row in rows])
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    padded = np.full((len(rows), lengths.max()), PAD_ID, np.int64)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.fromiter(chain.from_iterable(rows), np.int64)
+    return torch.from_numpy(padded)
 
 
 def make_batch(pairs: Sequence[EncodedPair]) -> Batch:
@@ -92,23 +95,19 @@ def plan_epoch(
     """Which pairs make each batch of one pass over the corpus, by their index.
 
     Pairs are sorted by length, those of equal lengths in random order, and cut where the padded longer side
-    would pass the budget; the batches are then shuffled. The same arguments give the same plan.
+    would pass the budget, but hold at least a pair; the batches are then shuffled. The same arguments give
+    the same plan.
 
     Args:
         pairs: The corpus.
         batch_tokens: The most padded tokens of a batch's longer side.
         seed: Of the run.
         epoch: Which pass, from 0.
-
-    Raises:
-        ValueError: One pair alone is over the budget.
     """
     generator = np.random.default_rng([seed, epoch])
     source_lengths, target_lengths = _lengths(pairs)
     order = np.lexsort((generator.random(len(pairs)), source_lengths, target_lengths))
     lengths = np.maximum(source_lengths, target_lengths)[order]
-    if len(lengths) and lengths.max() > batch_tokens:
-        raise ValueError(f"a pair of {lengths.max()} tokens is over batch_tokens, {batch_tokens}")
     starts, longest = list[int](), 0
     for place, length in enumerate(lengths.tolist()):
         longest = max(longest, length)

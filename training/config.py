@@ -144,7 +144,7 @@ class TrainingConfig(_Config):
         max_steps: Where training stops, if the dev score has not stopped it before.
         batch_tokens: Padded tokens of a batch, on the side that has more of them.
         learning_rate_scale: What the paper's schedule is multiplied by; 1 is the paper's.
-        cooldown_steps: The last steps before `max_steps`, in which the learning rate falls to 0.
+        cooldown_share: The last share of `max_steps`, in which the learning rate falls to 0.
         max_gradient_norm: Longer gradients are scaled down to it.
         eval_interval_steps: How often the dev pairs are translated and scored.
         checkpoint_interval_steps: How often a checkpoint is written.
@@ -169,7 +169,7 @@ class TrainingConfig(_Config):
     label_smoothing: float = 0.1
     learning_rate_scale: float = 1.0
     warmup_steps: int = 4000
-    cooldown_steps: int = 0
+    cooldown_share: float = 0.0
     max_gradient_norm: float = 1.0
     eval_interval_steps: int = 2000
     checkpoint_interval_steps: int = 1000
@@ -195,10 +195,9 @@ class TrainingConfig(_Config):
             "num_averaged",
         ):
             self._require_int(name, at_least=1)
-        for name in ("cooldown_steps", "seed"):
-            self._require_int(name, at_least=0)
-        self._require_number("label_smoothing", below=1)
-        self._require_number("bpe_dropout", below=1)
+        self._require_int("seed", at_least=0)
+        for name in ("cooldown_share", "label_smoothing", "bpe_dropout"):
+            self._require_number(name, below=1)
         self._require_number("learning_rate_scale", above=0)
         self._require_number("max_gradient_norm", above=0)
         for name in ("source_vectors", "target_vectors"):

@@ -38,6 +38,3 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Any shape."""
         return dropout(x, self.probability) if self.training else x
-
-    def extra_repr(self) -> str:
-        return f"probability={self.probability}"

@@ -114,9 +114,7 @@ class Trainer:
         # Sums gradients over the processes while they are still being computed.
         self._shared_loss: nn.Module = self._batch_loss
         if self.ranks.size > 1:
-            self._shared_loss = DistributedDataParallel(
-                self._batch_loss, broadcast_buffers=False, gradient_as_bucket_view=True
-            )
+            self._shared_loss = DistributedDataParallel(self._batch_loss, gradient_as_bucket_view=True)
 
     @property
     def seconds(self) -> float:
@@ -190,7 +188,9 @@ class Trainer:
 
     def _is_done(self) -> bool:
         recipe = self.config.training
-        if recipe.patience and self.best and self.best.num_worse_since >= recipe.patience:
+        is_cooling = self.step > recipe.max_steps * (1 - recipe.cooldown_share)
+        is_worse = recipe.patience and self.best and self.best.num_worse_since >= recipe.patience
+        if is_worse and not is_cooling:  # what cools down gets better only then
             _log.info("no better dev score in %d evaluations: stopping early", recipe.patience)
             return True
         return self.step >= recipe.max_steps
@@ -298,7 +298,9 @@ class Trainer:
     def _score_dev(self) -> Score:
         self.model.eval()
         sources = [pair.source for pair in self.dev_pairs]
-        share = translate(self.model, self.tokenizer, self.ranks.share(sources), is_cut_short=True)
+        # A model that has not learned yet repeats without end.
+        limit = 2 * max(map(len, self.tokenizer.encode_sources(sources))) + 20
+        share = translate(self.model, self.tokenizer, self.ranks.share(sources), max_new_tokens=limit)
         return score(self.ranks.gather(share), [pair.target for pair in self.dev_pairs])
 
     @torch.no_grad()
@@ -332,7 +334,7 @@ class Trainer:
     def _finish(self) -> Summary:
         """Score the average of the newest checkpoints, and keep it or the best single one."""
         paths = self._newest_scheduled()
-        self.model.load_state_dict(average_weights(paths))
+        self.model.load_state_dict(self.ranks.first(lambda: average_weights(paths)))
         result = self._score_dev()
         steps = [checkpoint_step(path) for path in paths]
         weights = f"average of the checkpoints at steps {', '.join(map(str, steps))}"

@@ -28,7 +28,8 @@ from training.vectors import PieceVectors
 _log = logging.getLogger(__name__)
 
 # What a run may go on with otherwise than it was started: when and how it stops, and what suits the machine.
-CHANGEABLE = "max_steps", "cooldown_steps", "patience", "precision", "micro_batch_tokens"
+_ENDING = "max_steps", "cooldown_share", "patience"
+CHANGEABLE = *_ENDING, "precision", "micro_batch_tokens"
 
 
 def start_run(
@@ -122,7 +123,7 @@ def continue_run(
         TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was left.
     """
     ranks = ranks or Ranks()
-    ranks.first(lambda: _prepare_to_continue(folder, corpus, changes or {}))
+    is_reopened = ranks.first(lambda: _prepare_to_continue(folder, corpus, changes or {}))
     config = folder.read_config()
     if folder.is_finished:
         _log.info("%s is finished: nothing to do", folder.path)
@@ -132,6 +133,9 @@ def continue_run(
         _log.warning("passed over: %s", problem)
     if checkpoint:
         _log.info("going on after step %d", checkpoint.step)
+    if checkpoint and checkpoint.best and is_reopened:
+        best = dataclasses.replace(checkpoint.best, num_worse_since=0)
+        checkpoint = dataclasses.replace(checkpoint, best=best)
     tokenizer = _read_tokenizer(folder)
     train = EncodedCorpus(folder.encoded)
     trainer = Trainer(
@@ -151,17 +155,23 @@ def continue_run(
     return trainer.train(console)
 
 
-def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapping[str, Any]) -> None:
-    """All that a run's folder needs and only one process may write."""
+def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapping[str, Any]) -> bool:
+    """All that a run's folder needs and only one process may write; tells whether a finished run goes on."""
     config = folder.read_config()
     training = dataclasses.replace(config.training, **changes)
     checkpoints = list_checkpoints(folder.checkpoints)
-    if checkpoints and training.max_steps < checkpoint_step(checkpoints[-1]):
+    num_done = checkpoint_step(checkpoints[-1]) if checkpoints else 0
+    if training.max_steps < num_done:
         raise ValueError(
-            f"{folder.path} has done {checkpoint_step(checkpoints[-1])} steps, "
+            f"{folder.path} has done {num_done} steps, "
             f"and cannot stop at step {training.max_steps} any more: give at least as many"
         )
-    is_finished = folder.is_finished and training.max_steps == config.training.max_steps
+    if training.max_steps == num_done and training.cooldown_share != config.training.cooldown_share:
+        raise ValueError(
+            f"{folder.path} has done all its {num_done} steps: to cool down it needs more of them (max_steps)"
+        )
+    is_same_end = all(getattr(training, name) == getattr(config.training, name) for name in _ENDING)
+    is_finished = folder.is_finished and is_same_end
     # Encoded it is not where the run is of an older commit, or somebody needed the room.
     if corpus is None and not folder.encoded.is_dir() and not is_finished:
         corpus = load_corpus(config.corpus_files, config.training.seed)
@@ -169,10 +179,25 @@ def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapp
         raise ValueError(f"{corpus.description} is not the corpus that {folder.path} was started with")
     if corpus is not None and not folder.encoded.is_dir():
         _encode(folder, config, corpus, _read_tokenizer(folder))
-    if training != config.training:
-        folder.write_config(dataclasses.replace(config, training=training))
-    if not is_finished:
-        folder.summary_file.unlink(missing_ok=True)
+    if is_finished:
+        return False
+    is_reopened = folder.is_finished
+    folder.write_config(
+        dataclasses.replace(
+            config, training=training, commit=_commits(config, num_done), versions=library_versions()
+        )
+    )
+    folder.summary_file.unlink(missing_ok=True)
+    return is_reopened
+
+
+def _commits(config: RunConfig, num_done: int) -> str:
+    """Which commits a run was trained by."""
+    commit = repository_commit()
+    if not num_done:
+        return commit
+    is_known = config.commit.endswith(commit)
+    return config.commit if is_known else f"{config.commit}, from step {num_done} {commit}"
 
 
 def _read_tokenizer(folder: RunFolder) -> Tokenizer:

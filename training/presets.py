@@ -94,7 +94,7 @@ def tiny() -> Preset:
         batch_tokens=2000,
         learning_rate_scale=1.25,
         warmup_steps=2000,
-        cooldown_steps=6000,
+        cooldown_share=0.2,
         eval_interval_steps=1200,
         checkpoint_interval_steps=300,
         num_averaged=10,

@@ -42,8 +42,8 @@ class RunConfig:
     Attributes:
         model: With the tokenizer's own vocabulary size.
         corpus: One line for people.
-        commit: Of this repository; "unknown" outside git.
-        versions: Of what computed it.
+        commit: Of this repository, several where a run went on with another; "unknown" outside git.
+        versions: Of what computed it last.
     """
 
     preset: str

@@ -48,9 +48,9 @@ def translate(
     *,
     beam_size: int = 1,
     alpha: float = 0.6,
-    is_cut_short: bool = False,
+    max_new_tokens: int | None = None,
 ) -> list[str]:
-    """Translations by the oracle of `training.search`, each up to the model's limit.
+    """Translations by the oracle of `training.search`, each up to a limit.
 
     Args:
         model: In eval mode.
@@ -58,16 +58,13 @@ def translate(
         texts: What to translate.
         beam_size: 1 is greedy search, many sentences at once; beams are searched one sentence at a time.
         alpha: Of the length penalty; greedy search has none.
-        is_cut_short: End every target after twice the tokens of the longest source and 20 more, which saves
-            the time for what a model that has not learned yet repeats without end.
+        max_new_tokens: Where targets are cut off, at the model's limit at the latest; None is that limit.
 
     Raises:
         ValueError: A text is longer than the model's limit.
     """
     sources = tokenizer.encode_sources(texts)
-    limit = model.config.max_target_length
-    if is_cut_short:
-        limit = min(limit, 2 * max(map(len, sources), default=0) + 20)
+    limit = min(model.config.max_target_length, max_new_tokens or model.config.max_target_length)
     if beam_size == 1:
         targets = greedy_search(model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limit)
     else:

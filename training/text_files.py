@@ -116,11 +116,6 @@ def iterate_tsv(path: Path) -> Iterator[SentencePair]:
         raise ValueError(f"{path} has 0 lines: the corpus is empty")
 
 
-def read_tsv(path: Path) -> list[SentencePair]:
-    """All that `iterate_tsv` gives."""
-    return list(iterate_tsv(path))
-
-
 def _opened(path: Path) -> AbstractContextManager[IO[bytes]]:
     if path == STANDARD_INPUT:
         return nullcontext(sys.stdin.buffer)

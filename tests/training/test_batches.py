@@ -64,9 +64,10 @@ def test_the_order_depends_on_seed_and_epoch_only(pairs: list[EncodedPair]) -> N
     assert plan != rows(pairs, seed=2, epoch=2)
 
 
-def test_a_pair_over_the_budget_is_refused() -> None:
-    with pytest.raises(ValueError, match="a pair of 12 tokens is over batch_tokens, 10"):
-        plan_epoch([EncodedPair([5, EOS_ID], [5] * 11)], 10, seed=0, epoch=0)
+def test_a_pair_over_the_budget_is_a_batch_of_its_own() -> None:
+    pairs = [EncodedPair([5, EOS_ID], [5] * length) for length in (11, 3, 3, 20)]
+    plan = plan_epoch(pairs, 10, seed=0, epoch=0)
+    assert sorted(sorted(rows.tolist()) for rows in plan) == [[0], [1, 2], [3]]
 
 
 def test_a_stream_goes_on_where_another_stopped(pairs: list[EncodedPair]) -> None:

@@ -105,12 +105,12 @@ def test_any_setting_of_the_preset_can_be_changed_and_is_kept_for_a_resume(
         "20",
         "--set",
         "patience=7",
-        "cooldown_steps=1",
+        "cooldown_share=0.2",
     ]
     assert main(["train", "toy", "--out", str(out), "--resume", *changes]) == 0
     recipe = RunFolder(out).read_config().training
     assert (recipe.max_steps, recipe.precision, recipe.micro_batch_tokens) == (3, "bf16", 20)
-    assert (recipe.patience, recipe.cooldown_steps) == (7, 1)
+    assert (recipe.patience, recipe.cooldown_share) == (7, 0.2)
 
 
 def test_score_translates_a_runs_pairs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

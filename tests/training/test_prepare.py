@@ -8,6 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from training import prepare
 from training.checkpoint import checkpoint_path, list_checkpoints
 from training.corpus import Corpus, CorpusFiles, load_corpus
 from training.encoded import EncodedCorpus
@@ -54,6 +55,35 @@ def test_a_finished_run_can_be_trained_further(
     continue_run(folder, corpus, CPU, console)
     assert continue_run(folder, corpus, CPU, console, {"max_steps": 25}).steps == 25
     assert folder.read_config().training.max_steps == 25
+
+
+def test_a_run_that_stopped_early_goes_on_where_it_may_and_else_stays_as_it_was(
+    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
+) -> None:
+    start_run(folder, preset.changed({"eval_interval_steps": 2, "patience": 1, "max_steps": 50}), corpus)
+    stopped = continue_run(folder, corpus, CPU, console).steps
+    assert stopped < 50
+    before = folder.config_file.read_bytes()
+    assert continue_run(folder, corpus, CPU, console, {"precision": "bf16"}).steps == stopped
+    assert folder.config_file.read_bytes() == before
+    # Patience begins anew, and in a cool-down there is no end to it.
+    later = continue_run(folder, corpus, CPU, console, {"max_steps": 51}).steps
+    assert stopped < later < 51
+    assert continue_run(folder, corpus, CPU, console, {"max_steps": 52, "cooldown_share": 0.9}).steps == 52
+    with pytest.raises(ValueError, match=r"all its 52 steps: to cool down it needs more of them"):
+        continue_run(folder, corpus, CPU, console, {"cooldown_share": 0.5})
+
+
+def test_the_commits_of_all_that_trained_a_run_are_told(
+    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = []
+    start_run(folder, preset, corpus)
+    for commit, max_steps in (("first", 5), ("second", 8), ("second", 9)):
+        monkeypatch.setattr(prepare, "repository_commit", lambda commit=commit: commit)
+        continue_run(folder, corpus, CPU, console, {"max_steps": max_steps})
+        commits.append(folder.read_config().commit)
+    assert commits == ["first", "first, from step 5 second", "first, from step 5 second"]
 
 
 def test_a_run_cannot_stop_before_the_steps_done_and_stays_as_it_was(

@@ -53,6 +53,7 @@ def train(
         command += ["--set", *SMALL, *RECIPE, *settings]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
     return done.stdout
 
 

@@ -31,7 +31,7 @@ def test_scale_multiplies_the_rate() -> None:
 
 
 def test_rate_falls_to_zero_in_the_cooldown() -> None:
-    cooled = TrainingConfig(max_steps=10_000, cooldown_steps=4000)
+    cooled = TrainingConfig(max_steps=10_000, cooldown_share=0.4)
     ratios = [
         learning_rate(step, 512, cooled) / learning_rate(step, 512, PAPER)
         for step in (1, 6000, 6001, 8001, 10_000)

@@ -43,7 +43,7 @@ def test_translations_keep_the_order_and_end_without_eos(model: Transformer) -> 
     assert translate(model, tokenizer, []) == []
 
 
-def test_only_what_is_cut_short_ends_before_the_models_limit(
+def test_targets_end_at_the_given_limit_and_at_the_models(
     model_config: TransformerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Transformer(dataclasses.replace(model_config, max_target_length=100))
@@ -55,9 +55,9 @@ def test_only_what_is_cut_short_ends_before_the_models_limit(
 
     monkeypatch.setattr(scoring, "greedy_search", search)
     tokenizer = train_tokenizer([], 260)
-    translate(model, tokenizer, ["a"], is_cut_short=True)
-    translate(model, tokenizer, ["a"])
-    assert limits == [2 * 2 + 20, 100]
+    for limit in (24, None, 200):
+        translate(model, tokenizer, ["a"], max_new_tokens=limit)
+    assert limits == [24, 100, 100]
 
 
 def test_beams_are_searched_too(model: Transformer) -> None:

@@ -13,10 +13,10 @@ from training.text_files import (
     SentencePair,
     iterate_lines,
     iterate_parallel,
+    iterate_tsv,
     pair_hash,
     read_lines,
     read_parallel,
-    read_tsv,
     write_lines,
 )
 
@@ -135,17 +135,17 @@ def test_empty_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="have 0 lines: the corpus is empty"):
         read_parallel(empty, empty)
     with pytest.raises(ValueError, match="has 0 lines: the corpus is empty"):
-        read_tsv(empty)
+        list(iterate_tsv(empty))
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
 def test_tsv_has_a_pair_a_line(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, "하나\tone\n둘\ttwo\n".encode())
-    assert read_tsv(path) == [("하나", "one"), ("둘", "two")]
+    assert list(iterate_tsv(path)) == [("하나", "one"), ("둘", "two")]
 
 
 @pytest.mark.parametrize(("line", "count"), [("alone", 1), ("a\tb\tc", 3), ("", 1)])
 def test_tsv_with_another_number_of_columns_is_refused(tmp_path: Path, line: str, count: int) -> None:
     path = write(tmp_path / "a.tsv", f"a\tb\n{line}\na\tb\n".encode())
     with pytest.raises(ValueError, match=f"line 2: expected 2 columns, source and target, found {count}"):
-        read_tsv(path)
+        list(iterate_tsv(path))
