@@ -129,7 +129,8 @@ def korean(data: Path, folder: Path) -> Task:
     """Three small Korean-English corpora, split so that no English or Korean sentence is in two parts.
 
     StyleKQC has splits of its own, and KSS a dev set; the rest is split by a hash of the English sentence. A
-    pair whose English or Korean sentence is in a test set is in no other part, nor one of dev in train.
+    pair whose English or Korean sentence is in a test set or among the everyday sentences is in no other
+    part, nor one of dev in train.
 
     Args:
         data: Holds the folders `ko_en_kosp2e` and `tatoeba`.
@@ -179,6 +180,7 @@ def _korean_parts(data: Path) -> dict[str, dict[str, list[SentencePair]]]:
             name: [pair for pair in pairs if not taken & _keys(pair)] for name, pairs in corpora.items()
         }
         taken |= {key for pairs in kept[part].values() for pair in pairs for key in _keys(pair)}
+        taken |= {_key(sentence) for sentence in EVERYDAY_SENTENCES}
     return kept
 
 

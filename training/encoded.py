@@ -121,24 +121,47 @@ def write_encoded(
     report = FilterReport()
     hashes, starts, lengths, num_ids = array("Q"), array("q"), array("i"), 0
     with (temporary / f"ids.{dtype.name}").open("wb") as stream:
-        remaining = iter(pairs)
-        while chunk := list(islice(remaining, _CHUNK_PAIRS)):
-            report.num_given += len(chunk)
-            for pair, (source_ids, target_ids) in zip(chunk, encode_pairs(chunk, tokenizer), strict=True):
-                reason = filters.reason(pair, len(source_ids), len(target_ids) + 1)
-                if reason:
-                    report.dropped[reason] += 1
-                    continue
-                hashes.append(pair_hash(pair))
-                starts.append(num_ids)
-                lengths.extend((len(source_ids), len(target_ids)))
-                stream.write(np.array([*source_ids, *target_ids], dtype).tobytes())
-                num_ids += len(source_ids) + len(target_ids)
+        for pair, (source_ids, target_ids) in _encode_passing(pairs, tokenizer, filters, report):
+            hashes.append(pair_hash(pair))
+            starts.append(num_ids)
+            lengths.extend((len(source_ids), len(target_ids)))
+            stream.write(np.array([*source_ids, *target_ids], dtype).tobytes())
+            num_ids += len(source_ids) + len(target_ids)
     _, first = np.unique(np.array(hashes), return_index=True)
     kept = np.sort(first)
-    report.dropped["duplicate"] += len(hashes) - len(kept)
+    report.drop("duplicate", len(hashes) - len(kept))
     np.save(temporary / "starts.npy", np.array(starts)[kept])
     np.save(temporary / "lengths.npy", np.array(lengths).reshape(-1, 2)[kept])
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
     return report
+
+
+def passing_pairs(
+    pairs: Iterable[SentencePair], tokenizer: Tokenizer, filters: CorpusFilters
+) -> tuple[list[SentencePair], FilterReport]:
+    """The pairs that pass the filters, each once and in their order, and what was dropped."""
+    report = FilterReport()
+    passed = [pair for pair, _ in _encode_passing(pairs, tokenizer, filters, report)]
+    kept = list(dict.fromkeys(passed))
+    report.drop("duplicate", len(passed) - len(kept))
+    return kept, report
+
+
+def _encode_passing(
+    pairs: Iterable[SentencePair], tokenizer: Tokenizer, filters: CorpusFilters, report: FilterReport
+) -> Iterator[tuple[SentencePair, EncodedPair]]:
+    remaining = iter(pairs)
+    while chunk := list(islice(remaining, _CHUNK_PAIRS)):
+        report.num_given += len(chunk)
+        readable = []
+        for pair in chunk:
+            if reason := filters.text_reason(pair):
+                report.drop(reason)
+            else:
+                readable.append(pair)
+        for pair, encoded in zip(readable, encode_pairs(readable, tokenizer), strict=True):
+            if reason := filters.length_reason(len(encoded.source_ids), encoded.target_length):
+                report.drop(reason)
+            else:
+                yield pair, encoded

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from bundle.tokenizer import Tokenizer
 from training.text_files import SentencePair
 
 # Control characters that are no white space (those above 7F are the mark of a wrongly decoded Windows text),
 # what decoders write for bytes that they did not understand, and what is no character.
 _BROKEN = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufffd\ufffe\uffff]")
+
+# No text of words has more a token. What has is not worth cutting, which takes long where no space helps.
+_MAX_TOKEN_CHARACTERS = 16
 
 _REASONS = "empty", "broken characters", "duplicate", "too long", "length ratio", "untranslated"
 
@@ -27,6 +28,10 @@ class FilterReport:
     def num_kept(self) -> int:
         """How many pairs are left."""
         return self.num_given - sum(self.dropped.values())
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count pairs that are not kept."""
+        self.dropped[reason] += count
 
     def table(self) -> str:
         """The counts, a line each."""
@@ -52,39 +57,21 @@ class CorpusFilters:
     max_length_ratio: float | None = None
     are_copies_dropped: bool = False
 
-    def reason(self, pair: SentencePair, source_length: int, target_length: int) -> str | None:
-        """Why a pair is dropped whatever the others are; None: it is not.
-
-        Args:
-            pair: The pair.
-            source_length: Its tokens, with eos.
-            target_length: Its tokens, with eos.
-        """
+    def text_reason(self, pair: SentencePair) -> str | None:
+        """Why a pair is dropped before it is cut into tokens, whatever the others are; None: it is not."""
         if not pair.source.strip() or not pair.target.strip():
             return "empty"
         if _BROKEN.search(pair.source) or _BROKEN.search(pair.target):
             return "broken characters"
+        limits = self.max_source_length, self.max_target_length
+        if any(len(text) > _MAX_TOKEN_CHARACTERS * limit for text, limit in zip(pair, limits, strict=True)):
+            return "too long"
+        return "untranslated" if self.are_copies_dropped and pair.source == pair.target else None
+
+    def length_reason(self, source_length: int, target_length: int) -> str | None:
+        """Why a pair of so many tokens is dropped, eos counted; None: it is not."""
         if source_length > self.max_source_length or target_length > self.max_target_length:
             return "too long"
         shorter, longer = sorted((source_length, target_length))
-        if self.max_length_ratio is not None and longer > self.max_length_ratio * shorter:
-            return "length ratio"
-        if self.are_copies_dropped and pair.source == pair.target:
-            return "untranslated"
-        return None
-
-    def apply(
-        self, pairs: Collection[SentencePair], tokenizer: Tokenizer
-    ) -> tuple[list[SentencePair], FilterReport]:
-        """The pairs that pass, in their order, and what was dropped."""
-        source_lengths = [len(ids) + 1 for ids in tokenizer.encode_batch([pair.source for pair in pairs])]
-        target_lengths = [len(ids) + 1 for ids in tokenizer.encode_batch([pair.target for pair in pairs])]
-        report = FilterReport(len(pairs))
-        kept: dict[SentencePair, None] = {}
-        for pair, *lengths in zip(pairs, source_lengths, target_lengths, strict=True):
-            reason = "duplicate" if pair in kept else self.reason(pair, *lengths)
-            if reason:
-                report.dropped[reason] += 1
-            else:
-                kept[pair] = None
-        return list(kept), report
+        is_uneven = self.max_length_ratio is not None and longer > self.max_length_ratio * shorter
+        return "length ratio" if is_uneven else None

@@ -15,7 +15,7 @@ from bundle.tokenizer import Tokenizer
 from training.checkpoint import checkpoint_step, list_checkpoints, newest_checkpoint
 from training.config import check_special_ids
 from training.corpus import Corpus, CorpusFiles, load_corpus
-from training.encoded import EncodedCorpus, EncodedPair, write_encoded
+from training.encoded import EncodedCorpus, EncodedPair, passing_pairs, write_encoded
 from training.filters import CorpusFilters
 from training.loop import Trainer
 from training.presets import Preset
@@ -53,15 +53,16 @@ def start_run(
         raise ValueError(
             f"the training corpus has {len(corpus.train)} pairs and no text: nothing to train on"
         )
-    texts = (text for pair in corpus.train for text in pair if text.strip())
-    tokenizer = train_tokenizer(texts, preset.vocab_size)
-    _log.info("tokenizer: %d tokens, from %d pairs", tokenizer.vocab_size, len(corpus.train))
-    model = dataclasses.replace(preset.model, vocab_size=tokenizer.vocab_size)
     # What a model can translate is scored, however long its reference: no ratio filter.
-    filters = CorpusFilters(model.max_source_length, model.max_target_length)
+    filters = CorpusFilters(preset.model.max_source_length, preset.model.max_target_length)
+    _log.info("learning a tokenizer from %s pairs", f"{len(corpus.train):,}")
+    texts = (text for pair in corpus.train if not filters.text_reason(pair) for text in pair)
+    tokenizer = train_tokenizer(texts, preset.vocab_size)
+    _log.info("tokenizer: %s tokens", f"{tokenizer.vocab_size:,}")
+    model = dataclasses.replace(preset.model, vocab_size=tokenizer.vocab_size)
     held_out = {}
     for part, pairs in (("dev", corpus.dev), ("test", corpus.test)):
-        kept, report = filters.apply(pairs, tokenizer)
+        kept, report = passing_pairs(pairs, tokenizer, filters)
         if report.num_kept < report.num_given:
             _log.info("%s pairs:\n%s", part, report.table())
         if part == "dev" and not kept:

@@ -7,7 +7,7 @@ from bundle.tokenizer import Tokenizer
 from training import encoded
 from training.batches import plan_epoch
 from training.config import EOS_ID
-from training.encoded import EncodedCorpus, encode_pairs, write_encoded
+from training.encoded import EncodedCorpus, encode_pairs, passing_pairs, write_encoded
 from training.filters import CorpusFilters
 from training.text_files import SentencePair
 from training.tokenizer import train_tokenizer
@@ -59,7 +59,7 @@ def test_what_is_dropped_is_what_filters_drop_from_pairs_in_memory(
     too_long = SentencePair("x" * 60, "a")
     pairs = [*PAIRS, SentencePair("", "a"), too_long, SentencePair("\0", "a"), *PAIRS[3:9], too_long]
     report = write_encoded(tmp_path / "encoded", pairs, tokenizer, FILTERS)
-    kept, expected = FILTERS.apply(pairs, tokenizer)
+    kept, expected = passing_pairs(pairs, tokenizer, FILTERS)
     assert list(EncodedCorpus(tmp_path / "encoded").texts(tokenizer)) == kept == PAIRS
     assert report == expected
     assert report.dropped["duplicate"] == 6

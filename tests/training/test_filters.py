@@ -1,5 +1,6 @@
 import pytest
 
+from training.encoded import passing_pairs
 from training.filters import CorpusFilters
 from training.text_files import SentencePair
 from training.tokenizer import train_tokenizer
@@ -20,7 +21,7 @@ def test_filters_count_what_they_drop() -> None:
         SentencePair("a", "b" * 6),
     ]
     # Lengths count eos: nine letters are ten tokens, and "a" with seven letters is 2 to 8.
-    kept, report = CorpusFilters(10, 10, max_length_ratio=3.5).apply(pairs, tokenizer)
+    kept, report = passing_pairs(pairs, tokenizer, CorpusFilters(10, 10, max_length_ratio=3.5))
     assert kept == [pairs[0], pairs[2], pairs[7], pairs[9]]
     assert {reason: count for reason, count in report.dropped.items() if count} == {
         "empty": 2,
@@ -31,7 +32,7 @@ def test_filters_count_what_they_drop() -> None:
     assert (report.num_given, report.num_kept) == (10, 4)
     counts = [line.split()[-1] for line in report.table().splitlines()]
     assert counts == ["10", "2", "0", "1", "2", "1", "0", "4"]
-    kept, report = CorpusFilters(10, 10).apply(pairs, tokenizer)
+    kept, report = passing_pairs(pairs, tokenizer, CorpusFilters(10, 10))
     assert report.dropped["length ratio"] == 0
     assert pairs[8] in kept
 
@@ -39,16 +40,23 @@ def test_filters_count_what_they_drop() -> None:
 @pytest.mark.parametrize("text", ["nul \0", "escape \x1b[0m", "mojibake \x92", "undecoded \ufffd", "\uffff"])
 def test_broken_characters_are_dropped_on_either_side(text: str) -> None:
     filters = CorpusFilters(100, 100)
-    assert filters.reason(SentencePair(text, "fine"), 2, 2) == "broken characters"
-    assert filters.reason(SentencePair("fine", text), 2, 2) == "broken characters"
+    assert filters.text_reason(SentencePair(text, "fine")) == "broken characters"
+    assert filters.text_reason(SentencePair("fine", text)) == "broken characters"
 
 
 @pytest.mark.parametrize("text", ["tab\t", "\x0b\x0c\x85 white space", "soft\u00adhyphen", "\u200bzero"])
 def test_white_space_and_what_is_only_invisible_is_no_reason(text: str) -> None:
-    assert CorpusFilters(100, 100).reason(SentencePair(text, text), 2, 2) is None
+    assert CorpusFilters(100, 100).text_reason(SentencePair(text, text)) is None
 
 
 def test_copies_are_dropped_on_request_only() -> None:
     pair = SentencePair("Berlin", "Berlin")
-    assert CorpusFilters(100, 100).reason(pair, 2, 2) is None
-    assert CorpusFilters(100, 100, are_copies_dropped=True).reason(pair, 2, 2) == "untranslated"
+    assert CorpusFilters(100, 100).text_reason(pair) is None
+    assert CorpusFilters(100, 100, are_copies_dropped=True).text_reason(pair) == "untranslated"
+
+
+def test_what_is_far_too_long_is_never_cut_into_tokens() -> None:
+    filters = CorpusFilters(10, 20)
+    assert filters.text_reason(SentencePair("x" * 160, "y" * 320)) is None
+    assert filters.text_reason(SentencePair("x" * 161, "y")) == "too long"
+    assert filters.text_reason(SentencePair("x", "y" * 321)) == "too long"
