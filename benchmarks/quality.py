@@ -207,7 +207,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("task", choices=("multi30k", "korean"), help="the corpus")
-    parser.add_argument("--data", type=Path, required=True, help="the folder that it lies in")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        help="the folder that it lies in; benchmarks/README.md says with which files",
+    )
     parser.add_argument(
         "--direction",
         choices=("en-de", "de-en", "en-fr"),

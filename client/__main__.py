@@ -13,6 +13,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -273,9 +274,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog='example: python -m client translate "오늘은 금요일 입니다" --attention attention.png',
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    add = commands.add_parser(
+    # Without abbreviations: `--target HOST` must not be a shorter `--target-prefix`.
+    command = partial(commands.add_parser, parents=[common], allow_abbrev=False)
+    add = command(
         "translate",
-        parents=[common],
         help="translate texts, or the lines of standard input",
         description="Translate texts, or the lines of standard input; the output has one line for each.",
         epilog='example: python -m client translate "오늘은 금요일 입니다" --stream',
@@ -299,9 +301,8 @@ def _parser() -> argparse.ArgumentParser:
         else:
             add(flag, type=type_, metavar=metavar, help=text)
 
-    score = commands.add_parser(
+    score = command(
         "score",
-        parents=[common],
         help="score a given target of a source",
         description="Print the log-probability of every target token, the end last, and their sum.",
         epilog='example: python -m client score "나는 학생이다" "I am a student."',
@@ -310,30 +311,24 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("target", metavar="TARGET", help="the target text")
     score.add_argument("--model", default="", help="the model's name (default: the server's first)")
     score.add_argument("--json", action="store_true", help="print everything that the server answers")
-    models = commands.add_parser("models", parents=[common], help="list the models that the server serves")
-    versions = commands.add_parser(
+    models = command("models", help="list the models that the server serves")
+    versions = command(
         "versions",
-        parents=[common],
         help="list the versions on the server's disk, and whether they are served",
     )
     versions.add_argument("model", nargs="?", default="", metavar="MODEL", help="only this one's")
-    load = commands.add_parser(
+    load = command(
         "load",
-        parents=[common],
         help="let the server serve another version of a model, which needs the role admin",
         epilog="example: python -m client load demo --version 2 --timeout-seconds 300",
     )
     load.add_argument("model", metavar="MODEL", help="its name")
     load.add_argument("--version", default="", help="the name of its folder (default: the newest)")
-    unload = commands.add_parser(
-        "unload", parents=[common], help="let the server serve a model no more, which needs the role admin"
-    )
+    unload = command("unload", help="let the server serve a model no more, which needs the role admin")
     unload.add_argument("model", metavar="MODEL", help="its name")
-    for command in (models, versions, load):
-        command.add_argument("--json", action="store_true", help="one JSON object a line")
-    health = commands.add_parser(
-        "health", parents=[common], help="say whether the server serves; the exit code is 0 only if it does"
-    )
+    for listing in (models, versions, load):
+        listing.add_argument("--json", action="store_true", help="one JSON object a line")
+    health = command("health", help="say whether the server serves; the exit code is 0 only if it does")
     health.add_argument(
         "--metrics-url", metavar="URL", help="ask this port instead, such as http://localhost:9464, by HTTP"
     )

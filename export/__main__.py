@@ -30,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="Turn a training run into a bundle that `python -m server` serves.",
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, help="folder of a finished `python -m training train`")
     parser.add_argument("bundle", type=Path, help="folder to make")

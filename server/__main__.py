@@ -115,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve exported models over gRPC, with metrics and probes over HTTP.",
         epilog="example: python -m server bundles/demo --port 50051 --memory-budget 512MiB. Every flag is "
         "also a variable of the environment, such as SEQ2SEQ_MEMORY_BUDGET=512MiB.",
+        allow_abbrev=False,
     )
     parser.set_defaults(models={})  # with settings of their own, which only the file can give
     add = parser.add_argument

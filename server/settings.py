@@ -48,7 +48,7 @@ def parse_settings(
         help="TOML, with flags by their names, such as max_slots = 64, and those of one model in a table "
         f"[models.NAME]; the command line and the environment ({PREFIX}MAX_SLOTS) override the former",
     )
-    first = argparse.ArgumentParser(add_help=False)
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument(_CONFIG, type=Path, default=environment.get(f"{PREFIX}CONFIG"))
     file: Path | None = first.parse_known_args(arguments)[0].config
     actions = {_name(action): action for action in parser._actions if action.dest not in _NO_SETTINGS}

@@ -41,6 +41,7 @@ _EXAMPLES = {
   python -m training train tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none""",
     "score": """examples:
   python -m training score runs/demo --part test
+  python -m training score runs/mine --source test.ko --reference test.en --beam-size 5
   python -m training score --hypothesis translations.txt --reference test.en
   python -m client translate < test.ko | python -m training score --hypothesis - --reference test.en
   python -m training score --hypothesis new.txt --baseline old.txt --reference a.en b.en --tokenize none""",
@@ -80,10 +81,11 @@ def parser() -> argparse.ArgumentParser:
             description=summary,
             epilog=_EXAMPLES[name],
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
         )
 
     _add_train_flags(add("train", "Train a preset on a corpus; without files, on the built-in one."))
-    score = add("score", "Score a run on its own dev or test pairs, or one file against another.")
+    score = add("score", "Score a run on its own dev or test pairs or on files, or one file against another.")
     score.add_argument("run", type=Path, nargs="?", help="the folder of a finished run")
     score.add_argument("--part", choices=("dev", "test"), default="dev", help="which pairs (default: dev)")
     score.add_argument("--beam-size", type=_at_least(1), default=1, help="1 is greedy search (default: 1)")
@@ -200,8 +202,11 @@ def _add_attention_flags(attention: argparse.ArgumentParser) -> None:
 
 
 def _add_comparison_flags(score: argparse.ArgumentParser) -> None:
-    group = score.add_argument_group("files instead of a run", "gzip where a name ends in .gz")
-    group.add_argument("--hypothesis", type=Path, help="translations, one a line; - is standard input")
+    group = score.add_argument_group("files", "gzip where a name ends in .gz")
+    group.add_argument("--source", type=Path, help="what the run is to translate, one sentence a line")
+    group.add_argument(
+        "--hypothesis", type=Path, help="translations, instead of a run's; - is standard input"
+    )
     group.add_argument("--reference", type=Path, nargs="+", help="what they are compared with")
     group.add_argument(
         "--baseline", type=Path, help="other translations: does --hypothesis differ from them?"
@@ -267,14 +272,19 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
 
 
 def _score(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    is_files = options.hypothesis is not None and options.reference is not None
-    if (options.run is None) != is_files:
-        root.error("score needs either a run, or both --hypothesis and --reference")
-    if is_files:
-        settings = MetricSettings(options.tokenize, options.lowercase, options.bootstrap)
-        commands.score_files(options.hypothesis, options.reference, options.baseline, settings)
-    else:
-        commands.score_run(options.run, options.part, options.beam_size, options.alpha)
+    search = options.beam_size, options.alpha
+    settings = MetricSettings(options.tokenize, options.lowercase, options.bootstrap)
+    match options.run, options.source, options.hypothesis, options.reference:
+        case None, None, Path(), [*references]:
+            commands.score_files(options.hypothesis, references, options.baseline, settings)
+        case Path(), None, None, None:
+            commands.score_run(options.run, options.part, *search)
+        case Path(), Path(), None, [*references]:
+            commands.score_run_on_files(options.run, options.source, references, *search, settings)
+        case _:
+            root.error(
+                "score needs a run, a run with --source and --reference, or --hypothesis and --reference"
+            )
 
 
 def _attention(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:

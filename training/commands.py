@@ -16,13 +16,13 @@ from torch import Tensor
 
 from training import grammar
 from training.attention_maps import alignment, encoder_self_attention
-from training.comparison import MetricSettings, compare
+from training.comparison import MetricScore, MetricSettings, compare
 from training.config import BOS_ID, EOS_ID
 from training.corpus import Corpus, CorpusFiles, load_corpus
 from training.interrupt import TrainingInterrupted
 from training.prepare import continue_run, start_run
 from training.presets import preset_named
-from training.ranks import Ranks
+from training.ranks import Ranks, num_ranks
 from training.run import RunFolder, load_run
 from training.scoring import score, translate
 from training.search import greedy_search
@@ -56,7 +56,8 @@ class TrainRequest:
     @property
     def resume_command(self) -> str:
         """How the run goes on."""
-        return f"python -m training train {self.preset} --out {self.out} --resume"
+        command = "torchrun ..." if num_ranks() > 1 else "python"
+        return f"{command} -m training train {self.preset} --out {self.out} --resume"
 
 
 def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Console) -> None:
@@ -114,18 +115,10 @@ def score_files(
 ) -> None:
     """Print the scores of a file of translations, and of another one that it is compared with."""
     names = [baseline, hypothesis] if baseline else [hypothesis]
-    files = [*names, *references]
-    if files.count(STANDARD_INPUT) > 1:
-        raise ValueError("standard input, -, can be one of the files only")
-    lines = [read_lines(file) for file in files]
-    if len({len(texts) for texts in lines}) != 1:
-        counts = ", ".join(f"{file} has {len(texts)}" for file, texts in zip(files, lines, strict=True))
-        raise ValueError(f"the files have different numbers of lines: {counts}")
+    lines = _read_parallel([*names, *references])
     systems, reference_lines = lines[: len(names)], lines[len(names) :]
     for name, scores in zip(names, compare(systems, reference_lines, settings), strict=True):
-        print(f"{name}, {len(lines[0])} sentences")
-        for metric_score in scores:
-            print(metric_score)
+        _print_scores("standard input" if name == STANDARD_INPUT else name, len(lines[0]), scores)
 
 
 def score_run(path: Path, part: str, beam_size: int, alpha: float) -> None:
@@ -137,6 +130,22 @@ def score_run(path: Path, part: str, beam_size: int, alpha: float) -> None:
     )
     print(f"{path}, {len(pairs)} {part} pairs, beam {beam_size}")
     print(score(translations, [pair.target for pair in pairs]))
+
+
+def score_run_on_files(
+    path: Path,
+    source: Path,
+    references: Sequence[Path],
+    beam_size: int,
+    alpha: float,
+    settings: MetricSettings,
+) -> None:
+    """Translate a file with the oracle, and print the scores."""
+    run = load_run(path)
+    sources, *reference_lines = _read_parallel([source, *references])
+    translations = translate(run.model, run.tokenizer, sources, beam_size=beam_size, alpha=alpha)
+    (scores,) = compare([translations], reference_lines, settings)
+    _print_scores(f"{path}, {source}, beam {beam_size}", len(sources), scores)
 
 
 def write_corpus(out: Path) -> None:
@@ -201,6 +210,23 @@ def show_self_attention(
         from training.heatmap import save_head_heatmaps  # matplotlib takes long to import
 
         save_head_heatmaps(weights, tokens, layers, heads, image_file)
+
+
+def _read_parallel(files: Sequence[Path]) -> list[list[str]]:
+    """The lines of each file, as many in each."""
+    if files.count(STANDARD_INPUT) > 1:
+        raise ValueError("standard input, -, can be one of the files only")
+    lines = [read_lines(file) for file in files]
+    if len({len(texts) for texts in lines}) != 1:
+        counts = ", ".join(f"{file} has {len(texts)}" for file, texts in zip(files, lines, strict=True))
+        raise ValueError(f"the files have different numbers of lines: {counts}")
+    return lines
+
+
+def _print_scores(name: Path | str, num_sentences: int, scores: Sequence[MetricScore]) -> None:
+    print(f"{name}, {num_sentences} sentences")
+    for score_ in scores:
+        print(score_)
 
 
 def _check_text(text: str) -> None:

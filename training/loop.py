@@ -191,7 +191,7 @@ class Trainer:
         is_cooling = self.step > recipe.max_steps * (1 - recipe.cooldown_share)
         is_worse = recipe.patience and self.best and self.best.num_worse_since >= recipe.patience
         if is_worse and not is_cooling:  # what cools down gets better only then
-            _log.info("no better dev score in %d evaluations: stopping early", recipe.patience)
+            _log.info("no better dev BLEU in %d evaluations (patience): stopping early", recipe.patience)
             return True
         return self.step >= recipe.max_steps
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from training.config import TrainingConfig, TransformerConfig
@@ -38,7 +39,9 @@ class Preset:
         owners = {field.name: part for part in parts for field in dataclasses.fields(parts[part])}
         unknown = sorted(settings.keys() - owners)
         if unknown:
-            raise ValueError(f"unknown settings {', '.join(unknown)}; there are {', '.join(owners)}")
+            near = [name for wrong in unknown for name in get_close_matches(wrong, owners, n=1)]
+            guess = f" (meant: {', '.join(near)}?)" if near else ""
+            raise ValueError(f"unknown settings {', '.join(unknown)}{guess}; there are {', '.join(owners)}")
         for part, config in parts.items():
             changes = {name: value for name, value in settings.items() if owners[name] == part}
             parts[part] = dataclasses.replace(config, **changes)

@@ -130,6 +130,11 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+def num_ranks() -> int:
+    """How many processes train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def num_local_ranks() -> int:
     """How many processes share this machine's CPUs."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

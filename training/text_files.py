@@ -110,6 +110,7 @@ def iterate_tsv(path: Path) -> Iterator[SentencePair]:
         if len(columns) != 2:
             raise ValueError(
                 f"{path}, line {number}: expected 2 columns, source and target, found {len(columns)}"
+                + (" (`cut -f1,2` keeps the first two)" if len(columns) > 2 else "")
             )
         yield SentencePair(*columns)
     if not number:

@@ -180,6 +180,7 @@ def test_attention_that_cannot_be_written_fails_after_the_translation(run, tmp_p
         (["translate", "a", "--suppressed-token-ids", "5;6"], "'5;6' is not token ids with commas"),
         (["translate", "a", "--logit-bias", "5"], "'5' is not like 5=-1.5,17=2"),
         (["translate", "a", "--nothing"], "unrecognized arguments: --nothing"),
+        (["translate", "a", "--target", "localhost:1"], "unrecognized arguments: --target"),
         ([], "the following arguments are required: COMMAND"),
     ],
 )

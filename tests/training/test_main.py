@@ -122,6 +122,14 @@ def test_score_translates_a_runs_pairs(run: Path, capsys: pytest.CaptureFixture[
     assert main(["score", str(run), "--beam-size", "2"]) == 0
 
 
+def test_score_translates_a_file_with_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, reference = RunFolder(run).text_files("dev")
+    assert main(["score", str(run), "--source", str(source), "--reference", str(reference)]) == 0
+    first, bleu, *_ = capsys.readouterr().out.splitlines()
+    assert first == f"{run}, {source}, beam 1, 4 sentences"
+    assert bleu.startswith(f"BLEU {load_run(run).dev_score:.2f} (95 % of resampled sets: ")
+
+
 def test_score_compares_two_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,7 +158,7 @@ def test_score_takes_standard_input_several_references_and_a_baseline(
     monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(text.encode())))
     flags = ["--hypothesis", "-", *files, "--tokenize", "none", "--lowercase", "--bootstrap", "50"]
     assert main(["score", *flags]) == 0
-    old, new = capsys.readouterr().out.split("-, 16 sentences\n")
+    old, new = capsys.readouterr().out.split("standard input, 16 sentences\n")
     assert old.startswith(f"{tmp_path / 'old'}, 16 sentences\nBLEU ")
     assert "p =" not in old
     assert new.startswith("BLEU 100.00 (95 % of resampled sets: 100.00 ± 0.00), p = 0.0")

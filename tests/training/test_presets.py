@@ -16,7 +16,9 @@ def test_a_field_belongs_to_either_model_or_recipe(preset: Preset) -> None:
 
 
 def test_unknown_and_wrong_settings_are_refused_by_name(preset: Preset) -> None:
-    with pytest.raises(ValueError, match=r"unknown settings drop_out; there are vocab_size, .*seed"):
+    with pytest.raises(
+        ValueError, match=r"unknown settings drop_out \(meant: dropout\?\); there are vocab_size, .*seed"
+    ):
         preset.changed({"drop_out": 0.1})
     with pytest.raises(ValueError, match="dropout is 'much', and must be a number"):
         preset.changed({"dropout": "much"})
