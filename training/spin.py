@@ -1,8 +1,7 @@
 """Imported before torch by a process that trains: torch's threads read the environment when they start.
 
 Threads that wait for each other spin, by libgomp's default for so long that one thread whose core another
-process has keeps all the others' cores busy with nothing. Short spins cost nothing where cores are free, and
-a small part of that where they are not (docs/training.md has numbers).
+process has keeps all the others' cores busy with nothing.
 """
 
 import os

@@ -1,0 +1,45 @@
+"""The page on training says of presets and settings what the code has."""
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from training.config import TrainingConfig, TransformerConfig
+from training.presets import PRESETS
+from training.transformer import Transformer
+
+TEXT = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_as_its_row_says(name):
+    preset = PRESETS[name]()
+    model, training = preset.model, preset.training
+    with torch.device("meta"):
+        num_parameters = sum(weight.numel() for weight in Transformer(model).parameters())
+    cells = [
+        f"`{name}`",
+        f"{num_parameters / 1e6:.1f} M",
+        f"{model.num_encoder_layers}+{model.num_decoder_layers}",
+        f"{model.d_model:,}",
+        f"{model.d_ff:,}",
+        f"{model.num_heads}",
+        f"{model.vocab_size:,}",
+        model.norm,
+        f"{model.dropout:g}",
+        f"{training.bpe_dropout:g}",
+        f"{training.batch_tokens:,}",
+        f"{training.max_steps:,}",
+    ]
+    assert f"| {' | '.join(cells)} |\n" in TEXT
+
+
+def test_every_setting_is_listed():
+    listed = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", TEXT, flags=re.MULTILINE))))
+    fields = {
+        field.name for config in (TransformerConfig, TrainingConfig) for field in dataclasses.fields(config)
+    }
+    assert fields <= listed
