@@ -16,6 +16,7 @@ import training.spin  # noqa: F401  # isort: skip
 
 import argparse
 import json
+import os
 import random
 import statistics
 import sys
@@ -212,6 +213,9 @@ def main() -> int:
         "hardware": describe_hardware(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
+        # What decides how fast small operations are: how threads wait, and who allocates.
+        "environment": {name: os.environ.get(name, "") for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+        | {"preloaded": [Path(name).name for name in os.environ.get("LD_PRELOAD", "").split()]},
         "bar": _BAR,
         "rows": rows,
     }

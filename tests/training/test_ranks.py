@@ -114,7 +114,7 @@ def test_sigterm_stops_all_processes_at_one_step_and_they_go_on_bit_for_bit(
         _, errors = process.communicate(timeout=120)
     assert process.returncode != 0
     (step,) = set(re.findall(r"interrupted at step (\d+)", errors))
-    assert errors.count(f"go on with: python -m training train demo --out {out} --resume") == 1
+    assert errors.count(f"go on with: torchrun ... -m training train demo --out {out} --resume") == 1
     stopped_at = int(step)
     assert load_checkpoint(list_checkpoints(RunFolder(out).checkpoints)[-1]).step == stopped_at
 
