@@ -189,12 +189,13 @@ def _by_precision(scores: list[list[MetricScore]]) -> dict[str, dict[str, Any]]:
 
 
 def _describe_run(path: Path) -> dict[str, Any]:
-    config, summary = RunFolder(path).read_config(), RunFolder(path).read_summary()
+    config, summary = RunFolder(path).read_config().to_json(), RunFolder(path).read_summary()
+    kept = "preset", "model", "training", "corpus_sha256", "commit", "versions"
     return {
         "parameters": sum(parameter.numel() for parameter in load_run(path).model.parameters()),
         "steps": summary.steps,
         "seconds": summary.seconds,
-    } | config.to_json()
+    } | {name: config[name] for name in kept}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -26,7 +26,7 @@ from training.transformer import Transformer
 BEAM_SIZE = 5
 NUM_AVERAGED = 1, 5, 10
 # Of the penalty of Wu et al. 2016, ((5 + |Y|) / 6)^alpha: from none to one that prefers long targets.
-ALPHAS = 0.0, 0.5, 1.0, 1.5, 2.0, 2.5
+ALPHAS = 0.0, 1.0, 2.0, 3.0, 4.0
 
 
 @dataclass(frozen=True)
