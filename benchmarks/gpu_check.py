@@ -4,7 +4,8 @@ Part by part, whatever became of the parts before: exports a random `base` model
 for the CPU; shows that every operator runs on the device; compares log-probabilities with the CPU's and with
 torch's, and tokens with the oracle's; measures steps with and without captured graphs beside transformers'
 `generate` and CTranslate2, where these are installed; looks at the device's memory over 10,000 requests; runs
-the tests that are marked `gpu`; trains, exports, serves and scores the demo on the device.
+the tests that are marked `gpu`; trains, exports, serves and scores the demo on the device; measures how fast
+`base` trains, and its model FLOPs utilisation.
 
 Takes the interpreter that it is started with, installs nothing and needs no network: it needs torch with CUDA
 and `onnxruntime-gpu`. `--device cpu` runs the same parts at tiny sizes on the CPU, which shows that the
@@ -111,7 +112,11 @@ def _parts(place: Place, deadline: float) -> dict[str, _Part]:
         "memory": partial(gpu_parts.memory, place),
     }
     if place.scale.device == "cuda":
-        parts |= {"tests": partial(_tests, deadline), "demo": partial(_demo, place.folder, deadline)}
+        parts |= {
+            "tests": partial(_tests, deadline),
+            "demo": partial(_demo, place.folder, deadline),
+            "training": partial(_training, deadline),
+        }
     return parts
 
 
@@ -141,6 +146,13 @@ def _demo(folder: Path, deadline: float) -> dict[str, Any]:
     _command(deadline, "export", run, bundle, "--precision", "fp32,int8,fp16,bf16")
     demo = _command(deadline, "benchmarks.demo", bundle, "--run", run)
     found: dict[str, Any] = json.loads(demo.splitlines()[-1])
+    return found
+
+
+def _training(deadline: float) -> dict[str, Any]:
+    """Tokens a second of `base` beside a plain loop, and the model FLOPs utilisation."""
+    speed = _command(deadline, "benchmarks.training_speed", "--presets", "base", "--steps", "5")
+    found: dict[str, Any] = json.loads(speed.splitlines()[-1])
     return found
 
 
