@@ -25,6 +25,7 @@ from training.interrupt import TrainingInterrupted
 from training.prepare import CHANGEABLE
 from training.presets import PRESETS
 from training.ranks import current_rank, joined_ranks, local_rank, num_local_ranks
+from training.run import RunFolder
 from training.tokenizer import SMALLEST_VOCAB_SIZE
 
 _log = logging.getLogger("training")
@@ -236,7 +237,7 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
     }
     settings = dict(options.set) | flags
     changes = {name: settings.pop(name) for name in CHANGEABLE if name in settings}
-    if options.resume and settings:
+    if options.resume and settings and RunFolder(options.out).is_run:
         root.error(
             f"{', '.join(settings)}: as the run was started, so leave them out with --resume "
             f"(only {', '.join(CHANGEABLE)} may change)"

@@ -282,6 +282,8 @@ class Trainer:
         )
 
     def _evaluate(self, reporter: Reporter | None) -> None:
+        if reporter:
+            reporter.show("scoring dev pairs")
         result = self._score_dev()
         loss = self._dev_loss()
         if self.best is None or result.bleu > self.best.dev_bleu:

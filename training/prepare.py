@@ -152,7 +152,7 @@ def continue_run(
     )
     num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     _log.info("model: %s parameters, on %s", f"{num_parameters:,}", device)
-    _log.info("corpus: %s, %s pairs", config.corpus, f"{len(train):,}")
+    _log.info("training on %s pairs", f"{len(train):,}")
     return trainer.train(console)
 
 
