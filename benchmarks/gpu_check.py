@@ -151,7 +151,13 @@ def _demo(folder: Path, deadline: float) -> dict[str, Any]:
 
 def _training(deadline: float) -> dict[str, Any]:
     """Tokens a second of `base` beside a plain loop, and the model FLOPs utilisation."""
-    speed = _command(deadline, "benchmarks.training_speed", "--presets", "base", "--steps", "5")
+    try:
+        speed = _command(deadline, "benchmarks.training_speed", "--presets", "base", "--steps", "5")
+    except subprocess.CalledProcessError as error:
+        lines = error.output.splitlines()
+        if not lines:
+            raise
+        raise gpu_parts.PartFailed("slower than the plain loop", json.loads(lines[-1])) from error
     found: dict[str, Any] = json.loads(speed.splitlines()[-1])
     return found
 

@@ -174,13 +174,14 @@ def _korean_parts(data: Path) -> dict[str, dict[str, list[SentencePair]]]:
         part = "test" if place < _TATOEBA_TEST else "dev" if is_dev else "train"
         given[part][_TATOEBA].append(pair)
     taken: set[str] = set()
+    everyday = {_key(sentence) for sentence in EVERYDAY_SENTENCES}
     kept = {}
     for part, corpora in given.items():  # test first: it loses nothing
         kept[part] = {
             name: [pair for pair in pairs if not taken & _keys(pair)] for name, pairs in corpora.items()
         }
         taken |= {key for pairs in kept[part].values() for pair in pairs for key in _keys(pair)}
-        taken |= {_key(sentence) for sentence in EVERYDAY_SENTENCES}
+        taken |= everyday
     return kept
 
 

@@ -204,7 +204,9 @@ def _add_attention_flags(attention: argparse.ArgumentParser) -> None:
 
 def _add_comparison_flags(score: argparse.ArgumentParser) -> None:
     group = score.add_argument_group("files", "gzip where a name ends in .gz")
-    group.add_argument("--source", type=Path, help="what the run is to translate, one sentence a line")
+    group.add_argument(
+        "--source", type=Path, help="what the run is to translate, one a line; - is standard input"
+    )
     group.add_argument(
         "--hypothesis", type=Path, help="translations, instead of a run's; - is standard input"
     )
@@ -275,6 +277,8 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
 def _score(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     search = options.beam_size, options.alpha
     settings = MetricSettings(options.tokenize, options.lowercase, options.bootstrap)
+    if options.baseline and not options.hypothesis:
+        root.error("--baseline is compared with --hypothesis")
     match options.run, options.source, options.hypothesis, options.reference:
         case None, None, Path(), [*references]:
             commands.score_files(options.hypothesis, references, options.baseline, settings)

@@ -118,7 +118,7 @@ def score_files(
     lines = _read_parallel([*names, *references])
     systems, reference_lines = lines[: len(names)], lines[len(names) :]
     for name, scores in zip(names, compare(systems, reference_lines, settings), strict=True):
-        _print_scores("standard input" if name == STANDARD_INPUT else name, len(lines[0]), scores)
+        _print_scores(_name(name), len(lines[0]), scores)
 
 
 def score_run(path: Path, part: str, beam_size: int, alpha: float) -> None:
@@ -145,7 +145,7 @@ def score_run_on_files(
     sources, *reference_lines = _read_parallel([source, *references])
     translations = translate(run.model, run.tokenizer, sources, beam_size=beam_size, alpha=alpha)
     (scores,) = compare([translations], reference_lines, settings)
-    _print_scores(f"{path}, {source}, beam {beam_size}", len(sources), scores)
+    _print_scores(f"{path}, {_name(source)}, beam {beam_size}", len(sources), scores)
 
 
 def write_corpus(out: Path) -> None:
@@ -223,7 +223,11 @@ def _read_parallel(files: Sequence[Path]) -> list[list[str]]:
     return lines
 
 
-def _print_scores(name: Path | str, num_sentences: int, scores: Sequence[MetricScore]) -> None:
+def _name(file: Path) -> str:
+    return "standard input" if file == STANDARD_INPUT else str(file)
+
+
+def _print_scores(name: str, num_sentences: int, scores: Sequence[MetricScore]) -> None:
     print(f"{name}, {num_sentences} sentences")
     for score_ in scores:
         print(score_)

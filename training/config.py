@@ -185,6 +185,11 @@ class TrainingConfig(_Config):
     are_vectors_frozen: bool = False
     seed: int = 0
 
+    @property
+    def cooldown_steps(self) -> int:
+        """The last steps, in which the learning rate falls."""
+        return round(self.cooldown_share * self.max_steps)
+
     def __post_init__(self) -> None:
         for name in (
             "max_steps",

@@ -11,10 +11,10 @@ from training.text_files import SentencePair
 # what decoders write for bytes that they did not understand, and what is no character.
 _BROKEN = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufffd\ufffe\uffff]")
 
-# No text of words has more a token. What has is not worth cutting, which takes long where no space helps.
+# Hardly any text of words has more a token. What has is not worth cutting: without spaces that takes long.
 _MAX_TOKEN_CHARACTERS = 16
 
-_REASONS = "empty", "broken characters", "duplicate", "too long", "length ratio", "untranslated"
+_REASONS = "empty", "broken characters", "untranslated", "too long", "length ratio", "duplicate"
 
 
 @dataclass

@@ -82,6 +82,9 @@ class Trainer:
         self.folder = folder
         self.tokenizer = tokenizer
         self.dev_pairs = dev_pairs
+        # A model that has not learned yet repeats without end.
+        sources = tokenizer.encode_sources([pair.source for pair in dev_pairs])
+        self._dev_limit = 2 * max(map(len, sources), default=0) + 20
         self.device = device
         self.ranks = ranks or Ranks()
         self.step = checkpoint.step if checkpoint else 0
@@ -188,7 +191,7 @@ class Trainer:
 
     def _is_done(self) -> bool:
         recipe = self.config.training
-        is_cooling = self.step > recipe.max_steps * (1 - recipe.cooldown_share)
+        is_cooling = recipe.max_steps - self.step <= recipe.cooldown_steps
         is_worse = recipe.patience and self.best and self.best.num_worse_since >= recipe.patience
         if is_worse and not is_cooling:  # what cools down gets better only then
             _log.info("no better dev BLEU in %d evaluations (patience): stopping early", recipe.patience)
@@ -296,13 +299,13 @@ class Trainer:
 
             save_learning_curve(self.folder)
         _log.info("step %d: dev loss %.3f, BLEU %.2f, chrF %.2f", self.step, loss, result.bleu, result.chrf)
+        if reporter:
+            reporter.show("")
 
     def _score_dev(self) -> Score:
         self.model.eval()
-        sources = [pair.source for pair in self.dev_pairs]
-        # A model that has not learned yet repeats without end.
-        limit = 2 * max(map(len, self.tokenizer.encode_sources(sources))) + 20
-        share = translate(self.model, self.tokenizer, self.ranks.share(sources), max_new_tokens=limit)
+        sources = self.ranks.share([pair.source for pair in self.dev_pairs])
+        share = translate(self.model, self.tokenizer, sources, max_new_tokens=self._dev_limit)
         return score(self.ranks.gather(share), [pair.target for pair in self.dev_pairs])
 
     @torch.no_grad()
@@ -342,7 +345,7 @@ class Trainer:
         weights = f"average of the checkpoints at steps {', '.join(map(str, steps))}"
         if self.best and self.best.dev_bleu > result.bleu:
             best_path = checkpoint_path(self.folder.checkpoints, self.best.step)
-            self.model.load_state_dict(load_checkpoint(best_path).model)
+            self.model.load_state_dict(self.ranks.first(lambda: load_checkpoint(best_path).model))
             result = self._score_dev()
             weights = f"checkpoint at step {self.best.step}"
         summary = Summary(

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from bundle.tokenizer import Tokenizer
-from training.checkpoint import checkpoint_step, list_checkpoints, newest_checkpoint
+from training.checkpoint import checkpoint_step, list_checkpoints, newest_checkpoint, save_checkpoint
 from training.config import check_special_ids
 from training.corpus import Corpus, CorpusFiles, load_corpus
 from training.encoded import EncodedCorpus, EncodedPair, passing_pairs, write_encoded
@@ -49,19 +49,19 @@ def start_run(
         OSError: A file of word vectors cannot be read.
     """
     folder.check_is_free()
-    if not any(text.strip() for pair in corpus.train for text in pair):
+    filters = CorpusFilters(preset.model.max_source_length, preset.model.max_target_length)
+    if all(filters.text_reason(pair) for pair in corpus.train):
         raise ValueError(
             f"the training corpus has {len(corpus.train)} pairs and no text: nothing to train on"
         )
-    # What a model can translate is scored, however long its reference: no ratio filter.
-    filters = CorpusFilters(preset.model.max_source_length, preset.model.max_target_length)
-    _log.info("learning a tokenizer from %s pairs", f"{len(corpus.train):,}")
+    _log.info("learning a tokenizer from what is text of %s pairs", f"{len(corpus.train):,}")
     texts = (text for pair in corpus.train if not filters.text_reason(pair) for text in pair)
     tokenizer = train_tokenizer(texts, preset.vocab_size)
     _log.info("tokenizer: %s tokens", f"{tokenizer.vocab_size:,}")
     model = dataclasses.replace(preset.model, vocab_size=tokenizer.vocab_size)
     held_out = {}
     for part, pairs in (("dev", corpus.dev), ("test", corpus.test)):
+        # What a model can translate is scored, however long its reference: no ratio filter.
         kept, report = passing_pairs(pairs, tokenizer, filters)
         if report.num_kept < report.num_given:
             _log.info("%s pairs:\n%s", part, report.table())
@@ -124,7 +124,7 @@ def continue_run(
         TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was left.
     """
     ranks = ranks or Ranks()
-    is_reopened = ranks.first(lambda: _prepare_to_continue(folder, corpus, changes or {}))
+    ranks.first(lambda: _prepare_to_continue(folder, corpus, changes or {}))
     config = folder.read_config()
     if folder.is_finished:
         _log.info("%s is finished: nothing to do", folder.path)
@@ -134,9 +134,6 @@ def continue_run(
         _log.warning("passed over: %s", problem)
     if checkpoint:
         _log.info("going on after step %d", checkpoint.step)
-    if checkpoint and checkpoint.best and is_reopened:
-        best = dataclasses.replace(checkpoint.best, num_worse_since=0)
-        checkpoint = dataclasses.replace(checkpoint, best=best)
     tokenizer = _read_tokenizer(folder)
     train = EncodedCorpus(folder.encoded)
     trainer = Trainer(
@@ -156,8 +153,8 @@ def continue_run(
     return trainer.train(console)
 
 
-def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapping[str, Any]) -> bool:
-    """All that a run's folder needs and only one process may write; tells whether a finished run goes on."""
+def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapping[str, Any]) -> None:
+    """All that a run's folder needs and only one process may write."""
     config = folder.read_config()
     training = dataclasses.replace(config.training, **changes)
     checkpoints = list_checkpoints(folder.checkpoints)
@@ -167,12 +164,13 @@ def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapp
             f"{folder.path} has done {num_done} steps, "
             f"and cannot stop at step {training.max_steps} any more: give at least as many"
         )
-    if training.max_steps == num_done and training.cooldown_share != config.training.cooldown_share:
+    is_cooled = training.cooldown_share in (0, config.training.cooldown_share)
+    if training.max_steps == num_done and not is_cooled:
         raise ValueError(
             f"{folder.path} has done all its {num_done} steps: to cool down it needs more of them (max_steps)"
         )
     is_same_end = all(getattr(training, name) == getattr(config.training, name) for name in _ENDING)
-    is_finished = folder.is_finished and is_same_end
+    is_finished = folder.is_finished and (is_same_end or training.max_steps == num_done)
     # Encoded it is not where the run is of an older commit, or somebody needed the room.
     if corpus is None and not folder.encoded.is_dir() and not is_finished:
         corpus = load_corpus(config.corpus_files, config.training.seed)
@@ -181,24 +179,30 @@ def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapp
     if corpus is not None and not folder.encoded.is_dir():
         _encode(folder, config, corpus, _read_tokenizer(folder))
     if is_finished:
-        return False
-    is_reopened = folder.is_finished
-    folder.write_config(
-        dataclasses.replace(
-            config, training=training, commit=_commits(config, num_done), versions=library_versions()
-        )
-    )
-    folder.summary_file.unlink(missing_ok=True)
-    return is_reopened
+        return
+    if folder.is_finished:
+        _reopen(folder)
+    versions, commit = library_versions(), _commits(config, num_done)
+    folder.write_config(dataclasses.replace(config, training=training, commit=commit, versions=versions))
+
+
+def _reopen(folder: RunFolder) -> None:
+    """Let a finished run go on, and count the evaluations that are not better anew."""
+    checkpoint, _ = newest_checkpoint(folder.checkpoints)
+    if checkpoint and checkpoint.best:
+        best = dataclasses.replace(checkpoint.best, num_worse_since=0)
+        save_checkpoint(folder.checkpoints, dataclasses.replace(checkpoint, best=best))
+    folder.summary_file.unlink()
 
 
 def _commits(config: RunConfig, num_done: int) -> str:
-    """Which commits a run was trained by."""
+    """Which commits a run went on with."""
     commit = repository_commit()
     if not num_done:
         return commit
-    is_known = config.commit.endswith(commit)
-    return config.commit if is_known else f"{config.commit}, from step {num_done} {commit}"
+    if config.commit.endswith(commit):
+        return config.commit
+    return f"{config.commit}, from step {num_done} {commit}"
 
 
 def _read_tokenizer(folder: RunFolder) -> Tokenizer:

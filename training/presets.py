@@ -39,7 +39,7 @@ class Preset:
         owners = {field.name: part for part in parts for field in dataclasses.fields(parts[part])}
         unknown = sorted(settings.keys() - owners)
         if unknown:
-            near = [name for wrong in unknown for name in get_close_matches(wrong, owners, n=1)]
+            near = dict.fromkeys(name for wrong in unknown for name in get_close_matches(wrong, owners, n=1))
             guess = f" (meant: {', '.join(near)}?)" if near else ""
             raise ValueError(f"unknown settings {', '.join(unknown)}{guess}; there are {', '.join(owners)}")
         for part, config in parts.items():

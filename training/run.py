@@ -42,7 +42,7 @@ class RunConfig:
     Attributes:
         model: With the tokenizer's own vocabulary size.
         corpus: One line for people.
-        commit: Of this repository, several where a run went on with another; "unknown" outside git.
+        commit: Of this repository, all that the run went on with; "unknown" outside git.
         versions: Of what computed it last.
     """
 

@@ -13,6 +13,5 @@ def learning_rate(step: int, d_model: int, config: TrainingConfig) -> float:
     2024, arXiv:2405.18392, whose rate is constant before).
     """
     rate = config.learning_rate_scale * d_model**-0.5 * min(step**-0.5, step * config.warmup_steps**-1.5)
-    cooldown_steps = config.cooldown_share * config.max_steps
     num_left = config.max_steps + 1 - step
-    return float(rate * min(1.0, num_left / cooldown_steps) if cooldown_steps else rate)
+    return float(rate * min(1.0, num_left / max(config.cooldown_steps, 1)))

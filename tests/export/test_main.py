@@ -157,7 +157,8 @@ def test_a_bundle_that_is_there_is_refused_without_overwrite(trained_run, capsys
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["run"], ["run", "bundle", "--precision", "fp64"], ["run", "b", "--x"]]
+    "arguments",
+    [[], ["run"], ["run", "bundle", "--precision", "fp64"], ["run", "b", "--x"], ["run", "b", "--over"]],
 )
 def test_wrong_usage_exits_2(arguments, capsys):
     with pytest.raises(SystemExit, match=r"^2$"):

@@ -179,6 +179,7 @@ def test_flags_of_the_provider_reach_the_runner():
         (["b", "--port", "70000"], "port is 70000, and must be from 0 to 65535"),
         (["b", "--memory-budget", "lots"], "'lots' is not a size"),
         (["b", "--threads", "0"], "--threads: it is 0, and must be at least 1"),
+        (["b", "--prov", "cpu"], "unrecognized arguments: --prov"),
         (["b", "--provider", "tpu"], "argument --provider: invalid choice: 'tpu'"),
         (["b", "--max-waiting-requests", "0"], "--max-waiting-requests: it is 0, and must be at least 1"),
     ],

@@ -1,5 +1,6 @@
 import pytest
 
+from bundle.tokenizer import Tokenizer
 from training.encoded import passing_pairs
 from training.filters import CorpusFilters
 from training.text_files import SentencePair
@@ -31,7 +32,7 @@ def test_filters_count_what_they_drop() -> None:
     }
     assert (report.num_given, report.num_kept) == (10, 4)
     counts = [line.split()[-1] for line in report.table().splitlines()]
-    assert counts == ["10", "2", "0", "1", "2", "1", "0", "4"]
+    assert counts == ["10", "2", "0", "0", "2", "1", "1", "4"]
     kept, report = passing_pairs(pairs, tokenizer, CorpusFilters(10, 10))
     assert report.dropped["length ratio"] == 0
     assert pairs[8] in kept
@@ -55,8 +56,15 @@ def test_copies_are_dropped_on_request_only() -> None:
     assert CorpusFilters(100, 100, are_copies_dropped=True).text_reason(pair) == "untranslated"
 
 
-def test_what_is_far_too_long_is_never_cut_into_tokens() -> None:
+def test_what_is_far_too_long_is_never_cut_into_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     filters = CorpusFilters(10, 20)
+    tokenizer, seen = train_tokenizer([], 260), list[str]()
+    monkeypatch.setattr(
+        Tokenizer, "encode_batch", lambda _, texts: [[5] for _ in seen.extend(texts) or texts]
+    )
+    long, short = SentencePair("x" * 161, "y"), SentencePair("a", "b")
+    assert passing_pairs([long, short], tokenizer, filters)[0] == [short]
+    assert seen == ["b"]
     assert filters.text_reason(SentencePair("x" * 160, "y" * 320)) is None
     assert filters.text_reason(SentencePair("x" * 161, "y")) == "too long"
     assert filters.text_reason(SentencePair("x", "y" * 321)) == "too long"

@@ -180,6 +180,17 @@ def test_training_stops_when_the_dev_score_has_stopped_rising(
     assert [line["step"] for line in metrics(folder, "dev")] == [3, 6, 9, 12]
 
 
+def test_a_cooldown_is_not_cut_short_where_it_begins(
+    train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = iter([20.0, *[10.0] * 10])
+    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c"))
+    recipe = {"max_steps": 10, "eval_interval_steps": 2, "patience": 3}  # out of patience at step 8
+    assert train("cooled", **recipe, cooldown_share=0.2)[1].steps == 10
+    values = iter([20.0, *[10.0] * 10])
+    assert train("not", **recipe, cooldown_share=0.1)[1].steps == 8
+
+
 def test_only_the_newest_and_the_best_checkpoints_are_kept(
     train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

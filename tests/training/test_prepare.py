@@ -195,6 +195,16 @@ def test_a_corpus_with_nothing_to_score_or_to_train_on_is_refused(
         continue_run(RunFolder(tmp_path / "c"), too_long, CPU, console)
 
 
+def test_the_tokenizer_learns_from_what_is_text_only(
+    tmp_path: Path, folder: RunFolder, preset: Preset, corpus: Corpus
+) -> None:
+    far_too_long = SentencePair("z" * 1000, "zzzz")
+    start_run(folder, preset, dataclasses.replace(corpus, train=(*corpus.train, far_too_long)))
+    other = RunFolder(tmp_path / "other")
+    start_run(other, preset, corpus)
+    assert folder.tokenizer_file.read_bytes() == other.tokenizer_file.read_bytes()
+
+
 @pytest.fixture
 def with_vectors(preset: Preset, tmp_path: Path) -> Preset:
     """The toy preset, whose embeddings of four words start as vectors of a file."""
