@@ -76,7 +76,7 @@ def _save(
     font, known = _font()
     font.set_size(min(11.0, cell * 25))
     labels = [_label(token, known) for token in columns]
-    is_narrow = cell == _CELL_INCHES and max(map(_half_widths, labels)) <= _CELL_HALF_WIDTHS
+    is_narrow = max(map(_half_widths, labels)) <= _CELL_HALF_WIDTHS  # the font shrinks with the cell
     panels = figure.subplots(down, across, squeeze=False)
     for place, panel in enumerate(panels.flat):
         layer, head = divmod(place, across)
