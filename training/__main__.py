@@ -237,7 +237,10 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
         for name in ("seed", "vocab_size", "max_steps", "precision", "micro_batch_tokens")
         if getattr(options, name) is not None
     }
-    settings = dict(options.set) | flags
+    settings = dict(options.set)
+    for name in settings.keys() & flags.keys():
+        root.error(f"{name} is given twice: by --{name.replace('_', '-')} and by --set")
+    settings |= flags
     changes = {name: settings.pop(name) for name in CHANGEABLE if name in settings}
     if options.resume and settings and RunFolder(options.out).is_run:
         root.error(
