@@ -157,10 +157,7 @@ class Calls:
                 )
             yield call
         except asyncio.CancelledError:
-            self.count(
-                call,
-                grpc.StatusCode.DEADLINE_EXCEEDED if call.is_expired() else grpc.StatusCode.CANCELLED,
-            )
+            self.count(call, code_of_leaving(call.arrival, call.deadline))
             raise
         except Exception as error:
             code, _ = status_of(error)
@@ -211,6 +208,12 @@ async def send(context: Context, message: Message) -> None:
         await context.write(sized(message))
     except aio.InternalError as error:  # gRPC fails a write that waits before it cancels the handler
         raise asyncio.CancelledError from error
+
+
+def code_of_leaving(arrival: float, deadline: float | None) -> grpc.StatusCode:
+    """The status of a call whose caller has left by now, as the caller sees it."""
+    is_late = has_expired(arrival, deadline)
+    return grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
 
 
 def has_expired(arrival: float, deadline: float | None) -> bool:

@@ -11,7 +11,7 @@ import grpc
 from grpc import aio
 
 from server.metrics import Metrics, RpcSeries
-from server.service.calls import Context, has_expired
+from server.service.calls import Context, code_of_leaving
 from server.service.handlers import Continuation, Handler, behaviour_of, remade
 
 
@@ -67,18 +67,13 @@ def _counted(inner: Any, series: RpcSeries) -> Any:
             return answer
         except (asyncio.CancelledError, aio.AbortError, aio.InternalError):
             # An error of the last kind: what the handler sent came too late for a caller who had gone.
-            code = context.code() or _code_of_leaving(arrival, remaining)
+            deadline = None if remaining is None else arrival + remaining
+            code = context.code() or code_of_leaving(arrival, deadline)
             raise
         finally:
             series.note_end(code.name, time.monotonic() - arrival)
 
     return handle
-
-
-def _code_of_leaving(arrival: float, remaining: float | None) -> grpc.StatusCode:
-    deadline = None if remaining is None else arrival + remaining
-    is_late = has_expired(arrival, deadline)
-    return grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
 
 
 def _noting(convert: Callable[[Any], Any] | None, note: Callable[[], None]) -> Callable[[Any], Any]:
