@@ -12,7 +12,14 @@ from typing import Any
 import numpy as np
 from grpc import aio
 
-from benchmarks.load_mix import ONLY_GREEDY, Job, draw_jobs, poisson_arrivals, quantile
+from benchmarks.load_mix import (
+    MAX_TARGET_LENGTH,
+    ONLY_GREEDY,
+    Job,
+    draw_jobs,
+    poisson_arrivals,
+    quantile,
+)
 from benchmarks.reliability_callers import PATIENT_SECONDS, capacity
 from benchmarks.reliability_place import (
     BASE,
@@ -147,6 +154,7 @@ def _decoded(server: RunningServer) -> dict[str, float]:
 def _large(job: Job) -> pb.GenerateRequest:
     """With a long answer: that of a short one is on its way before anybody could stop reading."""
     options = job.options()
+    options.max_new_tokens = MAX_TARGET_LENGTH
     options.num_alternatives = _NUM_ALTERNATIVES
     return pb.GenerateRequest(
         sources=[pb.Source(token_ids=pb.TokenIds(values=job.source_ids))], options=options
