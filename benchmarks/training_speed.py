@@ -122,7 +122,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 def measure(work: Work, num_rounds: int) -> dict[str, object]:
     """One row of the table."""
-    with tempfile.TemporaryDirectory() as folder, fast_matmul():
+    with tempfile.TemporaryDirectory() as folder, fast_matmul(work.device):
         ours = our_trainer(work, Path(folder))
         recipe = work.preset.training
         plain = PlainTrainer(work.preset.model, recipe, work.device, work.dtype)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import training.spin  # noqa: F401  # isort: skip
 
 import argparse
+import ast
 import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -88,11 +90,9 @@ def parser() -> argparse.ArgumentParser:
     _add_train_flags(add("train", "Train a preset on a corpus; without files, on the built-in one."))
     score = add("score", "Score a run on its own dev or test pairs or on files, or one file against another.")
     score.add_argument("run", type=Path, nargs="?", help="the folder of a finished run")
-    score.add_argument("--part", choices=("dev", "test"), default="dev", help="which pairs (default: dev)")
-    score.add_argument("--beam-size", type=_at_least(1), default=1, help="1 is greedy search (default: 1)")
-    score.add_argument(
-        "--alpha", type=float, default=0.6, help="of the length penalty of beams (default: 0.6)"
-    )
+    score.add_argument("--part", choices=("dev", "test"), help="which of a run's pairs (default: dev)")
+    score.add_argument("--beam-size", type=_at_least(1), help="1 is greedy search (default: 1)")
+    score.add_argument("--alpha", type=float, help="of the length penalty of beams (default: 0.6)")
     _add_comparison_flags(score)
     corpus = add("corpus", "Write the built-in corpus as text files.")
     corpus.add_argument("--out", type=Path, required=True, help="the folder to write to")
@@ -238,6 +238,8 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
         if getattr(options, name) is not None
     }
     settings = dict(options.set)
+    if len(settings) < len(options.set):
+        root.error("a name is given twice by --set")
     for name in settings.keys() & flags.keys():
         root.error(f"{name} is given twice: by --{name.replace('_', '-')} and by --set")
     settings |= flags
@@ -278,7 +280,11 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
 
 
 def _score(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    search = options.beam_size, options.alpha
+    if options.part and (options.source or options.hypothesis):
+        root.error("--part is of a run's own pairs: leave out the files or it")
+    if options.hypothesis and (options.beam_size is not None or options.alpha is not None):
+        root.error("--beam-size and --alpha are for a run that translates, not for --hypothesis")
+    search = options.beam_size or 1, 0.6 if options.alpha is None else options.alpha
     settings = MetricSettings(options.tokenize, options.lowercase, options.bootstrap)
     if options.baseline and not options.hypothesis:
         root.error("--baseline is compared with --hypothesis")
@@ -286,7 +292,7 @@ def _score(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         case None, None, Path(), [*references]:
             commands.score_files(options.hypothesis, references, options.baseline, settings)
         case Path(), None, None, None:
-            commands.score_run(options.run, options.part, *search)
+            commands.score_run(options.run, options.part or "dev", *search, settings)
         case Path(), Path(), None, [*references]:
             commands.score_run_on_files(options.run, options.source, references, *search, settings)
         case _:
@@ -309,10 +315,10 @@ def _setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
+    for read in (json.loads, ast.literal_eval):  # true and null, then .3, True and None
+        with suppress(ValueError, SyntaxError):
+            return name, read(value)
+    return name, value
 
 
 def _device(name: str) -> torch.device:

@@ -24,8 +24,8 @@ from training.prepare import continue_run, start_run
 from training.presets import preset_named
 from training.ranks import Ranks, num_ranks
 from training.run import RunFolder, load_run
-from training.scoring import score, translate
-from training.search import greedy_search
+from training.scoring import translate
+from training.search import SourceLengthError, greedy_search
 from training.text_files import STANDARD_INPUT, read_lines, write_lines
 
 _log = logging.getLogger(__name__)
@@ -104,6 +104,8 @@ def _prepare(request: TrainRequest, folder: RunFolder) -> Corpus | None:
         corpus = load_corpus(request.files, preset.training.seed)
         start_run(folder, preset, corpus, request.files)
         return None
+    if not folder.is_run:
+        raise ValueError(f"{request.out} has no run to go on with: leave out --resume to start one")
     config = folder.read_config()
     if config.preset != request.preset:
         raise ValueError(f"{request.out} was started with the preset {config.preset}, not {request.preset}")
@@ -121,15 +123,14 @@ def score_files(
         _print_scores(_name(name), len(lines[0]), scores)
 
 
-def score_run(path: Path, part: str, beam_size: int, alpha: float) -> None:
+def score_run(path: Path, part: str, beam_size: int, alpha: float, settings: MetricSettings) -> None:
     """Translate a run's dev or test pairs with the oracle, and print the scores."""
     run = load_run(path)
     pairs = RunFolder(path).read_pairs(part)
-    translations = translate(
-        run.model, run.tokenizer, [pair.source for pair in pairs], beam_size=beam_size, alpha=alpha
-    )
-    print(f"{path}, {len(pairs)} {part} pairs, beam {beam_size}")
-    print(score(translations, [pair.target for pair in pairs]))
+    sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
+    translations = translate(run.model, run.tokenizer, sources, beam_size=beam_size, alpha=alpha)
+    (scores,) = compare([translations], [targets], settings)
+    _print_scores(f"{path}, {part} pairs, beam {beam_size}", len(pairs), scores)
 
 
 def score_run_on_files(
@@ -143,7 +144,10 @@ def score_run_on_files(
     """Translate a file with the oracle, and print the scores."""
     run = load_run(path)
     sources, *reference_lines = _read_parallel([source, *references])
-    translations = translate(run.model, run.tokenizer, sources, beam_size=beam_size, alpha=alpha)
+    try:
+        translations = translate(run.model, run.tokenizer, sources, beam_size=beam_size, alpha=alpha)
+    except SourceLengthError as error:
+        raise ValueError(f"{_name(source)}, line {error.row + 1}: {error}") from error
     (scores,) = compare([translations], reference_lines, settings)
     _print_scores(f"{path}, {_name(source)}, beam {beam_size}", len(sources), scores)
 
@@ -169,10 +173,12 @@ def show_alignment(path: Path, text: str, json_file: Path | None, image_file: Pa
     _check_text(text)
     run = load_run(path)
     source_ids = run.tokenizer.encode_source(text)
-    limit = run.config.max_target_length
+    limit = run.config.max_target_length - 1  # the decoder is fed the beginning of sequence, too
     (target_ids,) = greedy_search(run.model, [source_ids], bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limit)
-    weights = alignment(run, source_ids, target_ids)
-    source, target = run.tokenizer.pieces(source_ids), run.tokenizer.pieces([*target_ids, EOS_ID])
+    is_ended = len(target_ids) < limit
+    shown_ids = [*target_ids, EOS_ID] if is_ended else target_ids
+    weights = alignment(run, source_ids, target_ids)[: len(shown_ids)]
+    source, target = run.tokenizer.pieces(source_ids), run.tokenizer.pieces(shown_ids)
     print(run.tokenizer.decode(target_ids))
     _print_strongest(weights, target, source)
     if json_file:

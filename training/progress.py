@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
@@ -13,13 +15,15 @@ from torch.utils.tensorboard import SummaryWriter
 
 from training.run import RunFolder
 
+_LINE_INTERVAL_SECONDS = 60.0
+
 
 class Reporter:
     """Owns the run's metrics files and the bar on the console while training goes on.
 
     Args:
         folder: Where metrics.jsonl and tensorboard/ are written.
-        console: Where the bar is drawn; standard error.
+        console: Where the bar is drawn; standard error. Where that is no terminal, a line a minute instead.
         first_step: The step that training goes on after. What was recorded of later steps, by a session that
             did not leave a checkpoint there, is removed.
         max_steps: The end of the bar.
@@ -39,6 +43,7 @@ class Reporter:
             console=console,
             expand=True,
         )
+        self._line_time = time.monotonic()
         self._task = self._bar.add_task("training", total=max_steps, completed=first_step, figures="")
 
     def __enter__(self) -> Self:
@@ -62,6 +67,14 @@ class Reporter:
     def show(self, figures: str) -> None:
         """Put figures beside the bar."""
         self._bar.update(self._task, figures=figures)
+        now = time.monotonic()
+        if self._bar.console.is_terminal or now - self._line_time < _LINE_INTERVAL_SECONDS:
+            return
+        self._line_time = now
+        (task,) = self._bar.tasks
+        left = f"{timedelta(seconds=round(task.time_remaining))} left" if task.time_remaining else ""
+        line = ", ".join(filter(None, [f"step {task.completed} of {task.total}", figures, left]))
+        self._bar.console.print(line, soft_wrap=True, highlight=False)
 
     def record(self, step: int, kind: str, values: dict[str, float]) -> None:
         """Write values of one step: a line of metrics.jsonl, and a point each in TensorBoard.

@@ -52,6 +52,18 @@ def length_penalty(num_tokens: int, alpha: float) -> float:
     return float((5 + num_tokens) ** alpha / 6**alpha)
 
 
+class SourceLengthError(ValueError):
+    """A source that the model does not take.
+
+    Attributes:
+        row: Which of the sources, from 0.
+    """
+
+    def __init__(self, row: int, length: int, limit: int) -> None:
+        super().__init__(f"a source has {length} tokens, and the model takes 1 to {limit}")
+        self.row = row
+
+
 @torch.inference_mode()
 def greedy_search(
     model: Transformer,
@@ -306,12 +318,10 @@ def _check_limits(
 
 
 def _check_sources(model: Transformer, sources: Sequence[Sequence[int]]) -> None:
-    config = model.config
-    for ids in sources:
-        if not 1 <= len(ids) <= config.max_source_length:
-            raise ValueError(
-                f"a source has {len(ids)} tokens, and the model takes 1 to {config.max_source_length}"
-            )
+    limit = model.config.max_source_length
+    for row, ids in enumerate(sources):
+        if not 1 <= len(ids) <= limit:
+            raise SourceLengthError(row, len(ids), limit)
 
 
 def _encode(model: Transformer, sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -60,6 +60,8 @@ def iterate_lines(path: Path) -> Iterator[str]:
                     line = line.removeprefix(_BYTE_ORDER_MARK)
                 yield _decode_line(path, number, line)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        if number == 0 and isinstance(error, gzip.BadGzipFile):
+            raise ValueError(f"{path}: its name ends in .gz, and it is no gzip file") from error
         raise ValueError(f"{path}, after line {number}: not a whole gzip file ({error})") from error
 
 

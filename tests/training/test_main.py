@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from training.__main__ import main, parser
+from training.config import EOS_ID
 from training.loop import Trainer
 from training.presets import PRESETS, Preset
 from training.run import RunFolder, load_run
@@ -87,7 +88,7 @@ def test_any_setting_of_the_preset_can_be_changed_and_is_kept_for_a_resume(
     tmp_path: Path, corpus_files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    flags = ["--max-steps", "1", "--set", "bpe_dropout=0.3", "patience=null", "--set", "tied=none"]
+    flags = ["--max-steps", "1", "--set", "bpe_dropout=.3", "patience=None", "--set", "tied=none"]
     assert main(["train", "toy", "--out", str(out), *corpus_files, *flags]) == 0
     config = RunFolder(out).read_config()
     assert (config.training.bpe_dropout, config.training.patience, config.model.tied) == (0.3, None, "none")
@@ -116,10 +117,14 @@ def test_any_setting_of_the_preset_can_be_changed_and_is_kept_for_a_resume(
 def test_score_translates_a_runs_pairs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["score", str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{run}, 4 dev pairs, beam 1"
-    assert lines[1].startswith(f"BLEU {load_run(run).dev_score:.2f} (nrefs:1|")
-    assert lines[2].startswith("chrF ")
-    assert main(["score", str(run), "--beam-size", "2"]) == 0
+    assert lines[0] == f"{run}, dev pairs, beam 1, 4 sentences"
+    assert lines[1].startswith(f"BLEU {load_run(run).dev_score:.2f} (95 % of resampled sets: ")
+    flags = ["--part", "dev", "--beam-size", "2", "--tokenize", "none", "--lowercase", "--bootstrap", "0"]
+    assert main(["score", str(run), *flags]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{run}, dev pairs, beam 2, 4 sentences\nBLEU ")
+    assert "case:lc|eff:no|tok:none" in printed
+    assert "resampled" not in printed
 
 
 def test_score_translates_a_file_with_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,6 +133,16 @@ def test_score_translates_a_file_with_a_run(run: Path, capsys: pytest.CaptureFix
     first, bleu, *_ = capsys.readouterr().out.splitlines()
     assert first == f"{run}, {source}, beam 1, 4 sentences"
     assert bleu.startswith(f"BLEU {load_run(run).dev_score:.2f} (95 % of resampled sets: ")
+
+
+def test_a_sentence_that_is_too_long_for_a_run_is_named(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "source").write_text("하나\n" + "하나 둘 " * 500 + "\n")
+    (tmp_path / "reference").write_text("one\ntwo\n")
+    files = ["--source", str(tmp_path / "source"), "--reference", str(tmp_path / "reference")]
+    message = failed(capsys, caplog, "score", str(run), *files)
+    assert message.startswith(f"{tmp_path / 'source'}, line 2: a source has ")
 
 
 def test_score_compares_two_files(
@@ -183,6 +198,19 @@ def test_attention_prints_the_alignment_and_writes_json_and_an_image(
         assert sum(row) == pytest.approx(1, abs=1e-5)
     assert len(capsys.readouterr().out.splitlines()) == 1 + len(target)
     assert image_file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_alignment_of_a_target_that_does_not_end_ends_with_the_model(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, file = load_run(run), tmp_path / "alignment.json"
+    with torch.no_grad():
+        trained.model.embedding.weight[EOS_ID] = 0  # another token is always more probable
+    monkeypatch.setattr("training.commands.load_run", lambda _: trained)
+    assert main(["attention", str(run), "하나 둘", "--json", str(file)]) == 0
+    content = json.loads(file.read_text())
+    assert "<eos>" not in content["target_tokens"]
+    assert len(content["weights"]) == len(content["target_tokens"]) == trained.config.max_target_length - 1
 
 
 def test_attention_of_the_encoder_is_every_layer_and_head(
@@ -306,9 +334,14 @@ def test_cpus_are_counted_where_affinity_is_unknown(
         ["train", "toy", "--out", "x", "--source", "only-one-side"],
         ["train", "toy", "--out", "x", "--max-s", "1"],
         ["train", "toy", "--out", "x", "--max-steps", "1", "--set", "max_steps=2"],
+        ["train", "toy", "--out", "x", "--set", "norm=pre", "norm=post"],
         ["score"],
         ["score", "x", "--hypothesis", "y", "--reference", "z"],
         ["score", "x", "--source", "y"],
+        ["score", "x", "--source", "y", "--reference", "z", "--part", "dev"],
+        ["score", "--hypothesis", "y", "--reference", "z", "--part", "dev"],
+        ["score", "--hypothesis", "y", "--reference", "z", "--beam-size", "1"],
+        ["score", "--hypothesis", "y", "--reference", "z", "--alpha", "0"],
         ["score", "x", "--source", "y", "--reference", "z", "--baseline", "b"],
         ["attention", "x"],
         ["attention", "x", "text", "--layer", "1"],
@@ -360,7 +393,7 @@ def test_a_beam_of_none_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None
         ),
         (["train", "toy", "--out", "{}/run", "--tsv", "{}"], "{}: Is a directory"),
         (["train", "toy", "--out", "{}/file/run"], "{}/file/run/checkpoints: Not a directory"),
-        (["train", "toy", "--out", "{}/none", "--resume"], "config.json: no such file"),
+        (["train", "toy", "--out", "{}/none", "--resume"], "{}/none has no run to go on with: leave out --resume"),
         (["score", "{}"], "is not a training run"),
         (["attention", "{}", "text"], "is not a training run"),
         (["attention", "{}", ""], "the text is empty: nothing to translate"),

@@ -2,6 +2,7 @@ import json
 import re
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -40,3 +41,19 @@ def test_the_bar_shows_all_figures_on_a_terminal_of_80_columns(folder: RunFolder
     figures = r"training ━+ +150000/300000 loss 11\.234  1,234,567 tokens/s \S+ left"
     assert re.search(figures, screen.getvalue())
     assert "…" not in screen.getvalue()
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen, seconds = StringIO(), iter([0.0, 59.0, 60.0, 100.0, 120.0])
+    monkeypatch.setattr("training.progress.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    with Reporter(folder, Console(file=screen, width=40), 1000, 5000) as reporter:
+        for step in (2000, 3000, 4000, 4500):
+            reporter.advance(step)
+            reporter.show(f"loss {step / 1000}  1,234,567 tokens/s")
+        lines = [re.sub(r"\d+:\d\d:\d\d", "H:MM:SS", line) for line in screen.getvalue().splitlines()]
+    assert lines == [
+        "step 3000 of 5000, loss 3.0  1,234,567 tokens/s, H:MM:SS left",
+        "step 4500 of 5000, loss 4.5  1,234,567 tokens/s, H:MM:SS left",
+    ]

@@ -167,7 +167,7 @@ def test_what_the_first_process_refuses_ends_all(tmp_path: Path, flags: list[str
     ]
     done = subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True, timeout=300)
     assert done.returncode != 0
-    assert "config.json: no such file" in done.stderr
+    assert "has no run to go on with: leave out --resume" in done.stderr
     assert "process 1: error: the first process failed, and has said why" in done.stderr
 
 
