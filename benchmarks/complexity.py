@@ -75,7 +75,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = {
         "benchmark": "complexity",
         "hardware": describe_hardware(),
-        "command": " ".join(["python", "-m", "benchmarks.complexity", *sys.argv[1:]]),
         "rounds": options.rounds,
         "layers": [summarise(kind, cases) for kind in LAYER_TYPES],
     }
@@ -158,6 +157,7 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.complexity",
+        allow_abbrev=False,
         description="Time layers as they grow.",
         epilog="example: python -m benchmarks.complexity --plot docs/complexity.png --out X.json",
     )

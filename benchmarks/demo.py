@@ -49,6 +49,7 @@ def main() -> int:
     """Run the demonstration; 0 done, 1 failed."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.demo",
+        allow_abbrev=False,
         description="Show a bundle at work: translations, alignment, latencies, test score.",
         epilog="example:\n  python -m benchmarks.demo bundles/demo --run runs/demo",
         formatter_class=argparse.RawDescriptionHelpFormatter,

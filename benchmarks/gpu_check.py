@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the check; 0 every part passed, 1 one failed or there is no device."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_check",
+        allow_abbrev=False,
         description="Export, compare, measure, test, train, serve and score on a CUDA device.",
         epilog="example:\n  python -m benchmarks.gpu_check --out benchmarks/results/2026-12-01-gpu-h200.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,

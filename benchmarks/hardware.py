@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,11 +18,17 @@ def describe_hardware() -> dict[str, object]:
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": _commit(),
+        "command": _command(),
         "cpu": _cpu_name(),
         "cpus_usable": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "versions": {package: _version(package) for package in _PACKAGES if _version(package)},
     }
+
+
+def _command() -> str:
+    module = sys.modules["__main__"].__spec__
+    return " ".join(["python", "-m", module.name, *sys.argv[1:]] if module else sys.orig_argv)
 
 
 def _cpu_name() -> str:

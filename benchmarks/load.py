@@ -92,6 +92,7 @@ def main() -> int:
     """Measure, print the tables, and end with one JSON object; 0 done, 1 failed, whatever bars were met."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.load",
+        allow_abbrev=False,
         description=__doc__.splitlines()[0],
         epilog="example:\n  python -m benchmarks.load --server-cores 0,1 --client-cores 2,3 --plot load.png",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -255,6 +255,7 @@ def _command(options: argparse.Namespace) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers",
+        allow_abbrev=False,
         description=(__doc__ or "").splitlines()[0],
         epilog="examples:\n"
         "  python -m benchmarks.peers --rounds 7\n"

@@ -15,6 +15,7 @@ import dataclasses
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,6 +36,7 @@ from client import ClientError
 from export.exporter import export_bundle
 from training.comparison import MetricScore, MetricSettings, compare
 from training.corpus import load_corpus
+from training.interrupt import TrainingInterrupted
 from training.prepare import continue_run, start_run
 from training.presets import tiny
 from training.run import RunFolder, load_run
@@ -44,7 +46,7 @@ _DETOKENISED = MetricSettings(is_lower_cased=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, choose, serve and score; 0 done, 1 failed, 130 interrupted (the same command goes on)."""
+    """Train, choose, serve and score; 0 done, 1 failed, 130 or 143 interrupted (the same command goes on)."""
     options = _parser().parse_args(arguments)
     name = f"multi30k-{options.direction}" if options.task == "multi30k" else options.task
     path = options.run or Path("runs") / f"quality-{name}"
@@ -55,6 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("sacrebleu").setLevel(logging.ERROR)  # that tokens were not detokenised is meant
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     try:
+        if options.out:  # before hours of work, not after
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.touch()
         if options.task == "multi30k":
             task = multi30k(options.data, options.direction)
         else:
@@ -63,13 +68,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ClientError, OSError, RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("interrupted: the same command goes on", file=sys.stderr)
-        return 130
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        return 128 + (
+            interrupt.signal_number if isinstance(interrupt, TrainingInterrupted) else signal.SIGINT
+        )
     print(table(report))
     print(json.dumps(report, ensure_ascii=False))
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return 0
 
 
@@ -85,7 +92,7 @@ def measure(task: Task, path: Path, max_steps: int | None, seed: int, console: C
     """
     train(task, path, max_steps, seed, console)
     choice, candidates = choose(path, task.metric, console)
-    trained = averaged(path, choice.num_averaged)
+    trained = averaged(path, choice.steps)
     bundle = path / "bundle"
     export_bundle(trained, bundle, list(_PRECISIONS), overwrite=True, report=console.log)
     texts: dict[Precision, dict[str, list[str]]] = {}
@@ -97,7 +104,7 @@ def measure(task: Task, path: Path, max_steps: int | None, seed: int, console: C
         "task": task.name,
         "hardware": describe_hardware(),
         "run": _describe_run(path),
-        "search": {"beam_size": BEAM_SIZE, "alpha": choice.alpha, "num_averaged": choice.num_averaged},
+        "search": {"beam_size": BEAM_SIZE, "alpha": choice.alpha, "steps": choice.steps},
         "dev": [dataclasses.asdict(candidate) for candidate in candidates],
         "test": {scored.name: score_set(task, scored, texts) for scored in task.scored_sets},
         "translations": [
@@ -158,7 +165,7 @@ def table(report: dict[str, Any]) -> str:
     """The scores as a table for people, and the translations."""
     lines = [
         f"{report['task']}: {report['run']['parameters']:,} parameters, {report['run']['steps']:,} steps, "
-        f"{report['search']['num_averaged']} checkpoints averaged, beam {report['search']['beam_size']}, "
+        f"{len(report['search']['steps'])} checkpoints averaged, beam {report['search']['beam_size']}, "
         f"alpha {report['search']['alpha']}",
         "",
         "| test set | metric | fp32 | int8 | published |",
@@ -171,10 +178,20 @@ def table(report: dict[str, Any]) -> str:
                 label = metric + (", detokenised, lower case" if kind == "detokenised" else "")
                 published = result["published"] if kind == "scores" and metric == "BLEU" else None
                 lines.append(f"| {name} | {label} | {' | '.join(cells)} | {published or '–'} |")
+    lines += ["", *_differences(report)]
     if report["translations"]:
         lines += ["", "| source | fp32 | int8 |", "|---|---|---|"]
         lines += [f"| {' | '.join(row.values())} |" for row in report["translations"]]
     return "\n".join(lines)
+
+
+def _differences(report: dict[str, Any]) -> list[str]:
+    """How far int8 is from fp32, a line a test set."""
+    bleus = {
+        name: [result["scores"][precision]["BLEU"]["score"] for precision in _PRECISIONS]
+        for name, result in report["test"].items()
+    }
+    return [f"{name}: int8 − fp32 = {int8 - fp32:+.2f} BLEU" for name, (fp32, int8) in bleus.items()]
 
 
 def _cell(score: dict[str, Any]) -> str:
@@ -201,6 +218,7 @@ def _describe_run(path: Path) -> dict[str, Any]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.quality",
+        allow_abbrev=False,
         description="Train on a published corpus, and score it through the server.",
         epilog="examples:\n"
         "  python -m benchmarks.quality multi30k --data multi30k/ --direction en-de\n"

@@ -1,4 +1,4 @@
-"""What is chosen on dev for `benchmarks.quality`: how many checkpoints are averaged, and the length penalty.
+"""What is chosen on dev for `benchmarks.quality`: the checkpoints that are averaged, and the length penalty.
 
 Every candidate is scored as the test sets will be: exported, served, and translated with beams through gRPC.
 """
@@ -18,7 +18,14 @@ from benchmarks.serving import serving
 from bundle.names import Precision
 from client import GenerateOptions
 from export.exporter import export_bundle
-from training.checkpoint import average_weights, checkpoint_step, list_checkpoints, load_weights
+from training.checkpoint import (
+    average_weights,
+    checkpoint_path,
+    checkpoint_step,
+    list_checkpoints,
+    load_checkpoint,
+    load_weights,
+)
 from training.comparison import MetricSettings, compare
 from training.run import RunFolder, TrainedModel, load_run
 from training.transformer import Transformer
@@ -34,11 +41,11 @@ class Choice:
     """A candidate and its BLEU on dev.
 
     Attributes:
-        num_averaged: Of the newest checkpoints.
+        steps: Of the checkpoints that are averaged.
         alpha: Of the length penalty.
     """
 
-    num_averaged: int
+    steps: tuple[int, ...]
     alpha: float
     bleu: float
 
@@ -52,31 +59,39 @@ def choose(path: Path, metric: MetricSettings, console: Console) -> tuple[Choice
     dev = RunFolder(path).read_pairs("dev")
     sources, references = [pair.source for pair in dev], [pair.target for pair in dev]
     settings = dataclasses.replace(metric, num_resamples=0)
-    num_checkpoints = len(list_checkpoints(RunFolder(path).checkpoints))
     candidates = []
-    for num_averaged in sorted({min(number, num_checkpoints) for number in NUM_AVERAGED}):
+    for steps in step_choices(path):
         with tempfile.TemporaryDirectory() as folder:
             bundle = Path(folder) / "bundle"
-            console.log(f"averaging {num_averaged}, exporting")
-            export_bundle(averaged(path, num_averaged), bundle, [Precision.FP32])
+            name = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} averaged"
+            console.log(f"{name}, exporting")
+            export_bundle(averaged(path, steps), bundle, [Precision.FP32])
             with serving(bundle, server_flags(Precision.FP32)) as server:
                 for alpha in ALPHAS:
-                    label = f"dev, {num_averaged} averaged, alpha {alpha}"
+                    label = f"dev, {name}, alpha {alpha}"
                     texts = translate_all(server, sources, label, console, search_options(alpha))
                     bleu = compare([texts], [references], settings)[0][0].score
                     console.log(f"{label}: BLEU {bleu:.2f}", highlight=False)
-                    candidates.append(Choice(num_averaged, alpha, bleu))
+                    candidates.append(Choice(steps, alpha, bleu))
     return max(candidates, key=lambda candidate: candidate.bleu), candidates
 
 
-def averaged(path: Path, num_averaged: int) -> TrainedModel:
-    """A finished run with the mean of its newest checkpoints as its weights."""
+def step_choices(path: Path) -> list[tuple[int, ...]]:
+    """The checkpoint that was best on dev, as training scored it, and the newest ones."""
+    paths = list_checkpoints(RunFolder(path).checkpoints)
+    steps = [checkpoint_step(path) for path in paths]
+    best = load_checkpoint(paths[-1]).best
+    newest = [tuple(steps[-number:]) for number in NUM_AVERAGED]
+    return list(dict.fromkeys([(best.step,), *newest] if best else newest))
+
+
+def averaged(path: Path, steps: Sequence[int]) -> TrainedModel:
+    """A finished run with the mean of some of its checkpoints as its weights."""
     trained = load_run(path)
-    paths = list_checkpoints(RunFolder(path).checkpoints)[-num_averaged:]
+    paths = [checkpoint_path(RunFolder(path).checkpoints, step) for step in steps]
     model = Transformer(trained.config)
     load_weights(model, average_weights(paths), paths[-1])
-    steps = ", ".join(str(checkpoint_step(path)) for path in paths)
-    weights = f"average of the checkpoints at steps {steps}"
+    weights = f"average of the checkpoints at steps {', '.join(map(str, steps))}"
     return dataclasses.replace(
         trained, model=model.eval(), provenance=trained.provenance | {"weights": weights}
     )

@@ -95,6 +95,7 @@ def run(place: Place, parts: Sequence[str], report: Figures) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.reliability",
+        allow_abbrev=False,
         description=(__doc__ or "").splitlines()[0],
         epilog="example: python -m benchmarks.reliability --only hostile --only sigterm",
     )

@@ -36,7 +36,7 @@ from training.config import EOS_ID, UNK_ID
 from training.corpus import CorpusFiles
 from training.encoded import EncodedPair
 from training.loop import Trainer, fast_matmul
-from training.presets import Preset, preset_named
+from training.presets import PRESETS, Preset, preset_named
 from training.run import RunConfig, RunFolder
 from training.tokenizer import train_tokenizer
 
@@ -183,9 +183,18 @@ def table(rows: list[dict[str, object]]) -> str:
 
 def main() -> int:
     """Measure, print, write; the exit code says whether each ratio meets the bar."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.training_speed")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.training_speed",
+        allow_abbrev=False,
+        description=(__doc__ or "").splitlines()[0],
+        epilog="example: taskset -c 0,1 python -m benchmarks.training_speed --presets tiny --threads 2",
+    )
     parser.add_argument(
-        "--presets", nargs="+", default=["tiny", "base"], help="which sizes (default: tiny base)"
+        "--presets",
+        nargs="+",
+        choices=tuple(PRESETS),
+        default=["tiny", "base"],
+        help="which sizes (default: tiny base)",
     )
     parser.add_argument("--rounds", type=int, default=7, help="turns of each (default: 7)")
     parser.add_argument("--steps", type=int, default=3, help="steps of a turn (default: 3)")

@@ -12,6 +12,7 @@ from rich.console import Console
 from benchmarks import quality, quality_choice
 from benchmarks.quality import detokenise, main, measure, table, train
 from benchmarks.quality_corpora import Detokenised, ScoredSet, Task
+from training.checkpoint import checkpoint_step, list_checkpoints
 from training.comparison import MetricSettings
 from training.config import TrainingConfig, TransformerConfig
 from training.corpus import CorpusFiles
@@ -68,8 +69,13 @@ def test_a_run_is_averaged_served_and_scored_in_both_precisions(
 
     report = measure(task, run, max_steps=None, seed=0, console=console)
 
-    # The run keeps 2 checkpoints: two candidates, one for each alpha.
-    assert [(each["num_averaged"], each["alpha"]) for each in report["dev"]] == [(2, 0.0), (2, 0.6)]
+    # The run keeps 2 checkpoints, of which the best is one: four candidates, two for each alpha.
+    steps = [checkpoint_step(path) for path in list_checkpoints(RunFolder(run).checkpoints)]
+    (best,) = {each["steps"] for each in report["dev"]} - {tuple(steps)}
+    assert best[0] in steps
+    chosen = [(each["steps"], each["alpha"]) for each in report["dev"]]
+    assert chosen == [(best, 0.0), (best, 0.6), (tuple(steps), 0.0), (tuple(steps), 0.6)]
+    assert report["search"]["steps"] in (best, tuple(steps))
     assert report["search"]["beam_size"] == 5
     # After 400 steps greedy search makes no mistake, and beams find some short targets more probable.
     assert max(each["bleu"] for each in report["dev"]) > 50
@@ -87,13 +93,16 @@ def test_a_run_is_averaged_served_and_scored_in_both_precisions(
     assert first["fp32"].split()[0] == first["int8"].split()[0] == "one"
     parameters = sum(parameter.numel() for parameter in trained_run.trained.model.parameters())
     assert report["run"]["parameters"] == parameters
-    assert json.loads(json.dumps(report)) == report
+    assert json.loads(json.dumps(report))["test"] == report["test"]
 
     lines = table(report).splitlines()
+    num_averaged = len(report["search"]["steps"])
     assert lines[0].startswith(
-        f"numbers: {parameters:,} parameters, 400 steps, 2 checkpoints averaged, beam 5"
+        f"numbers: {parameters:,} parameters, 400 steps, {num_averaged} checkpoints averaged, beam 5"
     )
     assert any(line.startswith("| test | BLEU | ") and line.endswith("| 99.9 (nobody) |") for line in lines)
+    fp32, int8 = (result["scores"][precision]["BLEU"]["score"] for precision in ("fp32", "int8"))
+    assert f"test: int8 − fp32 = {int8 - fp32:+.2f} BLEU" in lines
     assert any(line.startswith("| test | BLEU, detokenised, lower case | ") for line in lines)
     assert lines[-1].startswith("| 다섯 | five")
 
@@ -137,13 +146,22 @@ def test_a_corpus_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Capt
     assert "test_2016_flickr.lc.norm.tok.en.gz" in capsys.readouterr().err
 
 
+def test_results_that_cannot_be_written_are_told_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(quality, "multi30k", lambda *_: pytest.fail("began"))
+    assert main(["multi30k", "--data", str(tmp_path), "--out", str(tmp_path / "file" / "a.json")]) == 1
+    assert "file" in capsys.readouterr().err
+
+
 def test_an_interrupted_training_says_that_the_same_command_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object) -> None:
-        raise TrainingInterrupted(7, 2)
+        raise TrainingInterrupted(7, 15)
 
     monkeypatch.setattr(quality, "multi30k", lambda *_: None)
     monkeypatch.setattr(quality, "measure", interrupted)
-    assert main(["multi30k", "--data", str(tmp_path)]) == 130
+    assert main(["multi30k", "--data", str(tmp_path)]) == 143
     assert capsys.readouterr().err == "interrupted: the same command goes on\n"

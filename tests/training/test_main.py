@@ -393,7 +393,10 @@ def test_a_beam_of_none_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None
         ),
         (["train", "toy", "--out", "{}/run", "--tsv", "{}"], "{}: Is a directory"),
         (["train", "toy", "--out", "{}/file/run"], "{}/file/run/checkpoints: Not a directory"),
-        (["train", "toy", "--out", "{}/none", "--resume"], "{}/none has no run to go on with: leave out --resume"),
+        (
+            ["train", "toy", "--out", "{}/none", "--resume"],
+            "{}/none has no run to go on with: leave out --resume",
+        ),
         (["score", "{}"], "is not a training run"),
         (["attention", "{}", "text"], "is not a training run"),
         (["attention", "{}", ""], "the text is empty: nothing to translate"),
