@@ -28,7 +28,7 @@ from sacremoses import MosesDetokenizer
 
 from benchmarks.demo import translate_all
 from benchmarks.hardware import describe_hardware
-from benchmarks.quality_choice import BEAM_SIZE, averaged, choose, search_options, server_flags
+from benchmarks.quality_choice import BEAM_SIZE, choose, search_options, server_flags
 from benchmarks.quality_corpora import Detokenised, ScoredSet, Task, korean, multi30k
 from benchmarks.serving import RunningServer, serving
 from bundle.names import Precision
@@ -39,7 +39,7 @@ from training.corpus import load_corpus
 from training.interrupt import TrainingInterrupted
 from training.prepare import continue_run, start_run
 from training.presets import tiny
-from training.run import RunFolder, load_run
+from training.run import RunFolder, load_checkpoints, load_run
 
 _PRECISIONS = Precision.FP32, Precision.INT8
 _DETOKENISED = MetricSettings(is_lower_cased=True)
@@ -92,7 +92,7 @@ def measure(task: Task, path: Path, max_steps: int | None, seed: int, console: C
     """
     train(task, path, max_steps, seed, console)
     choice, candidates = choose(path, task.metric, console)
-    trained = averaged(path, choice.steps)
+    trained = load_checkpoints(path, choice.steps)
     bundle = path / "bundle"
     export_bundle(trained, bundle, list(_PRECISIONS), overwrite=True, report=console.log)
     texts: dict[Precision, dict[str, list[str]]] = {}

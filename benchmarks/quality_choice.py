@@ -18,17 +18,9 @@ from benchmarks.serving import serving
 from bundle.names import Precision
 from client import GenerateOptions
 from export.exporter import export_bundle
-from training.checkpoint import (
-    average_weights,
-    checkpoint_path,
-    checkpoint_step,
-    list_checkpoints,
-    load_checkpoint,
-    load_weights,
-)
+from training.checkpoint import checkpoint_step, list_checkpoints, load_checkpoint
 from training.comparison import MetricSettings, compare
-from training.run import RunFolder, TrainedModel, load_run
-from training.transformer import Transformer
+from training.run import RunFolder, load_checkpoints
 
 BEAM_SIZE = 5
 NUM_AVERAGED = 1, 5, 10
@@ -65,7 +57,7 @@ def choose(path: Path, metric: MetricSettings, console: Console) -> tuple[Choice
             bundle = Path(folder) / "bundle"
             name = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} averaged"
             console.log(f"{name}, exporting")
-            export_bundle(averaged(path, steps), bundle, [Precision.FP32])
+            export_bundle(load_checkpoints(path, steps), bundle, [Precision.FP32])
             with serving(bundle, server_flags(Precision.FP32)) as server:
                 for alpha in ALPHAS:
                     label = f"dev, {name}, alpha {alpha}"
@@ -83,18 +75,6 @@ def step_choices(path: Path) -> list[tuple[int, ...]]:
     best = load_checkpoint(paths[-1]).best
     newest = [tuple(steps[-number:]) for number in NUM_AVERAGED]
     return list(dict.fromkeys([(best.step,), *newest] if best else newest))
-
-
-def averaged(path: Path, steps: Sequence[int]) -> TrainedModel:
-    """A finished run with the mean of some of its checkpoints as its weights."""
-    trained = load_run(path)
-    paths = [checkpoint_path(RunFolder(path).checkpoints, step) for step in steps]
-    model = Transformer(trained.config)
-    load_weights(model, average_weights(paths), paths[-1])
-    weights = f"average of the checkpoints at steps {', '.join(map(str, steps))}"
-    return dataclasses.replace(
-        trained, model=model.eval(), provenance=trained.provenance | {"weights": weights}
-    )
 
 
 def search_options(alpha: float) -> GenerateOptions:

@@ -115,6 +115,7 @@ def _write(
     trained.tokenizer.save(folder / TOKENIZER_FILE)
     tokenizer = file_spec(folder, TOKENIZER_FILE)
     variants = {precision: _export_variant(trained, folder, precision, report) for precision in precisions}
+    score = {} if trained.dev_score is None else {"dev_score": f"{trained.dev_score:.2f}"}
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         kind="transformer",
@@ -136,7 +137,7 @@ def _write(
         source_tokenizer=tokenizer,
         target_tokenizer=tokenizer,
         variants=variants,
-        provenance=trained.provenance | {"dev_score": f"{trained.dev_score:.2f}"},
+        provenance=trained.provenance | score,
     )
     write_manifest(folder, manifest)
     return manifest

@@ -89,7 +89,8 @@ def parser() -> argparse.ArgumentParser:
 
     _add_train_flags(add("train", "Train a preset on a corpus; without files, on the built-in one."))
     score = add("score", "Score a run on its own dev or test pairs or on files, or one file against another.")
-    score.add_argument("run", type=Path, nargs="?", help="the folder of a finished run")
+    score.add_argument("run", type=Path, nargs="?", help="the folder of a run")
+    _add_step_flag(score)
     score.add_argument("--part", choices=("dev", "test"), help="which of a run's pairs (default: dev)")
     score.add_argument("--beam-size", type=_at_least(1), help="1 is greedy search (default: 1)")
     score.add_argument("--alpha", type=float, help="of the length penalty of beams (default: 0.6)")
@@ -190,8 +191,17 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
     train.add_argument("--threads", type=_at_least(1), help="CPU threads (default: the CPUs it may use)")
 
 
+def _add_step_flag(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--step",
+        type=_at_least(1),
+        help="of a checkpoint, also while the run is trained (default: what training ended with)",
+    )
+
+
 def _add_attention_flags(attention: argparse.ArgumentParser) -> None:
-    attention.add_argument("run", type=Path, help="the folder of a finished run")
+    attention.add_argument("run", type=Path, help="the folder of a run")
+    _add_step_flag(attention)
     attention.add_argument("text", help="what to translate")
     attention.add_argument(
         "--encoder", action="store_true", help="show the encoder's self-attention instead, by layer and head"
@@ -282,8 +292,8 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
 def _score(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if options.part and (options.source or options.hypothesis):
         root.error("--part is of a run's own pairs: leave out the files or it")
-    if options.hypothesis and (options.beam_size is not None or options.alpha is not None):
-        root.error("--beam-size and --alpha are for a run that translates, not for --hypothesis")
+    if options.hypothesis and (options.step, options.beam_size, options.alpha) != (None, None, None):
+        root.error("--step, --beam-size and --alpha are for a run that translates, not for --hypothesis")
     search = options.beam_size or 1, 0.6 if options.alpha is None else options.alpha
     settings = MetricSettings(options.tokenize, options.lowercase, options.bootstrap)
     if options.baseline and not options.hypothesis:
@@ -292,9 +302,11 @@ def _score(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         case None, None, Path(), [*references]:
             commands.score_files(options.hypothesis, references, options.baseline, settings)
         case Path(), None, None, None:
-            commands.score_run(options.run, options.part or "dev", *search, settings)
+            commands.score_run(options.run, options.step, options.part or "dev", *search, settings)
         case Path(), Path(), None, [*references]:
-            commands.score_run_on_files(options.run, options.source, references, *search, settings)
+            commands.score_run_on_files(
+                options.run, options.step, options.source, references, *search, settings
+            )
         case _:
             root.error(
                 "score needs a run, a run with --source and --reference, or --hypothesis and --reference"
@@ -304,11 +316,13 @@ def _score(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 def _attention(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     files = options.json, options.png
     if options.encoder:
-        commands.show_self_attention(options.run, options.text, options.layer, options.head, *files)
+        commands.show_self_attention(
+            options.run, options.step, options.text, options.layer, options.head, *files
+        )
     elif options.layer is not None or options.head is not None:
         root.error("--layer and --head choose from the encoder's self-attention: they go with --encoder")
     else:
-        commands.show_alignment(options.run, options.text, *files)
+        commands.show_alignment(options.run, options.step, options.text, *files)
 
 
 def _setting(text: str) -> tuple[str, Any]:

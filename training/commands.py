@@ -23,7 +23,7 @@ from training.interrupt import TrainingInterrupted
 from training.prepare import continue_run, start_run
 from training.presets import preset_named
 from training.ranks import Ranks, num_ranks
-from training.run import RunFolder, load_run
+from training.run import RunFolder, TrainedModel, load_checkpoints, load_run
 from training.scoring import translate
 from training.search import SourceLengthError, greedy_search
 from training.text_files import STANDARD_INPUT, read_lines, write_lines
@@ -123,9 +123,11 @@ def score_files(
         _print_scores(_name(name), len(lines[0]), scores)
 
 
-def score_run(path: Path, part: str, beam_size: int, alpha: float, settings: MetricSettings) -> None:
+def score_run(
+    path: Path, step: int | None, part: str, beam_size: int, alpha: float, settings: MetricSettings
+) -> None:
     """Translate a run's dev or test pairs with the oracle, and print the scores."""
-    run = load_run(path)
+    run = _load(path, step)
     pairs = RunFolder(path).read_pairs(part)
     sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
     translations = translate(run.model, run.tokenizer, sources, beam_size=beam_size, alpha=alpha)
@@ -135,6 +137,7 @@ def score_run(path: Path, part: str, beam_size: int, alpha: float, settings: Met
 
 def score_run_on_files(
     path: Path,
+    step: int | None,
     source: Path,
     references: Sequence[Path],
     beam_size: int,
@@ -142,7 +145,7 @@ def score_run_on_files(
     settings: MetricSettings,
 ) -> None:
     """Translate a file with the oracle, and print the scores."""
-    run = load_run(path)
+    run = _load(path, step)
     sources, *reference_lines = _read_parallel([source, *references])
     try:
         translations = translate(run.model, run.tokenizer, sources, beam_size=beam_size, alpha=alpha)
@@ -168,10 +171,12 @@ def write_corpus(out: Path) -> None:
     print(f"{'all':<28}" + "".join(f"{len(pairs):>8}" for pairs in parts.values()))
 
 
-def show_alignment(path: Path, text: str, json_file: Path | None, image_file: Path | None) -> None:
+def show_alignment(
+    path: Path, step: int | None, text: str, json_file: Path | None, image_file: Path | None
+) -> None:
     """Translate a text, and print which source piece each target piece attends to most."""
     _check_text(text)
-    run = load_run(path)
+    run = _load(path, step)
     source_ids = run.tokenizer.encode_source(text)
     limit = run.config.max_target_length - 1  # the decoder is fed the beginning of sequence, too
     (target_ids,) = greedy_search(run.model, [source_ids], bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limit)
@@ -191,6 +196,7 @@ def show_alignment(path: Path, text: str, json_file: Path | None, image_file: Pa
 
 def show_self_attention(
     path: Path,
+    step: int | None,
     text: str,
     layer: int | None,
     head: int | None,
@@ -199,7 +205,7 @@ def show_self_attention(
 ) -> None:
     """Print where each head of the encoder looks, or of one head what each piece attends to most."""
     _check_text(text)
-    run = load_run(path)
+    run = _load(path, step)
     layers = _chosen("layer", layer, run.config.num_encoder_layers)
     heads = _chosen("head", head, run.config.num_heads)
     source_ids = run.tokenizer.encode_source(text)
@@ -216,6 +222,10 @@ def show_self_attention(
         from training.heatmap import save_head_heatmaps  # matplotlib takes long to import
 
         save_head_heatmaps(weights, tokens, layers, heads, image_file)
+
+
+def _load(path: Path, step: int | None) -> TrainedModel:
+    return load_run(path) if step is None else load_checkpoints(path, [step])
 
 
 def _read_parallel(files: Sequence[Path]) -> list[list[str]]:

@@ -26,7 +26,16 @@ import torch
 
 from bundle.names import TOKENIZER_FILE
 from bundle.tokenizer import Tokenizer
-from training.checkpoint import load_tensors, load_weights, save_tensors, write_atomically
+from training.checkpoint import (
+    average_weights,
+    checkpoint_path,
+    checkpoint_step,
+    list_checkpoints,
+    load_tensors,
+    load_weights,
+    save_tensors,
+    write_atomically,
+)
 from training.config import TrainingConfig, TransformerConfig, check_special_ids
 from training.corpus import CorpusFiles
 from training.text_files import SentencePair, read_parallel, write_lines
@@ -104,13 +113,13 @@ class Summary:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A finished run, ready to be used.
+    """A model of a run, ready to be used.
 
     Attributes:
         model: In eval mode, on the CPU.
         provenance: For people, every value a text; what has a field of its own is not repeated.
         dev: Source and reference of each held-out pair.
-        dev_score: sacreBLEU of greedy search on them.
+        dev_score: sacreBLEU of greedy search on them; None where nobody scored these weights.
     """
 
     model: Transformer
@@ -118,7 +127,7 @@ class TrainedModel:
     config: TransformerConfig
     provenance: dict[str, str]
     dev: list[tuple[str, str]]
-    dev_score: float
+    dev_score: float | None = None
 
 
 @dataclass(frozen=True)
@@ -259,8 +268,40 @@ def load_run(path: Path | str) -> TrainedModel:
         ValueError: Files are missing (all are listed), damaged, or do not fit each other.
     """
     folder = RunFolder(Path(path))
+    _check_files(folder, folder.model_file, folder.summary_file)
+    summary = folder.read_summary()
+    weights = load_tensors(folder.model_file, keys=["weights"])["weights"]
+    trained = _with_weights(folder, weights, folder.model_file, summary.weights, summary.steps)
+    signature = {"dev_score_signature": summary.bleu_signature}
+    return dataclasses.replace(trained, provenance=trained.provenance | signature, dev_score=summary.dev_bleu)
+
+
+def load_checkpoints(path: Path | str, steps: Sequence[int]) -> TrainedModel:
+    """Read the mean of some checkpoints of a run, which need not have finished.
+
+    Raises:
+        ValueError: As `load_run`, and where there is no checkpoint of a step.
+    """
+    folder = RunFolder(Path(path))
     _check_files(folder)
-    config, summary = folder.read_config(), folder.read_summary()
+    there = [checkpoint_step(file) for file in list_checkpoints(folder.checkpoints)]
+    if missing := sorted(set(steps) - set(there)):
+        has = f"those of {', '.join(map(str, there))}" if there else "none"
+        raise ValueError(f"{path} has no checkpoint of step {missing[0]}; it has {has}")
+    files = [checkpoint_path(folder.checkpoints, step) for step in steps]
+    numbers = ", ".join(map(str, steps))
+    name = (
+        f"checkpoint at step {numbers}"
+        if len(steps) == 1
+        else f"average of the checkpoints at steps {numbers}"
+    )
+    return _with_weights(folder, average_weights(files), files[-1], name, max(steps))
+
+
+def _with_weights(
+    folder: RunFolder, weights: dict[str, torch.Tensor], origin: Path, name: str, num_steps: int
+) -> TrainedModel:
+    config = folder.read_config()
     tokenizer = Tokenizer.load(folder.tokenizer_file)
     check_special_ids(tokenizer)
     if tokenizer.vocab_size != config.model.vocab_size:
@@ -269,19 +310,18 @@ def load_run(path: Path | str) -> TrainedModel:
             f"and {folder.config_file.name} says {config.model.vocab_size}"
         )
     model = Transformer(config.model)
-    load_weights(model, load_tensors(folder.model_file, keys=["weights"])["weights"], folder.model_file)
+    load_weights(model, weights, origin)
     provenance = {
         "preset": config.preset,
         "corpus": config.corpus,
         "corpus_sha256": config.corpus_sha256,
         "seed": str(config.training.seed),
         "commit": config.commit,
-        "weights": summary.weights,
-        "steps": str(summary.steps),
-        "dev_score_signature": summary.bleu_signature,
+        "weights": name,
+        "steps": str(num_steps),
     } | config.versions
     dev = [(pair.source, pair.target) for pair in folder.read_pairs("dev")]
-    return TrainedModel(model.eval(), tokenizer, config.model, provenance, dev, summary.dev_bleu)
+    return TrainedModel(model.eval(), tokenizer, config.model, provenance, dev)
 
 
 def library_versions() -> dict[str, str]:
@@ -299,15 +339,10 @@ def repository_commit() -> str:
     return output.decode().strip()
 
 
-def _check_files(folder: RunFolder) -> None:
+def _check_files(folder: RunFolder, *finished: Path) -> None:
     if not folder.is_run:
         raise ValueError(f"{folder.path} is not a training run: there is no {folder.config_file.name} in it")
-    needed = (
-        folder.tokenizer_file,
-        folder.model_file,
-        *folder.text_files("dev"),
-        folder.summary_file,
-    )
+    needed = folder.tokenizer_file, *folder.text_files("dev"), *finished
     missing = [file.name for file in needed if not file.is_file()]
     if missing:
         preset = folder.read_config().preset

@@ -135,6 +135,21 @@ def test_score_translates_a_file_with_a_run(run: Path, capsys: pytest.CaptureFix
     assert bleu.startswith(f"BLEU {load_run(run).dev_score:.2f} (95 % of resampled sets: ")
 
 
+def test_a_checkpoint_is_looked_at_while_its_run_is_trained(
+    run: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    RunFolder(run).summary_file.unlink()
+    RunFolder(run).model_file.unlink()
+    assert "training has not finished" in failed(capsys, caplog, "score", str(run))
+    assert main(["score", str(run), "--step", "20", "--bootstrap", "0"]) == 0
+    assert main(["attention", str(run), "하나 둘", "--step", "20"]) == 0
+    assert main(["attention", str(run), "하나 둘", "--step", "20", "--encoder"]) == 0
+    capsys.readouterr()
+    assert "has no checkpoint of step 7; it has those of " in failed(
+        capsys, caplog, "attention", str(run), "하나", "--step", "7"
+    )
+
+
 def test_a_sentence_that_is_too_long_for_a_run_is_named(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -342,6 +357,7 @@ def test_cpus_are_counted_where_affinity_is_unknown(
         ["score", "--hypothesis", "y", "--reference", "z", "--part", "dev"],
         ["score", "--hypothesis", "y", "--reference", "z", "--beam-size", "1"],
         ["score", "--hypothesis", "y", "--reference", "z", "--alpha", "0"],
+        ["score", "--hypothesis", "y", "--reference", "z", "--step", "1"],
         ["score", "x", "--source", "y", "--reference", "z", "--baseline", "b"],
         ["attention", "x"],
         ["attention", "x", "text", "--layer", "1"],

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from training.checkpoint import Checkpoint, save_checkpoint
 from training.corpus import Corpus
 from training.prepare import start_run
 from training.presets import Preset
-from training.run import RunConfig, RunFolder, Summary, load_run
+from training.run import RunConfig, RunFolder, Summary, load_checkpoints, load_run
 from training.transformer import Transformer
 
 SUMMARY = Summary(
@@ -53,10 +54,27 @@ def test_a_finished_run_is_loaded(finished: RunFolder, corpus: Corpus) -> None:
     assert all(isinstance(value, str) for value in run.provenance.values())
 
 
+def test_checkpoints_are_loaded_before_the_run_has_finished(folder: RunFolder) -> None:
+    weights = {}
+    for step in (2, 4):
+        weights[step] = Transformer(folder.read_config().model).state_dict()
+        kept = Checkpoint(step, weights[step], {}, epoch=0, batch_index=step, best=None, seconds=1.0)
+        save_checkpoint(folder.checkpoints, kept)
+    one, both = load_checkpoints(folder.path, [2]), load_checkpoints(folder.path, [2, 4])
+    assert (one.provenance["weights"], one.provenance["steps"]) == ("checkpoint at step 2", "2")
+    assert both.provenance["weights"] == "average of the checkpoints at steps 2, 4"
+    assert one.dev_score is None
+    for name, weight in one.model.state_dict().items():
+        assert torch.equal(weight, weights[2][name])
+        torch.testing.assert_close(both.model.state_dict()[name], (weight + weights[4][name]) / 2)
+    with pytest.raises(ValueError, match=r"run has no checkpoint of step 3; it has those of 2, 4$"):
+        load_checkpoints(folder.path, [4, 3])
+
+
 def test_all_that_is_missing_is_listed_with_how_to_go_on(folder: RunFolder) -> None:
     folder.text_files("dev")[1].unlink()
     with pytest.raises(
-        ValueError, match=r"lacks model.pt, dev.target.txt, summary.json: .* train toy --out .*/run --resume"
+        ValueError, match=r"lacks dev.target.txt, model.pt, summary.json: .* train toy --out .*/run --resume"
     ):
         load_run(folder.path)
 
