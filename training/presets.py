@@ -79,13 +79,14 @@ def demo() -> Preset:
 def tiny() -> Preset:
     """A corpus of some ten thousand pairs, on a CPU.
 
-    The sizes with which Wu et al. 2021 (arXiv:2105.14462) found that the smallest model is the best one for
-    so little text. They had dropout 0.3; with BPE dropout beside it that is too much for so few parameters.
+    About the sizes with which Wu et al. 2021 (arXiv:2105.14462) found that the smallest model is the best one
+    for so little text: 2.6 million parameters, theirs in a larger vocabulary, ours in wider feed-forward layers.
+    They had dropout 0.3; with BPE dropout beside it that is too much for so few parameters.
     """
     model = TransformerConfig(
         vocab_size=6000,
         d_model=128,
-        d_ff=256,
+        d_ff=512,
         num_heads=4,
         num_encoder_layers=4,
         num_decoder_layers=4,
@@ -93,7 +94,7 @@ def tiny() -> Preset:
         norm="pre",
     )
     training = TrainingConfig(
-        max_steps=30_000,
+        max_steps=50_000,
         batch_tokens=2000,
         learning_rate_scale=1.25,
         warmup_steps=2000,
