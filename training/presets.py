@@ -80,8 +80,8 @@ def tiny() -> Preset:
     """A corpus of some ten thousand pairs, on a CPU.
 
     About the sizes with which Wu et al. 2021 (arXiv:2105.14462) found that the smallest model is the best one
-    for so little text: 2.6 million parameters, theirs in a larger vocabulary, ours in wider feed-forward layers.
-    They had dropout 0.3; with BPE dropout beside it that is too much for so few parameters.
+    for so little text: 2.6 million parameters, with a smaller vocabulary and wider feed-forward layers. They
+    had dropout 0.3; with BPE dropout beside it that is too much for so few parameters.
     """
     model = TransformerConfig(
         vocab_size=6000,
