@@ -248,8 +248,6 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
         if getattr(options, name) is not None
     }
     settings = dict(options.set)
-    if len(settings) < len(options.set):
-        root.error("a name is given twice by --set")
     for name in settings.keys() & flags.keys():
         root.error(f"{name} is given twice: by --{name.replace('_', '-')} and by --set")
     settings |= flags

@@ -88,7 +88,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(run, capsys, monkey
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "read_text", denied)
-    assert refusal(run, capsys) == f"error: {run / 'config.json'}: Permission denied"
+    assert refusal(run, capsys) == f"error: {run / 'summary.json'}: Permission denied"
 
 
 def told_when_interrupted(run: Path, capsys) -> list[str]:

@@ -87,7 +87,7 @@ def test_presets_have_the_papers_sizes() -> None:
         16,
         0.3,
     )
-    assert (tiny.num_encoder_layers, tiny.num_decoder_layers, tiny.d_model, tiny.d_ff) == (4, 4, 128, 256)
+    assert (tiny.num_encoder_layers, tiny.num_decoder_layers, tiny.d_model, tiny.d_ff) == (4, 4, 128, 512)
     assert base.d_head == 64
 
 

@@ -349,7 +349,6 @@ def test_cpus_are_counted_where_affinity_is_unknown(
         ["train", "toy", "--out", "x", "--source", "only-one-side"],
         ["train", "toy", "--out", "x", "--max-s", "1"],
         ["train", "toy", "--out", "x", "--max-steps", "1", "--set", "max_steps=2"],
-        ["train", "toy", "--out", "x", "--set", "norm=pre", "norm=post"],
         ["score"],
         ["score", "x", "--hypothesis", "y", "--reference", "z"],
         ["score", "x", "--source", "y"],
