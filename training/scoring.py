@@ -10,7 +10,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from bundle.tokenizer import Tokenizer
 from training.config import BOS_ID, EOS_ID
-from training.search import beam_search, greedy_search
+from training.search import beam_search, check_sources, greedy_search
 from training.transformer import Transformer
 
 
@@ -61,9 +61,10 @@ def translate(
         max_new_tokens: Where targets are cut off, at the model's limit at the latest; None is that limit.
 
     Raises:
-        ValueError: A text is longer than the model's limit.
+        SourceLengthError: A text is longer than the model's limit.
     """
     sources = tokenizer.encode_sources(texts)
+    check_sources(model, sources)  # all of them: beams are searched one source at a time
     limit = min(model.config.max_target_length, max_new_tokens or model.config.max_target_length)
     if beam_size == 1:
         targets = greedy_search(model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limit)

@@ -266,7 +266,7 @@ def score_target(
     Raises:
         ValueError: The source is empty or too long, or the target with its eos is too long.
     """
-    _check_sources(model, [source_ids])
+    check_sources(model, [source_ids])
     if len(target_ids) >= model.config.max_target_length:
         raise ValueError(
             f"a target has {len(target_ids)} tokens, and the model takes {model.config.max_target_length} "
@@ -314,10 +314,11 @@ def _check_limits(
         after = f" after a prefix of {num_forced}" if num_forced else ""
         raise ValueError(f"max_new_tokens is {max_new_tokens}{after}, and the model's limit is {limit}")
     constraints.check_vocabulary(model.config.vocab_size)
-    _check_sources(model, sources)
+    check_sources(model, sources)
 
 
-def _check_sources(model: Transformer, sources: Sequence[Sequence[int]]) -> None:
+def check_sources(model: Transformer, sources: Sequence[Sequence[int]]) -> None:
+    """Raise `SourceLengthError` for the first source that is empty or too long."""
     limit = model.config.max_source_length
     for row, ids in enumerate(sources):
         if not 1 <= len(ids) <= limit:

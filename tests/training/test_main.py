@@ -156,8 +156,9 @@ def test_a_sentence_that_is_too_long_for_a_run_is_named(
     (tmp_path / "source").write_text("하나\n" + "하나 둘 " * 500 + "\n")
     (tmp_path / "reference").write_text("one\ntwo\n")
     files = ["--source", str(tmp_path / "source"), "--reference", str(tmp_path / "reference")]
-    message = failed(capsys, caplog, "score", str(run), *files)
-    assert message.startswith(f"{tmp_path / 'source'}, line 2: a source has ")
+    for beam_size in ("1", "2"):
+        message = failed(capsys, caplog, "score", str(run), *files, "--beam-size", beam_size)
+        assert message.startswith(f"{tmp_path / 'source'}, line 2: a source has ")
 
 
 def test_score_compares_two_files(
