@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -27,8 +28,10 @@ def describe_hardware() -> dict[str, object]:
 
 
 def _command() -> str:
+    """What was run, with absolute paths by their last names."""
     module = sys.modules["__main__"].__spec__
-    return " ".join(["python", "-m", module.name, *sys.argv[1:]] if module else sys.orig_argv)
+    words = ["python", "-m", module.name, *sys.argv[1:]] if module else sys.orig_argv
+    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)
 
 
 def _cpu_name() -> str:

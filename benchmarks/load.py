@@ -171,7 +171,6 @@ def measure(
         sweep = measure_sweep(bench)
         against = measure_against_peer(bench, queues)
     return {
-        "command": " ".join(["python", "-m", "benchmarks.load", *sys.argv[1:]]),
         "plan": dataclasses.asdict(plan),
         "server_cores": list(server_cores),
         "client_cores": list(client_cores),
