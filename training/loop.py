@@ -229,13 +229,15 @@ class Trainer:
         """Gradients of the mean over all target tokens of the batch, of whatever pieces and processes."""
         # A process without a row computes one of no weight, because the others wait for its gradients.
         pieces = share.pieces or [self.batches.any_batch()]
-        label_smoothing = self.config.training.label_smoothing
+        recipe = self.config.training
         total = torch.zeros((), device=self.device)
         for number, piece in enumerate(pieces):
             weight = piece.num_labels / share.num_labels if share.pieces else 0.0
             is_last = number == len(pieces) - 1
             with nullcontext() if is_last else self._without_sharing():
-                loss = weight * self._shared_loss(piece.to(self.device), label_smoothing)
+                loss = weight * self._shared_loss(
+                    piece.to(self.device), recipe.label_smoothing, recipe.r_drop
+                )
                 # Gradients are the mean over the processes, and the sum is wanted.
                 torch.autograd.backward(loss * self.ranks.size)
             total += loss.detach()

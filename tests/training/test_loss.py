@@ -39,6 +39,30 @@ def test_loss_and_gradients_are_those_of_the_whole_matrix_of_logits(
         torch.testing.assert_close(gradient, expected_gradient)
 
 
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_two_passes_that_disagree_cost_what_they_do_with_the_whole_matrix_of_logits(
+    label_smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(loss._CHUNK_VALUES, "cpu", 2 * 3 * 50)  # 3 rows of each pass, and 1 is left over
+    torch.manual_seed(0)
+    states, weight = torch.randn(20, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
+    label_ids = torch.randint(50, (10,)).repeat(2)
+    logits = states @ weight.T
+    p, q = logits.log_softmax(-1).chunk(2)
+    divergence = functional.kl_div(p, q, log_target=True, reduction="sum") + functional.kl_div(
+        q, p, log_target=True, reduction="sum"
+    )
+    expected = functional.cross_entropy(logits, label_ids, label_smoothing=label_smoothing)
+    expected = expected + 5.0 / 4 * divergence / 10
+    expected_gradients = torch.autograd.grad(2 * expected, [states, weight])
+    found = label_smoothed_loss(states, weight, label_ids, label_smoothing, r_drop=5.0)
+    torch.testing.assert_close(found, expected)
+    for gradient, expected_gradient in zip(
+        torch.autograd.grad(2 * found, [states, weight]), expected_gradients, strict=True
+    ):
+        torch.testing.assert_close(gradient, expected_gradient)
+
+
 # The compiler imports a part of torch that uses what torch itself has deprecated.
 of_torchs_own = pytest.mark.filterwarnings("ignore:.*script_method.* is deprecated:DeprecationWarning")
 
