@@ -94,6 +94,19 @@ def test_the_loss_of_a_batch_is_that_of_its_real_target_tokens(
     torch.testing.assert_close(BatchLoss(model, torch.float32)(batch, 0.0), expected)
 
 
+def test_two_passes_cost_more_than_one_only_where_dropout_tells_them_apart(
+    model: Transformer, batches: list[Batch]
+) -> None:
+    batch_loss = BatchLoss(model, torch.float32)
+    torch.testing.assert_close(batch_loss(batches[1], 0.1, r_drop=5.0), batch_loss(batches[1], 0.1))
+    model.train()
+    losses = []
+    for r_drop in (1e-9, 5.0):
+        torch.manual_seed(0)
+        losses.append(batch_loss(batches[1], 0.1, r_drop).item())
+    assert losses[1] > losses[0] + 0.01
+
+
 @pytest.mark.slow
 @of_torchs_own
 def test_a_compiled_model_has_the_same_loss_and_gradients_at_all_lengths(
