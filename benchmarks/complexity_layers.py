@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+
+from training.attention import MultiHeadAttention
 
 D_HEAD = 64
 
@@ -95,14 +96,9 @@ def _restricted(_d: int, width: int) -> Layer:
 
 
 def _multi_head_attention(d: int, _width: int) -> Layer:
-    query, key, value, output = (nn.Linear(d, d) for _ in range(4))
-
-    def layer(x: Tensor) -> Tensor:
-        heads = _heads(query(x)), _heads(key(x)), _heads(value(x))
-        context = functional.scaled_dot_product_attention(*heads)
-        return cast(Tensor, output(context.transpose(1, 2).flatten(2)))
-
-    return layer
+    attention = MultiHeadAttention(d, max(d // D_HEAD, 1))
+    attention.is_fused = True  # as the other rows are
+    return lambda x: attention(x, x, None)[0]
 
 
 def _recurrent(d: int, _width: int) -> Layer:

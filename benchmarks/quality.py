@@ -17,8 +17,9 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -34,11 +35,12 @@ from benchmarks.serving import RunningServer, serving
 from bundle.names import Precision
 from client import ClientError
 from export.exporter import export_bundle
+from training.__main__ import setting
 from training.comparison import MetricScore, MetricSettings, compare
 from training.corpus import load_corpus
 from training.interrupt import TrainingInterrupted
 from training.prepare import continue_run, start_run
-from training.presets import tiny
+from training.presets import Preset, tiny
 from training.run import RunFolder, load_checkpoints, load_run
 
 _PRECISIONS = Precision.FP32, Precision.INT8
@@ -48,7 +50,11 @@ _DETOKENISED = MetricSettings(is_lower_cased=True)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train, choose, serve and score; 0 done, 1 failed, 130 or 143 interrupted (the same command goes on)."""
     options = _parser().parse_args(arguments)
+    settings = dict(options.set)
     name = f"multi30k-{options.direction}" if options.task == "multi30k" else options.task
+    if options.seed is not None:
+        settings["seed"] = options.seed
+        name += f"-seed-{options.seed}"
     path = options.run or Path("runs") / f"quality-{name}"
     console = Console(stderr=True)
     logging.basicConfig(
@@ -59,12 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.out:  # before hours of work, not after
             options.out.parent.mkdir(parents=True, exist_ok=True)
-            options.out.touch()
+            TemporaryFile(dir=options.out.parent).close()
         if options.task == "multi30k":
             task = multi30k(options.data, options.direction)
         else:
             task = korean(options.data, path / "corpus")
-        report = measure(task, path, options.max_steps, options.seed, console)
+        report = measure(task, path, settings, options.max_steps, console)
     except (ClientError, OSError, RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -80,17 +86,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(task: Task, path: Path, max_steps: int | None, seed: int, console: Console) -> dict[str, Any]:
+def measure(
+    task: Task, path: Path, settings: Mapping[str, Any], max_steps: int | None, console: Console
+) -> dict[str, Any]:
     """Everything from the corpus to the scores.
 
     Args:
         task: What is measured.
         path: Of the run, which is started, gone on with, or taken as it is.
+        settings: What a new run has otherwise than the preset, and what one that is there must have.
         max_steps: Another end of training than the preset's; None is the preset's.
-        seed: Of a new run.
         console: Where progress is shown.
     """
-    train(task, path, max_steps, seed, console)
+    train(task, path, settings, max_steps, console)
     choice, candidates = choose(path, task.metric, console)
     trained = load_checkpoints(path, choice.steps)
     bundle = path / "bundle"
@@ -114,15 +122,24 @@ def measure(task: Task, path: Path, max_steps: int | None, seed: int, console: C
     }
 
 
-def train(task: Task, path: Path, max_steps: int | None, seed: int, console: Console) -> None:
-    """Bring the run to its end, wherever it is."""
+def train(
+    task: Task, path: Path, settings: Mapping[str, Any], max_steps: int | None, console: Console
+) -> None:
+    """Bring the run to its end, wherever it is.
+
+    Raises:
+        ValueError: It was started with other settings.
+    """
     folder = RunFolder(path)
-    if not folder.is_run:
-        preset = tiny().changed({"seed": seed} | ({} if max_steps is None else {"max_steps": max_steps}))
-        start_run(folder, preset, load_corpus(task.files, seed), task.files)
-    config = folder.read_config()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     changes = {} if max_steps is None else {"max_steps": max_steps}
+    if not folder.is_run:
+        preset = tiny().changed({**settings, **changes})
+        start_run(folder, preset, load_corpus(task.files, preset.training.seed), task.files)
+    config = folder.read_config()
+    started = Preset(config.preset, config.model, config.training)
+    if started.changed(settings) != started:
+        raise ValueError(f"{path} was started with other settings: give another --run")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     continue_run(folder, load_corpus(task.files, config.training.seed), device, console, changes)
 
 
@@ -222,6 +239,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Train on a published corpus, and score it through the server.",
         epilog="examples:\n"
         "  python -m benchmarks.quality multi30k --data multi30k/ --direction en-de\n"
+        "  python -m benchmarks.quality multi30k --data multi30k/ --seed 1 --set d_ff=256 r_drop=0\n"
         "  python -m benchmarks.quality korean --data corpora/ --max-steps 8000",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -244,7 +262,16 @@ def _parser() -> argparse.ArgumentParser:
         help="the run's folder: started, gone on with, or taken (default: runs/quality-...)",
     )
     parser.add_argument("--max-steps", type=int, help="where training stops (default: the preset's)")
-    parser.add_argument("--seed", type=int, default=0, help="of a new run (default: 0)")
+    parser.add_argument("--seed", type=int, help="of the run (default: the preset's, or the run's)")
+    parser.add_argument(
+        "--set",
+        type=setting,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what else a new run has otherwise than the preset, as in `python -m training train`",
+    )
     parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
     return parser
 

@@ -177,7 +177,7 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
     )
     train.add_argument(
         "--set",
-        type=_setting,
+        type=setting,
         nargs="+",
         action="extend",
         default=[],
@@ -323,7 +323,12 @@ def _attention(root: argparse.ArgumentParser, options: argparse.Namespace) -> No
         commands.show_alignment(options.run, options.step, options.text, *files)
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def setting(text: str) -> tuple[str, Any]:
+    """What `--set` is given.
+
+    Raises:
+        ArgumentTypeError: It is not NAME=VALUE.
+    """
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")

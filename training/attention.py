@@ -54,12 +54,17 @@ class MultiHeadAttention(nn.Module):
         d_model: D.
         num_heads: H.
         dropout: Probability of leaving out a weight while training.
+
+    Attributes:
+        is_fused: Whether torch's fused operator is taken where no weights are asked for; None is on a GPU.
+            Beside oneDNN's products (`fast_matmul`) a CPU's takes several times as long as the definition.
     """
 
     def __init__(self, d_model: int, num_heads: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.dropout = dropout
+        self.is_fused: bool | None = None
         self.query = nn.Linear(d_model, d_model)  # W^Q
         self.key = nn.Linear(d_model, d_model)  # W^K
         # It adds the same to all scores of a query, which softmax cancels: its gradient is nothing but
@@ -87,11 +92,12 @@ class MultiHeadAttention(nn.Module):
         value = self._split_heads(self.value(memory))  # (B, H, S, K)
         dropout_probability = self.dropout if self.training else 0.0
         weights: Tensor | None = None
-        if x.is_cuda and not return_weights:
+        is_fused = x.is_cuda if self.is_fused is None else self.is_fused
+        if is_fused and not return_weights:
             context = functional.scaled_dot_product_attention(
                 query, key, value, attn_mask=mask, dropout_p=dropout_probability
             )
-        else:  # beside oneDNN's products (`fast_matmul`) a CPU's fused operator takes several times as long
+        else:
             context, weights = scaled_dot_product_attention(
                 query, key, value, mask, dropout_probability=dropout_probability
             )

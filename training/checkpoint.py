@@ -53,7 +53,7 @@ class Checkpoint:
     divergence: tuple[float, int] = (math.inf, 0)
 
 
-def write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file under a temporary name and rename it: `path` is never there half-written."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as stream:

@@ -131,6 +131,11 @@ class TransformerConfig(_Config):
         )
 
     @property
+    def has_dropout(self) -> bool:
+        """Whether two passes of the same batch can differ while training."""
+        return any((self.dropout, self.attention_dropout, self.word_dropout))
+
+    @property
     def d_head(self) -> int:
         """The width of one attention head."""
         return self.d_model // self.num_heads
@@ -187,6 +192,11 @@ class TrainingConfig(_Config):
     target_vectors: str | None = None
     are_vectors_frozen: bool = False
     seed: int = 0
+
+    @property
+    def num_passes(self) -> int:
+        """How often a batch goes through the model in a step."""
+        return 2 if self.r_drop else 1
 
     @property
     def cooldown_steps(self) -> int:

@@ -32,7 +32,7 @@ def learning_curve(lines: list[dict[str, Any]]) -> Figure:
     figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
     losses, scores = figure.subplots(2, sharex=True)
     for axes, curves in (
-        (losses, [("train", "loss", "training, smoothed labels"), ("dev", "loss", "dev")]),
+        (losses, [("train", "loss", "training, as it is minimised"), ("dev", "loss", "dev, cross-entropy")]),
         (scores, [("dev", "bleu", "dev BLEU"), ("dev", "chrf", "dev chrF")]),
     ):
         for kind, name, label in curves:

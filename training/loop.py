@@ -104,7 +104,7 @@ class Trainer:
             recipe.seed,
             *place,
             ranks=self.ranks,
-            piece_tokens=recipe.micro_batch_tokens,
+            piece_tokens=recipe.micro_batch_tokens and -(-recipe.micro_batch_tokens // recipe.num_passes),
         )
         if not checkpoint:
             for embedding, vectors in self._vectors:

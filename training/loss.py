@@ -105,32 +105,39 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         ctx: Any, states: Tensor, weight: Tensor, label_ids: Tensor, label_smoothing: float, r_drop: float
     ) -> Tensor:
         N, (V, D) = len(states), weight.shape
-        share = 1 - label_smoothing
+        device_type = states.device.type
+        is_lower = torch.is_autocast_enabled(device_type)
+        dtype = torch.get_autocast_dtype(device_type) if is_lower else states.dtype
+        narrow_weight = weight.to(dtype)
+        label_share = 1 - label_smoothing
         average = label_smoothing * weight.mean(dim=0)  # (D,)
-        labels = share * weight[label_ids]  # (N, D)
+        labels = label_share * weight[label_ids]  # (N, D)
         sums = [-(states * (labels + average)).sum()]
         states_gradient = -labels - average  # (N, D)
         weight_gradient = (-label_smoothing / V * states.sum(dim=0)).expand_as(weight).float().clone()
-        weight_gradient.index_add_(0, label_ids, states.float(), alpha=-share)
+        weight_gradient.index_add_(0, label_ids, states.float(), alpha=-label_share)
         num_passes = 2 if r_drop else 1
         by_pass = states.view(num_passes, -1, D)
         gradient_by_pass = states_gradient.view_as(by_pass)
-        chunk_rows = max(_CHUNK_VALUES[states.device.type] // V // num_passes, 1)
+        chunk_rows = max(_CHUNK_VALUES[device_type] // V // num_passes, 1)
         for start in range(0, N // num_passes, chunk_rows):
             rows = by_pass[:, start : start + chunk_rows].flatten(0, 1)
-            logits = (rows @ weight.t()).float()  # (passes * rows, V)
+            logits = (rows.to(dtype) @ narrow_weight.t()).float()  # (passes * rows, V)
             largest = logits.amax(dim=1, keepdim=True)
             logits -= largest
-            ratios = logits[: len(logits) // 2] - logits[len(logits) // 2 :] if r_drop else None
+            log_ratios = logits[: len(logits) // 2] - logits[len(logits) // 2 :] if r_drop else None
             exponentials = logits.exp_()
             total = exponentials.sum(dim=1, keepdim=True)  # (passes * rows, 1)
             sums.append((largest + total.log()).sum())
-            if ratios is not None:
-                sums.append(_add_disagreement(exponentials, total, ratios, r_drop / 2))
-            gradients = exponentials.to(rows.dtype)
-            rows_gradient = gradients @ weight.to(rows.dtype) / total
+            if log_ratios is not None:
+                sums.append(_add_disagreement(exponentials, total, log_ratios, r_drop / 2))
+            gradients = exponentials.to(dtype)
+            rows_gradient = gradients @ narrow_weight / total
             gradient_by_pass[:, start : start + chunk_rows] += rows_gradient.view(num_passes, -1, D)
-            weight_gradient += gradients.t() @ (rows / total).to(rows.dtype)
+            if is_lower:
+                weight_gradient += gradients.t() @ (rows / total).to(dtype)
+            else:  # without a matrix in between, which costs more than the product where V is large
+                weight_gradient.addmm_(gradients.t(), rows / total)
         ctx.save_for_backward(states_gradient / N, weight_gradient / N)
         return torch.stack(sums).sum() / N
 
@@ -141,8 +148,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         return states_gradient * gradient, weight_gradient * gradient, None, None, None
 
 
-def _add_disagreement(exponentials: Tensor, total: Tensor, ratios: Tensor, share: float) -> Tensor:
-    """Turn what two passes predict into the gradients of `share` times how far it is apart, too.
+def _add_disagreement(exponentials: Tensor, total: Tensor, log_ratios: Tensor, scale: float) -> Tensor:
+    """Turn what two passes predict into the gradients of `scale` times how far it is apart, too.
 
     With r = log(p / q) the gradients are p (r + 1 - KL(p, q)) - q of the first pass' logits, and
     q (1 - r - KL(q, p)) - p of the second's.
@@ -151,21 +158,21 @@ def _add_disagreement(exponentials: Tensor, total: Tensor, ratios: Tensor, share
         exponentials: Not normalised, the rows of the first pass and then those of the second, (2 R, V). They
             become gradients, and stay as large as `total` says.
         total: Their sums, (2 R, 1).
-        ratios: The logits of the first pass less those of the second, (R, V). They are lost.
-        share: The weight of a row.
+        log_ratios: The logits of the first pass less those of the second, (R, V). They are lost.
+        scale: The weight of a row.
 
     Returns:
-        The sum of `share` times KL(p, q) + KL(q, p).
+        The sum of `scale` times KL(p, q) + KL(q, p).
     """
     p, q = exponentials.chunk(2)
     p_total, q_total = total.chunk(2)
-    ratios -= (p_total / q_total).log()
-    p_divergence = (p * ratios).sum(dim=1, keepdim=True) / p_total  # (R, 1)
-    q_divergence = (q * ratios).sum(dim=1, keepdim=True) / -q_total
-    p_from_q, q_from_p = q * (share * p_total / q_total), p * (share * q_total / p_total)
-    ratios *= share
-    p *= ratios + (1 + share * (1 - p_divergence))
+    log_ratios -= (p_total / q_total).log()
+    p_divergence = (p * log_ratios).sum(dim=1, keepdim=True) / p_total  # (R, 1)
+    q_divergence = (q * log_ratios).sum(dim=1, keepdim=True) / -q_total
+    p_from_q, q_from_p = q * (scale * p_total / q_total), p * (scale * q_total / p_total)
+    log_ratios *= scale
+    p *= log_ratios + (1 + scale * (1 - p_divergence))
     p -= p_from_q
-    q *= (1 + share * (1 - q_divergence)) - ratios
+    q *= (1 + scale * (1 - q_divergence)) - log_ratios
     q -= q_from_p
-    return share * (p_divergence + q_divergence).sum()
+    return scale * (p_divergence + q_divergence).sum()

@@ -44,11 +44,13 @@ def start_run(
         files: Where it was read from, for a resume that does not say so again; None is the built-in one.
 
     Raises:
-        ValueError: The folder holds a run, the corpus has nothing to train on or to score, or a file of word
-            vectors is wrong; then nothing is written.
+        ValueError: The folder holds a run, the corpus has nothing to train on or to score, a file of word
+            vectors is wrong, or R-Drop has no dropout; then nothing is written.
         OSError: A file of word vectors cannot be read.
     """
     folder.check_is_free()
+    if preset.training.r_drop and not preset.model.has_dropout:
+        raise ValueError("r_drop compares two passes, and without dropout they are one: set dropout, too")
     filters = CorpusFilters(preset.model.max_source_length, preset.model.max_target_length)
     if all(filters.text_reason(pair) for pair in corpus.train):
         raise ValueError(
@@ -120,7 +122,7 @@ def continue_run(
 
     Raises:
         ValueError: The folder holds no run, the corpus is another, more than `max_steps` are done already,
-            no checkpoint can be read, or training diverged.
+            no checkpoint can be read, machines see different ones, or training diverged.
         TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was left.
     """
     ranks = ranks or Ranks()
@@ -132,8 +134,11 @@ def continue_run(
     checkpoint, problems = newest_checkpoint(folder.checkpoints)
     for problem in problems:
         _log.warning("passed over: %s", problem)
+    step = checkpoint.step if checkpoint else 0
+    if ranks.first(lambda: step) != step:
+        raise ValueError(f"this machine's newest checkpoint in {folder.checkpoints} is not the first one's")
     if checkpoint:
-        _log.info("going on after step %d", checkpoint.step)
+        _log.info("going on after step %d", step)
     tokenizer = _read_tokenizer(folder)
     train = EncodedCorpus(folder.encoded)
     trainer = Trainer(

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 from torch.utils.tensorboard import SummaryWriter
 
+from training.checkpoint import write_atomically
 from training.run import RunFolder
 
 _LINE_INTERVAL_SECONDS = 60.0
@@ -101,4 +102,4 @@ def _drop_later_metrics(folder: RunFolder, first_step: int) -> None:
             continue
         if is_kept:
             kept.append(f"{line}\n")
-    folder.metrics_file.write_text("".join(kept), encoding="utf-8")
+    write_atomically(folder.metrics_file, lambda stream: stream.write("".join(kept).encode()))

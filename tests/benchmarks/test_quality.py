@@ -67,7 +67,7 @@ def test_a_run_is_averaged_served_and_scored_in_both_precisions(
     shutil.copytree(trained_run.run, run)
     task = task_of(tmp_path, trained_run.corpus.train, trained_run.corpus.dev)
 
-    report = measure(task, run, max_steps=None, seed=0, console=console)
+    report = measure(task, run, {}, max_steps=None, console=console)
 
     # The run keeps 2 checkpoints, of which the best is one: four candidates, two for each alpha.
     steps = [checkpoint_step(path) for path in list_checkpoints(RunFolder(run).checkpoints)]
@@ -122,14 +122,35 @@ def test_training_starts_goes_on_and_is_not_repeated(
     monkeypatch.setattr(quality, "tiny", lambda: Preset("tiny", model, recipe))
     task = task_of(tmp_path, [("하나", "one"), ("둘", "two")], [("셋", "three")])
     folder = RunFolder(tmp_path / "run")
-    train(task, folder.path, None, seed=3, console=console)
+    train(task, folder.path, {"seed": 3}, None, console)
     assert folder.read_summary().steps == 2
     assert folder.read_config().training == dataclasses.replace(recipe, seed=3)
     trained_at = folder.model_file.stat().st_mtime_ns
-    train(task, folder.path, None, seed=3, console=console)
+    for settings in ({"seed": 3}, {}):
+        train(task, folder.path, settings, None, console)
     assert folder.model_file.stat().st_mtime_ns == trained_at
-    train(task, folder.path, 3, seed=3, console=console)
+    train(task, folder.path, {}, 3, console)
     assert folder.read_summary().steps == 3
+    for settings in ({"seed": 4}, {"d_ff": 8}):
+        with pytest.raises(ValueError, match="was started with other settings: give another --run"):
+            train(task, folder.path, settings, None, console)
+
+
+def test_each_seed_has_a_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = []
+
+    def measured(_task: object, path: Path, settings: dict[str, object], *_: object) -> None:
+        runs.append((str(path), settings))
+        raise ValueError("enough")
+
+    monkeypatch.setattr(quality, "multi30k", lambda *_: None)
+    monkeypatch.setattr(quality, "measure", measured)
+    for flags in ([], ["--seed", "1", "--set", "d_ff=256"]):
+        assert main(["multi30k", "--data", ".", *flags]) == 1
+    assert runs == [
+        ("runs/quality-multi30k-en-de", {}),
+        ("runs/quality-multi30k-en-de-seed-1", {"d_ff": 256, "seed": 1}),
+    ]
 
 
 def test_tokens_become_text() -> None:
@@ -149,7 +170,7 @@ def test_a_corpus_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Capt
 def test_results_that_cannot_be_written_are_told_before_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").touch()
     monkeypatch.setattr(quality, "multi30k", lambda *_: pytest.fail("began"))
     assert main(["multi30k", "--data", str(tmp_path), "--out", str(tmp_path / "file" / "a.json")]) == 1
     assert "file" in capsys.readouterr().err

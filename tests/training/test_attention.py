@@ -50,19 +50,6 @@ def test_masked_positions_get_no_weight_and_the_others_share_it() -> None:
     torch.testing.assert_close(context, expected)
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
-    torch.manual_seed(0)
-    attention = MultiHeadAttention(d_model=6, num_heads=2).double()
-    x = torch.randn(2, 3, 6, dtype=torch.float64, requires_grad=True)
-    memory = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
-    mask = torch.tensor([[True, True, True, True], [True, True, False, False]])[:, None, None]
-    for has_weights in (False, True):  # the fused operator, and the definition
-        assert torch.autograd.gradcheck(
-            lambda x, memory, *_, has_weights=has_weights: attention(x, memory, mask, has_weights)[0],
-            (x, memory, *attention.parameters()),
-        )
-
-
 def test_causal_mask_lets_each_position_see_itself_and_what_is_before() -> None:
     assert causal_mask(3).tolist() == [[True, False, False], [True, True, False], [True, True, True]]
 
@@ -91,9 +78,22 @@ def test_heads_are_the_papers_matrices_side_by_side(has_mask: bool) -> None:
     output, found = attention(x, memory, mask, return_weights=True)
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(found, torch.stack(weights, dim=1))
-    fused, none = attention(x, memory, mask)
-    assert none is None
-    torch.testing.assert_close(fused, expected)
+    for attention.is_fused in (True, False):
+        output, none = attention(x, memory, mask)
+        assert none is None
+        torch.testing.assert_close(output, expected)
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_weights_are_left_out_while_training_and_only_then(is_fused: bool) -> None:
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(d_model=16, num_heads=2, dropout=0.5)
+    attention.is_fused = is_fused
+    x = torch.randn(1, 9, 16)
+    outputs = [attention(x, x, None)[0] for _ in range(2)]
+    assert not torch.allclose(*outputs)
+    attention.eval()
+    torch.testing.assert_close(*(attention(x, x, None)[0] for _ in range(2)), rtol=0, atol=0)
 
 
 def test_dropout_leaves_out_weights_of_the_sum_and_not_those_returned() -> None:
@@ -120,10 +120,12 @@ def test_gradients_of_attention_are_finite_differences() -> None:
         )
 
 
+@pytest.mark.parametrize("is_fused", [True, False])
 @pytest.mark.parametrize("is_self_attention", [True, False])
-def test_gradients_of_all_heads_are_finite_differences(is_self_attention: bool) -> None:
+def test_gradients_of_all_heads_are_finite_differences(is_self_attention: bool, is_fused: bool) -> None:
     torch.manual_seed(0)
     attention = MultiHeadAttention(d_model=8, num_heads=2).double()
+    attention.is_fused = is_fused
     parameters = {name: each for name, each in attention.named_parameters() if each.requires_grad}
     mask = torch.ones(2, 1, 3, 3 if is_self_attention else 4, dtype=torch.bool)
     mask[1, :, :, -1] = False

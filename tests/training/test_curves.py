@@ -17,8 +17,8 @@ def test_the_picture_has_losses_and_scores_over_steps() -> None:
         line.get_label(): line.get_xydata().tolist() for axes in (losses, scores) for line in axes.lines
     }
     assert curves == {
-        "training, smoothed labels": [[20, 5.0], [40, 4.0]],
-        "dev": [[40, 4.5]],
+        "training, as it is minimised": [[20, 5.0], [40, 4.0]],
+        "dev, cross-entropy": [[40, 4.5]],
         "dev BLEU": [[40, 12.0]],
         "dev chrF": [[40, 30.0]],
     }

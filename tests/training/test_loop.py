@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor
 
 from training import loop, meter
-from training.batches import BatchShare
+from training.batches import Batch, BatchShare
 from training.checkpoint import (
     average_weights,
     checkpoint_path,
@@ -23,6 +23,7 @@ from training.config import TrainingConfig, TransformerConfig
 from training.corpus import Corpus
 from training.interrupt import TrainingInterrupted
 from training.loop import Trainer
+from training.loss import BatchLoss
 from training.prepare import continue_run, start_run
 from training.presets import Preset
 from training.progress import Reporter
@@ -87,7 +88,14 @@ def assert_equal_weights(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize(
     ("at_step", "changes"),
-    [(3, {}), (10, {}), (13, {}), (13, {"bpe_dropout": 0.2}), (13, {"micro_batch_tokens": 20})],
+    [
+        (3, {}),
+        (10, {}),
+        (13, {}),
+        (13, {"bpe_dropout": 0.2}),
+        (13, {"micro_batch_tokens": 20}),
+        (13, {"r_drop": 5.0}),
+    ],
 )
 def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(
     train: Callable[..., tuple[RunFolder, Summary]],
@@ -269,6 +277,41 @@ def test_a_run_that_diverges_ends_with_advice_and_keeps_its_best_checkpoint(
         train("run", **recipe)
     step = int(str(caught.value).split("of step ")[1].split(",")[0])
     assert load_checkpoint(checkpoint_path(RunFolder(tmp_path / "run").checkpoints, step)).step == step
+
+
+def test_the_loss_of_two_passes_is_larger_by_what_they_disagree_in(
+    train: Callable[..., tuple[RunFolder, Summary]],
+) -> None:
+    folders = [train(f"r-drop-{r_drop}", r_drop=r_drop)[0] for r_drop in (1e-9, 5.0)]
+    a, b = ([line["loss"] for line in metrics(folder, "train")] for folder in folders)
+    assert all(small + 0.001 < large for small, large in zip(a, b, strict=True))
+    # Cross-entropy without dropout is what it was.
+    a, b = ([line["loss"] for line in metrics(folder, "dev")] for folder in folders)
+    assert a == pytest.approx(b, rel=0.05)
+
+
+def test_r_drop_without_dropout_is_refused(
+    train: Callable[..., tuple[RunFolder, Summary]], preset: Preset
+) -> None:
+    model = dataclasses.replace(preset.model, dropout=0.0)
+    with pytest.raises(ValueError, match="r_drop compares two passes, and without dropout they are one"):
+        train("run", model, r_drop=5.0)
+
+
+def test_pieces_are_smaller_where_each_goes_through_the_model_twice(
+    train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+    forward = BatchLoss.forward
+
+    def spied(self: BatchLoss, batch: Batch, label_smoothing: float, r_drop: float = 0.0) -> Tensor:
+        if r_drop:
+            sizes.append(batch.target_ids.numel())
+        return forward(self, batch, label_smoothing, r_drop)
+
+    monkeypatch.setattr(BatchLoss, "forward", spied)
+    train("run", r_drop=5.0, micro_batch_tokens=41)
+    assert 10 < max(sizes) <= 21
 
 
 @pytest.mark.parametrize("micro_batch_tokens", [1, 20])

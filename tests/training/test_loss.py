@@ -94,6 +94,25 @@ def test_the_loss_of_a_batch_is_that_of_its_real_target_tokens(
     torch.testing.assert_close(BatchLoss(model, torch.float32)(batch, 0.0), expected)
 
 
+@pytest.mark.parametrize("r_drop", [0.0, 5.0])
+def test_in_short_floats_loss_and_gradients_are_as_good_as_those_of_the_whole_matrix(r_drop: float) -> None:
+    torch.manual_seed(0)
+    states = torch.randn(60, 16, requires_grad=True)
+    weight = (0.5 * torch.randn(400, 16)).requires_grad_()
+    label_ids = torch.randint(400, (30,)).repeat(2)
+
+    def answer() -> list[torch.Tensor]:
+        loss = label_smoothed_loss(states, weight, label_ids, 0.1, r_drop)
+        return [loss.detach(), *torch.autograd.grad(loss, [states, weight])]
+
+    expected = answer()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = answer()
+    for value, exact in zip(found, expected, strict=True):
+        assert value.dtype == torch.float32
+        assert 0 < (value - exact).norm() < 0.03 * exact.norm()  # bf16 has 8 bits of precision
+
+
 def test_two_passes_cost_more_than_one_only_where_dropout_tells_them_apart(
     model: Transformer, batches: list[Batch]
 ) -> None:
