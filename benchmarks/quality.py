@@ -223,12 +223,18 @@ def _by_precision(scores: list[list[MetricScore]]) -> dict[str, dict[str, Any]]:
 
 
 def _describe_run(path: Path) -> dict[str, Any]:
-    config, summary = RunFolder(path).read_config().to_json(), RunFolder(path).read_summary()
+    folder = RunFolder(path)
+    config, summary = folder.read_config().to_json(), folder.read_summary()
+    metrics = [json.loads(line) for line in folder.metrics_file.read_text(encoding="utf-8").splitlines()]
+    passes = max(line["epoch"] for line in metrics if line["kind"] == "train")
+    curve = [[line["step"], line["loss"], line["bleu"]] for line in metrics if line["kind"] == "dev"]
     kept = "preset", "model", "training", "corpus_sha256", "commit", "versions"
     return {
         "parameters": sum(parameter.numel() for parameter in load_run(path).model.parameters()),
         "steps": summary.steps,
         "seconds": summary.seconds,
+        "passes": passes,
+        "dev_step_loss_greedy_bleu": curve,
     } | {name: config[name] for name in kept}
 
 

@@ -2,12 +2,13 @@
 
     taskset -c 0,1 python -m benchmarks.training_speed --threads 2 --out benchmarks/results/X.json
 
-Both take the same batches, optimizer, schedule, precision and matrix products (oneDNN's on a CPU), and take
-turns within the run: a round is some steps of one, then the same batches in the other. Making the batches
-counts for both. Measured: tokens of both sides a second, medians over rounds, and the median of the rounds'
-ratios, with the preset's dropout and without any (torch's layers have dropout in two more places). Also what
-share of one large product's speed the model's own products reach; on a GPU of the maker's number: the model
-FLOPs utilisation. Not measured: evaluation, checkpoints, more than one device.
+Both take the same batches, optimizer, schedule and precision, without R-Drop. They take turns within the run:
+a round is some steps of one, then the same batches in the other. On a CPU the plain loop runs with torch's
+default matrix products and with oneDNN's, and the faster one counts. Making the batches counts for all.
+Measured: tokens of both sides a second, medians over rounds, and the median of the rounds' ratios, with the
+preset's dropout and without any (torch's layers have dropout in two more places). Also the model FLOPs
+utilisation: what the model must multiply for the real tokens, of what one large product reaches in the same
+round, and on a GPU of the maker's number. Not measured: evaluation, checkpoints, more than one device.
 """
 
 from __future__ import annotations
@@ -27,12 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.hardware import describe_hardware
 from benchmarks.plain_trainer import PlainTrainer
-from training.batches import BatchShare, BatchStream
-from training.config import EOS_ID, UNK_ID
+from training.batches import Batch, BatchShare, BatchStream
+from training.config import EOS_ID, UNK_ID, TransformerConfig
 from training.corpus import CorpusFiles
 from training.encoded import EncodedPair
 from training.loop import Trainer, fast_matmul
@@ -43,8 +43,15 @@ from training.tokenizer import train_tokenizer
 _BAR = 1.0  # at least as fast as the plain loop
 _CPU_BATCH_TOKENS = 2000
 _PEAK_SIZE = {"cpu": 2048, "cuda": 8192}
-# Dense bf16 products a second by the makers' data sheets, in units of 1e12.
-_NOMINAL_TERAFLOPS = {"H100": 989.4, "H200": 989.4, "A100": 312.0}
+# Dense bf16 products a second by the maker's data sheets, in units of 1e12, by torch's name of the device.
+_NOMINAL_TERAFLOPS = {
+    "NVIDIA H200": 989.4,
+    "NVIDIA H100 80GB HBM3": 989.4,
+    "NVIDIA H100 PCIe": 756.5,
+    "NVIDIA A100-SXM4-40GB": 312.0,
+    "NVIDIA A100-SXM4-80GB": 312.0,
+    "NVIDIA A100 80GB PCIe": 312.0,
+}
 
 
 @dataclass(frozen=True)
@@ -93,17 +100,60 @@ def our_trainer(work: Work, folder: Path) -> Trainer:
     return trainer
 
 
-def timed(step: Callable[[BatchShare], object], stream: BatchStream, work: Work) -> tuple[float, int]:
-    """Seconds and tokens of a round."""
-    num_tokens = 0
-    start = time.perf_counter()
-    for _ in range(work.steps):
-        share = stream.next_batch()
-        step(share)
-        num_tokens += share.num_tokens
-    if work.device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start, num_tokens
+@dataclass(frozen=True)
+class Contender:
+    """A loop with batches of its own, the same as the others'.
+
+    Attributes:
+        products: How float32 matrices are multiplied, in torch's terms; None is as our loop does.
+    """
+
+    step: Callable[[BatchShare], object]
+    stream: BatchStream
+    products: str | None = None
+
+    def run(self, work: Work) -> Turn:
+        """Some steps."""
+        with fast_matmul(work.device):
+            if self.products:
+                torch.set_float32_matmul_precision(self.products)
+            num_tokens, flops = 0, 0
+            start = time.perf_counter()
+            for _ in range(work.steps):
+                share = self.stream.next_batch()
+                self.step(share)
+                num_tokens += share.num_tokens
+                flops += sum(model_flops(work.preset.model, piece) for piece in share.pieces)
+            if work.device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds = time.perf_counter() - start
+        return Turn(num_tokens / seconds, flops / seconds)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a contender made of a round, a second."""
+
+    tokens: float
+    flops: float
+
+
+def model_flops(model: TransformerConfig, batch: Batch) -> int:
+    """What must be added and multiplied for the real tokens of a batch, forwards and backwards.
+
+    6 a weight and token that goes through it, and 12 d_model a query and key (all pairs, as if nothing were
+    masked): Chowdhery et al. 2022, appendix B, arXiv:2204.02311.
+    """
+    d = model.d_model
+    sources = batch.source_mask.sum(1)  # (B,)
+    targets = torch.bincount(batch.label_places // batch.target_ids.shape[1], minlength=len(sources))  # (B,)
+    feed_forward = 2 * d * model.d_ff
+    encoder_weights = model.num_encoder_layers * (4 * d * d + feed_forward)
+    memory_weights = model.num_decoder_layers * 2 * d * d
+    decoder_weights = model.num_decoder_layers * (6 * d * d + feed_forward) + model.vocab_size * d
+    weights = sources * (encoder_weights + memory_weights) + targets * decoder_weights
+    pairs = model.num_encoder_layers * sources**2 + model.num_decoder_layers * targets * (targets + sources)
+    return int((6 * weights + 12 * d * pairs).sum())
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
@@ -120,63 +170,69 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * size**3 / min(seconds)
 
 
+def contenders(work: Work, folder: Path) -> dict[str, Contender]:
+    """Our loop, and the plain one with all products that the device has, by name."""
+    recipe, pairs = work.preset.training, random_pairs(work.preset.model.vocab_size)
+    trainer = our_trainer(work, folder)
+    found = {"ours": Contender(trainer.train_step, trainer.batches)}
+    all_products = {"plain": "highest", "plain, oneDNN": "medium"}
+    for name, products in all_products.items() if work.device.type == "cpu" else [("plain", "highest")]:
+        plain = PlainTrainer(work.preset.model, recipe, work.device, work.dtype)
+        stream = BatchStream(lambda _: pairs, recipe.batch_tokens, recipe.seed)
+        found[name] = Contender(plain.train_step, stream, products)
+    return found
+
+
 def measure(work: Work, num_rounds: int) -> dict[str, object]:
     """One row of the table."""
-    with tempfile.TemporaryDirectory() as folder, fast_matmul(work.device):
-        ours = our_trainer(work, Path(folder))
-        recipe = work.preset.training
-        plain = PlainTrainer(work.preset.model, recipe, work.device, work.dtype)
-        pairs = random_pairs(work.preset.model.vocab_size)
-        plain_stream = BatchStream(lambda _: pairs, recipe.batch_tokens, recipe.seed)
-        with FlopCounterMode(display=False) as counter:  # also the warm-up
-            _, num_tokens = timed(ours.train_step, ours.batches, work)
-        flops_per_token = counter.get_total_flops() / num_tokens
-        timed(plain.train_step, plain_stream, work)
-        peak = peak_flops(work.device, work.dtype)
-        rounds = []
+    rounds, peaks = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        all_contenders = contenders(work, Path(folder))
+        for contender in all_contenders.values():
+            contender.run(work)  # warm-up
         for number in range(num_rounds):
-            turns = {"ours": (ours.train_step, ours.batches), "plain": (plain.train_step, plain_stream)}
-            speeds = {}
-            for name in sorted(turns, reverse=number % 2 == 1):
-                seconds, num_tokens = timed(*turns[name], work)
-                speeds[name] = num_tokens / seconds
-            rounds.append(speeds)
-    ours_median = statistics.median(speeds["ours"] for speeds in rounds)
-    achieved = ours_median * flops_per_token
+            names = sorted(all_contenders, reverse=number % 2 == 1)
+            rounds.append({name: all_contenders[name].run(work) for name in names})
+            with fast_matmul(work.device):
+                peaks.append(peak_flops(work.device, work.dtype))
+    medians = {name: statistics.median(turns[name].tokens for turns in rounds) for name in all_contenders}
+    best = max(medians.keys() - {"ours"}, key=medians.__getitem__)
     nominal = _nominal_flops(work.device)
+    utilisations = [
+        turns["ours"].flops / (nominal or peak) for turns, peak in zip(rounds, peaks, strict=True)
+    ]
     return {
         "preset": work.preset.name,
         "dropout": work.preset.model.dropout,
-        "batch_tokens": recipe.batch_tokens,
+        "batch_tokens": work.preset.training.batch_tokens,
         "dtype": str(work.dtype).removeprefix("torch."),
         "compiled": work.is_compiled,
-        "tokens_per_second": round(ours_median),
-        "plain_tokens_per_second": round(statistics.median(speeds["plain"] for speeds in rounds)),
-        "ratio": round(statistics.median(speeds["ours"] / speeds["plain"] for speeds in rounds), 3),
-        "share_of_measured_peak": round(achieved / peak, 3),
-        "model_flops_utilisation": round(achieved / nominal, 3) if nominal else None,
-        "rounds": [{name: round(speed) for name, speed in speeds.items()} for speeds in rounds],
+        "tokens_per_second": round(medians["ours"]),
+        "plain_tokens_per_second": round(medians[best]),
+        "plain": best,
+        "ratio": round(statistics.median(turns["ours"].tokens / turns[best].tokens for turns in rounds), 3),
+        "model_flops_utilisation": round(statistics.median(utilisations), 3),
+        "utilisation_of": "the maker's number" if nominal else "one large product",
+        "rounds": [{name: round(turn.tokens) for name, turn in turns.items()} for turns in rounds],
     }
 
 
 def _nominal_flops(device: torch.device) -> float | None:
-    if device.type != "cuda":
+    if device.type != "cuda" or (name := torch.cuda.get_device_name(device)) not in _NOMINAL_TERAFLOPS:
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((flops * 1e12 for key, flops in _NOMINAL_TERAFLOPS.items() if key in name), None)
+    return _NOMINAL_TERAFLOPS[name] * 1e12
 
 
 def table(rows: list[dict[str, object]]) -> str:
     """For `benchmarks/README.md`."""
     lines = [
-        "| preset | dropout | tokens a batch | tokens/s | plain loop | ratio | of the peak product |",
+        "| preset | dropout | tokens a batch | tokens/s | plain loop | ratio | FLOPs utilisation |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
-        share = row["model_flops_utilisation"] or row["share_of_measured_peak"]
         lines.append(
             f"| {row['preset']} | {row['dropout']} | {row['batch_tokens']} | {row['tokens_per_second']} | "
-            f"{row['plain_tokens_per_second']} | {row['ratio']} | {share:.0%} |"
+            f"{row['plain_tokens_per_second']} | {row['ratio']} | {row['model_flops_utilisation']:.0%} |"
         )
     return "\n".join(lines)
 
@@ -214,7 +270,7 @@ def main() -> int:
         own = preset.training.batch_tokens
         batch_tokens = options.batch_tokens or (own if device.type == "cuda" else min(own, _CPU_BATCH_TOKENS))
         for dropout in sorted({0.0, preset.model.dropout}):
-            changed = preset.changed({"batch_tokens": batch_tokens, "dropout": dropout})
+            changed = preset.changed({"batch_tokens": batch_tokens, "dropout": dropout, "r_drop": 0.0})
             rows.append(measure(Work(changed, options.steps, device, options.compile), options.rounds))
             print(table(rows[-1:]).splitlines()[-1], file=sys.stderr)
     result = {

@@ -101,7 +101,7 @@ class Corpus:
     """Pairs to train on and pairs held out.
 
     Attributes:
-        description: Where it comes from, in one line.
+        description: Where it comes from, in one line: its files, without their folders. Bundles have it, too.
         train: Possibly more than memory holds.
         test: Empty where the corpus has none.
     """
@@ -135,7 +135,7 @@ def load_corpus(files: CorpusFiles, seed: int) -> Corpus:
     if files.is_built_in:
         return built_in_corpus()
     train = _train_pairs(files)
-    names = [name for name in dataclasses.astuple(files) if name is not None]
+    names = [Path(name).name for name in dataclasses.astuple(files) if name is not None]
     if files.dev_source is None and files.dev_tsv is None:
         train, dev = _hold_out(train, seed)
         names.append(f"{len(dev)} pairs held out")

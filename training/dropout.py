@@ -14,7 +14,7 @@ def dropout(x: Tensor, probability: float) -> Tensor:
     """Set values to 0 with a probability, and divide the others by that of the rest.
 
     Srivastava et al. 2014. On a CPU, where torch draws a number a value from one thread, each draw of 64 bits
-    serves four values here, which takes a sixth of the time; the probability is that of the nearest 1/65536.
+    serves four values here, which takes far less time; the probability is that of the nearest 1/65536.
     """
     if probability == 0 or x.is_cuda or torch.compiler.is_compiling():
         return functional.dropout(x, probability)

@@ -23,9 +23,6 @@ class Score:
     chrf: float
     chrf_signature: str
 
-    def __str__(self) -> str:
-        return f"BLEU {self.bleu:.2f} ({self.bleu_signature})\nchrF {self.chrf:.2f} ({self.chrf_signature})"
-
 
 def score(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """Score translations against one reference each.

@@ -93,6 +93,9 @@ def test_a_run_is_averaged_served_and_scored_in_both_precisions(
     assert first["fp32"].split()[0] == first["int8"].split()[0] == "one"
     parameters = sum(parameter.numel() for parameter in trained_run.trained.model.parameters())
     assert report["run"]["parameters"] == parameters
+    assert report["run"]["passes"] > 1
+    step, loss, bleu = report["run"]["dev_step_loss_greedy_bleu"][-1]
+    assert (step, bleu > 50, 0 < loss < 1) == (400, True, True)
     assert json.loads(json.dumps(report))["test"] == report["test"]
 
     lines = table(report).splitlines()

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.complexity_layers import LAYER_TYPES
+
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "attention.md"
 TEXT = PAGE.read_text(encoding="utf-8")
+DECIMAL = re.compile(r"(?<![\d.])\d+\.\d+(?![\d.]*\d)")
 BLOCK = re.compile(r"```.*?```", flags=re.DOTALL)
 
 
@@ -18,12 +21,28 @@ def test_every_output_is_what_the_code_above_it_prints():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_every_decimal_of_the_prose_stands_in_a_block():
-    blocks = "\n".join(BLOCK.findall(TEXT))
-    prose = re.sub(r"(arXiv:|section )[0-9.]+", "", BLOCK.sub("", TEXT))
-    numbers = re.findall(r"\d+\.\d+", prose)
-    assert numbers
-    assert [number for number in numbers if number not in blocks] == []
+def test_every_decimal_of_the_prose_stands_in_a_block_of_its_section():
+    num_found = 0
+    for section in re.split(r"^## ", TEXT, flags=re.MULTILINE):
+        printed = set(DECIMAL.findall("\n".join(BLOCK.findall(section))))
+        prose = re.sub(r"(arXiv:|section |CC BY )[0-9.]+", "", BLOCK.sub("", section))
+        numbers = DECIMAL.findall(prose)
+        assert set(numbers) <= printed, section.splitlines()[0]
+        num_found += len(numbers)
+    assert num_found
+
+
+def test_what_layers_cost_is_what_the_benchmark_has():
+    rows = re.findall(r"^\| (.*?)(?:, r neighbours)? \| (.*) \| (.*) \| (.*) \|$", TEXT, flags=re.MULTILINE)
+    found = {name: costs for name, *costs in rows if costs[0].startswith("O(")}
+    expected = {
+        kind.name.removesuffix(" (GRU)"): [kind.operations, kind.sequential, kind.path.partition(",")[0]]
+        for kind in LAYER_TYPES
+        if kind.orders
+    }
+    assert found.keys() == expected.keys()
+    for name, costs in expected.items():
+        assert [cost.partition(";")[0] for cost in found[name]] == [f"O({cost})" for cost in costs]
 
 
 def test_every_picture_and_link_leads_to_a_file():
