@@ -40,13 +40,13 @@ def train(
     """Starts a run, or goes on with it where the name was there before."""
 
     def run(
-        name: str, model: TransformerConfig = preset.model, **changes: object
+        name: str, model: TransformerConfig = preset.model, device: torch.device = CPU, **changes: object
     ) -> tuple[RunFolder, Summary]:
         folder = RunFolder(tmp_path / name)
         if not folder.is_run:
             recipe = dataclasses.replace(preset.training, **changes)
             start_run(folder, dataclasses.replace(preset, model=model, training=recipe), corpus)
-        return folder, continue_run(folder, corpus, CPU, console)
+        return folder, continue_run(folder, corpus, device, console)
 
     return run
 
@@ -328,6 +328,19 @@ def test_accumulated_pieces_are_one_batch(
     for name in found[0]:
         # Rounding, of which Adam makes more where a gradient is almost 0; 20 steps move weights by 1e-2.
         torch.testing.assert_close(found[0][name], found[1][name], rtol=0, atol=5e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.02)])
+def test_a_gpu_learns_what_a_cpu_learns(
+    train: Callable[..., tuple[RunFolder, Summary]], preset: Preset, precision: str, tolerance: float
+) -> None:
+    model = dataclasses.replace(preset.model, dropout=0.0)
+    cpu, _ = train("cpu", model)
+    cuda, _ = train("cuda", model, torch.device("cuda"), precision=precision)
+    for kind in ("train", "dev"):
+        losses = [[line["loss"] for line in metrics(folder, kind)] for folder in (cpu, cuda)]
+        assert losses[0] == pytest.approx(losses[1], rel=tolerance)
 
 
 def test_precision_is_chosen_for_the_matrices_and_weights_stay_as_they_are(
