@@ -44,6 +44,16 @@ def test_the_plain_loop_learns_the_same_from_the_same_weights(
         torch.testing.assert_close(plain.train_step(share), loss, rtol=1e-4, atol=1e-4)
 
 
+def test_the_table_of_the_readme_is_that_of_the_results() -> None:
+    root = Path(__file__).parents[2] / "benchmarks"
+    rows = [
+        row
+        for file in sorted((root / "results").glob("*training-speed*.json"), reverse=True)
+        for row in json.loads(file.read_text())["rows"]
+    ]
+    assert training_speed.table(rows) in (root / "README.md").read_text(encoding="utf-8")
+
+
 def copy_weights(model: torch.nn.Module, plain: torch.nn.Module) -> None:
     plain.embedding.load_state_dict(model.embedding.state_dict())
     torch_model = plain.transformer
