@@ -4,6 +4,9 @@ Trains the preset `tiny` (or goes on with a run that was stopped, or takes a fin
 and length penalty on dev, exports fp32 and int8, starts the real server, translates the test sets through the
 gRPC client with beams of 5, and scores. Test sets are translated once, after everything is chosen. Speed is
 not measured. The table is on standard output, and its last line is one JSON object.
+
+With `--diversify` a model is trained each way first, and what the two translate of the training texts is
+added to them (data diversification: Nguyen et al. 2020, arXiv:1911.01986, with one model a way and a round).
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from sacremoses import MosesDetokenizer
 
 from benchmarks.demo import translate_all
 from benchmarks.hardware import describe_hardware
-from benchmarks.quality_choice import BEAM_SIZE, choose, search_options, server_flags
+from benchmarks.quality_choice import BEAM_SIZE, Choice, choose, search_options, server_flags
 from benchmarks.quality_corpora import Detokenised, ScoredSet, Task, korean, multi30k
 from benchmarks.serving import RunningServer, serving
 from bundle.names import Precision
@@ -37,11 +40,12 @@ from client import ClientError
 from export.exporter import export_bundle
 from training.__main__ import setting
 from training.comparison import MetricScore, MetricSettings, compare
-from training.corpus import load_corpus
+from training.corpus import CorpusFiles, load_corpus
 from training.interrupt import TrainingInterrupted
 from training.prepare import continue_run, start_run
 from training.presets import Preset, tiny
 from training.run import RunFolder, load_checkpoints, load_run
+from training.text_files import read_parallel, write_lines
 
 _PRECISIONS = Precision.FP32, Precision.INT8
 _DETOKENISED = MetricSettings(is_lower_cased=True)
@@ -70,6 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             task = multi30k(options.data, options.direction)
         else:
             task = korean(options.data, path / "corpus")
+        if options.diversify:
+            task = diversified(task, path, settings, options.max_steps, console)
         report = measure(task, path, settings, options.max_steps, console)
     except (ClientError, OSError, RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -98,11 +104,8 @@ def measure(
         max_steps: Another end of training than the preset's; None is the preset's.
         console: Where progress is shown.
     """
-    train(task, path, settings, max_steps, console)
-    choice, candidates = choose(path, task.metric, console)
-    trained = load_checkpoints(path, choice.steps)
-    bundle = path / "bundle"
-    export_bundle(trained, bundle, list(_PRECISIONS), overwrite=True, report=console.log)
+    train(task.files, path, settings, max_steps, console)
+    bundle, choice, candidates = export_chosen(path, task.metric, console)
     texts: dict[Precision, dict[str, list[str]]] = {}
     for precision in _PRECISIONS:
         with serving(bundle, server_flags(precision)) as server:
@@ -122,8 +125,57 @@ def measure(
     }
 
 
-def train(
+def diversified(
     task: Task, path: Path, settings: Mapping[str, Any], max_steps: int | None, console: Console
+) -> Task:
+    """The task with more to train on: beside its texts what models of both ways make of them.
+
+    The models are `forward/` and `backward/` below `path`: trained as the last one will be, or gone on with,
+    or taken. The pairs are written to `diversified/` there, and are not made again.
+    """
+    files, folder = task.files, path / "diversified"
+    source, target = folder / "train.source", folder / "train.target"
+    if not target.is_file():
+        lines = read_parallel(Path(files.source or ""), Path(files.target or ""))
+        pairs = [pair for pair in lines if pair.source.strip() and pair.target.strip()]
+        made = {}
+        for name, way, texts in (
+            ("forward", files, [pair.source for pair in pairs]),
+            ("backward", turned_around(files), [pair.target for pair in pairs]),
+        ):
+            train(way, path / name, settings, max_steps, console)
+            bundle, choice, _ = export_chosen(path / name, task.metric, console)
+            with serving(bundle, server_flags(Precision.FP32)) as server:
+                made[name] = translate_all(server, texts, name, console, search_options(choice.alpha))
+        sources, targets = ([pair[side] for pair in pairs] for side in range(2))
+        folder.mkdir(parents=True, exist_ok=True)
+        write_lines(source, [*sources, *sources, *made["backward"]])
+        write_lines(target, [*targets, *made["forward"], *targets])
+    files = dataclasses.replace(files, source=str(source), target=str(target))
+    return dataclasses.replace(task, name=f"{task.name}, diversified", files=files)
+
+
+def turned_around(files: CorpusFiles) -> CorpusFiles:
+    """Parallel files for the other way."""
+    return CorpusFiles(
+        source=files.target,
+        target=files.source,
+        dev_source=files.dev_target,
+        dev_target=files.dev_source,
+    )
+
+
+def export_chosen(path: Path, metric: MetricSettings, console: Console) -> tuple[Path, Choice, list[Choice]]:
+    """Choose on dev, and export what was chosen: the bundle, the choice, and all candidates."""
+    choice, candidates = choose(path, metric, console)
+    bundle = path / "bundle"
+    trained = load_checkpoints(path, choice.steps)
+    export_bundle(trained, bundle, list(_PRECISIONS), overwrite=True, report=console.log)
+    return bundle, choice, candidates
+
+
+def train(
+    files: CorpusFiles, path: Path, settings: Mapping[str, Any], max_steps: int | None, console: Console
 ) -> None:
     """Bring the run to its end, wherever it is.
 
@@ -134,13 +186,13 @@ def train(
     changes = {} if max_steps is None else {"max_steps": max_steps}
     if not folder.is_run:
         preset = tiny().changed({**settings, **changes})
-        start_run(folder, preset, load_corpus(task.files, preset.training.seed), task.files)
+        start_run(folder, preset, load_corpus(files, preset.training.seed), files)
     config = folder.read_config()
     started = Preset(config.preset, config.model, config.training)
     if started.changed(settings) != started:
         raise ValueError(f"{path} was started with other settings: give another --run")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    continue_run(folder, load_corpus(task.files, config.training.seed), device, console, changes)
+    continue_run(folder, load_corpus(files, config.training.seed), device, console, changes)
 
 
 def translate_sets(
@@ -277,6 +329,11 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME=VALUE",
         help="what else a new run has otherwise than the preset, as in `python -m training train`",
+    )
+    parser.add_argument(
+        "--diversify",
+        action="store_true",
+        help="train a model each way first, and add what they translate of the training texts",
     )
     parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
     return parser

@@ -10,8 +10,11 @@ import torch
 from rich.console import Console
 
 from benchmarks import quality, quality_choice
-from benchmarks.quality import detokenise, main, measure, table, train
+from benchmarks.demo import translate_all
+from benchmarks.quality import detokenise, diversified, main, measure, table, train
+from benchmarks.quality_choice import search_options
 from benchmarks.quality_corpora import Detokenised, ScoredSet, Task
+from benchmarks.serving import serving
 from training.checkpoint import checkpoint_step, list_checkpoints
 from training.comparison import MetricSettings
 from training.config import TrainingConfig, TransformerConfig
@@ -19,7 +22,7 @@ from training.corpus import CorpusFiles
 from training.loop import TrainingInterrupted
 from training.presets import Preset
 from training.run import RunFolder
-from training.text_files import SentencePair, write_lines
+from training.text_files import SentencePair, read_lines, write_lines
 
 
 @pytest.fixture(autouse=True)
@@ -110,9 +113,9 @@ def test_a_run_is_averaged_served_and_scored_in_both_precisions(
     assert lines[-1].startswith("| 다섯 | five")
 
 
-def test_training_starts_goes_on_and_is_not_repeated(
-    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def recipe(monkeypatch: pytest.MonkeyPatch) -> TrainingConfig:
+    """Of a model that is trained in no time, and learns nothing."""
     model = TransformerConfig(
         vocab_size=270,
         d_model=16,
@@ -120,23 +123,55 @@ def test_training_starts_goes_on_and_is_not_repeated(
         num_heads=2,
         num_encoder_layers=1,
         num_decoder_layers=1,
+        max_target_length=20,
     )
     recipe = TrainingConfig(max_steps=2, batch_tokens=50, eval_interval_steps=2, checkpoint_interval_steps=1)
     monkeypatch.setattr(quality, "tiny", lambda: Preset("tiny", model, recipe))
+    return recipe
+
+
+def test_models_of_both_ways_add_their_translations_of_the_training_texts(
+    tmp_path: Path, console: Console, recipe: TrainingConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quality_choice, "NUM_AVERAGED", (1,))
+    monkeypatch.setattr(quality_choice, "ALPHAS", (0.0,))
+    task = task_of(tmp_path, [("하나", "one"), ("둘", "two"), ("", "nothing")], [("셋", "three")])
+
+    more = diversified(task, tmp_path / "run", {"seed": 3}, None, console)
+
+    assert more.name == "numbers, diversified"
+    assert (more.files.dev_source, more.scored_sets) == (task.files.dev_source, task.scored_sets)
+    sources, targets = read_lines(Path(more.files.source or "")), read_lines(Path(more.files.target or ""))
+    assert sources[:4] == ["하나", "둘", "하나", "둘"]
+    assert [*targets[:2], *targets[4:]] == ["one", "two", "one", "two"]
+    assert len(sources) == len(targets) == 6
+    for name, text, added in (("forward", "하나", targets[2]), ("backward", "one", sources[4])):
+        folder = RunFolder(tmp_path / "run" / name)
+        assert folder.read_config().training == dataclasses.replace(recipe, seed=3)
+        with serving(folder.path / "bundle", ["--precision", "fp32"]) as server:
+            assert translate_all(server, [text], name, console, search_options(0.0)) == [added]
+    # They are not made again.
+    shutil.rmtree(tmp_path / "run" / "forward")
+    assert diversified(task, tmp_path / "run", {"seed": 3}, None, console) == more
+
+
+def test_training_starts_goes_on_and_is_not_repeated(
+    tmp_path: Path, console: Console, recipe: TrainingConfig
+) -> None:
     task = task_of(tmp_path, [("하나", "one"), ("둘", "two")], [("셋", "three")])
     folder = RunFolder(tmp_path / "run")
-    train(task, folder.path, {"seed": 3}, None, console)
+    train(task.files, folder.path, {"seed": 3}, None, console)
     assert folder.read_summary().steps == 2
     assert folder.read_config().training == dataclasses.replace(recipe, seed=3)
     trained_at = folder.model_file.stat().st_mtime_ns
     for settings in ({"seed": 3}, {}):
-        train(task, folder.path, settings, None, console)
+        train(task.files, folder.path, settings, None, console)
     assert folder.model_file.stat().st_mtime_ns == trained_at
-    train(task, folder.path, {}, 3, console)
+    train(task.files, folder.path, {}, 3, console)
     assert folder.read_summary().steps == 3
     for settings in ({"seed": 4}, {"d_ff": 8}):
         with pytest.raises(ValueError, match="was started with other settings: give another --run"):
-            train(task, folder.path, settings, None, console)
+            train(task.files, folder.path, settings, None, console)
 
 
 def test_each_seed_has_a_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
