@@ -38,7 +38,7 @@ from benchmarks.serving import RunningServer, serving
 from bundle.names import Precision
 from client import ClientError
 from export.exporter import export_bundle
-from training.__main__ import setting
+from training.__main__ import add_set_flag
 from training.comparison import MetricScore, MetricSettings, compare
 from training.corpus import CorpusFiles, load_corpus
 from training.interrupt import TrainingInterrupted
@@ -59,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.seed is not None:
         settings["seed"] = options.seed
         name += f"-seed-{options.seed}"
+    if options.diversify:
+        name += "-diversified"
     path = options.run or Path("runs") / f"quality-{name}"
     console = Console(stderr=True)
     logging.basicConfig(
@@ -105,7 +107,7 @@ def measure(
         console: Where progress is shown.
     """
     train(task.files, path, settings, max_steps, console)
-    bundle, choice, candidates = export_chosen(path, task.metric, console)
+    bundle, choice, candidates = export_chosen(path, task.metric, _PRECISIONS, console)
     texts: dict[Precision, dict[str, list[str]]] = {}
     for precision in _PRECISIONS:
         with serving(bundle, server_flags(precision)) as server:
@@ -144,7 +146,7 @@ def diversified(
             ("backward", turned_around(files), [pair.target for pair in pairs]),
         ):
             train(way, path / name, settings, max_steps, console)
-            bundle, choice, _ = export_chosen(path / name, task.metric, console)
+            bundle, choice, _ = export_chosen(path / name, task.metric, [Precision.FP32], console)
             with serving(bundle, server_flags(Precision.FP32)) as server:
                 made[name] = translate_all(server, texts, name, console, search_options(choice.alpha))
         sources, targets = ([pair[side] for pair in pairs] for side in range(2))
@@ -165,12 +167,14 @@ def turned_around(files: CorpusFiles) -> CorpusFiles:
     )
 
 
-def export_chosen(path: Path, metric: MetricSettings, console: Console) -> tuple[Path, Choice, list[Choice]]:
+def export_chosen(
+    path: Path, metric: MetricSettings, precisions: Sequence[Precision], console: Console
+) -> tuple[Path, Choice, list[Choice]]:
     """Choose on dev, and export what was chosen: the bundle, the choice, and all candidates."""
     choice, candidates = choose(path, metric, console)
     bundle = path / "bundle"
     trained = load_checkpoints(path, choice.steps)
-    export_bundle(trained, bundle, list(_PRECISIONS), overwrite=True, report=console.log)
+    export_bundle(trained, bundle, list(precisions), overwrite=True, report=console.log)
     return bundle, choice, candidates
 
 
@@ -321,15 +325,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--max-steps", type=int, help="where training stops (default: the preset's)")
     parser.add_argument("--seed", type=int, help="of the run (default: the preset's, or the run's)")
-    parser.add_argument(
-        "--set",
-        type=setting,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        help="what else a new run has otherwise than the preset, as in `python -m training train`",
-    )
+    add_set_flag(parser)
     parser.add_argument(
         "--diversify",
         action="store_true",

@@ -175,16 +175,7 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         type=_at_least(SMALLEST_VOCAB_SIZE),
         help="most tokens of the vocabulary (default: the preset's)",
     )
-    train.add_argument(
-        "--set",
-        type=setting,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="NAME=VALUE",
-        help="any field of the preset's model and recipe, such as dropout=0.3 bpe_dropout=0.1 norm=pre "
-        "(docs/training.md lists them)",
-    )
+    add_set_flag(train)
     train.add_argument(
         "--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
@@ -323,12 +314,21 @@ def _attention(root: argparse.ArgumentParser, options: argparse.Namespace) -> No
         commands.show_alignment(options.run, options.step, options.text, *files)
 
 
-def setting(text: str) -> tuple[str, Any]:
-    """What `--set` is given.
+def add_set_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--set`, whose values become pairs of a name and a value."""
+    parser.add_argument(
+        "--set",
+        type=_setting,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="any field of the preset's model and recipe, such as dropout=0.3 bpe_dropout=0.1 norm=pre "
+        "(docs/training.md lists them)",
+    )
 
-    Raises:
-        ArgumentTypeError: It is not NAME=VALUE.
-    """
+
+def _setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")

@@ -183,11 +183,13 @@ def test_each_seed_has_a_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(quality, "multi30k", lambda *_: None)
     monkeypatch.setattr(quality, "measure", measured)
-    for flags in ([], ["--seed", "1", "--set", "d_ff=256"]):
+    monkeypatch.setattr(quality, "diversified", lambda task, *_: task)
+    for flags in ([], ["--seed", "1", "--set", "d_ff=256"], ["--diversify"]):
         assert main(["multi30k", "--data", ".", *flags]) == 1
     assert runs == [
         ("runs/quality-multi30k-en-de", {}),
         ("runs/quality-multi30k-en-de-seed-1", {"d_ff": 256, "seed": 1}),
+        ("runs/quality-multi30k-en-de-diversified", {}),
     ]
 
 
