@@ -281,7 +281,7 @@ def _by_precision(scores: list[list[MetricScore]]) -> dict[str, dict[str, Any]]:
 def _describe_run(path: Path) -> dict[str, Any]:
     folder = RunFolder(path)
     config, summary = folder.read_config().to_json(), folder.read_summary()
-    metrics = [json.loads(line) for line in folder.metrics_file.read_text(encoding="utf-8").splitlines()]
+    metrics = folder.read_metrics()
     passes = max(line["epoch"] for line in metrics if line["kind"] == "train")
     curve = [[line["step"], line["loss"], line["bleu"]] for line in metrics if line["kind"] == "dev"]
     kept = "preset", "model", "training", "corpus_sha256", "commit", "versions"

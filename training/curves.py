@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -17,8 +16,7 @@ _DPI = 110
 
 def save_learning_curve(folder: RunFolder) -> None:
     """Draw what `metrics.jsonl` holds: losses above, dev scores below, over steps."""
-    lines = [json.loads(line) for line in folder.metrics_file.read_text(encoding="utf-8").splitlines()]
-    figure = learning_curve(lines)
+    figure = learning_curve(folder.read_metrics())
     FigureCanvasAgg(figure)
     write_atomically(folder.curve_file, lambda stream: figure.savefig(stream, format="png", dpi=_DPI))
 

@@ -166,6 +166,10 @@ class RunFolder:
         """One JSON object a line."""
         return self.path / "metrics.jsonl"
 
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """What was recorded, in the order of the steps."""
+        return [json.loads(line) for line in self.metrics_file.read_text(encoding="utf-8").splitlines()]
+
     @property
     def curve_file(self) -> Path:
         """`learning-curve.png`."""
