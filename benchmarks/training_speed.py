@@ -32,16 +32,17 @@ import torch
 from benchmarks.hardware import describe_hardware
 from benchmarks.plain_trainer import PlainTrainer
 from training.batches import Batch, BatchShare, BatchStream
-from training.config import EOS_ID, UNK_ID, TransformerConfig
+from training.config import EOS_ID, UNK_ID, Precision, TransformerConfig
 from training.corpus import CorpusFiles
 from training.encoded import EncodedPair
-from training.loop import Trainer, fast_matmul
+from training.loop import Trainer, compute_dtype, fast_matmul
 from training.presets import PRESETS, Preset, preset_named
 from training.run import RunConfig, RunFolder
 from training.tokenizer import train_tokenizer
 
 _BAR = 1.0  # at least as fast as the plain loop
 _CPU_BATCH_TOKENS = 2000
+_PRECISIONS: dict[str, Precision] = {"float32": "fp32", "bfloat16": "bf16"}  # by what torch calls them
 _PEAK_SIZE = {"cpu": 2048, "cuda": 8192}
 # Dense bf16 products a second by the maker's data sheets, in units of 1e12, by torch's name of the device.
 _NOMINAL_TERAFLOPS = {
@@ -66,7 +67,7 @@ class Work:
     @property
     def dtype(self) -> torch.dtype:
         """As the loop chooses it."""
-        return torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        return compute_dtype(self.preset.training.precision, self.device)
 
 
 def random_pairs(vocab_size: int, num_pairs: int = 4000) -> list[EncodedPair]:
@@ -226,14 +227,14 @@ def _nominal_flops(device: torch.device) -> float | None:
 def table(rows: list[dict[str, object]]) -> str:
     """For `benchmarks/README.md`."""
     lines = [
-        "| preset | dropout | tokens a batch | tokens/s | plain loop | ratio | FLOPs utilisation |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        "| preset | precision | dropout | tokens a batch | tokens/s | plain loop | ratio | FLOPs used |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
-        lines.append(
-            f"| {row['preset']} | {row['dropout']} | {row['batch_tokens']} | {row['tokens_per_second']} | "
-            f"{row['plain_tokens_per_second']} | {row['ratio']} | {row['model_flops_utilisation']:.0%} |"
-        )
+        cells = [row["preset"], _PRECISIONS[str(row["dtype"])], row["dropout"], row["batch_tokens"]]
+        cells += [row["tokens_per_second"], row["plain_tokens_per_second"], row["ratio"]]
+        cells.append(f"{row['model_flops_utilisation']:.0%}")
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 
@@ -257,6 +258,11 @@ def main() -> int:
     parser.add_argument(
         "--batch-tokens", type=int, help=f"(default: the preset's, on a CPU at most {_CPU_BATCH_TOKENS})"
     )
+    parser.add_argument(
+        "--precision",
+        choices=tuple(_PRECISIONS.values()),
+        help="what matrices are multiplied in (default: bf16 on CUDA, fp32 on a CPU)",
+    )
     parser.add_argument("--threads", type=int, help="of torch on a CPU")
     parser.add_argument("--compile", action="store_true", help="with torch.compile in our loop")
     parser.add_argument("--out", type=Path, help="the JSON result")
@@ -270,7 +276,8 @@ def main() -> int:
         own = preset.training.batch_tokens
         batch_tokens = options.batch_tokens or (own if device.type == "cuda" else min(own, _CPU_BATCH_TOKENS))
         for dropout in sorted({0.0, preset.model.dropout}):
-            changed = preset.changed({"batch_tokens": batch_tokens, "dropout": dropout, "r_drop": 0.0})
+            recipe = {"batch_tokens": batch_tokens, "precision": options.precision, "r_drop": 0.0}
+            changed = preset.changed({**recipe, "dropout": dropout})
             rows.append(measure(Work(changed, options.steps, device, options.compile), options.rounds))
             print(table(rows[-1:]).splitlines()[-1], file=sys.stderr)
     result = {

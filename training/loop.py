@@ -113,7 +113,7 @@ class Trainer:
             origin = checkpoint_path(folder.checkpoints, checkpoint.step)
             load_weights(self.model, checkpoint.model, origin)
             self.optimizer.load_state_dict(checkpoint.optimizer)
-        self._batch_loss = BatchLoss(self.model, _dtype(recipe.precision, device), is_compiled)
+        self._batch_loss = BatchLoss(self.model, compute_dtype(recipe.precision, device), is_compiled)
         # Sums gradients over the processes while they are still being computed.
         self._shared_loss: nn.Module = self._batch_loss
         if self.ranks.size > 1:
@@ -381,6 +381,7 @@ def fast_matmul(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _dtype(precision: Precision | None, device: torch.device) -> torch.dtype:
+def compute_dtype(precision: Precision | None, device: torch.device) -> torch.dtype:
+    """What matrices are multiplied in; None is what suits the kind of device."""
     is_half = device.type == "cuda" if precision is None else precision == "bf16"
     return torch.bfloat16 if is_half else torch.float32

@@ -117,12 +117,12 @@ def test_the_command_measures_prints_writes_and_judges(
     monkeypatch.setattr(training_speed, "_BAR", bar)
     out = tmp_path / "result.json"
     flags = ["--presets", "toy", "--rounds", "3", "--steps", "1", "--batch-tokens", "150", "--out", str(out)]
-    monkeypatch.setattr("sys.argv", ["training_speed", *flags])
+    monkeypatch.setattr("sys.argv", ["training_speed", *flags, "--precision", "bf16"])
     assert training_speed.main() == code
     result = json.loads(out.read_text())
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == result
     (row,) = result["rows"]
-    assert row["batch_tokens"] == 150
+    assert (row["batch_tokens"], row["dtype"]) == (150, "bfloat16")
     assert [sorted(speeds) for speeds in row["rounds"]] == 3 * [["ours", "plain", "plain, oneDNN"]]
     # The faster of the plain loops counts.
     medians = {name: sorted(speeds[name] for speeds in row["rounds"])[1] for name in row["rounds"][0]}
