@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -239,14 +240,15 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
         if getattr(options, name) is not None
     }
     settings = dict(options.set)
-    for name in settings.keys() & flags.keys():
-        root.error(f"{name} is given twice: by --{name.replace('_', '-')} and by --set")
+    names = [name for name, _ in options.set] + list(flags)
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        root.error(f"{', '.join(twice)}: given twice (by --set, or by --set and a flag)")
     settings |= flags
     changes = {name: settings.pop(name) for name in CHANGEABLE if name in settings}
     if options.resume and settings and RunFolder(options.out).is_run:
         root.error(
-            f"{', '.join(settings)}: as the run was started, so leave them out with --resume "
-            f"(only {', '.join(CHANGEABLE)} may change)"
+            f"{', '.join(settings)}: fixed when the run was started, so leave that out with --resume "
+            f"(what may change: {', '.join(CHANGEABLE)})"
         )
     # More threads than CPUs, as torch would take in a process tied to a few, are many times slower.
     can_tell = hasattr(os, "sched_getaffinity")  # Linux only

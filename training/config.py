@@ -6,6 +6,7 @@ What values a preset takes stands in `training.presets`.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -63,24 +64,21 @@ class _Config:
 
     def _require(self, is_right: bool, name: str, expected: str) -> None:
         if not is_right:
-            raise ValueError(
-                f"{type(self).__name__}.{name} is {getattr(self, name)!r}, and must be {expected}"
-            )
+            raise ValueError(f"{name} is {getattr(self, name)!r}, and must be {expected}")
 
     def _require_int(self, name: str, at_least: int) -> None:
         value = getattr(self, name)
         is_int = isinstance(value, int) and not isinstance(value, bool)
         self._require(is_int and value >= at_least, name, f"an integer of at least {at_least}")
 
-    def _require_number(self, name: str, *, above: float | None = None, below: float | None = None) -> None:
+    def _require_number(self, name: str, *, above: float | None = None, below: float = math.inf) -> None:
         value = getattr(self, name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if above is not None:
-            self._require(is_number and value > above, name, f"a number above {above}")
-        else:
-            self._require(is_number and value >= 0, name, "a number of at least 0")
-        if below is not None:
-            self._require(value < below, name, f"a number below {below}")
+        is_right = is_number and (value >= 0 if above is None else value > above) and value < below
+        bounds = "of at least 0" if above is None else f"above {above}"
+        self._require(
+            is_right, name, f"a number {bounds}" + (f" and below {below}" if below < math.inf else "")
+        )
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ class TransformerConfig(_Config):
         self._require(
             self.d_model % (self.num_heads * _D_HEAD_MULTIPLE) == 0,
             "d_model",
-            f"a multiple of num_heads times {_D_HEAD_MULTIPLE}, {self.num_heads * _D_HEAD_MULTIPLE}",
+            f"a multiple of {_D_HEAD_MULTIPLE} x num_heads, {self.num_heads * _D_HEAD_MULTIPLE}",
         )
 
     @property

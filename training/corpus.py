@@ -137,8 +137,11 @@ def load_corpus(files: CorpusFiles, seed: int) -> Corpus:
     train = _train_pairs(files)
     names = [Path(name).name for name in dataclasses.astuple(files) if name is not None]
     if files.dev_source is None and files.dev_tsv is None:
+        num_given = len(train)
         train, dev = _hold_out(train, seed)
         names.append(f"{len(dev)} pairs held out")
+        if num_sharing := num_given - len(train) - len(dev):
+            names.append(f"{num_sharing} left out that share a sentence with them")
     else:
         dev = tuple(_iterate_pairs(files.dev_source, files.dev_target, files.dev_tsv))
     return Corpus(", ".join(names), train, dev)

@@ -14,7 +14,7 @@ _BROKEN = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufffd\ufffe\uffff]")
 # Hardly any text of words has more a token. What has is not worth cutting: without spaces that takes long.
 _MAX_TOKEN_CHARACTERS = 16
 
-_REASONS = "empty", "broken characters", "untranslated", "too long", "length ratio", "duplicate"
+_REASONS = "empty", "broken characters", "copies", "too long", "length ratio", "duplicate"
 
 
 @dataclass
@@ -66,7 +66,7 @@ class CorpusFilters:
         limits = self.max_source_length, self.max_target_length
         if any(len(text) > _MAX_TOKEN_CHARACTERS * limit for text, limit in zip(pair, limits, strict=True)):
             return "too long"
-        return "untranslated" if self.are_copies_dropped and pair.source == pair.target else None
+        return "copies" if self.are_copies_dropped and pair.source == pair.target else None
 
     def length_reason(self, source_length: int, target_length: int) -> str | None:
         """Why a pair of so many tokens is dropped, eos counted; None: it is not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -94,7 +95,8 @@ class Trainer:
         recipe = config.training
         torch.manual_seed(recipe.seed)
         self.model = Transformer(config.model).to(device)
-        self.guard = DivergenceGuard(*checkpoint.divergence) if checkpoint else DivergenceGuard()
+        divergence = checkpoint.divergence if checkpoint else ()
+        self.guard = DivergenceGuard(config.model.vocab_size, *divergence)
         self._vectors = self._load_vectors()
         self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
         place = (checkpoint.epoch, checkpoint.batch_index) if checkpoint else (0, 0)
@@ -280,7 +282,9 @@ class Trainer:
 
     def _advice(self) -> str:
         """What to do where training came to nothing."""
-        kept = f"; the best checkpoint, of step {self.best.step}, is kept" if self.best else ""
+        kept = ""
+        if self.best and self.best.step <= self.step - self.guard.num_steps_above:  # later ones are no good
+            kept = f"; the best checkpoint, of step {self.best.step}, is kept: score it with --step"
         return (
             "train anew with a lower learning_rate_scale, more warmup_steps, "
             f'a smaller max_gradient_norm, or norm="pre"{kept}'
@@ -339,7 +343,9 @@ class Trainer:
         return scheduled[-self.config.training.num_averaged :]
 
     def _finish(self) -> Summary:
-        """Score the average of the newest checkpoints, and keep it or the best single one."""
+        """Keep what is best on dev: the newest checkpoints' average, a single one, or what `model.pt` is."""
+        if self.guard.num_steps_above:
+            _log.warning("%s until the last one: %s", self.guard.judgement, self._advice())
         paths = self._newest_scheduled()
         self.model.load_state_dict(self.ranks.first(lambda: average_weights(paths)))
         result = self._score_dev()
@@ -359,9 +365,19 @@ class Trainer:
             steps=self.step,
             seconds=round(self.seconds, 1),
         )
-        if self.ranks.is_first:
+        return self.ranks.first(lambda: self._keep_better(summary))
+
+    def _keep_better(self, summary: Summary) -> Summary:
+        """Write the model, unless the run had come to a better one before it went on."""
+        before = self.folder.read_summary_before()
+        if before and before.dev_bleu > summary.dev_bleu:
+            bleus = before.dev_bleu, summary.dev_bleu
+            _log.info("dev BLEU was %.2f before, and is %.2f now: model.pt stays as it was", *bleus)
+            summary = dataclasses.replace(before, steps=summary.steps, seconds=summary.seconds)
+        else:
             self.folder.write_model(self.model.state_dict())
-            self.folder.write_summary(summary)
+        self.folder.write_summary(summary)
+        self.folder.summary_before_file.unlink(missing_ok=True)
         return summary
 
 

@@ -14,6 +14,7 @@ from training.ranks import Ranks
 _MAX_SKIPPED_STEPS = 10
 _DIVERGED_NATS = 1.0
 _DIVERGED_STEPS = 1000
+_HOPELESS_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -76,32 +77,48 @@ class Meter:
 
 
 class DivergenceGuard:
-    """Stops a run that has left what it learnt. Owned by the trainer.
+    """Stops a run that has left what it learnt, or is far worse than guessing. Owned by the trainer.
+
+    Args:
+        vocab_size: Of the model; who guesses has a loss of its logarithm.
 
     Attributes:
         best_loss: The lowest mean training loss of a report.
-        num_steps_above: How long it has been far above that.
+        num_steps_above: How long it has been far above that, or hopeless.
     """
 
-    def __init__(self, best_loss: float = math.inf, num_steps_above: int = 0) -> None:
+    def __init__(self, vocab_size: int, best_loss: float = math.inf, num_steps_above: int = 0) -> None:
+        self._hopeless_loss = 2 * math.log(vocab_size)
         self.best_loss = best_loss
         self.num_steps_above = num_steps_above
+        self._loss = math.nan
 
     def check(self, step: int, reading: Reading) -> None:
         """Look at a report.
 
         Raises:
-            ValueError: No gradient was finite for long, or the loss has been far above its best for long.
+            ValueError: No gradient was finite for long, or the loss has been far too high for long.
         """
         if reading.num_skipped_now >= _MAX_SKIPPED_STEPS:
             raise ValueError(
                 f"the gradients of the last {reading.num_skipped_now} steps until step {step} were not finite"
             )
-        self.best_loss = min(self.best_loss, reading.loss)
-        is_above = reading.loss > self.best_loss + _DIVERGED_NATS
+        self._loss = reading.loss
+        self.best_loss = min(self.best_loss, self._loss)
+        is_above = self._is_hopeless or self._loss > self.best_loss + _DIVERGED_NATS
         self.num_steps_above = self.num_steps_above + reading.num_steps if is_above else 0
-        if self.num_steps_above >= _DIVERGED_STEPS:
-            raise ValueError(
-                f"the training loss has been {_DIVERGED_NATS:.0f} above its best, {self.best_loss:.3f}, for "
-                f"{self.num_steps_above} steps until step {step}"
-            )
+        if self.num_steps_above >= (_HOPELESS_STEPS if self._is_hopeless else _DIVERGED_STEPS):
+            raise ValueError(f"{self.judgement} until step {step}")
+
+    @property
+    def _is_hopeless(self) -> bool:
+        return self._loss > self._hopeless_loss
+
+    @property
+    def judgement(self) -> str:
+        """What is wrong with the loss, where it is far too high."""
+        if self._is_hopeless:
+            above = f"above {self._hopeless_loss:.1f}, twice that of guessing,"
+        else:
+            above = f"{_DIVERGED_NATS:.0f} nat above its best, {self.best_loss:.3f},"
+        return f"the training loss has been {above} for {self.num_steps_above} steps"

@@ -22,7 +22,7 @@ from training.presets import Preset
 from training.ranks import Ranks
 from training.run import RunConfig, RunFolder, Summary, library_versions, repository_commit
 from training.segmentation import FreshlyCutPairs
-from training.tokenizer import train_tokenizer
+from training.tokenizer import check_vocab_size, train_tokenizer
 from training.vectors import PieceVectors
 
 _log = logging.getLogger(__name__)
@@ -51,12 +51,18 @@ def start_run(
     folder.check_is_free()
     if preset.training.r_drop and not preset.model.has_dropout:
         raise ValueError("r_drop compares two passes, and without dropout they are one: set dropout, too")
+    check_vocab_size(preset.vocab_size)
+    for name in (preset.training.source_vectors, preset.training.target_vectors):
+        if name is not None:
+            Path(name).open("rb").close()  # that it is missing is better known before what takes long
     filters = CorpusFilters(preset.model.max_source_length, preset.model.max_target_length)
     if all(filters.text_reason(pair) for pair in corpus.train):
         raise ValueError(
             f"the training corpus has {len(corpus.train)} pairs and no text: nothing to train on"
         )
-    _log.info("learning a tokenizer from what is text of %s pairs", f"{len(corpus.train):,}")
+    if shared := frozenset(corpus.dev).intersection(corpus.train):
+        _log.warning("%d of %d dev pairs are in the training corpus, too", len(shared), len(corpus.dev))
+    _log.info("learning a tokenizer from the texts of %s pairs", f"{len(corpus.train):,}")
     texts = (text for pair in corpus.train if not filters.text_reason(pair) for text in pair)
     tokenizer = train_tokenizer(texts, preset.vocab_size)
     _log.info("tokenizer: %s tokens", f"{tokenizer.vocab_size:,}")
@@ -129,7 +135,7 @@ def continue_run(
     ranks.first(lambda: _prepare_to_continue(folder, corpus, changes or {}))
     config = folder.read_config()
     if folder.is_finished:
-        _log.info("%s is finished: nothing to do", folder.path)
+        _log.info("%s is finished: nothing to do (more --max-steps let it go on)", folder.path)
         return folder.read_summary()
     checkpoint, problems = newest_checkpoint(folder.checkpoints)
     for problem in problems:
@@ -197,7 +203,7 @@ def _reopen(folder: RunFolder) -> None:
     if checkpoint and checkpoint.best:
         best = dataclasses.replace(checkpoint.best, num_worse_since=0)
         save_checkpoint(folder.checkpoints, dataclasses.replace(checkpoint, best=best))
-    folder.summary_file.unlink()
+    folder.summary_file.replace(folder.summary_before_file)
 
 
 def _commits(config: RunConfig, num_done: int) -> str:

@@ -8,7 +8,7 @@ source.vectors.pt … what embeddings started as, where that was read from a fil
 checkpoints/       what training resumes from
 metrics.jsonl      one JSON object a line; tensorboard/ and learning-curve.png show the same
 model.pt           the final weights
-summary.json       dev score, steps, seconds: written last
+summary.json       dev score, steps, seconds: written last; summary.before.json while a finished run goes on
 """
 
 from __future__ import annotations
@@ -157,6 +157,11 @@ class RunFolder:
         return self.path / "summary.json"
 
     @property
+    def summary_before_file(self) -> Path:
+        """`summary.before.json`: of what `model.pt` was when a finished run went on."""
+        return self.path / "summary.before.json"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
         return self.path / "checkpoints"
@@ -199,8 +204,10 @@ class RunFolder:
         """Make sure that a new run can be started here.
 
         Raises:
-            ValueError: A run was started here already; `advice` is added to the message.
+            ValueError: A run was started here already (`advice` is added to the message), or it is a file.
         """
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file, and a run needs a folder")
         if self.is_run:
             raise ValueError(f"{self.path} already holds a run: {advice}")
 
@@ -259,10 +266,12 @@ class RunFolder:
         Raises:
             ValueError: It is missing or wrong; the message names it.
         """
-        try:
-            return Summary(**_read_json(self.summary_file))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{self.summary_file}: {error}") from error
+        return _read_summary(self.summary_file)
+
+    def read_summary_before(self) -> Summary | None:
+        """What the run had come to before it went on; None where it has not finished before."""
+        file = self.summary_before_file
+        return _read_summary(file) if file.is_file() else None
 
 
 def load_run(path: Path | str) -> TrainedModel:
@@ -352,8 +361,16 @@ def _check_files(folder: RunFolder, *finished: Path) -> None:
         preset = folder.read_config().preset
         raise ValueError(
             f"{folder.path} lacks {', '.join(missing)}: training has not finished "
-            f"(go on with `python -m training train {preset} --out {folder.path} --resume`)"
+            f"(go on with `python -m training train {preset} --out {folder.path} --resume`, "
+            "or score a checkpoint with --step)"
         )
+
+
+def _read_summary(path: Path) -> Summary:
+    try:
+        return Summary(**_read_json(path))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

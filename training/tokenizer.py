@@ -13,6 +13,19 @@ from training.config import BOS, EOS, EOS_ID, PAD, UNK
 SMALLEST_VOCAB_SIZE = 4 + 256  # the special tokens and every byte
 
 
+def check_vocab_size(vocab_size: int) -> None:
+    """Make sure that a vocabulary holds the special tokens and every byte.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if vocab_size < SMALLEST_VOCAB_SIZE:
+        raise ValueError(
+            f"a vocabulary of {vocab_size} is too small: the special tokens and every byte make "
+            f"{SMALLEST_VOCAB_SIZE}"
+        )
+
+
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Learn one vocabulary of byte pairs for all `texts`, sources and targets together.
 
@@ -27,11 +40,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     Raises:
         ValueError: `vocab_size` does not hold the special tokens and every byte.
     """
-    if vocab_size < SMALLEST_VOCAB_SIZE:
-        raise ValueError(
-            f"a vocabulary of {vocab_size} is too small: the special tokens and every byte make "
-            f"{SMALLEST_VOCAB_SIZE}"
-        )
+    check_vocab_size(vocab_size)
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()

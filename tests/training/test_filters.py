@@ -53,7 +53,7 @@ def test_white_space_and_what_is_only_invisible_is_no_reason(text: str) -> None:
 def test_copies_are_dropped_on_request_only() -> None:
     pair = SentencePair("Berlin", "Berlin")
     assert CorpusFilters(100, 100).text_reason(pair) is None
-    assert CorpusFilters(100, 100, are_copies_dropped=True).text_reason(pair) == "untranslated"
+    assert CorpusFilters(100, 100, are_copies_dropped=True).text_reason(pair) == "copies"
 
 
 def test_what_is_far_too_long_is_never_cut_into_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

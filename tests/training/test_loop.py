@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -178,6 +179,22 @@ def test_final_weights_are_the_average_or_the_best_whichever_scores_better(
     )
 
 
+def test_a_run_that_goes_on_keeps_what_was_better_before(
+    train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch, console: Console
+) -> None:
+    values = iter([30.0, 20.0, 40.0, 35.0, 39.0, 35.0, 41.0])
+    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c"))
+    folder, first = train("run")
+    weights = final_weights(folder)
+    second = continue_run(folder, None, CPU, console, {"max_steps": 22})
+    assert second == dataclasses.replace(first, steps=22, seconds=second.seconds)
+    assert load_run(folder.path).dev_score == 40.0
+    assert_equal_weights(final_weights(folder), weights)
+    third = continue_run(folder, None, CPU, console, {"max_steps": 24})
+    assert (third.dev_bleu, third.steps) == (41.0, 24)
+    assert not torch.equal(final_weights(folder)["embedding.weight"], weights["embedding.weight"])
+
+
 def test_training_stops_when_the_dev_score_has_stopped_rising(
     train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,16 +284,30 @@ def test_a_run_that_diverges_ends_with_advice_and_keeps_its_best_checkpoint(
     recipe = {"max_steps": 400, "eval_interval_steps": 20, "patience": None, "warmup_steps": 20}
 
     def rising(step: int, d_model: int, config: TrainingConfig) -> float:
-        return 1e-3 if step < 100 else 10.0
+        return 1e-3 if step < 100 else 0.1
 
     monkeypatch.setattr(loop, "learning_rate", rising)
+    values = iter([10.0, 30.0, *[20.0] * 20])
+    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c"))
     with pytest.raises(
         ValueError,
-        match=r"loss has been 1 above its best, .*: train anew .* best checkpoint, of step \d+, is kept",
+        match=r"loss has been 1 nat above its best, .*: train anew .* best checkpoint, of step \d+, is kept",
     ) as caught:
         train("run", **recipe)
     step = int(str(caught.value).split("of step ")[1].split(",")[0])
+    assert step == 40
     assert load_checkpoint(checkpoint_path(RunFolder(tmp_path / "run").checkpoints, step)).step == step
+
+
+def test_a_run_that_ends_far_above_its_best_says_so(
+    train: Callable[..., tuple[RunFolder, Summary]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(loop, "learning_rate", lambda step, *_: 1e-3 if step < 40 else 10.0)
+    train("run", max_steps=80, eval_interval_steps=80)
+    assert re.search(r"the training loss has been .* steps until the last one: train anew", caplog.text)
+    assert "is kept" not in caplog.text  # the only evaluation came too late
 
 
 def test_the_loss_of_two_passes_is_larger_by_what_they_disagree_in(

@@ -96,7 +96,7 @@ def test_any_setting_of_the_preset_can_be_changed_and_is_kept_for_a_resume(
     assert RunFolder(out).read_config().training.bpe_dropout == 0.3
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["train", "toy", "--out", str(out), "--resume", "--set", "tied=all"])
-    assert "tied: as the run was started, so leave them out with --resume" in capsys.readouterr().err
+    assert "tied: fixed when the run was started, so leave that out with" in capsys.readouterr().err
     changes = [
         "--max-steps",
         "3",

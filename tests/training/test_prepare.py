@@ -2,6 +2,7 @@ import dataclasses
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,34 @@ def test_a_run_from_start_to_end_can_be_loaded(
     assert summary.steps == 20
     assert load_run(folder.path).dev_score == summary.dev_bleu
     assert [tuple(pair) for pair in folder.read_pairs("test")] == list(corpus.test)
+
+
+def test_dev_pairs_in_the_training_corpus_are_told(
+    folder: RunFolder, preset: Preset, corpus: Corpus, caplog: pytest.LogCaptureFixture
+) -> None:
+    mixed = dataclasses.replace(corpus, train=[*corpus.train, *corpus.dev[:2], corpus.dev[0]])
+    start_run(folder, preset, mixed)
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert told == [f"2 of {len(corpus.dev)} dev pairs are in the training corpus, too"]
+
+
+def test_what_cannot_be_used_is_refused_before_the_corpus_is_read(
+    tmp_path: Path, preset: Preset, corpus: Corpus
+) -> None:
+    never_read = dataclasses.replace(corpus, train=_Unreadable())
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file is a file, and a run needs a folder"):
+        start_run(RunFolder(tmp_path / "file"), preset, never_read)
+    missing = str(tmp_path / "missing.vec")
+    with pytest.raises(FileNotFoundError, match=r"missing\.vec"):
+        start_run(RunFolder(tmp_path / "run"), preset.changed({"source_vectors": missing}), never_read)
+    with pytest.raises(ValueError, match="a vocabulary of 259 is too small"):
+        start_run(RunFolder(tmp_path / "run"), preset.changed({"vocab_size": 259}), never_read)
+
+
+class _Unreadable(list[SentencePair]):
+    def __iter__(self) -> Iterator[SentencePair]:
+        raise AssertionError("the corpus was read")
 
 
 def test_a_finished_run_is_not_trained_again(
@@ -155,7 +184,7 @@ def test_copies_are_dropped_where_the_recipe_says_so(
             folder, dataclasses.replace(preset, training=recipe), dataclasses.replace(corpus, train=copies)
         )
     assert len(EncodedCorpus(folder.encoded)) == len(corpus.train)
-    assert re.search(r"dropped: untranslated +1\n", caplog.text)
+    assert re.search(r"dropped: copies +1\n", caplog.text)
 
 
 def test_resume_falls_back_to_the_newest_whole_checkpoint_and_says_so(

@@ -134,7 +134,7 @@ def test_a_wrong_size_in_the_config_is_named(folder: RunFolder) -> None:
     content = json.loads(folder.config_file.read_text())
     content["model"]["num_heads"] = 3
     folder.config_file.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"config\.json: TransformerConfig\.d_model is 32"):
+    with pytest.raises(ValueError, match=r"config\.json: d_model is 32"):
         folder.read_config()
 
 
