@@ -137,7 +137,7 @@ def test_models_of_both_ways_add_their_translations_of_the_training_texts(
     monkeypatch.setattr(quality_choice, "ALPHAS", (0.0,))
     task = task_of(tmp_path, [("하나", "one"), ("둘", "two"), ("", "nothing")], [("셋", "three")])
 
-    more = diversified(task, tmp_path / "run", {"seed": 3}, None, console)
+    more = diversified(task, tmp_path / "run", {"seed": 3}, 10, console)
 
     assert more.name == "numbers, diversified"
     assert (more.files.dev_source, more.scored_sets) == (task.files.dev_source, task.scored_sets)
@@ -147,12 +147,22 @@ def test_models_of_both_ways_add_their_translations_of_the_training_texts(
     assert len(sources) == len(targets) == 6
     for name, text, added in (("forward", "하나", targets[2]), ("backward", "one", sources[4])):
         folder = RunFolder(tmp_path / "run" / name)
-        assert folder.read_config().training == dataclasses.replace(recipe, seed=3)
+        assert folder.read_config().training == dataclasses.replace(recipe, seed=3, max_steps=2)
         with serving(folder.path / "bundle", ["--precision", "fp32"]) as server:
             assert translate_all(server, [text], name, console, search_options(0.0)) == [added]
     # They are not made again.
     shutil.rmtree(tmp_path / "run" / "forward")
-    assert diversified(task, tmp_path / "run", {"seed": 3}, None, console) == more
+    assert diversified(task, tmp_path / "run", {"seed": 3}, 10, console) == more
+
+
+def test_a_run_without_the_added_translations_is_refused_at_once(
+    tmp_path: Path, console: Console, recipe: TrainingConfig
+) -> None:
+    task = task_of(tmp_path, [("하나", "one"), ("둘", "two")], [("셋", "three")])
+    train(task.files, tmp_path / "run", {}, None, console)
+    with pytest.raises(ValueError, match="was started without --diversify: give another --run"):
+        diversified(task, tmp_path / "run", {}, None, console)
+    assert not (tmp_path / "run" / "forward").exists()
 
 
 def test_training_starts_goes_on_and_is_not_repeated(
@@ -191,6 +201,15 @@ def test_each_seed_has_a_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
         ("runs/quality-multi30k-en-de-seed-1", {"d_ff": 256, "seed": 1}),
         ("runs/quality-multi30k-en-de-diversified", {}),
     ]
+
+
+def test_wrong_usage_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["korean", "--data", str(tmp_path), "--direction", "de-en"])
+    assert "--direction is of multi30k" in capsys.readouterr().err
+    assert main(["multi30k", "--data", str(tmp_path)]) == 1
+    expected = f"error: {tmp_path}/tok/test_2016_flickr.lc.norm.tok.en.gz: No such file or directory ("
+    assert capsys.readouterr().err.startswith(expected)
 
 
 def test_tokens_become_text() -> None:
