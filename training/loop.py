@@ -147,6 +147,8 @@ class Trainer:
                 self.model.train()
                 share = self.batches.next_batch()
                 meter.add(*self.train_step(share), share.num_tokens)
+                if reporter:
+                    reporter.advance(self.step)
                 if self.step % _REPORT_INTERVAL_STEPS == 0:
                     self._report(reporter, meter)
                     meter = Meter()
@@ -156,8 +158,6 @@ class Trainer:
                     meter.leave_out(time.monotonic() - start)
                 if self._is_scheduled(self.step):
                     self._save()
-                if reporter:
-                    reporter.advance(self.step)
                 signal_number = self.ranks.largest(interrupt_signal() or 0)
                 if signal_number:
                     self._save()

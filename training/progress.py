@@ -69,7 +69,8 @@ class Reporter:
         """Put figures beside the bar."""
         self._bar.update(self._task, figures=figures)
         now = time.monotonic()
-        if self._bar.console.is_terminal or now - self._line_time < _LINE_INTERVAL_SECONDS:
+        is_due = figures and now - self._line_time >= _LINE_INTERVAL_SECONDS
+        if self._bar.console.is_terminal or not is_due:
             return
         self._line_time = now
         (task,) = self._bar.tasks

@@ -35,6 +35,30 @@ def test_a_preset_is_as_its_row_says(name):
         f"{training.max_steps:,}",
     ]
     assert f"| {' | '.join(cells)} |\n" in TEXT
+    schedule = [
+        f"{training.learning_rate_scale:g}",
+        f"{training.warmup_steps:,}",
+        f"{training.cooldown_share:g}",
+        f"{training.eval_interval_steps:,}",
+        f"{training.checkpoint_interval_steps:,}",
+        f"{training.num_averaged}",
+    ]
+    assert f"| `{name}` | {' | '.join(schedule)} |\n" in TEXT
+    # What the two tables leave out is the default, or told beside them.
+    told = {"max_length_ratio"} if name == "demo" else set()
+    shown = {
+        "bpe_dropout",
+        "batch_tokens",
+        "max_steps",
+        "learning_rate_scale",
+        "warmup_steps",
+        "cooldown_share",
+        "eval_interval_steps",
+        "checkpoint_interval_steps",
+        "num_averaged",
+    }
+    rest = dataclasses.asdict(training).items() - dataclasses.asdict(TrainingConfig()).items()
+    assert {field for field, _ in rest} - shown == told
 
 
 def test_every_setting_is_listed():
