@@ -79,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
     subparsers = root.add_subparsers(dest="command", required=True)
 
     def add(name: str, summary: str) -> argparse.ArgumentParser:
-        return subparsers.add_parser(
+        command = subparsers.add_parser(
             name,
             help=summary,
             description=summary,
@@ -87,6 +87,8 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        command.set_defaults(parser=command)
+        return command
 
     _add_train_flags(add("train", "Train a preset on a corpus; without files, on the built-in one."))
     score = add("score", "Score a run on its own dev or test pairs or on files, or one file against another.")
@@ -114,17 +116,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         level=logging.WARNING if rank else logging.INFO, format="%(message)s", handlers=[handler]
     )
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)  # it tells of every table that it fills
-    root = parser()
-    options = root.parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         if options.command == "train":
-            _train(root, options, console)
+            _train(options, console)
         elif options.command == "score":
-            _score(root, options)
+            _score(options)
         elif options.command == "corpus":
             commands.write_corpus(options.out)
         else:
-            _attention(root, options)
+            _attention(options)
     except OSError as error:
         has_both = error.filename is not None and error.strerror is not None
         _log.error("%s", f"{error.filename}: {error.strerror}" if has_both else error)
@@ -233,7 +234,7 @@ def _add_comparison_flags(score: argparse.ArgumentParser) -> None:
     )
 
 
-def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: Console) -> None:
+def _train(options: argparse.Namespace, console: Console) -> None:
     flags = {
         name: getattr(options, name)
         for name in ("seed", "vocab_size", "max_steps", "precision", "micro_batch_tokens")
@@ -242,11 +243,11 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
     settings = dict(options.set)
     names = [name for name, _ in options.set] + list(flags)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        root.error(f"{', '.join(twice)}: given twice (by --set, or by --set and a flag)")
+        options.parser.error(f"{', '.join(twice)}: given twice (by --set, or by --set and a flag)")
     settings |= flags
     changes = {name: settings.pop(name) for name in CHANGEABLE if name in settings}
     if options.resume and settings and RunFolder(options.out).is_run:
-        root.error(
+        options.parser.error(
             f"{', '.join(settings)}: fixed when the run was started, so leave that out with --resume "
             f"(what may change: {', '.join(CHANGEABLE)})"
         )
@@ -264,7 +265,7 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
             options.dev_tsv,
         )
     except ValueError as error:
-        root.error(str(error))
+        options.parser.error(str(error))
     request = commands.TrainRequest(
         preset=options.preset,
         out=options.out,
@@ -280,15 +281,17 @@ def _train(root: argparse.ArgumentParser, options: argparse.Namespace, console: 
         commands.train(request, options.device, ranks, console)
 
 
-def _score(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+def _score(options: argparse.Namespace) -> None:
     if options.part and (options.source or options.hypothesis):
-        root.error("--part is of a run's own pairs: leave out the files or it")
+        options.parser.error("--part is of a run's own pairs: leave out the files or it")
     if options.hypothesis and (options.step, options.beam_size, options.alpha) != (None, None, None):
-        root.error("--step, --beam-size and --alpha are for a run that translates, not for --hypothesis")
+        options.parser.error(
+            "--step, --beam-size and --alpha are for a run that translates, not for --hypothesis"
+        )
     search = options.beam_size or 1, 0.6 if options.alpha is None else options.alpha
     settings = MetricSettings(options.tokenize, options.lowercase, options.bootstrap)
     if options.baseline and not options.hypothesis:
-        root.error("--baseline is compared with --hypothesis")
+        options.parser.error("--baseline is compared with --hypothesis")
     match options.run, options.source, options.hypothesis, options.reference:
         case None, None, Path(), [*references]:
             commands.score_files(options.hypothesis, references, options.baseline, settings)
@@ -299,19 +302,21 @@ def _score(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
                 options.run, options.step, options.source, references, *search, settings
             )
         case _:
-            root.error(
+            options.parser.error(
                 "score needs a run, a run with --source and --reference, or --hypothesis and --reference"
             )
 
 
-def _attention(root: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+def _attention(options: argparse.Namespace) -> None:
     files = options.json, options.png
     if options.encoder:
         commands.show_self_attention(
             options.run, options.step, options.text, options.layer, options.head, *files
         )
     elif options.layer is not None or options.head is not None:
-        root.error("--layer and --head choose from the encoder's self-attention: they go with --encoder")
+        options.parser.error(
+            "--layer and --head choose from the encoder's self-attention: they go with --encoder"
+        )
     else:
         commands.show_alignment(options.run, options.step, options.text, *files)
 

@@ -371,6 +371,13 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
     assert "usage: python -m training" in capsys.readouterr().err
 
 
+def test_wrong_combinations_show_the_usage_of_their_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["score"], ["attention", "x", "text", "--head", "1"]):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert capsys.readouterr().err.startswith(f"usage: python -m training {arguments[0]} ")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
