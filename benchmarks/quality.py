@@ -5,9 +5,8 @@ and length penalty on dev, exports fp32 and int8, starts the real server, transl
 gRPC client with beams of 5, and scores. Test sets are translated once, after everything is chosen. Speed is
 not measured. The table is on standard output, and its last line is one JSON object.
 
-With `--diversify` a model is trained each way first, for a fifth of the steps, and what the two translate of
-the training texts is added to them (data diversification: Nguyen et al. 2020, arXiv:1911.01986, with one
-model a way and a round).
+With `--diversify` a model is trained each way first, and what the two translate of the training texts is
+added to them (data diversification: Nguyen et al. 2020, arXiv:1911.01986, with one model a way and a round).
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import argparse
 import dataclasses
 import json
 import logging
-import math
 import os
 import signal
 import sys
@@ -50,7 +48,6 @@ from training.run import RunFolder, load_checkpoints, load_run
 from training.text_files import read_parallel, write_lines
 
 _PRECISIONS = Precision.FP32, Precision.INT8
-_TEACHER_SHARE = 0.2  # of the steps of the model they are for
 _DETOKENISED = MetricSettings(is_lower_cased=True)
 
 
@@ -145,14 +142,13 @@ def diversified(
 ) -> Task:
     """The task with more to train on: beside its texts what models of both ways make of them.
 
-    The models are `forward/` and `backward/` below `path`: trained with the last one's settings, or gone on
-    with, or taken. The pairs are written to `diversified/` there, and are not made again.
+    The models are `forward/` and `backward/` below `path`: trained as the last one will be, or gone on with,
+    or taken. The pairs are written to `diversified/` there, and are not made again.
 
     Raises:
         ValueError: The run was started without them.
     """
     files, folder = task.files, path / "diversified"
-    teacher_steps = math.ceil(_TEACHER_SHARE * (max_steps or tiny().changed(settings).training.max_steps))
     source, target = folder / "train.source", folder / "train.target"
     if not target.is_file():
         if RunFolder(path).is_run:
@@ -164,7 +160,7 @@ def diversified(
             ("forward", files, [pair.source for pair in pairs]),
             ("backward", turned_around(files), [pair.target for pair in pairs]),
         ):
-            train(way, path / name, settings, teacher_steps, console)
+            train(way, path / name, settings, max_steps, console)
             bundle, choice, _ = export_chosen(path / name, task.metric, [Precision.FP32], console)
             with serving(bundle, server_flags(Precision.FP32)) as server:
                 made[name] = translate_all(server, texts, name, console, search_options(choice.alpha))
@@ -347,7 +343,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--diversify",
         action="store_true",
-        help="train a model each way first, shortly, and add what they translate of the training texts",
+        help="train a model each way first, and add what they translate of the training texts",
     )
     parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
     return parser

@@ -129,10 +129,8 @@ def score_run(
     """Translate a run's dev or test pairs with the oracle, and print the scores."""
     run = _load(path, step)
     pairs = RunFolder(path).read_pairs(part)
-    sources, targets = [pair.source for pair in pairs], [pair.target for pair in pairs]
-    translations = translate(run.model, run.tokenizer, sources, beam_size=beam_size, alpha=alpha)
-    (scores,) = compare([translations], [targets], settings)
-    _print_scores(f"{path}, {part} pairs, beam {beam_size}", len(pairs), scores)
+    sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
+    _score_run(run, f"{path}, {part} pairs", sources, [references], beam_size, alpha, settings)
 
 
 def score_run_on_files(
@@ -148,11 +146,23 @@ def score_run_on_files(
     run = _load(path, step)
     sources, *reference_lines = _read_parallel([source, *references])
     try:
-        translations = translate(run.model, run.tokenizer, sources, beam_size=beam_size, alpha=alpha)
+        _score_run(run, f"{path}, {_name(source)}", sources, reference_lines, beam_size, alpha, settings)
     except SourceLengthError as error:
         raise ValueError(f"{_name(source)}, line {error.row + 1}: {error}") from error
-    (scores,) = compare([translations], reference_lines, settings)
-    _print_scores(f"{path}, {_name(source)}, beam {beam_size}", len(sources), scores)
+
+
+def _score_run(
+    run: TrainedModel,
+    name: str,
+    sources: list[str],
+    references: list[list[str]],
+    beam_size: int,
+    alpha: float,
+    settings: MetricSettings,
+) -> None:
+    translations = translate(run.model, run.tokenizer, sources, beam_size=beam_size, alpha=alpha)
+    (scores,) = compare([translations], references, settings)
+    _print_scores(f"{name}, beam {beam_size}", len(sources), scores)
 
 
 def write_corpus(out: Path) -> None:

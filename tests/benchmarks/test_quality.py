@@ -137,7 +137,7 @@ def test_models_of_both_ways_add_their_translations_of_the_training_texts(
     monkeypatch.setattr(quality_choice, "ALPHAS", (0.0,))
     task = task_of(tmp_path, [("하나", "one"), ("둘", "two"), ("", "nothing")], [("셋", "three")])
 
-    more = diversified(task, tmp_path / "run", {"seed": 3}, 10, console)
+    more = diversified(task, tmp_path / "run", {"seed": 3}, None, console)
 
     assert more.name == "numbers, diversified"
     assert (more.files.dev_source, more.scored_sets) == (task.files.dev_source, task.scored_sets)
@@ -147,12 +147,12 @@ def test_models_of_both_ways_add_their_translations_of_the_training_texts(
     assert len(sources) == len(targets) == 6
     for name, text, added in (("forward", "하나", targets[2]), ("backward", "one", sources[4])):
         folder = RunFolder(tmp_path / "run" / name)
-        assert folder.read_config().training == dataclasses.replace(recipe, seed=3, max_steps=2)
+        assert folder.read_config().training == dataclasses.replace(recipe, seed=3)
         with serving(folder.path / "bundle", ["--precision", "fp32"]) as server:
             assert translate_all(server, [text], name, console, search_options(0.0)) == [added]
     # They are not made again.
     shutil.rmtree(tmp_path / "run" / "forward")
-    assert diversified(task, tmp_path / "run", {"seed": 3}, 10, console) == more
+    assert diversified(task, tmp_path / "run", {"seed": 3}, None, console) == more
 
 
 def test_a_run_without_the_added_translations_is_refused_at_once(
