@@ -17,6 +17,7 @@ _DPI = 110
 def save_learning_curve(folder: RunFolder) -> None:
     """Draw what `metrics.jsonl` holds: losses above, dev scores below, over steps."""
     figure = learning_curve(folder.read_metrics())
+    figure.suptitle(folder.path.resolve().name)
     FigureCanvasAgg(figure)
     write_atomically(folder.curve_file, lambda stream: figure.savefig(stream, format="png", dpi=_DPI))
 
