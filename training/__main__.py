@@ -11,7 +11,6 @@ import logging
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -241,9 +240,8 @@ def _train(options: argparse.Namespace, console: Console) -> None:
         if getattr(options, name) is not None
     }
     settings = dict(options.set)
-    names = [name for name, _ in options.set] + list(flags)
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        options.parser.error(f"{', '.join(twice)}: given twice (by --set, or by --set and a flag)")
+    for name in settings.keys() & flags.keys():
+        options.parser.error(f"{name} is given twice: by --{name.replace('_', '-')} and by --set")
     settings |= flags
     changes = {name: settings.pop(name) for name in CHANGEABLE if name in settings}
     if options.resume and settings and RunFolder(options.out).is_run:
@@ -331,7 +329,7 @@ def add_set_flag(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=VALUE",
         help="any field of the preset's model and recipe, such as dropout=0.3 bpe_dropout=0.1 norm=pre "
-        "(docs/training.md lists them)",
+        "(docs/training.md lists them); of a field's several values the last one counts",
     )
 
 
