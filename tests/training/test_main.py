@@ -88,7 +88,16 @@ def test_any_setting_of_the_preset_can_be_changed_and_is_kept_for_a_resume(
     tmp_path: Path, corpus_files: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    flags = ["--max-steps", "1", "--set", "bpe_dropout=.1", "bpe_dropout=.3", "patience=None", "--set", "tied=none"]
+    flags = [
+        "--max-steps",
+        "1",
+        "--set",
+        "bpe_dropout=.1",
+        "bpe_dropout=.3",
+        "patience=None",
+        "--set",
+        "tied=none",
+    ]
     assert main(["train", "toy", "--out", str(out), *corpus_files, *flags]) == 0
     config = RunFolder(out).read_config()
     assert (config.training.bpe_dropout, config.training.patience, config.model.tied) == (0.3, None, "none")
