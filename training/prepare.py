@@ -52,9 +52,14 @@ def start_run(
     if preset.training.r_drop and not preset.model.has_dropout:
         raise ValueError("r_drop compares two passes, and without dropout they are one: set dropout, too")
     check_vocab_size(preset.vocab_size)
-    for name in (preset.training.source_vectors, preset.training.target_vectors):
-        if name is not None:
-            Path(name).open("rb").close()  # that it is missing is better known before what takes long
+    recipe = preset.training
+    vector_files = {
+        side: Path(name)
+        for side, name in (("source", recipe.source_vectors), ("target", recipe.target_vectors))
+        if name is not None
+    }
+    for file in vector_files.values():
+        file.open("rb").close()  # that it is missing is better known before what takes long
     filters = CorpusFilters(preset.model.max_source_length, preset.model.max_target_length)
     if all(filters.text_reason(pair) for pair in corpus.train):
         raise ValueError(
@@ -76,12 +81,7 @@ def start_run(
         if part == "dev" and not kept:
             raise ValueError(f"none of {report.num_given} dev pairs is left: nothing to score")
         held_out[part] = kept
-    recipe = preset.training
-    vectors = {
-        side: PieceVectors.of(Path(file), tokenizer, model.d_model)
-        for side, file in (("source", recipe.source_vectors), ("target", recipe.target_vectors))
-        if file is not None
-    }
+    vectors = {side: PieceVectors.of(file, tokenizer, model.d_model) for side, file in vector_files.items()}
     folder.checkpoints.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder.tokenizer_file)
     for side, found in vectors.items():
