@@ -83,14 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.diversify:
             task = diversified(task, path, settings, options.max_steps, console)
         report = measure(task, path, settings, options.max_steps, console)
-    except FileNotFoundError as error:
-        print(
-            f"error: {error.filename}: {error.strerror} (benchmarks/README.md says what --data holds)",
-            file=sys.stderr,
-        )
-        return 1
     except (ClientError, OSError, RuntimeError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        reason = str(error)
+        if isinstance(error, FileNotFoundError) and Path(error.filename or "").is_relative_to(options.data):
+            reason = f"{error.filename}: {error.strerror} (benchmarks/README.md says what --data holds)"
+        print(f"error: {reason}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as interrupt:
         print("interrupted: the same command goes on", file=sys.stderr)
