@@ -40,6 +40,7 @@ _EXAMPLES = {
   python -m training train small --out runs/mine --source train.ko.gz --target train.en.gz \\
       --dev-source dev.ko --dev-target dev.en
   python -m training train small --out runs/mine --resume
+  python -m training train small --out runs/tuned --from runs/mine --tsv own.tsv --set learning_rate_scale=0.2
   torchrun --standalone --nproc-per-node gpu -m training train base --out runs/large --tsv large.tsv.gz
   python -m training train tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none""",
     "score": """examples:
@@ -152,6 +153,13 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
     train.add_argument("--dev-source", help="held-out sentences (default: some training pairs are held out)")
     train.add_argument("--dev-target", help="their translations")
     train.add_argument("--dev-tsv", help="instead: source, tab, target on each line")
+    train.add_argument(
+        "--from",
+        dest="parent",
+        type=Path,
+        metavar="RUN",
+        help="start with the model, weights and tokenizer of this finished run (fine-tuning)",
+    )
     train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
     train.add_argument("--max-steps", type=_at_least(1), help="where to stop (default: the preset's)")
     train.add_argument(
@@ -244,6 +252,8 @@ def _train(options: argparse.Namespace, console: Console) -> None:
         options.parser.error(f"{name} is given twice: by --{name.replace('_', '-')} and by --set")
     settings |= flags
     changes = {name: settings.pop(name) for name in CHANGEABLE if name in settings}
+    if options.resume and options.parent:
+        options.parser.error("--from starts a run, and --resume goes on with one: leave one of them out")
     if options.resume and settings and RunFolder(options.out).is_run:
         options.parser.error(
             f"{', '.join(settings)}: fixed when the run was started, so leave that out with --resume "
@@ -272,6 +282,7 @@ def _train(options: argparse.Namespace, console: Console) -> None:
         settings=settings,
         changes=changes,
         is_compiled=options.compile,
+        parent=options.parent,
     )
     if options.device.type == "cuda":
         torch.cuda.set_device(options.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections import Counter
@@ -43,6 +44,7 @@ class TrainRequest:
         settings: What a new run has otherwise than the preset, by field.
         changes: The same for what may also change when a run goes on.
         is_compiled: Whether `torch.compile` makes the model faster.
+        parent: The finished run that a new one starts from: its model, with its weights and tokenizer.
     """
 
     preset: str
@@ -52,6 +54,7 @@ class TrainRequest:
     settings: Mapping[str, Any]
     changes: Mapping[str, Any]
     is_compiled: bool
+    parent: Path | None = None
 
     @property
     def resume_command(self) -> str:
@@ -100,9 +103,13 @@ def _prepare(request: TrainRequest, folder: RunFolder) -> Corpus | None:
     """Start the run; or give the corpus with which it is asked to go on, if any."""
     if not request.is_resumed:
         folder.check_is_free(f"go on with `{request.resume_command}`, or give another --out")
-        preset = preset_named(request.preset).changed({**request.settings, **request.changes})
+        preset = preset_named(request.preset)
+        parent = load_run(request.parent) if request.parent else None
+        if parent:
+            preset = dataclasses.replace(preset, model=parent.config)
+        preset = preset.changed({**request.settings, **request.changes})
         corpus = load_corpus(request.files, preset.training.seed)
-        start_run(folder, preset, corpus, request.files)
+        start_run(folder, preset, corpus, request.files, parent)
         return None
     if not folder.is_run:
         raise ValueError(f"{request.out} has no run to go on with: leave out --resume to start one")

@@ -109,6 +109,8 @@ class Trainer:
             piece_tokens=recipe.micro_batch_tokens and -(-recipe.micro_batch_tokens // recipe.num_passes),
         )
         if not checkpoint:
+            if initial := folder.read_initial():
+                load_weights(self.model, initial, folder.initial_file)
             for embedding, vectors in self._vectors:
                 vectors.write_to(embedding)
         else:

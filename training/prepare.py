@@ -20,7 +20,14 @@ from training.filters import CorpusFilters
 from training.loop import Trainer
 from training.presets import Preset
 from training.ranks import Ranks
-from training.run import RunConfig, RunFolder, Summary, library_versions, repository_commit
+from training.run import (
+    RunConfig,
+    RunFolder,
+    Summary,
+    TrainedModel,
+    library_versions,
+    repository_commit,
+)
 from training.segmentation import FreshlyCutPairs
 from training.tokenizer import check_vocab_size, train_tokenizer
 from training.vectors import PieceVectors
@@ -31,9 +38,16 @@ _log = logging.getLogger(__name__)
 _ENDING = "max_steps", "cooldown_share", "patience"
 CHANGEABLE = *_ENDING, "precision", "micro_batch_tokens"
 
+# Of a model's settings, those that a run may have otherwise than the one it starts from.
+_OWN_OF_A_CHILD = "dropout", "attention_dropout", "word_dropout", "max_source_length", "max_target_length"
+
 
 def start_run(
-    folder: RunFolder, preset: Preset, corpus: Corpus, files: CorpusFiles | None = None
+    folder: RunFolder,
+    preset: Preset,
+    corpus: Corpus,
+    files: CorpusFiles | None = None,
+    parent: TrainedModel | None = None,
 ) -> RunConfig:
     """Train the tokenizer and write what stays the same through the whole run; `config.json` last.
 
@@ -42,10 +56,13 @@ def start_run(
         preset: What is trained.
         corpus: On what.
         files: Where it was read from, for a resume that does not say so again; None is the built-in one.
+        parent: Its tokenizer is taken, and its weights are what training starts with; None learns a
+            tokenizer and starts at random.
 
     Raises:
         ValueError: The folder holds a run, the corpus has nothing to train on or to score, a file of word
-            vectors is wrong, or R-Drop has no dropout; then nothing is written.
+            vectors is wrong, R-Drop has no dropout, or the parent does not fit the preset; then nothing is
+            written.
         OSError: A file of word vectors cannot be read.
     """
     folder.check_is_free()
@@ -53,6 +70,8 @@ def start_run(
         raise ValueError("r_drop compares two passes, and without dropout they are one: set dropout, too")
     check_vocab_size(preset.vocab_size)
     recipe = preset.training
+    if parent:
+        _check_fits(preset, parent)
     vector_files = {
         side: Path(name)
         for side, name in (("source", recipe.source_vectors), ("target", recipe.target_vectors))
@@ -67,9 +86,7 @@ def start_run(
         )
     if shared := frozenset(corpus.dev).intersection(corpus.train):
         _log.warning("%d of %d dev pairs are in the training corpus, too", len(shared), len(corpus.dev))
-    _log.info("learning a tokenizer from the texts of %s pairs", f"{len(corpus.train):,}")
-    texts = (text for pair in corpus.train if not filters.text_reason(pair) for text in pair)
-    tokenizer = train_tokenizer(texts, preset.vocab_size)
+    tokenizer = parent.tokenizer if parent else _learn_tokenizer(corpus, filters, preset.vocab_size)
     _log.info("tokenizer: %s tokens", f"{tokenizer.vocab_size:,}")
     model = dataclasses.replace(preset.model, vocab_size=tokenizer.vocab_size)
     held_out = {}
@@ -84,6 +101,8 @@ def start_run(
     vectors = {side: PieceVectors.of(file, tokenizer, model.d_model) for side, file in vector_files.items()}
     folder.checkpoints.mkdir(parents=True, exist_ok=True)
     tokenizer.save(folder.tokenizer_file)
+    if parent:
+        folder.write_initial(parent.model.state_dict())
     for side, found in vectors.items():
         _log.info("%s vectors: for %d of %d pieces", side, len(found.ids), tokenizer.vocab_size)
         found.save(folder.vectors_file(side))
@@ -99,10 +118,35 @@ def start_run(
         corpus_sha256=corpus.sha256(),
         commit=repository_commit(),
         versions=library_versions(),
+        parent=_description(parent) if parent else "",
     )
     _encode(folder, config, corpus, tokenizer)
     folder.write_config(config)
     return config
+
+
+def _check_fits(preset: Preset, parent: TrainedModel) -> None:
+    """Make sure that a model of the preset can start with the parent's weights and tokenizer."""
+    for name, value in dataclasses.asdict(parent.config).items():
+        if name not in _OWN_OF_A_CHILD and getattr(preset.model, name) != value:
+            raise ValueError(
+                f"{name} is {value} in the run to start from, and cannot become "
+                f"{getattr(preset.model, name)}: of the model only {', '.join(_OWN_OF_A_CHILD)} may change"
+            )
+    if preset.training.source_vectors or preset.training.target_vectors:
+        raise ValueError("embeddings start as those of the run to start from: leave the word vectors out")
+
+
+def _description(parent: TrainedModel) -> str:
+    """One line about where weights come from."""
+    told = "weights", "steps", "corpus", "corpus_sha256", "commit", "parent"
+    return "; ".join(f"{name}: {parent.provenance[name]}" for name in told if name in parent.provenance)
+
+
+def _learn_tokenizer(corpus: Corpus, filters: CorpusFilters, vocab_size: int) -> Tokenizer:
+    _log.info("learning a tokenizer from the texts of %s pairs", f"{len(corpus.train):,}")
+    texts = (text for pair in corpus.train if not filters.text_reason(pair) for text in pair)
+    return train_tokenizer(texts, vocab_size)
 
 
 def continue_run(

@@ -5,6 +5,7 @@ tokenizer.json     the `tokenizers` library's own format
 dev.source.txt …   held-out pairs; test.source.txt … where the corpus has a test set
 encoded/           the training corpus as token ids; made again from its files where it is missing
 source.vectors.pt … what embeddings started as, where that was read from a file
+initial.pt         the weights of the run that this one started from, if it did
 checkpoints/       what training resumes from
 metrics.jsonl      one JSON object a line; tensorboard/ and learning-curve.png show the same
 model.pt           the final weights
@@ -53,6 +54,7 @@ class RunConfig:
         corpus: One line for people.
         commit: Of this repository, all that the run went on with; "unknown" outside git.
         versions: Of what computed it last.
+        parent: The run whose weights it started with, one line for people; empty where they were random.
     """
 
     preset: str
@@ -63,6 +65,7 @@ class RunConfig:
     corpus_sha256: str
     commit: str
     versions: dict[str, str]
+    parent: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """For `config.json`."""
@@ -87,6 +90,7 @@ class RunConfig:
                 corpus_sha256=content["corpus_sha256"],
                 commit=content["commit"],
                 versions=dict(content["versions"]),
+                parent=content.get("parent", ""),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"a field is missing or wrong: {error}") from error
@@ -150,6 +154,11 @@ class RunFolder:
     def model_file(self) -> Path:
         """The final weights."""
         return self.path / "model.pt"
+
+    @property
+    def initial_file(self) -> Path:
+        """What weights started as, where the run started from another one."""
+        return self.path / "initial.pt"
 
     @property
     def summary_file(self) -> Path:
@@ -254,7 +263,19 @@ class RunFolder:
 
     def write_model(self, weights: dict[str, torch.Tensor]) -> None:
         """Write `model.pt`."""
-        save_tensors(self.model_file, {"weights": weights})
+        _write_weights(self.model_file, weights)
+
+    def write_initial(self, weights: dict[str, torch.Tensor]) -> None:
+        """Write what `read_initial` gives."""
+        _write_weights(self.initial_file, weights)
+
+    def read_initial(self) -> dict[str, torch.Tensor] | None:
+        """What weights start as; None where they are random.
+
+        Raises:
+            ValueError: The file is damaged.
+        """
+        return _read_weights(self.initial_file) if self.initial_file.is_file() else None
 
     def write_summary(self, summary: Summary) -> None:
         """Write `summary.json`, last of all files."""
@@ -283,7 +304,7 @@ def load_run(path: Path | str) -> TrainedModel:
     folder = RunFolder(Path(path))
     _check_files(folder, folder.model_file, folder.summary_file)
     summary = folder.read_summary()
-    weights = load_tensors(folder.model_file, keys=["weights"])["weights"]
+    weights = _read_weights(folder.model_file)
     trained = _with_weights(folder, weights, folder.model_file, summary.weights, summary.steps)
     signature = {"dev_score_signature": summary.bleu_signature}
     return dataclasses.replace(trained, provenance=trained.provenance | signature, dev_score=summary.dev_bleu)
@@ -333,6 +354,8 @@ def _with_weights(
         "weights": name,
         "steps": str(num_steps),
     } | config.versions
+    if config.parent:
+        provenance["parent"] = config.parent
     dev = [(pair.source, pair.target) for pair in folder.read_pairs("dev")]
     return TrainedModel(model.eval(), tokenizer, config.model, provenance, dev)
 
@@ -364,6 +387,15 @@ def _check_files(folder: RunFolder, *finished: Path) -> None:
             f"(go on with `python -m training train {preset} --out {folder.path} --resume`, "
             "or score a checkpoint with --step)"
         )
+
+
+def _write_weights(path: Path, weights: dict[str, torch.Tensor]) -> None:
+    save_tensors(path, {"weights": weights})
+
+
+def _read_weights(path: Path) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = load_tensors(path, keys=["weights"])["weights"]
+    return weights
 
 
 def _read_summary(path: Path) -> Summary:

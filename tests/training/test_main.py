@@ -76,6 +76,21 @@ def test_resume_needs_no_corpus_flags_and_can_go_further(
     assert message == f"{run} was started with the preset toy, not demo"
 
 
+def test_a_run_is_fine_tuned(
+    run: Path, tmp_path: Path, corpus_files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "tuned"
+    flags = ["--from", str(run), "--max-steps", "2", "--set", "dropout=0.2"]
+    assert main(["train", "demo", "--out", str(out), *corpus_files, *flags]) == 0
+    tuned, parent = load_run(out), load_run(run)
+    assert (tuned.config.d_model, tuned.config.dropout) == (parent.config.d_model, 0.2)  # not of the demo
+    assert tuned.provenance["parent"].startswith("weights: ")
+    assert capsys.readouterr().out.startswith(f"{out}: dev BLEU ")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["train", "demo", "--out", str(out), "--from", str(run), "--resume"])
+    assert "--from starts a run, and --resume goes on with one" in capsys.readouterr().err
+
+
 def test_seed_and_vocabulary_are_the_flags(tmp_path: Path, corpus_files: list[str]) -> None:
     out = tmp_path / "run"
     flags = ["--max-steps", "1", "--seed", "5", "--vocab-size", "265", "--device", "cpu", "--threads", "1"]
@@ -429,6 +444,7 @@ def test_a_beam_of_none_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None
             ["train", "toy", "--out", "{}/none", "--resume"],
             "{}/none has no run to go on with: leave out --resume",
         ),
+        (["train", "toy", "--out", "{}/run", "--from", "{}"], "{} is not a training run"),
         (["score", "{}"], "is not a training run"),
         (["attention", "{}", "text"], "is not a training run"),
         (["attention", "{}", ""], "the text is empty: nothing to translate"),

@@ -280,3 +280,49 @@ def test_a_run_with_wrong_vectors_is_not_started(
     with pytest.raises(ValueError, match=r"vectors\.txt, line 1: vectors of 2 numbers, and .* d_model is 32"):
         start_run(folder, with_vectors, corpus)
     assert not folder.path.exists()
+
+
+def test_a_run_starts_as_the_one_it_is_given(
+    tmp_path: Path, folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
+) -> None:
+    start_run(folder, preset, corpus)
+    continue_run(folder, corpus, CPU, console)
+    parent = load_run(folder.path)
+    shutil.rmtree(folder.path)  # the new run has what it needs
+    child, few = RunFolder(tmp_path / "child"), dataclasses.replace(corpus, train=corpus.train[:9])
+    # Steps that are too small to change a weight show what it started as.
+    other = dataclasses.replace(preset, model=parent.config)
+    other = other.changed({"dropout": 0.3, "learning_rate_scale": 1e-20, "seed": 5, "max_steps": 1})
+    start_run(child, other, few, parent=parent)
+    for _ in range(2):
+        continue_run(child, few, CPU, console)
+        trained = load_run(child.path)
+        assert trained.tokenizer.to_json() == parent.tokenizer.to_json()
+        assert trained.config == dataclasses.replace(parent.config, dropout=0.3)
+        weights = trained.model.state_dict()
+        assert all(torch.equal(weights[name], value) for name, value in parent.model.state_dict().items())
+        child.summary_file.unlink()  # and once more, from the checkpoint
+    assert corpus.sha256() in trained.provenance["parent"]
+    assert parent.provenance["weights"] in trained.provenance["parent"]
+    # Where the checkpoints are gone, too, a run starts again as it did.
+    for file in list_checkpoints(child.checkpoints):
+        file.unlink()
+    continue_run(child, few, CPU, console)
+    assert torch.equal(load_run(child.path).model.embedding.weight, parent.model.embedding.weight)
+
+
+def test_a_run_cannot_start_as_one_of_other_sizes(
+    folder: RunFolder, tmp_path: Path, preset: Preset, corpus: Corpus, console: Console
+) -> None:
+    start_run(folder, preset, corpus)
+    continue_run(folder, corpus, CPU, console, {"max_steps": 1})
+    parent = load_run(folder.path)
+    preset = dataclasses.replace(preset, model=parent.config)
+    child = RunFolder(tmp_path / "child")
+    with pytest.raises(ValueError, match="norm is post in the run to start from, and cannot become pre: "):
+        start_run(child, preset.changed({"norm": "pre"}), corpus, parent=parent)
+    with pytest.raises(ValueError, match=rf"vocab_size is {parent.config.vocab_size} in .* become 299"):
+        start_run(child, preset.changed({"vocab_size": 299}), corpus, parent=parent)
+    with pytest.raises(ValueError, match="leave the word vectors out"):
+        start_run(child, preset.changed({"source_vectors": "x"}), corpus, parent=parent)
+    assert not child.path.exists()
