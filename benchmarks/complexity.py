@@ -35,6 +35,7 @@ from rich.progress import track
 
 from benchmarks.complexity_layers import LAYER_TYPES, LayerType, count_multiply_adds, layers_to_cross
 from benchmarks.complexity_report import save_plot, table
+from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
 
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
@@ -161,7 +162,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Time layers as they grow.",
         epilog="example: python -m benchmarks.complexity --plot docs/complexity.png --out X.json",
     )
-    parser.add_argument("--rounds", type=int, default=9, help="medians are over these (default %(default)s)")
+    parser.add_argument(
+        "--rounds", type=positive, default=9, help="medians are over these (default %(default)s)"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw time by size into it")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON object there")
     return parser

@@ -42,6 +42,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from benchmarks.flags import positive
 from benchmarks.floors import Machine, measure_machine, step_floor
 from benchmarks.hardware import describe_hardware
 from benchmarks.our_engine import EngineProcess
@@ -263,8 +264,10 @@ def _parser() -> argparse.ArgumentParser:
         "  python -m benchmarks.peers --multi30k multi30k/ --run runs/multi30k",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=5, help="timed turns of every contender (default: 5)")
-    parser.add_argument("--cores", type=int, default=2, help="CPUs that everything runs on (default: 2)")
+    parser.add_argument(
+        "--rounds", type=positive, default=5, help="timed turns of every contender (default: 5)"
+    )
+    parser.add_argument("--cores", type=positive, default=2, help="CPUs that everything runs on (default: 2)")
     parser.add_argument("--only", default="", help="only works whose name contains this (default: all)")
     parser.add_argument("--multi30k", type=Path, metavar="DIR", help="the corpus, with its tok/ folder")
     parser.add_argument("--run", type=Path, help="a run trained on its tok/, English to German")

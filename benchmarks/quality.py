@@ -31,6 +31,7 @@ from rich.logging import RichHandler
 from sacremoses import MosesDetokenizer
 
 from benchmarks.demo import translate_all
+from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
 from benchmarks.quality_choice import BEAM_SIZE, Choice, choose, search_options, server_flags
 from benchmarks.quality_corpora import Detokenised, ScoredSet, Task, korean, multi30k
@@ -334,7 +335,7 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="the run's folder: started, gone on with, or taken (default: runs/quality-...)",
     )
-    parser.add_argument("--max-steps", type=int, help="where training stops (default: the preset's)")
+    parser.add_argument("--max-steps", type=positive, help="where training stops (default: the preset's)")
     parser.add_argument("--seed", type=int, help="of the run (default: the preset's, or the run's)")
     add_set_flag(parser)
     parser.add_argument(

@@ -29,6 +29,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
 from benchmarks.plain_trainer import PlainTrainer
 from training.batches import Batch, BatchShare, BatchStream
@@ -253,17 +254,17 @@ def main() -> int:
         default=["tiny", "base"],
         help="which sizes (default: tiny base)",
     )
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each (default: 7)")
-    parser.add_argument("--steps", type=int, default=3, help="steps of a turn (default: 3)")
+    parser.add_argument("--rounds", type=positive, default=7, help="turns of each (default: 7)")
+    parser.add_argument("--steps", type=positive, default=3, help="steps of a turn (default: 3)")
     parser.add_argument(
-        "--batch-tokens", type=int, help=f"(default: the preset's, on a CPU at most {_CPU_BATCH_TOKENS})"
+        "--batch-tokens", type=positive, help=f"(default: the preset's, on a CPU at most {_CPU_BATCH_TOKENS})"
     )
     parser.add_argument(
         "--precision",
         choices=tuple(_PRECISIONS.values()),
         help="what matrices are multiplied in (default: bf16 on CUDA, fp32 on a CPU)",
     )
-    parser.add_argument("--threads", type=int, help="of torch on a CPU")
+    parser.add_argument("--threads", type=positive, help="of torch on a CPU")
     parser.add_argument("--compile", action="store_true", help="with torch.compile in our loop")
     parser.add_argument("--out", type=Path, help="the JSON result")
     options = parser.parse_args()
