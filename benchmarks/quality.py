@@ -297,7 +297,7 @@ def _describe_run(path: Path) -> dict[str, Any]:
     metrics = folder.read_metrics()
     passes = max(line["epoch"] for line in metrics if line["kind"] == "train")
     curve = [[line["step"], line["loss"], line["bleu"]] for line in metrics if line["kind"] == "dev"]
-    kept = "preset", "model", "training", "corpus_sha256", "commit", "versions"
+    kept = "preset", "model", "training", "corpus_sha256", "commit", "versions", "parent"
     return {
         "parameters": sum(parameter.numel() for parameter in load_run(path).model.parameters()),
         "steps": summary.steps,
