@@ -106,11 +106,19 @@ class Tokenizer:
         A token that ends inside a character has the empty piece, and the character belongs to the token
         that completes it.
         """
-        stream = self.stream()
-        return [
-            self._special_tokens[token_id] if token_id in self._special_tokens else stream.push([token_id])
-            for token_id in token_ids
-        ]
+        stream, places, pieces = self.stream(), list[int](), list[str]()
+        for place, token_id in enumerate(token_ids):
+            if token_id in self._special_tokens:
+                pieces.append(self._special_tokens[token_id])
+            else:
+                pieces.append(stream.push([token_id]))
+                places.append(place)
+        # A stream holds an end of U+FFFD back, which half a character looks like; a text may really have it.
+        rest = stream.finish()
+        rest_ids = self.encode(rest)
+        if rest and [token_ids[place] for place in places[-len(rest_ids) :]] == rest_ids:
+            pieces[places[-1]] = rest
+        return pieces
 
     def words(self, token_ids: Sequence[int]) -> list[tuple[str, list[int]]]:
         """What white space separates in the text of `token_ids`, each with the places of its tokens.

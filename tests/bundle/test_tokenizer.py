@@ -120,6 +120,9 @@ def test_bytes_that_never_become_a_character_come_at_the_end(tokenizer):
 
 @given(any_text)
 @settings(max_examples=200)
+@example("\ufffd")
+@example("a\ufffd\ufffd")
+@example("\ufffd 힣\ufffd")
 def test_pieces_say_which_token_completes_what(tokenizer, text):
     token_ids = tokenizer.encode(text)
     pieces = tokenizer.pieces(token_ids)
@@ -133,6 +136,9 @@ def test_pieces_name_special_tokens_and_leave_half_characters_empty(tokenizer):
     pieces = tokenizer.pieces([BOS_ID, *hangul, EOS_ID, *tokenizer.encode("<eos>")])
     assert pieces[:5] == ["<bos>", "", "", "힣", "<eos>"]
     assert "".join(pieces[5:]) == "<eos>"
+    replacement = tokenizer.encode("\ufffd")
+    assert "".join(tokenizer.pieces([*replacement, EOS_ID])) == "\ufffd<eos>"
+    assert tokenizer.pieces([*replacement, *hangul[:2]])[-2:] == ["", ""]
 
 
 def test_the_id_of_a_token_is_known_or_refused_by_name(tokenizer):
