@@ -100,6 +100,8 @@ def start_run(
         held_out[part] = kept
     vectors = {side: PieceVectors.of(file, tokenizer, model.d_model) for side, file in vector_files.items()}
     folder.checkpoints.mkdir(parents=True, exist_ok=True)
+    for file in folder.optional_files:  # of a start that was interrupted, and may have been another
+        file.unlink(missing_ok=True)
     tokenizer.save(folder.tokenizer_file)
     if parent:
         folder.write_initial(parent.model.state_dict())

@@ -228,6 +228,11 @@ class RunFolder:
         """What the embeddings of "source" or "target" started as, if not at random."""
         return self.path / f"{side}.vectors.pt"
 
+    @property
+    def optional_files(self) -> list[Path]:
+        """What a start writes only where it is asked to, and what then decides what the run is."""
+        return [self.initial_file, *map(self.vectors_file, ("source", "target")), *self.text_files("test")]
+
     def write_pairs(self, part: str, pairs: Sequence[SentencePair]) -> None:
         """Write the pairs of "dev" or "test"."""
         source_file, target_file = self.text_files(part)

@@ -311,6 +311,17 @@ def test_a_run_starts_as_the_one_it_is_given(
     assert torch.equal(load_run(child.path).model.embedding.weight, parent.model.embedding.weight)
 
 
+def test_nothing_of_an_interrupted_start_is_left_to_another(
+    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
+) -> None:
+    folder.path.mkdir()
+    for file in folder.optional_files:
+        file.write_text("of another start")
+    start_run(folder, preset, dataclasses.replace(corpus, test=()))
+    assert not [file for file in folder.optional_files if file.exists()]
+    continue_run(folder, None, CPU, console, {"max_steps": 1})
+
+
 def test_a_run_cannot_start_as_one_of_other_sizes(
     folder: RunFolder, tmp_path: Path, preset: Preset, corpus: Corpus, console: Console
 ) -> None:
