@@ -114,10 +114,11 @@ class Tokenizer:
                 pieces.append(stream.push([token_id]))
                 places.append(place)
         # A stream holds an end of U+FFFD back, which half a character looks like; a text may really have it.
-        rest = stream.finish()
-        rest_ids = self.encode(rest)
-        if rest and [token_ids[place] for place in places[-len(rest_ids) :]] == rest_ids:
-            pieces[places[-1]] = rest
+        if places and not pieces[places[-1]]:
+            rest = stream.finish()
+            rest_ids = self.encode(rest)
+            if [token_ids[place] for place in places[-len(rest_ids) :]] == rest_ids:
+                pieces[places[-1]] = rest
         return pieces
 
     def words(self, token_ids: Sequence[int]) -> list[tuple[str, list[int]]]:

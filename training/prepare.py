@@ -20,14 +20,7 @@ from training.filters import CorpusFilters
 from training.loop import Trainer
 from training.presets import Preset
 from training.ranks import Ranks
-from training.run import (
-    RunConfig,
-    RunFolder,
-    Summary,
-    TrainedModel,
-    library_versions,
-    repository_commit,
-)
+from training.run import RunConfig, RunFolder, Summary, TrainedModel, library_versions, repository_commit
 from training.segmentation import FreshlyCutPairs
 from training.tokenizer import check_vocab_size, train_tokenizer
 from training.vectors import PieceVectors
