@@ -20,7 +20,7 @@ from server.http import HttpServer
 from server.metrics import Metrics
 from server.models import Models, ServedModel
 from server.repository import Repository
-from server.service.access import Access, AccessInterceptor
+from server.service.access import Access
 from server.service.calls import Calls
 from server.service.endpoint import Endpoint
 from server.service.health import Health
@@ -55,14 +55,14 @@ class App:
     def __init__(self, bundles: Sequence[Path], config: ServerConfig, loader: Loader) -> None:
         self._shelf = Shelf(bundles, config.repository)
         self._shelf.check_names(config.models)
-        access = None if config.access_file is None else Access(config.access_file)
+        access = Access(config.access_file, is_repository_open=config.is_repository_open)
         self._config = config
         self._loader = loader
         self._metrics = Metrics()
         self._models = Models(self._metrics)
         self._health = Health(self._models)
         self._repository = Repository(self._shelf, self._models, self._load, self._health.refresh)
-        self._calls = Calls(self._models, self._metrics)
+        self._calls = Calls(self._models, self._metrics, access)
         self.http = HttpServer(
             config.host,
             config.metrics_port,
@@ -78,7 +78,7 @@ class App:
                 calls=self._calls,
                 health=self._health,
                 metrics=self._metrics,
-                gate=AccessInterceptor(access, self._metrics, is_repository_open=config.is_repository_open),
+                access=access,
             )
         except OSError:
             self.http.stop()

@@ -22,8 +22,7 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
     """
     if config.tls is not None:
         server_credentials(config.tls)
-    if config.access_file is not None:
-        Access(config.access_file)
+    Access(config.access_file)
     shelf, num_used_bytes = Shelf(bundles, config.repository), 0
     shelf.check_names(config.models)
     for name in shelf.names:

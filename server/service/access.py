@@ -1,14 +1,18 @@
-"""Who may call what: bearer tokens with roles, from a file that is read again when it changes."""
+"""Who calls, and who may call what: bearer tokens with roles, from a file that may change."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import logging
+import time
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from grpc import aio
@@ -16,112 +20,191 @@ from grpc import aio
 from server.errors import Forbidden, ServerError, Unauthenticated
 from server.metrics import Metrics
 from server.service.handlers import Continuation, Handler, file_stamp, remade
-from server.service.health import HEALTH_SERVICE
-from server.service.status import abort, request_id_of, status_of
+from server.service.status import Metadata, abort, request_id_of, status_of
 
 PREDICT, ADMIN = "predict", "admin"
 ROLES = (PREDICT, ADMIN)
 
-_AUTHORIZATION, _SCHEME = "authorization", "bearer "
-# By the beginnings of their paths; whatever else only reads.
-_ADMIN_CALLS = ("/inference.GRPCInferenceService/Repository", "/seq2seq.v1.Repository/")
-_PREDICT_CALLS = (
-    "/inference.GRPCInferenceService/ModelInfer",
-    "/inference.GRPCInferenceService/ModelStreamInfer",
-    "/seq2seq.v1.Seq2Seq/Generate",
-    "/seq2seq.v1.Seq2Seq/Score",
+_NOTHING, _TOKEN = "nothing", "a token"
+_NEEDS = (
+    ("grpc.health.v1.Health", _NOTHING, "Check List Watch"),  # probes have no tokens
+    ("grpc.reflection.v1alpha.ServerReflection", _TOKEN, "ServerReflectionInfo"),
+    ("seq2seq.v1.Seq2Seq", _TOKEN, "GetModel ListModels"),
+    ("seq2seq.v1.Seq2Seq", PREDICT, "Generate GenerateStream Score"),
+    ("seq2seq.v1.Repository", ADMIN, "ListVersions LoadModel UnloadModel"),
+    ("inference.GRPCInferenceService", _TOKEN, "ServerLive ServerReady ServerMetadata"),
+    ("inference.GRPCInferenceService", _TOKEN, "ModelReady ModelMetadata ModelConfig ModelStatistics"),
+    ("inference.GRPCInferenceService", PREDICT, "ModelInfer ModelStreamInfer"),
+    (
+        "inference.GRPCInferenceService",
+        ADMIN,
+        "RepositoryIndex RepositoryModelLoad RepositoryModelUnload",
+    ),
 )
+# By path, what a caller needs. A method that is not in it is refused.
+NEEDS = {f"/{service}/{method}": need for service, need, methods in _NEEDS for method in methods.split()}
+
+_AUTHORIZATION, _SCHEME = "authorization", "bearer "
+_NO_TOKEN = hashlib.sha256(b"").digest()  # of a variable that is not set: `printf %s "$UNSET"`
+_LOOK_SECONDS = 1.0  # between two looks at the file's stamp
+_IPV6_HOST_BITS = 64  # of an address: one caller may use all of them
 _HEX_DIGITS = 64
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Token:
-    """What is known of a token: not the token."""
+class Token:
+    """What is known of a token, which does not include the token.
+
+    Attributes:
+        digest: Its SHA-256.
+        roles: Of `ROLES`.
+    """
 
     name: str
     digest: bytes
     roles: frozenset[str]
 
 
+@dataclass(frozen=True)
+class Caller:
+    """Who sent a call.
+
+    Attributes:
+        name: The name of the token, or else the address of the peer: those of one name share a queue fairly
+            with those of other names.
+        is_admin: Whether the token has the role admin.
+    """
+
+    name: str
+    is_admin: bool = False
+
+
 class Access:
     """The tokens of a file.
 
     Owned by the app; used on the event loop only. The file has a table `token` for each, with its `name`, its
-    `sha256` in hexadecimal digits, and its `roles`, of `predict` and `admin`.
+    `sha256` in hexadecimal digits, and its `roles`, of `predict` and `admin`. A changed file takes
+    effect within a second.
+
+    Args:
+        path: The file; None lets everybody do everything but list, load and unload versions.
+        is_repository_open: Whether everybody may do that, too, where there is no file.
+        clock: Monotonic seconds.
 
     Raises:
+        OSError: The file cannot be read.
         ValueError: The file cannot be used; the message says why.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        is_repository_open: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._path = path
-        self._stamp = file_stamp(path)
-        self._tokens = _read(path)
+        self._is_repository_open = is_repository_open
+        self._clock = clock
+        self._looked_at = clock()
+        self._stamp = None if path is None else file_stamp(path)
+        self._tokens = () if path is None else _read(path)
 
-    def check(self, method: str, given: str | None) -> None:
+    def check(self, method: str, metadata: Metadata | None) -> None:
         """Let a call pass.
 
         Args:
             method: Its path.
-            given: What came as `authorization`, if anything.
+            metadata: That came with it.
 
         Raises:
             Unauthenticated: No known token came.
-            Forbidden: The token lacks the role that the method needs.
+            Forbidden: The token does not have the role that the method needs, or nobody may call it.
         """
-        if method.startswith(f"/{HEALTH_SERVICE}/"):
-            return  # probes have no tokens
-        if given is None or not given.lower().startswith(_SCHEME):
-            raise Unauthenticated("send a token, as `authorization: Bearer …`")
-        self._read_again()
+        need = NEEDS.get(method)
+        if need is None:
+            raise Forbidden(f"nobody may call {method}")
+        if need == _NOTHING:
+            return
+        if self._path is None:
+            if need == ADMIN and not self._is_repository_open:
+                raise Forbidden(
+                    "models are listed, loaded and unloaded by callers with a token that has the role admin: "
+                    "give the server an --access-file, or let everybody do it with --open-repository"
+                )
+            return
+        token = self._token_of(metadata)
+        if token is None:
+            raise Unauthenticated("send a token that is known here, as `authorization: Bearer …`")
+        if need in ROLES and need not in token.roles:
+            raise Forbidden(f"token {token.name} does not have the role {need}, which this call needs")
+        if need == ADMIN:
+            _log.info("%s by token %s", method, token.name)
+
+    def caller_of(self, context: aio.ServicerContext[Any, Any]) -> Caller:
+        """Who sent a call that has passed."""
+        token = self._token_of(context.invocation_metadata())
+        if token is None:
+            return Caller(_address(context.peer()))
+        return Caller(token.name, is_admin=ADMIN in token.roles)
+
+    def _token_of(self, metadata: Metadata | None) -> Token | None:
+        """The token that came with a call, where it is known."""
+        given = dict(metadata or ()).get(_AUTHORIZATION)
+        if self._path is None or not isinstance(given, str) or not given.lower().startswith(_SCHEME):
+            return None
+        self._read_again(self._path)
         digest = hashlib.sha256(given[len(_SCHEME) :].strip().encode()).digest()
         # All are compared, so that the time says nothing of which one is near.
         found = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
-        if not found:
-            raise Unauthenticated("the token is not known here")
-        needed = _role_of(method)
-        holder = next((token for token in found if needed is None or needed in token.roles), None)
-        if holder is None:
-            raise Forbidden(f"the token {found[0].name} has not the role {needed}, which this call needs")
-        if needed == ADMIN:
-            _log.info("%s by the token %s", method, holder.name)
+        return found[0] if found else None
 
-    def _read_again(self) -> None:
+    def _read_again(self, path: Path) -> None:
         """Take a changed file; one that cannot be used changes nothing."""
+        now = self._clock()
+        if now < self._looked_at + _LOOK_SECONDS:
+            return
+        self._looked_at = now
         try:
-            stamp = file_stamp(self._path)
+            stamp = file_stamp(path)
             if stamp != self._stamp:
-                self._stamp = stamp  # also of a file that cannot be used, so that it is told once
-                self._tokens = _read(self._path)
-                _log.info("the tokens of %s were read again: there are %d", self._path, len(self._tokens))
+                self._stamp = stamp  # also of a file that cannot be used, so that it is logged once
+                self._tokens = _read(path)
+                _log.info("the tokens of %s were read again: there are %d", path, len(self._tokens))
         except (OSError, ValueError) as error:
             _log.warning("the tokens stay as they were: %s", error)
 
 
-def _role_of(method: str) -> str | None:
-    """Which role a method needs; None where any will do."""
-    if method.startswith(_ADMIN_CALLS):
-        return ADMIN
-    return PREDICT if method.startswith(_PREDICT_CALLS) else None
+def _address(peer: str) -> str:
+    """A peer as gRPC writes it, such as `ipv4:10.0.0.7:50124`, without its port; of IPv6 the network."""
+    host = unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]")
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return peer
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        network = int(address) >> _IPV6_HOST_BITS << _IPV6_HOST_BITS
+        return str(ipaddress.IPv6Address(network))
+    return str(address)
 
 
 class AccessInterceptor(aio.ServerInterceptor):
     """Asks `Access` before any handler, and before anything of a message is read.
 
-    Owned by the app.
+    Owned by the endpoint.
 
     Args:
-        access: None lets everybody do everything but see and change the repository.
-        metrics: Count who is refused.
-        is_repository_open: Whether everybody may do that, too, where there is no `access`.
+        access: Says who may call what.
+        metrics: Count refused calls.
     """
 
-    def __init__(self, access: Access | None, metrics: Metrics, *, is_repository_open: bool) -> None:
+    def __init__(self, access: Access, metrics: Metrics) -> None:
         self._access = access
         self._metrics = metrics
-        self._is_repository_open = is_repository_open
 
     async def intercept_service(
         self,
@@ -132,23 +215,14 @@ class AccessInterceptor(aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:
             return handler
-        metadata = dict(handler_call_details.invocation_metadata or ())
+        method = handler_call_details.method
         try:
-            self._check(handler_call_details.method, metadata.get(_AUTHORIZATION))
+            self._access.check(method, handler_call_details.invocation_metadata)
         except ServerError as error:
-            method = handler_call_details.method.rpartition("/")[2]
-            self._metrics.record_rpc(model_name="", method=method, code=status_of(error)[0].name)
+            code = status_of(error)[0].name
+            self._metrics.record_rpc(model_name="", method=method.rpartition("/")[2], code=code)
             return _refusing(handler, error)
         return handler
-
-    def _check(self, method: str, given: Any) -> None:
-        if self._access is not None:
-            self._access.check(method, given if isinstance(given, str) else None)
-        elif _role_of(method) == ADMIN and not self._is_repository_open:
-            raise Forbidden(
-                "models are listed, loaded and unloaded by who has a token with the role admin: give the "
-                "server an --access-file, or let everybody do it with --open-repository"
-            )
 
 
 def _refusing(handler: Handler, error: ServerError) -> Handler:
@@ -160,7 +234,7 @@ def _refusing(handler: Handler, error: ServerError) -> Handler:
     return remade(handler, refuse)
 
 
-def _read(path: Path) -> tuple[_Token, ...]:
+def _read(path: Path) -> tuple[Token, ...]:
     try:
         content = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -174,7 +248,7 @@ def _read(path: Path) -> tuple[_Token, ...]:
     return tokens
 
 
-def _token(path: Path, number: int, table: Any) -> _Token:
+def _token(path: Path, number: int, table: Any) -> Token:
     where = f"{path}: token {number}"
     if not isinstance(table, dict) or table.keys() != {"name", "sha256", "roles"}:
         raise ValueError(f"{where} needs name, sha256 and roles, and nothing else")
@@ -189,6 +263,8 @@ def _token(path: Path, number: int, table: Any) -> _Token:
         raise ValueError(
             f"{where}: sha256 must be {_HEX_DIGITS} hexadecimal digits: `printf %s TOKEN | sha256sum`"
         )
+    if digest == _NO_TOKEN:
+        raise ValueError(f"{where}: sha256 is that of the empty text: was the variable with the token set?")
     if not isinstance(roles, list) or not roles or not set(roles) <= set(ROLES):
         raise ValueError(f"{where}: roles must be a list of {', '.join(ROLES)}")
-    return _Token(name, digest, frozenset(roles))
+    return Token(name, digest, frozenset(roles))

@@ -17,6 +17,7 @@ from grpc import aio
 from server.errors import InvalidRequest, LoadFailed, ServerError, Unavailable
 from server.metrics import Metrics
 from server.models import Models, ServedModel
+from server.service.access import Access, Caller
 from server.service.status import (
     MAX_REQUEST_ID_LENGTH,
     REQUEST_ID,
@@ -45,6 +46,7 @@ class Call:
     """One RPC while it is handled; owned by its handler.
 
     Attributes:
+        caller: Who sent it.
         arrival: `time.monotonic()` when the handler started.
         deadline: The same clock, when the caller stops waiting; None for never.
         model_name: The served model's name, once it is known.
@@ -53,6 +55,7 @@ class Call:
 
     method: str
     request_id: str
+    caller: Caller
     arrival: float
     deadline: float | None
     models: Models
@@ -83,9 +86,10 @@ class Calls:
     and answered with a status of the table in `server.service.status`.
     """
 
-    def __init__(self, models: Models, metrics: Metrics) -> None:
+    def __init__(self, models: Models, metrics: Metrics, access: Access) -> None:
         self._models = models
         self._metrics = metrics
+        self._access = access
         self.num_open = 0
         self._num_opened = 0
         self._idle = asyncio.Event()
@@ -144,7 +148,7 @@ class Calls:
         deadline = None if remaining is None else arrival + remaining
         metadata = context.invocation_metadata()
         given_id, request_id = given_request_id(metadata), request_id_of(metadata)
-        call = Call(method, request_id, arrival, deadline, self._models)
+        call = Call(method, request_id, self._access.caller_of(context), arrival, deadline, self._models)
         self.num_open += 1
         self._num_opened += 1
         self._idle.clear()

@@ -14,7 +14,7 @@ from server.config import ServerConfig
 from server.metrics import Metrics
 from server.models import Models
 from server.repository import Repository
-from server.service.access import AccessInterceptor
+from server.service.access import Access, AccessInterceptor
 from server.service.calls import MAX_MESSAGE_BYTES, Calls
 from server.service.counting import CountingInterceptor
 from server.service.health import HEALTH_SERVICE, SERVICE_NAMES, Health, HealthService
@@ -68,11 +68,16 @@ class Endpoint:
         calls: Calls,
         health: Health,
         metrics: Metrics,
-        gate: AccessInterceptor,
+        access: Access,
     ) -> None:
         host, port, tls = config.host, config.port, config.tls
         self._server = aio.server(
-            interceptors=[CountingInterceptor(metrics), gate, ParsingInterceptor()], options=_OPTIONS
+            interceptors=[
+                CountingInterceptor(metrics),
+                AccessInterceptor(access, metrics),
+                ParsingInterceptor(),
+            ],
+            options=_OPTIONS,
         )
         add_Seq2SeqServicer_to_server(Seq2SeqService(models, calls), self._server)  # type: ignore[no-untyped-call]
         add_RepositoryServicer_to_server(  # type: ignore[no-untyped-call]

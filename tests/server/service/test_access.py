@@ -5,12 +5,15 @@ import logging
 import grpc
 import pytest
 from grpc import aio
+from grpc.aio._server import Server  # `aio.Server` is its interface
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import open_inference_pb2
 from protos import seq2seq_v1_pb2 as pb
 from protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from server.service.access import Access
+from server.errors import Unauthenticated
+from server.service import access as access_module
+from server.service.access import NEEDS, Access, _address
 from tests.server.service.harness import serving
 
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
@@ -93,22 +96,96 @@ def test_streams_are_refused_too_and_probes_are_not(file):
     asyncio.run(run())
 
 
-def test_a_changed_file_holds_at_once_and_a_broken_one_changes_nothing(file, caplog):
+def passes(access: Access, token: str) -> bool:
+    try:
+        access.check("/seq2seq.v1.Seq2Seq/Generate", bearer(token))
+    except Unauthenticated:
+        return False
+    return True
+
+
+def test_a_changed_file_holds_within_a_second_and_a_broken_one_changes_nothing(file, caplog):
+    now = 0.0
+    access = Access(file, clock=lambda: now)
+    file.write_text(entry("app", "new", "predict"))
+    now += 0.5
+    assert passes(access, "sesame")
+    now += 0.5
+    assert not passes(access, "sesame")
+    assert passes(access, "new")
+    for break_it in (
+        lambda: file.write_text("[[token]]\n"),
+        lambda: file.write_text(entry("unset", "", "admin")),
+        file.unlink,
+    ):
+        break_it()
+        caplog.clear()
+        now += 1.0
+        with caplog.at_level(logging.DEBUG):
+            assert passes(access, "new")
+            assert not passes(access, "")
+        assert "the tokens stay as they were" in caplog.text
+        for secret in ("sesame", "new", hashlib.sha256(b"new").hexdigest()):
+            assert f"{secret}\n" not in caplog.text.replace(" ", "\n")
+
+
+def test_the_file_is_looked_at_once_a_second_and_not_at_every_call(file, monkeypatch):
+    now, looks = 0.0, []
+    access = Access(file, clock=lambda: now)
+    monkeypatch.setattr(access_module, "file_stamp", lambda path: looks.append(now) or (0, 0))
+    for _ in range(35):
+        now += 0.1
+        passes(access, "sesame")
+    assert len(looks) == 3
+
+
+def test_every_method_of_every_served_service_is_in_the_table_and_no_other_is(file, monkeypatch):
+    paths: set[str] = set()
+    add = Server.add_generic_rpc_handlers
+
+    def collect(server, handlers):
+        for handler in handlers:
+            paths.update(handler._method_handlers)
+        add(server, handlers)
+
+    monkeypatch.setattr(Server, "add_generic_rpc_handlers", collect)
+
     async def run():
         async with serving(access_file=file) as served:
-            file.write_text(entry("app", "new", "predict"))
-            assert await generate(served, bearer("sesame")) is UNAUTHENTICATED
-            assert await generate(served, bearer("new")) is grpc.StatusCode.OK
-            file.write_text("[[token]]\n")
-            assert await generate(served, bearer("new")) is grpc.StatusCode.OK
-            file.unlink()
-            assert await generate(served, bearer("new")) is grpc.StatusCode.OK
+            # Health's List is registered by newer versions of `grpcio-health-checking` only.
+            assert paths | {"/grpc.health.v1.Health/List"} == NEEDS.keys()
+            for path in paths:
+                stub = served.channel.stream_stream(path)
+                code = await code_of(stub(iter([b""])).read())
+                assert (code is UNAUTHENTICATED) == (NEEDS[path] != "nothing"), path
 
-    with caplog.at_level(logging.DEBUG):
-        asyncio.run(run())
-    assert "the tokens stay as they were" in caplog.text
-    for secret in ("sesame", "new", hashlib.sha256(b"new").hexdigest()):
-        assert f"{secret}\n" not in caplog.text.replace(" ", "\n")
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_method_that_is_not_in_the_table_is_for_nobody(has_file, file, monkeypatch):
+    monkeypatch.delitem(access_module.NEEDS, "/seq2seq.v1.Seq2Seq/Generate")
+
+    async def run():
+        async with serving(access_file=file if has_file else None) as served:
+            assert await generate(served, bearer("key")) is DENIED
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.7:50124", "10.0.0.7"),
+        ("ipv6:%5B2001:db8::17%5D:50124", "2001:db8::"),
+        ("ipv6:%5B2001:db8::ffff:1%5D:9", "2001:db8::"),
+        ("ipv6:%5Bfe80::1%25eth0%5D:9", "fe80::"),
+        ("ipv6:%5B::ffff:10.0.0.7%5D:9", "10.0.0.7"),
+        ("unix:", "unix:"),
+    ],
+)
+def test_a_caller_without_a_token_is_known_by_its_address(peer, address):
+    assert _address(peer) == address
 
 
 def test_without_a_file_models_change_only_where_that_is_open_to_all():
@@ -138,6 +215,7 @@ GOOD = entry("app", "sesame", "predict")
         (GOOD.replace('"app"', "7"), "name must be a text"),
         (GOOD + GOOD, "two tokens are the same"),
         ("[[", "is no TOML"),
+        (entry("unset", "", "predict"), "sha256 is that of the empty text"),
     ],
 )
 def test_a_file_that_cannot_be_used_says_why(tmp_path, text, message):

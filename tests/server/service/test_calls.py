@@ -11,6 +11,7 @@ from client import AsyncClient, ClientError
 from protos import seq2seq_v1_pb2 as pb
 from server.metrics import Metrics
 from server.models import Models
+from server.service.access import Access
 from server.service.calls import Calls, send
 from tests.server.service.harness import serving
 
@@ -103,6 +104,9 @@ class GoneContext:
     def invocation_metadata(self) -> tuple:
         return ()
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:50124"
+
     async def write(self, message: object) -> None:
         raise aio.InternalError('Failed "execute_batch"')
 
@@ -112,7 +116,7 @@ def test_who_leaves_while_the_server_waits_for_them_to_read_has_cancelled_and_is
 
     async def run():
         metrics = Metrics()
-        calls = Calls(Models(metrics), metrics)
+        calls = Calls(Models(metrics), metrics, Access(None))
         with pytest.raises(asyncio.CancelledError):
             async with calls.open("GenerateStream", GoneContext()):
                 await send(GoneContext(), pb.GenerateStreamResponse())
