@@ -49,10 +49,12 @@ class Preset:
 
 
 def demo() -> Preset:
-    """The built-in corpus in one to two minutes on two CPU cores.
+    """The built-in corpus in minutes on two CPU cores.
 
     Pre-norm, small batches and no dropout, because they learn most in few steps from a corpus without noise:
-    after 500 steps of 3000 tokens, post-norm had 91 BLEU on the held-out pairs and pre-norm 98.
+    after 500 steps of 3000 tokens, post-norm had 91 BLEU on the held-out pairs and pre-norm 98;
+    with pre-norm, after 450,000 tokens in batches of 1500, dev had 88, and in batches of 750 it had 97. The
+    cool-down is for the combinations of words that training never saw: without it a few depend on the seed.
     """
     model = TransformerConfig(
         vocab_size=4000,
@@ -65,11 +67,12 @@ def demo() -> Preset:
         norm="pre",
     )
     training = TrainingConfig(
-        max_steps=900,
-        batch_tokens=1500,
+        max_steps=1500,
+        batch_tokens=750,
         learning_rate_scale=0.4,
         warmup_steps=200,
-        eval_interval_steps=300,
+        cooldown_share=0.4,
+        eval_interval_steps=500,
         checkpoint_interval_steps=50,
         max_length_ratio=None,
     )
