@@ -24,12 +24,14 @@ from server.service.repository import RepositoryService
 from server.service.seq2seq import Seq2SeqService
 from server.service.tls import server_credentials
 
+# Of a message as it is after decompression; gRPC's own default. Every request that can be served is smaller.
+MAX_REQUEST_BYTES = 4 * 2**20
 _MAX_PENDING_CALLS = 100_000
 
 _OPTIONS = (
     # Two servers on one port would each get a part of the calls; the second one must fail to start.
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     # Calls received and not handled yet. Beyond its own limit of 1000 gRPC cancels some, which no client
     # retries; the engine's queue refuses what is too much, and says when to come again.

@@ -1,86 +1,107 @@
-"""Bytes that are no message are the caller's mistake: gRPC by itself calls them an internal error."""
+"""Bytes that are not a message, or one that is too large to build, are the caller's mistake.
+
+gRPC by itself reports the former as an internal error, and builds the latter.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 from grpc import aio
 
 from server.errors import InvalidRequest
 from server.service.calls import Context, send
 from server.service.handlers import Continuation, Handler, behaviour_of, remade
 from server.service.status import abort, request_id_of
+from server.service.wire import TooManyElements, check_elements
 
-_NO_MESSAGE = InvalidRequest("the bytes that came are no message of this method", field="")
-
-
-class _Malformed:
-    """Stands for a message that could not be read."""
+_SMALL_BYTES = 2**14  # parsed in less time than a turn of the event loop takes
 
 
 class ParsingInterceptor(aio.ServerInterceptor):
-    """Answers what cannot be read with INVALID_ARGUMENT. Owned by the endpoint; holds nothing."""
+    """Answers bytes that cannot be read with INVALID_ARGUMENT.
+
+    Owned by the endpoint. Invariant: between two large messages other tasks have their turn, however many
+    messages have come at once.
+    """
+
+    def __init__(self) -> None:
+        self._large = asyncio.Lock()
 
     async def intercept_service(
         self,
         continuation: Continuation,
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """The method's handler, which never gets what is no message."""
+        """The method's handler, which only gets messages."""
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler
-        wrap = _of_stream if handler.request_streaming else _of_one
-        parse = _tolerant(handler.request_deserializer)
-        return remade(handler, wrap(behaviour_of(handler)), parse, handler.response_serializer)
+        message_class = handler.request_deserializer.__self__  # type: ignore[attr-defined]  # of FromString
+        wrap = self._of_stream if handler.request_streaming else self._of_one
+        behaviour = wrap(behaviour_of(handler), message_class)
+        return remade(handler, behaviour, response_serializer=handler.response_serializer)
+
+    async def _parsed(self, raw: bytes, message_class: type[Message]) -> Message:
+        """The message of these bytes.
+
+        Raises:
+            InvalidRequest: They are not one, or it has too many elements.
+        """
+        if len(raw) <= _SMALL_BYTES:
+            return _parse(raw, message_class)
+        async with self._large:
+            await asyncio.sleep(0)  # a turn for others; messages that come meanwhile wait for the lock
+            return _parse(raw, message_class)
+
+    def _of_one(self, inner: Any, message_class: type[Message]) -> Any:
+        """A handler of one message."""
+
+        async def handle(raw: bytes, context: Context) -> Any:
+            try:
+                message = await self._parsed(raw, message_class)
+            except InvalidRequest as error:
+                await _refuse(context, error)
+            del raw  # the call may take long
+            return await inner(message, context)
+
+        return handle
+
+    def _of_stream(self, inner: Any, message_class: type[Message]) -> Any:
+        """A handler of several messages, which are read as it asks for them."""
+
+        async def readable(raws: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+            async for raw in raws:
+                yield await self._parsed(raw, message_class)
+
+        async def handle(raws: AsyncIterator[bytes], context: Context) -> None:
+            try:
+                answering = inner(readable(raws), context)
+                if inspect.isasyncgen(answering):
+                    async for answer in answering:
+                        await send(context, answer)  # type: ignore[arg-type]
+                else:
+                    await answering
+            except InvalidRequest as error:  # of a service that does not know it
+                await _refuse(context, error)
+
+        return handle
 
 
-def _tolerant(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def parse_or_not(raw: bytes) -> Any:
-        try:
-            return parse(raw)
-        except Exception:  # protobuf raises several kinds, some for text that is no UTF-8
-            return _Malformed()
-
-    return parse_or_not
-
-
-def _of_one(inner: Any) -> Any:
-    """A handler of one message."""
-
-    async def handle(message: Any, context: Context) -> Any:
-        if isinstance(message, _Malformed):
-            await _refuse(context)
-        return await inner(message, context)
-
-    return handle
+def _parse(raw: bytes, message_class: type[Message]) -> Message:
+    try:
+        check_elements(raw, message_class.DESCRIPTOR)  # type: ignore[arg-type]  # which is upb's own class
+        return message_class.FromString(raw)
+    except TooManyElements as error:
+        raise InvalidRequest(f"{error}: send less at once", field="") from error
+    except Exception as error:  # protobuf raises several kinds, some for text that is no UTF-8
+        raise InvalidRequest("the bytes that came are no message of this method", field="") from error
 
 
-def _of_stream(inner: Any) -> Any:
-    """A handler of several messages, which are read as it asks for them."""
-
-    async def readable(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for message in messages:
-            if isinstance(message, _Malformed):
-                raise _NO_MESSAGE
-            yield message
-
-    async def handle(messages: AsyncIterator[Any], context: Context) -> None:
-        try:
-            answering = inner(readable(messages), context)
-            if inspect.isasyncgen(answering):
-                async for answer in answering:
-                    await send(context, answer)  # type: ignore[arg-type]
-            else:
-                await answering
-        except InvalidRequest:  # of a service that does not know it
-            await _refuse(context)
-
-    return handle
-
-
-async def _refuse(context: Context) -> None:
-    await abort(context, _NO_MESSAGE, request_id_of(context.invocation_metadata()))
+async def _refuse(context: Context, error: InvalidRequest) -> None:
+    await abort(context, error, request_id_of(context.invocation_metadata()))

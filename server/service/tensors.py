@@ -24,7 +24,8 @@ _TYPED_FIELDS = {
     BYTES: "bytes_contents",
 }
 _LENGTH = struct.Struct("<I")  # before every element of BYTES in raw contents
-_MAX_AXES, _MAX_ELEMENTS = 8, 2**20
+_MAX_AXES = 8
+_MAX_NUMBERS, _MAX_TEXTS = 2**20, 2**12  # elements of a tensor; each text is an object
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,11 @@ def read_tensors(message: pb.ModelInferRequest) -> dict[str, Tensor]:
         if raw and spec.HasField("contents"):
             raise InvalidRequest("contents and raw_input_contents are both set", field=f"{field}.contents")
         size = math.prod(spec.shape)
-        if size > _MAX_ELEMENTS or any(axis > _MAX_ELEMENTS for axis in spec.shape):
+        most = _MAX_TEXTS if spec.datatype == BYTES else _MAX_NUMBERS
+        if size > most or any(axis > most for axis in spec.shape):
             raise InvalidRequest(
-                f"shape {list(spec.shape)} is for more than {_MAX_ELEMENTS} elements", field=f"{field}.shape"
+                f"shape {list(spec.shape)} is for more than {most} elements of {spec.datatype}",
+                field=f"{field}.shape",
             )
         array = _from_raw(raw[index], spec.datatype, size, field) if raw else _from_typed(spec, size, field)
         tensors[spec.name] = Tensor(spec.name, spec.datatype, array.reshape(tuple(spec.shape)))

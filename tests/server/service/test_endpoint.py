@@ -6,7 +6,7 @@ from grpc import aio
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos import seq2seq_v1_pb2 as pb
-from server.service.calls import MAX_MESSAGE_BYTES
+from server.service.endpoint import MAX_REQUEST_BYTES
 from tests.server.service.harness import serving
 
 
@@ -32,7 +32,7 @@ def test_reflection_lists_every_service():
 def test_a_message_over_the_limit_is_refused_before_it_is_read():
     async def run():
         async with serving() as served:
-            request = pb.GenerateRequest(sources=[pb.Source(text="x" * MAX_MESSAGE_BYTES)])
+            request = pb.GenerateRequest(sources=[pb.Source(text="x" * MAX_REQUEST_BYTES)])
             with pytest.raises(aio.AioRpcError, match="larger than max") as caught:
                 await served.stub.Generate(request)
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

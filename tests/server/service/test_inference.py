@@ -154,8 +154,11 @@ BAD = {
     "no input": (lambda m: m.ClearField("inputs"), "the inputs are missing"),
     "a shape that does not fit": (lambda m: m.inputs[0].shape.__setitem__(0, 7), "holds 7 elements, and 2"),
     "a negative shape": (lambda m: m.inputs[0].shape.__setitem__(0, -2), "none below 0"),
-    "a huge shape": (lambda m: m.inputs[0].shape.extend([2**62, 2**62]), "for more than 1048576 elements"),
-    "a huge shape of nothing": (lambda m: m.inputs[0].shape.extend([0, 2**62]), "for more than 1048576"),
+    "a huge shape": (
+        lambda m: m.inputs[0].shape.extend([2**62, 2**62]),
+        "for more than 4096 elements of BYTES",
+    ),
+    "a huge shape of nothing": (lambda m: m.inputs[0].shape.extend([0, 2**62]), "for more than 4096"),
     "a long id": (lambda m: setattr(m, "id", "x" * 129), "the id has 129 characters"),
     "a long text": (
         lambda m: m.parameters["target_prefix"].CopyFrom(parameter("x" * 70_000)),

@@ -1,9 +1,12 @@
 import asyncio
+import itertools
 
 import grpc
 import pytest
 from grpc import aio
 
+from protos import seq2seq_v1_pb2 as pb
+from server.service.parsing import ParsingInterceptor
 from tests.server.service.harness import serving
 
 PATHS = {
@@ -37,3 +40,41 @@ def test_bytes_that_are_no_message_are_the_callers_mistake(path, raw):
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "path", ["/seq2seq.v1.Seq2Seq/Generate", "/inference.GRPCInferenceService/ModelStreamInfer"]
+)
+def test_a_message_of_many_empty_messages_is_refused_before_it_is_built(path):
+    raw = b"\x12\x00" * 2**20 if path.endswith("Generate") else b"\x2a\x00" * 2**20
+
+    async def run():
+        async with serving() as served:
+            with pytest.raises(aio.AioRpcError, match="the message has more than 8192 fields") as caught:
+                await answer(served, path, raw)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(run())
+
+
+def test_other_tasks_have_their_turn_between_large_messages():
+    raw = pb.GenerateRequest(model="x" * 2**15).SerializeToString()
+    order = []
+
+    async def run():
+        parsing = ParsingInterceptor()
+
+        async def parse(number):
+            await parsing._parsed(raw, pb.GenerateRequest)
+            order.append(number)
+
+        async def other():
+            for _ in range(8):
+                order.append("other")
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(parse(number) for number in range(4)), other())
+
+    asyncio.run(run())
+    parsed = [place for place, what in enumerate(order) if what != "other"]
+    assert all("other" in order[first:second] for first, second in itertools.pairwise(parsed)), order
