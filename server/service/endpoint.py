@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
+from typing import Any
 
 from grpc import aio
 from grpc_health.v1 import health_pb2_grpc  # type: ignore[import-untyped]
@@ -47,6 +50,8 @@ _OPTIONS = (
     ("grpc.max_connection_age_ms", 600_000),
     ("grpc.max_connection_age_grace_ms", 600_000),
 )
+
+_log = logging.getLogger(__name__)
 
 # For answers on their way and refusals of calls that came last; what is still open then is cut off.
 _CLOSE_SECONDS = 3.0
@@ -105,11 +110,21 @@ class Endpoint:
 
     async def start(self) -> None:
         """Answer calls from now on."""
+        asyncio.get_running_loop().set_exception_handler(_report)
         await self._server.start()
 
     async def stop(self) -> None:
         """Close the port, and let the open calls end, for a moment."""
         await self._server.stop(_CLOSE_SECONDS)
+
+
+def _report(loop: asyncio.AbstractEventLoop, problem: dict[str, Any]) -> None:
+    """Log what a task of the event loop left behind, but for answers to callers who have left."""
+    error = problem.get("exception")
+    if isinstance(error, aio.InternalError):  # gRPC sends an answer before it hears that nobody waits for it
+        _log.debug("an answer came too late: %s", error)
+    else:
+        loop.default_exception_handler(problem)
 
 
 def _reason(host: str, port: int) -> str:

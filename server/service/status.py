@@ -5,6 +5,7 @@ Details follow `google.rpc.Status` (error_details.proto), which `grpcio-status` 
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+from grpc import aio
 
 from server.errors import (
     Cancelled,
@@ -76,10 +78,14 @@ async def abort(context: Any, error: Exception, request_id: str) -> None:
     """End a call with an error's status.
 
     Raises:
-        AbortError: Always; gRPC expects it.
+        AbortError: gRPC expects it.
+        CancelledError: The caller has left.
     """
     code, text = status_of(error)
-    await context.abort(code, text, trailers_of(error, request_id))
+    try:
+        await context.abort(code, text, trailers_of(error, request_id))
+    except aio.InternalError as gone:  # gRPC fails the sending before it cancels the handler
+        raise asyncio.CancelledError from gone
 
 
 def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:

@@ -50,3 +50,16 @@ def test_an_unknown_method_is_unimplemented():
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
     asyncio.run(run())
+
+
+def test_an_answer_that_comes_too_late_leaves_no_traceback_and_any_other_error_does(caplog):
+    async def run():
+        async with serving():
+            loop = asyncio.get_running_loop()
+            for error in (aio.InternalError("too late"), RuntimeError("a bug")):
+                loop.call_exception_handler(
+                    {"message": "Task exception was never retrieved", "exception": error}
+                )
+
+    asyncio.run(run())
+    assert [str(record.exc_info[1]) for record in caplog.records] == ["a bug"]

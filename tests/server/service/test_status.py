@@ -1,11 +1,13 @@
+import asyncio
 import re
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
+from grpc import aio
 
 from server import errors
-from server.service.status import BUG_TEXT, request_id_of, status_of, trailers_of
+from server.service.status import BUG_TEXT, abort, request_id_of, status_of, trailers_of
 
 CASES = [
     (errors.InvalidRequest("m", field="f"), grpc.StatusCode.INVALID_ARGUMENT),
@@ -61,3 +63,16 @@ def test_an_id_that_cannot_be_sent_back_or_logged_is_replaced(given):
 def test_any_other_exception_is_a_bug_whose_text_stays_here():
     assert status_of(KeyError("secret")) == (grpc.StatusCode.INTERNAL, BUG_TEXT)
     assert b"secret" not in dict(trailers_of(KeyError("secret"), "r1"))["grpc-status-details-bin"]
+
+
+class GoneContext:
+    """Of a call whose caller has just left."""
+
+    async def abort(self, *status: object) -> None:
+        raise aio.InternalError('Failed "execute_batch"')
+
+
+def test_a_refusal_of_a_caller_who_has_just_left_ends_like_a_cancelled_call():
+    """gRPC logged a traceback: it fails the sending of the status before it cancels the handler."""
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(abort(GoneContext(), errors.InvalidRequest("m", field="f"), "r1"))
