@@ -25,6 +25,7 @@ class Tokenizer:
         # Not stored in the file by the library, so it is set at every load.
         inner.encode_special_tokens = True
         self._inner = inner
+        self._pieces: dict[int, str] = {}
         self._special_tokens = {
             token_id: token.content
             for token_id, token in inner.get_added_tokens_decoder().items()
@@ -120,6 +121,12 @@ class Tokenizer:
             if [token_ids[place] for place in places[-len(rest_ids) :]] == rest_ids:
                 pieces[places[-1]] = rest
         return pieces
+
+    def piece(self, token_id: int) -> str:
+        """The same of one token alone, kept for the next time."""
+        if token_id not in self._pieces:
+            self._pieces[token_id] = self.pieces([token_id])[0]
+        return self._pieces[token_id]
 
     def words(self, token_ids: Sequence[int]) -> list[tuple[str, list[int]]]:
         """What white space separates in the text of `token_ids`, each with the places of its tokens.

@@ -156,6 +156,7 @@ class App:
         await self._calls.wait_until_quiet()
         self._health.close()
         await self.endpoint.stop()
+        self._calls.close()
         await asyncio.to_thread(self.http.stop)
 
 

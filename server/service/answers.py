@@ -18,6 +18,24 @@ _FINISH_REASONS = {
 }
 
 
+# What a token takes in an answer: its text, id and log-probability, or those of an alternative to it.
+_TOKEN_BYTES, _ALTERNATIVE_BYTES = 16, 24
+_WEIGHTS_TAG = bytes([pb.Attention.WEIGHTS_FIELD_NUMBER << 3 | 2])  # before the bytes of a packed field
+_WEIGHT_BYTES = 4  # of the attention of a target token to a source token
+
+
+def estimated_bytes(job: Job, options: pb.GenerateOptions) -> int:
+    """The size of a job's answer where every hypothesis is as long as it may be."""
+    request = job.request
+    target_length = len(request.prefix_ids) + request.max_new_tokens + 1
+    each = target_length * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * request.num_alternatives)
+    if options.attention:
+        each += target_length * request.source_length * _WEIGHT_BYTES
+    if request.attention:
+        each += (target_length + request.source_length) * _TOKEN_BYTES
+    return request.num_hypotheses * each
+
+
 def generate_response(
     jobs: Sequence[Job], results: Sequence[Result], model: ServedModel, options: pb.GenerateOptions
 ) -> pb.GenerateResponse:
@@ -78,7 +96,7 @@ def _hypothesis(
     if request.log_probabilities or request.beam is not None:
         message.score = hypothesis.score
     if request.num_alternatives:
-        message.alternatives.extend(_alternatives(choice, model) for choice in hypothesis.choices)
+        _add_alternatives(message, hypothesis.choices, model)
     if options.attention:
         message.attention.CopyFrom(_attention(request, hypothesis, model))
     if options.word_alignment:
@@ -106,17 +124,12 @@ def score_response(request: Request, result: Result, model: ServedModel) -> pb.S
     )
 
 
-def _alternatives(choice: Choice, model: ServedModel) -> pb.Alternatives:
-    return pb.Alternatives(
-        tokens=[
-            pb.Alternative(
-                token_id=token_id,
-                text=model.target_tokenizer.pieces([token_id])[0],
-                log_probability=log_probability,
-            )
-            for token_id, log_probability in choice.alternatives
-        ]
-    )
+def _add_alternatives(message: pb.Hypothesis, choices: Sequence[Choice], model: ServedModel) -> None:
+    piece = model.target_tokenizer.piece
+    for choice in choices:
+        add = message.alternatives.add().tokens.add  # in place: copies would take as long again
+        for token_id, log_probability in choice.alternatives:
+            add(token_id=token_id, text=piece(token_id), log_probability=log_probability)
 
 
 def _attention(request: Request, hypothesis: Hypothesis, model: ServedModel) -> pb.Attention:
@@ -126,11 +139,22 @@ def _attention(request: Request, hypothesis: Hypothesis, model: ServedModel) -> 
         target_ids.append(model.eos_id)
     source_ids = request.sources[SOURCE_IDS].tolist()
     assert hypothesis.attention.shape == (len(target_ids), len(source_ids))
-    return pb.Attention(
+    message = pb.Attention(
         source_tokens=model.source_tokenizer.pieces(source_ids),
         target_tokens=model.target_tokenizer.pieces(target_ids),
-        weights=hypothesis.attention.ravel().tolist(),
     )
+    weights = hypothesis.attention.astype("<f4").tobytes()
+    message.MergeFromString(_WEIGHTS_TAG + _varint(len(weights)) + weights)  # without an object for each
+    return message
+
+
+def _varint(number: int) -> bytes:
+    """A length as the wire format has it."""
+    octets = bytearray()
+    while number > 127:
+        octets.append(number & 127 | 128)
+        number >>= 7
+    return bytes((*octets, number))
 
 
 def _word_alignment(request: Request, hypothesis: Hypothesis, model: ServedModel) -> pb.WordAlignment:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -30,8 +31,10 @@ from server.service.status import (
 Context = aio.ServicerContext[Any, Any]
 _Message = TypeVar("_Message")
 _Answer = TypeVar("_Answer", bound=Message)
+_Built = TypeVar("_Built")
 
-MAX_MESSAGE_BYTES = 16 * 2**20
+MAX_ANSWER_BYTES = 16 * 2**20
+_SMALL_ANSWER_BYTES = 2**16  # built in about a millisecond
 
 _TIMEOUT_ROUNDING = 0.01
 _CLOCK_SECONDS = 0.002
@@ -49,6 +52,7 @@ class Call:
         caller: Who sent it.
         arrival: `time.monotonic()` when the handler started.
         deadline: The same clock, when the caller stops waiting; None for never.
+        builder: What builds large answers.
         model_name: The served model's name, once it is known.
         is_counted_by_request: Whether its handler counts every request in it instead.
     """
@@ -59,6 +63,7 @@ class Call:
     arrival: float
     deadline: float | None
     models: Models
+    builder: Executor
     model_name: str = ""
     is_counted_by_request: bool = False
 
@@ -78,6 +83,12 @@ class Call:
             self.model_name = model.name
             yield model
 
+    async def built(self, num_bytes: int, build: Callable[[], _Built]) -> _Built:
+        """What `build` returns, an answer of about `num_bytes`; a large one from a thread of its own."""
+        if num_bytes <= _SMALL_ANSWER_BYTES:
+            return build()
+        return await asyncio.get_running_loop().run_in_executor(self.builder, build)
+
 
 class Calls:
     """Opens and ends every call of our own services.
@@ -95,6 +106,12 @@ class Calls:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = asyncio.Event()
+        # One thread: more would only take the interpreter from the event loop and the engines more often.
+        self._builder = ThreadPoolExecutor(1, "answers")
+
+    def close(self) -> None:
+        """End the thread that builds answers."""
+        self._builder.shutdown(cancel_futures=True)
 
     def drain(self) -> None:
         """Let calls that wait for their caller's next message end."""
@@ -148,7 +165,8 @@ class Calls:
         deadline = None if remaining is None else arrival + remaining
         metadata = context.invocation_metadata()
         given_id, request_id = given_request_id(metadata), request_id_of(metadata)
-        call = Call(method, request_id, self._access.caller_of(context), arrival, deadline, self._models)
+        caller = self._access.caller_of(context)
+        call = Call(method, request_id, caller, arrival, deadline, self._models, self._builder)
         self.num_open += 1
         self._num_opened += 1
         self._idle.clear()
@@ -186,18 +204,27 @@ class Calls:
         _log.debug("%s %s %s in %.6f s", call.request_id, call.method, code.name, seconds)
 
 
-def sized(answer: _Answer) -> _Answer:
-    """The same, if a client can take it.
+def check_answer_bytes(num_bytes: int) -> None:
+    """Refuse an answer that clients do not take.
 
     Raises:
         InvalidRequest: It is too long.
     """
-    if answer.ByteSize() > MAX_MESSAGE_BYTES:
+    if num_bytes > MAX_ANSWER_BYTES:
         raise InvalidRequest(
-            f"the answer has {answer.ByteSize()} bytes, and at most {MAX_MESSAGE_BYTES} can be sent: ask for "
-            "fewer rows or hypotheses, or for no attention",
+            f"the answer would have up to {num_bytes} bytes, and at most {MAX_ANSWER_BYTES} can be sent: ask "
+            "for less max_new_tokens, num_hypotheses or num_alternatives, no attention, or fewer rows",
             field="options",
         )
+
+
+def sized(answer: _Answer) -> _Answer:
+    """The same answer, if clients take it.
+
+    Raises:
+        InvalidRequest: It is too long.
+    """
+    check_answer_bytes(answer.ByteSize())
     return answer
 
 

@@ -18,7 +18,7 @@ from server.metrics import Metrics
 from server.models import Models
 from server.repository import Repository
 from server.service.access import Access, AccessInterceptor
-from server.service.calls import MAX_MESSAGE_BYTES, Calls
+from server.service.calls import MAX_ANSWER_BYTES, Calls
 from server.service.counting import CountingInterceptor
 from server.service.health import HEALTH_SERVICE, SERVICE_NAMES, Health, HealthService
 from server.service.inference import InferenceService
@@ -35,7 +35,7 @@ _OPTIONS = (
     # Two servers on one port would each get a part of the calls; the second one must fail to start.
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_ANSWER_BYTES),
     # Calls received and not handled yet. Beyond its own limit of 1000 gRPC cancels some, which no client
     # retries; the engine's queue refuses what is too much, and says when to come again.
     ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),

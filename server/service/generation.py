@@ -13,8 +13,8 @@ from server.deliveries import Mailbox
 from server.errors import InvalidRequest
 from server.models import ServedModel
 from server.records import Result
-from server.service.answers import generate_response
-from server.service.calls import Call
+from server.service.answers import estimated_bytes, generate_response
+from server.service.calls import Call, check_answer_bytes
 from server.service.requests import Job, engine_jobs, target_text
 from server.stopping import StoppedText
 
@@ -32,13 +32,23 @@ async def generate(
         jobs_of_all.append(await _jobs(message, model, call, stream=False))
         await asyncio.sleep(0)  # others shall not wait until all texts are cut into tokens
     _check_that_they_fit([job for jobs in jobs_of_all for job in jobs], model)
+    num_bytes = sum(
+        estimated_bytes(job, message.options)
+        for jobs, message in zip(jobs_of_all, messages, strict=True)
+        for job in jobs
+    )
+    check_answer_bytes(num_bytes)
     with ExitStack() as stack:
         boxes_of_all = [_submit(jobs, model, call, stack) for jobs in jobs_of_all]
         results_of_all = [[await succeeded(mailbox) for mailbox in mailboxes] for mailboxes in boxes_of_all]
-    return [
-        generate_response(jobs, results, model, message.options)
-        for jobs, results, message in zip(jobs_of_all, results_of_all, messages, strict=True)
-    ]
+
+    def build() -> list[pb.GenerateResponse]:
+        return [
+            generate_response(jobs, results, model, message.options)
+            for jobs, results, message in zip(jobs_of_all, results_of_all, messages, strict=True)
+        ]
+
+    return await call.built(num_bytes, build)
 
 
 async def generate_pieces(
@@ -54,6 +64,8 @@ async def generate_pieces(
     """
     jobs = await _jobs(message, model, call, stream=True)
     _check_that_they_fit(jobs, model)
+    num_bytes = sum(estimated_bytes(job, message.options) for job in jobs)
+    check_answer_bytes(num_bytes)
     results = []
     with ExitStack() as stack:
         mailboxes = _submit(jobs, model, call, stack)
@@ -63,7 +75,7 @@ async def generate_pieces(
                 if piece.hypothesis == 0 or len(jobs) == 1:  # sentences are joined by their best
                     await write(piece)
             results.append(await succeeded(mailbox))
-    return generate_response(jobs, results, model, message.options)
+    return await call.built(num_bytes, partial(generate_response, jobs, results, model, message.options))
 
 
 async def succeeded(mailbox: Mailbox) -> Result:

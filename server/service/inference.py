@@ -8,6 +8,7 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -162,7 +163,9 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
             with call.using(message.model_name, message.model_version) as model:
                 inference = read_inference(message)
                 answers = await generate(inference.rows, model, _limited(call, inference))
-                return sized(inference_response(message, inference, answers, model))
+                num_bytes = sum(answer.ByteSize() for answer in answers)
+                build = partial(inference_response, message, inference, answers, model)
+                return sized(await call.built(num_bytes, build))
 
     async def ModelStreamInfer(  # noqa: N802
         self, messages: AsyncIterator[pb.ModelInferRequest], context: Context

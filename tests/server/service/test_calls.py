@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import threading
 
 import grpc
 import pytest
@@ -11,6 +12,7 @@ from client import AsyncClient, ClientError
 from protos import seq2seq_v1_pb2 as pb
 from server.metrics import Metrics
 from server.models import Models
+from server.service import answers
 from server.service.access import Access
 from server.service.calls import Calls, send
 from tests.server.service.harness import serving
@@ -150,17 +152,63 @@ def test_a_refusal_carries_what_a_program_can_compare():
 
 
 def test_an_answer_that_no_client_would_take_is_refused_with_the_reason(monkeypatch):
-    monkeypatch.setattr("server.service.calls.MAX_MESSAGE_BYTES", 40)
+    monkeypatch.setattr("server.service.calls.MAX_ANSWER_BYTES", 40)
 
     async def run():
         async with serving() as served, AsyncClient(served.address) as client:
-            with pytest.raises(ClientError, match=r"INVALID_ARGUMENT: the answer has \d+ bytes"):
+            with pytest.raises(ClientError, match=r"INVALID_ARGUMENT: the answer would have up to \d+ bytes"):
                 await client.generate("abc")
-            with pytest.raises(ClientError, match=r"INVALID_ARGUMENT: the answer has \d+ bytes"):
+            with pytest.raises(ClientError, match=r"INVALID_ARGUMENT: the answer would have up to \d+ bytes"):
                 async for _ in client.stream("abc"):
                     pass
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("options", "source"),
+    [
+        ({"num_hypotheses": 4, "num_alternatives": 32, "temperature": 1.0}, "abc"),
+        ({"attention": True, "beam_size": 4, "num_hypotheses": 4}, "x" * 63),
+        ({"long_source": pb.LONG_SOURCE_SPLIT, "num_alternatives": 32}, "Short one. " * 30),
+    ],
+)
+def test_an_answer_that_may_become_too_long_is_refused_before_the_work(monkeypatch, options, source):
+    """A split of 64 sentences was decoded for 23.7 s and refused then."""
+    monkeypatch.setattr("server.service.calls.MAX_ANSWER_BYTES", 50_000)
+    request = pb.GenerateRequest(sources=[pb.Source(text=source)], options=pb.GenerateOptions(**options))
+
+    async def run():
+        async with serving() as served:
+            for call in (served.stub.Generate(request), anext(aiter(served.stub.GenerateStream(request)))):
+                with pytest.raises(aio.AioRpcError, match=r"up to \d+ bytes.* less max_new_tokens") as caught:
+                    await call
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert served.turns.num_submitted == 0
+            request.options.max_new_tokens = 1
+            await served.stub.Generate(request)
+
+    asyncio.run(run())
+
+
+def test_a_large_answer_is_built_beside_the_event_loop(monkeypatch):
+    threads = []
+    add = answers._add_alternatives
+
+    def noted(*arguments):
+        threads.append(threading.current_thread().name)
+        add(*arguments)
+
+    monkeypatch.setattr(answers, "_add_alternatives", noted)
+
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            for num_alternatives in (3, 32):
+                options = pb.GenerateOptions(num_alternatives=num_alternatives, num_hypotheses=3)
+                await client.generate("abc", options=options)
+
+    asyncio.run(run())
+    assert [name.partition("_")[0] for name in threads] == ["MainThread"] * 3 + ["answers"] * 3
 
 
 def test_texts_are_never_logged(caplog):

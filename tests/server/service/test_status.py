@@ -73,6 +73,6 @@ class GoneContext:
 
 
 def test_a_refusal_of_a_caller_who_has_just_left_ends_like_a_cancelled_call():
-    """gRPC logged a traceback: it fails the sending of the status before it cancels the handler."""
+    """It left a traceback in the log: gRPC fails the sending of the status before it cancels the handler."""
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(abort(GoneContext(), errors.InvalidRequest("m", field="f"), "r1"))
