@@ -15,6 +15,7 @@ from typing import Any
 
 from server.config import ServerConfig
 from server.deliveries import Deliveries
+from server.descriptors import Descriptors
 from server.errors import ServerError
 from server.http import HttpServer
 from server.metrics import Metrics
@@ -59,6 +60,7 @@ class App:
         self._config = config
         self._loader = loader
         self._metrics = Metrics()
+        self._descriptors = Descriptors()
         self._models = Models(self._metrics)
         self._health = Health(self._models)
         self._repository = Repository(self._shelf, self._models, self._load, self._health.refresh)
@@ -67,6 +69,7 @@ class App:
             config.host,
             config.metrics_port,
             registry=self._metrics.registry,
+            descriptors=self._descriptors,
             unhealthy=self._health.unhealthy,
             unready=self._health.unready,
         )
@@ -124,6 +127,7 @@ class App:
         collected_at = time.monotonic()
         while not stopping.is_set():
             self._health.refresh()
+            self._descriptors.check()
             if time.monotonic() - collected_at >= _COLLECT_SECONDS:
                 gc.collect()
                 collected_at = time.monotonic()

@@ -6,22 +6,64 @@ A small threaded WSGI server, so that it answers even while the event loop is bu
 from __future__ import annotations
 
 import errno
+import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from socketserver import ThreadingMixIn
+from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from server.descriptors import Descriptors
+
+_MAX_CONNECTIONS = 64
 _POLL_SECONDS = 0.1  # how soon the thread notices that it should end
+
+_log = logging.getLogger(__name__)
 
 Probe = Callable[[], str | None]
 
 
 class _ThreadingServer(ThreadingMixIn, WSGIServer):
+    """Has a thread for each connection; newcomers take the places of those that are open longest."""
+
     daemon_threads = True
+    request_queue_size = 128
+    descriptors: Descriptors
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._open: dict[socket.socket, None] = {}  # in the order of their arrival
+        self._lock = threading.Lock()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection, also where callers of gRPC have taken all other descriptors."""
+        with self.descriptors.reserved():
+            connection, address = super().get_request()
+        with self._lock:
+            if len(self._open) >= _MAX_CONNECTIONS:
+                oldest = next(iter(self._open))
+                del self._open[oldest]
+                with suppress(OSError):  # its client has closed it
+                    oldest.shutdown(socket.SHUT_RDWR)  # which ends its thread
+            self._open[connection] = None
+        return connection, address
+
+    def handle_error(self, *_: Any) -> None:
+        """Log a bug; a client that says nothing, or leaves, is none."""
+        if not isinstance(sys.exception(), OSError):
+            _log.exception("the metrics port: a bug")
+
+    def close_request(self, request: Any) -> None:
+        """Forget a connection before its number may be another one's."""
+        with self._lock:
+            self._open.pop(request, None)
+        super().close_request(request)
 
 
 class _ThreadingServer6(_ThreadingServer):
@@ -29,7 +71,7 @@ class _ThreadingServer6(_ThreadingServer):
 
 
 class _QuietHandler(WSGIRequestHandler):
-    timeout = 10.0  # a client that says nothing holds a thread no longer
+    timeout = 5.0  # seconds in which a client has to say something
 
     def log_message(self, *args: object) -> None:
         """Say nothing: a scrape every few seconds would fill the log."""
@@ -42,6 +84,7 @@ class HttpServer:
 
     Args:
         registry: What /metrics shows.
+        descriptors: Whose reserve this port may use.
         unhealthy: Why /healthz should answer 503, or None when all is well.
         unready: The same of /readyz.
 
@@ -50,9 +93,17 @@ class HttpServer:
     """
 
     def __init__(
-        self, host: str, port: int, *, registry: CollectorRegistry, unhealthy: Probe, unready: Probe
+        self,
+        host: str,
+        port: int,
+        *,
+        registry: CollectorRegistry,
+        descriptors: Descriptors,
+        unhealthy: Probe,
+        unready: Probe,
     ) -> None:
         self._metrics = make_wsgi_app(registry)
+        self._descriptors = descriptors
         self._probes = {"/healthz": unhealthy, "/readyz": unready}
         server_class = _ThreadingServer6 if ":" in host else _ThreadingServer
         try:
@@ -63,6 +114,7 @@ class HttpServer:
             if error.errno == errno.EADDRINUSE:
                 raise OSError(f"port {port} on {host} is in use: choose another --metrics-port") from error
             raise OSError(f"cannot listen on port {port} of {host}: {error.strerror}") from error
+        self._server.descriptors = descriptors
         self.port = self._server.server_port
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_POLL_SECONDS,), name="metrics-http", daemon=True
@@ -78,7 +130,8 @@ class HttpServer:
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")
         if path == "/metrics":
-            body: Iterable[bytes] = self._metrics(environ, start_response)
+            with self._descriptors.reserved():  # what it shows of the process is in files
+                body: Iterable[bytes] = self._metrics(environ, start_response)
             return body
         if path not in self._probes:
             return _text(start_response, "404 Not Found", "try /metrics, /healthz or /readyz")

@@ -45,6 +45,10 @@ _OPTIONS = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    # Connections that say nothing, and those without a call, are closed: each holds a descriptor. Clients
+    # open another one for their next call.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 120_000),
     # Connections are renewed, so that clients behind a connection balancer spread over new servers; the
     # longest call may finish first.
     ("grpc.max_connection_age_ms", 600_000),

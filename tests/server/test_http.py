@@ -1,6 +1,13 @@
+import os
+import resource
+import socket
+from contextlib import ExitStack
+
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from server import http
+from server.descriptors import Descriptors
 from server.http import HttpServer
 from tests.server.service.harness import fetch
 
@@ -18,6 +25,7 @@ def server(problems):
         "127.0.0.1",
         0,
         registry=registry,
+        descriptors=Descriptors(),
         unhealthy=lambda: problems["unhealthy"],
         unready=lambda: problems["unready"],
     )
@@ -54,6 +62,7 @@ def test_port_in_use_is_said_in_one_line(server):
             "127.0.0.1",
             server.port,
             registry=CollectorRegistry(),
+            descriptors=Descriptors(),
             unhealthy=lambda: None,
             unready=lambda: None,
         )
@@ -61,4 +70,54 @@ def test_port_in_use_is_said_in_one_line(server):
 
 def test_address_of_another_machine_is_refused():
     with pytest.raises(OSError, match=r"^cannot listen on port 0 of 192.0.2.1"):
-        HttpServer("192.0.2.1", 0, registry=CollectorRegistry(), unhealthy=lambda: None, unready=lambda: None)
+        HttpServer(
+            "192.0.2.1",
+            0,
+            registry=CollectorRegistry(),
+            descriptors=Descriptors(),
+            unhealthy=lambda: None,
+            unready=lambda: None,
+        )
+
+
+def ask(client: socket.socket, port: int, path: str) -> bytes:
+    """The status line of a page, over a socket that there is already."""
+    client.settimeout(20)
+    client.connect(("127.0.0.1", port))
+    client.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
+    return client.recv(4096).split(b"\r\n")[0]
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/metrics"])
+def test_probes_answer_when_callers_have_taken_every_descriptor(server, path):
+    """They timed out, and nothing was logged."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket() as client, ExitStack() as callers:
+        lowest = os.dup(client.fileno())
+        callers.callback(os.close, lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 3, hard))
+        server._descriptors.limit = lowest + 3
+        try:
+            for _ in range(2):
+                callers.callback(os.close, os.dup(client.fileno()))
+            with pytest.raises(OSError, match="Too many open files"):
+                os.dup(client.fileno())
+            assert ask(client, server.port, path).endswith(b"200 OK")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_newcomer_takes_the_place_of_the_connection_that_is_open_longest(server, monkeypatch, capfd):
+    monkeypatch.setattr(http._QuietHandler, "timeout", 0.01)
+    with socket.create_connection(("127.0.0.1", server.port), 20) as silent:
+        assert silent.recv(1) == b""
+    monkeypatch.setattr(http._QuietHandler, "timeout", 20)
+    monkeypatch.setattr(http, "_MAX_CONNECTIONS", 3)
+    with ExitStack() as stack:
+        idle = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 20)) for _ in range(3)
+        ]
+        assert fetch(server.port, "/healthz") == (200, "ok\n")
+        assert idle[0].recv(1) == b""
+    server.stop()
+    assert capfd.readouterr().err == ""  # no traceback of a client that says nothing
