@@ -41,7 +41,6 @@ _LATENCIES = {
     "between tokens": "seq2seq_inter_token_latency_seconds",
     "one step": "seq2seq_decode_step_seconds",
 }
-_IN_FLIGHT = 64
 _TIMEOUT_SECONDS = 300.0  # quality is measured, on however slow a machine
 
 
@@ -147,13 +146,8 @@ def translate_all(
 ) -> list[str]:
     """All translations in order."""
     with Client(server.address, timeout_seconds=_TIMEOUT_SECONDS) as client:
-        pending = [client.submit(source, options=options) for source in sources[:_IN_FLIGHT]]
-        texts = []
-        for i in track(range(len(sources)), label, console=console):
-            texts.append(pending[i].result().hypotheses[0].text)
-            if i + _IN_FLIGHT < len(sources):
-                pending.append(client.submit(sources[i + _IN_FLIGHT], options=options))
-    return texts
+        results = client.translate_many(sources, options=options)
+        return [result.text for result in track(results, label, total=len(sources), console=console)]
 
 
 def _alignment(attention: Attention) -> str:

@@ -5,6 +5,7 @@ Requests and answers are the messages of `protos/seq2seq_v1.proto`, so every opt
 
 from client.aio import AsyncClient
 from client.errors import ClientError, FieldViolation
+from client.many import Translated
 from client.sync import Client, Pending
 from client.wire import Tls
 from protos.seq2seq_v1_pb2 import (
@@ -27,6 +28,7 @@ __all__ = [
     "Model",
     "Pending",
     "Tls",
+    "Translated",
     "Version",
     "VersionState",
 ]

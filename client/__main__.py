@@ -23,9 +23,11 @@ from google.protobuf.message import Message
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from client.errors import ClientError
+from client.files import COMPRESSED, STANDARD, WrongOutput
+from client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT
 from client.output import message_dict, one_line, to_json
 from client.sync import Client
-from client.translate import Translation, read_lines, text_arguments, translate
+from client.translate import Translation, translate
 from client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS, Tls
 from protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SPLIT,
@@ -115,7 +117,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "translate":
             plan = _translation(parser, options)
-            items = text_arguments(options.texts) if options.texts else read_lines(sys.stdin.fileno())
         elif options.command == "health" and options.metrics_url:
             return _readiness(options.metrics_url, options.timeout_seconds)
         token = options.token_file.read_text().strip() if options.token_file else ""
@@ -123,16 +124,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.address, timeout_seconds=options.timeout_seconds, tls=_tls(parser, options), token=token
         ) as client:
             if options.command == "translate":
-                return translate(client, items, plan)
+                return translate(client, plan)
             if options.command == "score":
                 return _score(client, options)
             return _about_the_server(client, options)
-    except ClientError as error:
-        sys.stderr.write(f"error: {error}\n")
+    except BrokenPipeError:
+        # The reader of our output has left; Python's own flush at exit must not complain about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        return _os_error(error)
-    except KeyboardInterrupt:
+        return _report(error, f"error: {error.filename or 'output'}: {error.strerror}")
+    except ClientError as error:
+        return _report(error, f"error: {error}")
+    except WrongOutput as error:
+        return _report(error, f"error: --resume {options.output}: {error}")
+    except KeyboardInterrupt as error:
+        _report(error)
         return 130
 
 
@@ -143,12 +150,8 @@ def _tls(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Tls | 
     return files if options.tls or files != Tls() else None
 
 
-def _os_error(error: OSError) -> int:
-    if isinstance(error, BrokenPipeError):
-        # Who read our output has left; Python's own flush at exit must not complain about it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    else:
-        sys.stderr.write(f"error: {error.filename or 'output'}: {error.strerror}\n")
+def _report(error: BaseException, *lines: str) -> int:
+    sys.stderr.writelines(f"{line}\n" for line in (*lines, *getattr(error, "__notes__", ())))
     return 1
 
 
@@ -215,9 +218,29 @@ def _version_line(version: Version) -> str:
     return f"{version.model}, version {version.version}: {state}{reason}"
 
 
-def _translation(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Translation:
-    if not options.texts and sys.stdin is None:
+def _check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    input_, output = options.input, options.output
+    if options.texts and input_ != STANDARD:
+        parser.error("TEXT and --input are both given")
+    if not options.texts and input_ == STANDARD and sys.stdin is None:
         parser.error("no TEXT was given, and standard input is closed")
+    if output == STANDARD:
+        if options.resume or options.overwrite:
+            parser.error("--resume and --overwrite are about a file: give --output")
+        return
+    if options.texts or options.stream:
+        parser.error("--output is for whole lines of an input: give no TEXT, and not --stream")
+    if output.suffix == COMPRESSED:
+        parser.error(f"--output {output}: an output is not compressed")
+    if output.exists():
+        if input_.exists() and output.samefile(input_):
+            parser.error("--input and --output are the same file")
+        if not (options.resume or options.overwrite):
+            parser.error(f"{output} exists: continue it with --resume, or write it anew with --overwrite")
+
+
+def _translation(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Translation:
+    _check_files(parser, options)
     attention_file: Path | None = options.attention
     if attention_file is not None:
         if attention_file.suffix not in (_IMAGE, _DATA):
@@ -242,6 +265,13 @@ def _translation(parser: argparse.ArgumentParser, options: argparse.Namespace) -
         except ValueError as error:
             parser.error(f"--{name.replace('_', '-')}: {error}")
     return Translation(
+        texts=tuple(options.texts),
+        input=options.input,
+        output=options.output,
+        resume=options.resume,
+        overwrite=options.overwrite,
+        in_flight=options.in_flight,
+        give_up_seconds=options.give_up_seconds,
         model=options.model,
         options=generate_options,
         stream=options.stream,
@@ -276,31 +306,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # Without abbreviations: `--target HOST` must not be a shorter `--target-prefix`.
     command = partial(commands.add_parser, parents=[common], allow_abbrev=False)
-    add = command(
-        "translate",
-        help="translate texts, or the lines of standard input",
-        description="Translate texts, or the lines of standard input; the output has one line for each.",
-        epilog='example: python -m client translate "오늘은 금요일 입니다" --stream',
-    ).add_argument
-    add("texts", nargs="*", metavar="TEXT", help="what to translate; without any, lines of standard input")
-    add("--model", default="", help="the model's name (default: the server's first)")
-    add("--stream", action="store_true", help="print pieces as they are decoded")
-    add(
-        "--json", action="store_true", help="print everything that the server answers, one JSON object a line"
-    )
-    add(
-        "--attention",
-        type=Path,
-        metavar="FILE",
-        help="write the alignment: .png a heatmap, .json the numbers",
-    )
-    for name, (type_, metavar, text) in _OPTIONS.items():
-        flag = f"--{name.replace('_', '-')}"
-        if type_ is bool:
-            add(flag, action="store_true", help=text)
-        else:
-            add(flag, type=type_, metavar=metavar, help=text)
-
+    _add_translate(command)
     score = command(
         "score",
         help="score a given target of a source",
@@ -336,6 +342,73 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
+    translation = command(
+        "translate",
+        help="translate texts, or the lines of a file",
+        description="Translate texts, or the lines of a file or of standard input. The output has one line "
+        "for each (with --num-hypotheses N: N lines), in order. It is blank where the input is, and where a "
+        "text failed: stderr says why, the others go on, and the exit code is 1. A server that restarts or "
+        "is overloaded is waited for.",
+        epilog="examples: python -m client translate 오늘은 --stream; "
+        "python -m client translate --input corpus.ko --output corpus.en --resume",
+    )
+    add = translation.add_argument
+    add("texts", nargs="*", metavar="TEXT", help="what to translate; without any, the lines of --input")
+    add(
+        "--input",
+        type=Path,
+        default=STANDARD,
+        metavar="FILE",
+        help="texts, one a line; .gz is decompressed (default: -, which is standard input)",
+    )
+    add(
+        "--output",
+        type=Path,
+        default=STANDARD,
+        metavar="FILE",
+        help="where the answers go; an existing file is refused (default: -, which is standard output)",
+    )
+    existing = translation.add_mutually_exclusive_group()
+    existing.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with --output where an earlier call of the same command was interrupted, if it was",
+    )
+    existing.add_argument("--overwrite", action="store_true", help="write an existing --output anew")
+    add(
+        "--in-flight",
+        type=_count,
+        default=DEFAULT_IN_FLIGHT,
+        metavar="N",
+        help="the most calls at a time; fewer while the server is overloaded (default %(default)s)",
+    )
+    add(
+        "--give-up-seconds",
+        type=_seconds,
+        default=DEFAULT_GIVE_UP_SECONDS,
+        metavar="SECONDS",
+        help="stop when the server has not answered any call for so long (default %(default)g)",
+    )
+    add("--model", default="", help="the model's name (default: the server's first)")
+    add("--stream", action="store_true", help="print pieces as they are decoded")
+    add(
+        "--json", action="store_true", help="print everything that the server answers, one JSON object a line"
+    )
+    add(
+        "--attention",
+        type=Path,
+        metavar="FILE",
+        help="write the alignment: .png a heatmap, .json the numbers",
+    )
+    for name, (type_, metavar, text) in _OPTIONS.items():
+        flag = f"--{name.replace('_', '-')}"
+        if type_ is bool:
+            add(flag, action="store_true", help=text)
+        else:
+            add(flag, type=type_, metavar=metavar, help=text)
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -344,6 +417,12 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,6 +13,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from client.errors import ClientError
+from client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT, Call, Dispatcher, Translated
 from client.wire import (
     CHANNEL_OPTIONS,
     DEFAULT_ADDRESS,
@@ -25,6 +28,7 @@ from client.wire import (
 )
 from protos.seq2seq_v1_pb2 import (
     GenerateOptions,
+    GenerateRequest,
     GenerateResponse,
     GenerateStreamResponse,
     ListModelsRequest,
@@ -86,10 +90,71 @@ class AsyncClient:
         request_id: str = "",
     ) -> GenerateResponse:
         """The whole answer to one source, a text or its token ids."""
+        return await self._generate(generate_request(source, model, options), timeout_seconds, request_id)
+
+    async def translate_many(
+        self,
+        texts: Iterable[TextOrIds] | AsyncIterable[TextOrIds],
+        *,
+        model: str = "",
+        options: GenerateOptions | None = None,
+        in_flight: int = DEFAULT_IN_FLIGHT,
+        give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS,
+        timeout_seconds: float | None = None,
+    ) -> AsyncIterator[Translated]:
+        """As `Client.translate_many`; an iterable that waits for its texts should be an asynchronous one."""
+        dispatcher = Dispatcher(
+            partial(generate_request, model=model, options=options), in_flight, give_up_seconds
+        )
+        events: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
+        room = asyncio.Semaphore(dispatcher.max_held)
+
+        async def read() -> None:
+            try:
+                iterator = aiter(texts if isinstance(texts, AsyncIterable) else _each(texts))
+                while await room.acquire():
+                    events.put_nowait(partial(dispatcher.add, await anext(iterator)))
+            except StopAsyncIteration:
+                events.put_nowait(dispatcher.finish)
+            except Exception as error:
+                events.put_nowait(partial(dispatcher.finish, error))
+
+        async def send(call: Call) -> None:
+            assert call.request is not None
+            try:
+                outcome: GenerateResponse | Exception = await self._generate(call.request, timeout_seconds)
+            except Exception as error:
+                outcome = error
+            except asyncio.CancelledError:  # gRPC cancels the calls of a channel that is closed
+                outcome = ClientError("CANCELLED", "the caller cancelled")
+            events.put_nowait(partial(dispatcher.end, call, outcome))
+
+        under_way: set[asyncio.Task[None]] = {asyncio.create_task(read())}
+        try:
+            while not dispatcher.is_over:
+                while (call := dispatcher.next_call()) is not None:
+                    task = asyncio.create_task(send(call))
+                    under_way.add(task)
+                    task.add_done_callback(under_way.discard)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(dispatcher.seconds_to_wait()):
+                        event = await events.get()
+                    event()
+                for result in dispatcher.results():
+                    yield result
+                    room.release()
+        finally:
+            for task in under_way:
+                task.cancel()
+        if dispatcher.error is not None:
+            raise dispatcher.error
+
+    async def _generate(
+        self, request: GenerateRequest, timeout_seconds: float | None, request_id: str = ""
+    ) -> GenerateResponse:
         with _client_errors(self.address):
             answer: GenerateResponse = await self._stub.Generate(
-                generate_request(source, model, options),
-                **self._defaults.options(timeout_seconds, request_id),
+                request, **self._defaults.options(timeout_seconds, request_id)
             )
         return answer
 
@@ -186,6 +251,11 @@ def _channel(address: str, tls: Tls | None, options: ChannelOptions) -> aio.Chan
     if tls is None:
         return aio.insecure_channel(address, options=options)
     return aio.secure_channel(address, tls.credentials(), options=options)
+
+
+async def _each(texts: Iterable[TextOrIds]) -> AsyncIterator[TextOrIds]:
+    for text in texts:
+        yield text
 
 
 @contextmanager

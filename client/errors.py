@@ -48,6 +48,31 @@ class ClientError(Exception):
         self.retry_after_seconds = retry_after_seconds
         self.request_id = request_id
 
+    def followed_by(self, event: str) -> ClientError:
+        """The same failure, with what came of it in the message."""
+        return ClientError(
+            self.code,
+            f"{self.message}; {event}",
+            field_violations=self.field_violations,
+            retry_after_seconds=self.retry_after_seconds,
+            request_id=self.request_id,
+        )
+
+    @property
+    def is_about_the_text(self) -> bool:
+        """Whether it says nothing of other texts, as an error of an option or of the server does."""
+        return self.code == "INVALID_ARGUMENT" and all(
+            violation.field.startswith("sources") for violation in self.field_violations
+        )
+
+    @classmethod
+    def from_value_error(cls, error: ValueError) -> ClientError:
+        """A text that cannot be sent."""
+        message = str(error)
+        if isinstance(error, UnicodeEncodeError):
+            message = f"not valid UTF-8 at character {error.start + 1}"
+        return cls("INVALID_ARGUMENT", message)
+
     @classmethod
     def from_rpc(cls, error: grpc.RpcError, address: str) -> ClientError:
         """The same failure without gRPC's classes, and with the details that came in the trailers."""

@@ -68,6 +68,11 @@ def one_line(text: str) -> str:
     return text.translate(_LINE_BREAKS)
 
 
+def valid_unicode(text: str) -> str:
+    """`text` with replacement characters for the surrogates that stand for bytes which are not UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def _value(field: Any, value: Any) -> Any:
     if isinstance(value, Message):
         return message_dict(value)

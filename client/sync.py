@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,6 +14,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from client.errors import ClientError
+from client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT, Call, Dispatcher, Translated
 from client.wire import (
     CHANNEL_OPTIONS,
     DEFAULT_ADDRESS,
@@ -25,6 +29,7 @@ from client.wire import (
 )
 from protos.seq2seq_v1_pb2 import (
     GenerateOptions,
+    GenerateRequest,
     GenerateResponse,
     GenerateStreamResponse,
     ListModelsRequest,
@@ -98,12 +103,86 @@ class Client:
         timeout_seconds: float | None = None,
         request_id: str = "",
     ) -> Pending:
-        """Like `generate`, without waiting: for many requests in flight."""
-        call = self._stub.Generate.future(
-            generate_request(source, model, options),
-            **self._defaults.options(timeout_seconds, request_id),
+        """Like `generate`, without waiting. For many texts there is `translate_many`."""
+        return self._submit(generate_request(source, model, options), timeout_seconds, request_id)
+
+    def translate_many(
+        self,
+        texts: Iterable[TextOrIds],
+        *,
+        model: str = "",
+        options: GenerateOptions | None = None,
+        in_flight: int = DEFAULT_IN_FLIGHT,
+        give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS,
+        timeout_seconds: float | None = None,
+    ) -> Iterator[Translated]:
+        """The targets of many texts, in their order, each as soon as it and all before it are done.
+
+        A text that fails by itself yields its error, and the others go on; a blank one yields an empty target
+        without a call. An overloaded server is asked again when it said, with fewer in flight, and one that
+        restarts is waited for.
+
+        Args:
+            texts: Read by a thread of its own, some hundred texts ahead at most: may be endless or slow.
+            model: As for `generate`.
+            options: Of every text.
+            in_flight: The most calls at a time.
+            give_up_seconds: How long the server may fail to answer any call.
+            timeout_seconds: Deadline of each call.
+
+        Raises:
+            ClientError: The server did not answer for that long, refuses all calls (as without a token), or
+                failed several texts in a row. The results so far have been yielded.
+        """
+        dispatcher = Dispatcher(
+            partial(generate_request, model=model, options=options), in_flight, give_up_seconds
         )
-        return Pending(call, self.address)
+        events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        room, has_left = threading.Semaphore(dispatcher.max_held), threading.Event()
+
+        def read() -> None:
+            try:
+                iterator = iter(texts)
+                while room.acquire() and not has_left.is_set():
+                    events.put(partial(dispatcher.add, next(iterator)))
+            except StopIteration:
+                events.put(dispatcher.finish)
+            except Exception as error:
+                events.put(partial(dispatcher.finish, error))
+
+        under_way: set[Pending] = set()
+
+        def end(call: Call, pending: Pending) -> None:
+            under_way.remove(pending)
+            dispatcher.end(call, pending.outcome())
+
+        # A daemon, so that Ctrl-C ends a program that waits for a line to be typed.
+        threading.Thread(target=read, daemon=True).start()
+        try:
+            while not dispatcher.is_over:
+                while (call := dispatcher.next_call()) is not None:
+                    assert call.request is not None
+                    pending = self._submit(call.request, timeout_seconds)
+                    under_way.add(pending)
+                    pending.when_done(partial(events.put, partial(end, call, pending)))
+                with suppress(queue.Empty):
+                    events.get(timeout=dispatcher.seconds_to_wait())()
+                for result in dispatcher.results():
+                    yield result
+                    room.release()
+        finally:
+            has_left.set()
+            room.release()
+            for pending in under_way:
+                pending.cancel()
+        if dispatcher.error is not None:
+            raise dispatcher.error
+
+    def _submit(
+        self, request: GenerateRequest, timeout_seconds: float | None, request_id: str = ""
+    ) -> Pending:
+        options = self._defaults.options(timeout_seconds, request_id)
+        return Pending(self._stub.Generate.future(request, **options), self.address)
 
     def stream(
         self,
@@ -205,6 +284,17 @@ class Pending:
         with _client_errors(self._address):
             answer: GenerateResponse = self._call.result()
         return answer
+
+    def outcome(self) -> GenerateResponse | ClientError:
+        """The answer, or why there is none."""
+        try:
+            return self.result()
+        except ClientError as error:
+            return error
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Let a thread of gRPC call `callback` when there is an answer or a failure."""
+        self._call.add_done_callback(lambda _: callback())
 
     def cancel(self) -> None:
         """Give up; the server frees the request's slot."""

@@ -1,192 +1,187 @@
-"""Translates many texts at once and prints the answers in the order of the texts.
+"""Translates texts and writes the answers in their order: always as many lines for a text as were asked for.
 
-A text that fails is reported and leaves its line of the output empty, or, under --stream, with the pieces
-that came before; the others go on.
+The lines of a blank text are blank, and so are those of a text that fails, which is reported; the others go
+on. Under --stream the pieces that came before a failure stay.
 """
 
 from __future__ import annotations
 
-import queue
+import io
+import logging
 import sys
-import threading
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TextIO
 
 from client.errors import ClientError
-from client.output import attention_dict, error_dict, message_dict, one_line, to_json
-from client.sync import Client, Pending
+from client.files import STANDARD, count_lines, open_input, open_output, skip_answered
+from client.many import STOPPING_CODES, Translated
+from client.output import attention_dict, error_dict, message_dict, one_line, to_json, valid_unicode
+from client.progress import Progress
+from client.sync import Client
 from protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
-
-_MAX_RETURNS = 20
-_MAX_IN_FLIGHT = 64
-
-
-@dataclass(frozen=True)
-class Item:
-    """One text to translate.
-
-    Attributes:
-        place: Where it stands, for messages; empty where there is only one.
-        text: None where the input could not be read as text.
-        problem: Why.
-    """
-
-    place: str
-    text: str | None
-    problem: str = ""
 
 
 @dataclass(frozen=True)
 class Translation:
-    """How texts are translated and printed."""
+    """What is translated and how.
 
+    Attributes:
+        texts: Where there are none, the lines of `input` are.
+        resume: Whether `output` is continued where it exists.
+        overwrite: Whether it is written anew where it exists.
+    """
+
+    texts: tuple[str, ...]
+    input: Path
+    output: Path
+    resume: bool
+    overwrite: bool
     model: str
     options: GenerateOptions
+    in_flight: int
+    give_up_seconds: float
     stream: bool
     as_json: bool
     attention_file: Path | None
 
-
-def text_arguments(texts: list[str]) -> Iterator[Item]:
-    """Texts from the command line."""
-    for number, text in enumerate(texts, start=1):
-        place = f"text {number}" if len(texts) > 1 else ""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            yield Item(place, None, f"not valid UTF-8 at character {error.start + 1}")
-        else:
-            yield Item(place, text)
+    @property
+    def lines_each(self) -> int:
+        """Lines that a text has in the output."""
+        return 1 if self.as_json else max(1, self.options.num_hypotheses)
 
 
-def read_lines(descriptor: int) -> Iterator[Item]:
-    """Lines of a file, each as soon as it is there."""
-    with open(descriptor, "rb", closefd=False) as stream:
-        for number, line in enumerate(stream, start=1):
-            try:
-                text = line.rstrip(b"\r\n").decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                yield Item(f"line {number}", None, f"not valid UTF-8 at byte {error.start + 1}")
-            else:
-                yield Item(f"line {number}", text)
-
-
-def translate(client: Client, items: Iterable[Item], plan: Translation) -> int:
-    """Translate and print; returns the exit code.
+def translate(client: Client, plan: Translation) -> int:
+    """Translate and write; returns the exit code.
 
     Raises:
-        ClientError: No server answers at all.
-        OSError: A result cannot be written.
+        ClientError: No server answers, or it was of no use to go on.
+        OSError: The input cannot be read, or a result cannot be written.
+        WrongOutput: The output that is to be continued is another input's.
     """
-    client.health()  # else every text would say by itself that no server answers
-    num_failed = 0
-    if plan.stream:
-        for item in items:
-            num_failed += not _print_stream(client, item, plan)
-    else:
-        for item, pending in _in_flight(client, items, plan):
-            num_failed += not _print_answer(client, item, pending, plan)
-    return 1 if num_failed else 0
-
-
-def _in_flight(
-    client: Client, items: Iterable[Item], plan: Translation
-) -> Iterator[tuple[Item, Pending | None]]:
-    """Every item with its call under way, in order; the queue's size bounds how many there are."""
-    calls: queue.Queue[tuple[Item, Pending | None] | Exception | None] = queue.Queue(_MAX_IN_FLIGHT)
-
-    def feed() -> None:
+    client.health()  # a wrong address is reported at once, and not after `give_up_seconds`
+    with ExitStack() as stack:
+        texts = iter(plan.texts) if plan.texts else stack.enter_context(open_input(plan.input))
+        output, num_skipped = sys.stdout, 0
+        if plan.output != STANDARD:
+            file = stack.enter_context(open_output(plan.output, resume=plan.resume, overwrite=plan.overwrite))
+            if plan.resume:
+                num_skipped = skip_answered(texts, file, plan.lines_each, as_json=plan.as_json)
+            output = io.TextIOWrapper(file, encoding="utf-8", newline="")
+        is_shown = sys.stderr.isatty() and not output.isatty()
+        progress = Progress(
+            sys.stderr,
+            is_shown=is_shown,
+            num_lines=len(plan.texts) or count_lines(plan.input) if is_shown else None,
+            num_skipped=num_skipped,
+        )
+        logging.basicConfig(stream=progress, format="%(message)s", force=True)
+        logging.getLogger("client").setLevel(logging.INFO)
+        answers = _Answers(plan, output, progress, num_skipped)
+        stack.callback(answers.close)
         try:
-            for item in items:
-                pending = None
-                if item.text is not None:
-                    pending = client.submit(item.text, model=plan.model, options=plan.options)
-                calls.put((item, pending))
-            calls.put(None)
-        except Exception as error:
-            calls.put(error)
-
-    # A thread of its own, so that an answer is printed while the next line is still being typed; a daemon,
-    # so that Ctrl-C ends the program while it waits for that line.
-    threading.Thread(target=feed, daemon=True).start()
-    while (call := calls.get()) is not None:
-        if isinstance(call, Exception):
-            raise call
-        yield call
+            answers.take(client, texts)
+        except (ClientError, OSError, KeyboardInterrupt) as error:
+            if plan.output != STANDARD:
+                error.add_note(
+                    f"{plan.output} answers the first {answers.num_done} lines: the same command with "
+                    "--resume goes on with the next"
+                )
+            raise
+    return 1 if answers.num_failed else 0
 
 
-def _patient_result(client: Client, item: Item, pending: Pending, plan: Translation) -> GenerateResponse:
-    """The answer; where the server has too much to do, it is asked again when it said so, a few times."""
-    for _ in range(_MAX_RETURNS):
+class _Answers:
+    """Writes answers to the output, and failures to stderr. Owned by `translate`."""
+
+    def __init__(self, plan: Translation, output: TextIO, progress: Progress, num_skipped: int) -> None:
+        self._plan = plan
+        self._output = output
+        self._progress = progress
+        self.num_done = num_skipped
+        self.num_failed = 0
+
+    def take(self, client: Client, texts: Iterator[str]) -> None:
+        """Translate the texts and write what comes."""
+        plan = self._plan
+        if plan.stream:
+            for text in texts:
+                if text.strip():
+                    self._stream(client, text)
+                else:
+                    self._write(Translated(text, GenerateResponse()))
+            return
+        for result in client.translate_many(
+            texts,
+            model=plan.model,
+            options=plan.options,
+            in_flight=plan.in_flight,
+            give_up_seconds=plan.give_up_seconds,
+        ):
+            self._write(result)
+
+    def close(self) -> None:
+        self._progress.close(self.num_done, self.num_failed)
+
+    def _write(self, result: Translated) -> None:
+        assert isinstance(result.source, str)
+        content: dict[str, Any] = {"source": valid_unicode(result.source)}
+        if result.error is None:
+            content |= message_dict(result.answer)
+        else:
+            content |= {"line": self.num_done + 1, "error": error_dict(result.error)}
+            self._progress.write(f"error: {self._place()}{result.error}\n")
+            self.num_failed += 1
+        self._print(to_json(content) if self._plan.as_json else "\n".join(self._lines(result.answer)))
+        self._save_attention(result.answer)
+        self.num_done += 1
+        self._progress.show(self.num_done, self.num_failed)
+
+    def _stream(self, client: Client, text: str) -> None:
+        """Write pieces as they come; the last line ends with the whole answer."""
         try:
-            return pending.result()
+            for event in client.stream(text, model=self._plan.model, options=self._plan.options):
+                if self._plan.as_json:
+                    self._print(to_json({"source": text} | message_dict(event)))
+                elif event.WhichOneof("event") == "piece":
+                    if event.piece.hypothesis == 0:
+                        self._print(one_line(event.piece.text), end="")
+                else:
+                    self._print("\n".join(["", *self._lines(event.result)[1:]]))
+                    self._save_attention(event.result)
+        except ValueError as error:
+            self._write(Translated(text, GenerateResponse(), ClientError.from_value_error(error)))
         except ClientError as error:
-            if error.retry_after_seconds is None:
+            if error.code in (*STOPPING_CODES, "UNAVAILABLE"):
                 raise
-            time.sleep(error.retry_after_seconds)  # answers to later lines come meanwhile
-            assert item.text is not None
-            pending = client.submit(item.text, model=plan.model, options=plan.options)
-    return pending.result()
+            self._write(Translated(text, GenerateResponse(), error))
+        else:
+            self.num_done += 1
 
+    def _lines(self, answer: GenerateResponse) -> list[str]:
+        lines = [one_line(hypothesis.text) for hypothesis in answer.hypotheses]
+        return lines + [""] * (self._plan.lines_each - len(lines))
 
-def _print_answer(client: Client, item: Item, pending: Pending | None, plan: Translation) -> bool:
-    try:
-        if pending is None:
-            raise ClientError("INVALID_ARGUMENT", item.problem)
-        answer = _patient_result(client, item, pending, plan)
-    except ClientError as error:
-        _print_error(item, error, plan)
-        return False
-    if plan.as_json:
-        _print(to_json({"source": item.text} | message_dict(answer)))
-    else:
-        for hypothesis in answer.hypotheses:
-            _print(one_line(hypothesis.text))
-    _save_attention(answer, plan)
-    return True
+    def _place(self) -> str:
+        number = self.num_done + 1
+        if not self._plan.texts:
+            return f"line {number}: "
+        return f"text {number}: " if len(self._plan.texts) > 1 else ""
 
+    def _save_attention(self, answer: GenerateResponse) -> None:
+        path = self._plan.attention_file
+        if path is None or not answer.hypotheses:
+            return
+        attention = answer.hypotheses[0].attention
+        if path.suffix == ".json":
+            path.write_text(to_json(attention_dict(attention)) + "\n", encoding="utf-8")
+            return
+        from client.heatmap import save_heatmap  # matplotlib takes longer to import than to translate
 
-def _print_stream(client: Client, item: Item, plan: Translation) -> bool:
-    try:
-        if item.text is None:
-            raise ClientError("INVALID_ARGUMENT", item.problem)
-        for event in client.stream(item.text, model=plan.model, options=plan.options):
-            if plan.as_json:
-                _print(to_json({"source": item.text} | message_dict(event)))
-            elif event.WhichOneof("event") == "piece":
-                if event.piece.hypothesis == 0:
-                    _print(one_line(event.piece.text), end="")
-            else:
-                _print("")
-                for hypothesis in event.result.hypotheses[1:]:
-                    _print(one_line(hypothesis.text))
-                _save_attention(event.result, plan)
-    except ClientError as error:
-        _print_error(item, error, plan)
-        return False
-    return True
+        save_heatmap(attention, path)
 
-
-def _print_error(item: Item, error: ClientError, plan: Translation) -> None:
-    place = f"{item.place}: " if item.place else ""
-    sys.stderr.write(f"error: {place}{error}\n")
-    _print(to_json({"source": item.text, "error": error_dict(error)}) if plan.as_json else "")
-
-
-def _save_attention(answer: GenerateResponse, plan: Translation) -> None:
-    if plan.attention_file is None:
-        return
-    attention = answer.hypotheses[0].attention
-    if plan.attention_file.suffix == ".json":
-        plan.attention_file.write_text(to_json(attention_dict(attention)) + "\n", encoding="utf-8")
-        return
-    from client.heatmap import save_heatmap  # matplotlib takes longer to import than to translate
-
-    save_heatmap(attention, plan.attention_file)
-
-
-def _print(text: str, end: str = "\n") -> None:
-    sys.stdout.write(text + end)
-    sys.stdout.flush()
+    def _print(self, text: str, end: str = "\n") -> None:
+        self._output.write(text + end)
+        self._output.flush()

@@ -59,6 +59,8 @@ DIRECT_OPTIONS = (  # for calls about the server, also where it does not serve
     # A server that vanished during a call is noticed within 80 s.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    # A server that comes back is found soon, and not after gRPC's own two minutes.
+    ("grpc.max_reconnect_backoff_ms", 5_000),
 )
 CHANNEL_OPTIONS = (("grpc.service_config", json.dumps(_SERVICE_CONFIG)), *DIRECT_OPTIONS)
 

@@ -23,7 +23,9 @@ def test_the_async_client_does_what_the_sync_one_does():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("method", ["translate", "generate", "stream", "models", "health", "__init__"])
+@pytest.mark.parametrize(
+    "method", ["translate", "generate", "stream", "translate_many", "models", "health", "__init__"]
+)
 def test_both_clients_take_the_same_arguments(method):
     names = [list(inspect.signature(getattr(kind, method)).parameters) for kind in (Client, AsyncClient)]
     assert names[0] == names[1]

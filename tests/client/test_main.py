@@ -1,3 +1,4 @@
+import gzip
 import hashlib
 import io
 import json
@@ -51,12 +52,11 @@ def test_a_failed_line_keeps_its_place_and_loses_no_other(run):
     code, out, err = run("translate", stdin=stdin)
     assert code == 1
     assert out == ["첫째", "", "", "", "끝"]
-    assert err[0] == "error: line 2: INVALID_ARGUMENT: the text is empty"
-    assert err[1] == "error: line 3: INVALID_ARGUMENT: not valid UTF-8 at byte 1"
-    assert err[2].startswith(
+    assert err[0] == "error: line 3: INVALID_ARGUMENT: not valid UTF-8 at character 1"
+    assert err[1].startswith(
         "error: line 4: INVALID_ARGUMENT: the text has 1000000 bytes, and echo takes at most"
     )
-    assert len(err) == 3
+    assert len(err) == 2
 
 
 def test_a_byte_order_mark_is_not_part_of_the_first_line(run):
@@ -72,12 +72,30 @@ def test_a_text_with_line_breaks_takes_one_line_of_the_output(run):
     assert run("translate", "--stream", "a\nb")[1] == ["a b"]
 
 
-@pytest.mark.parametrize("text", ["", "  "])
-def test_a_single_text_that_fails_is_one_clear_line(run, text):
-    code, out, err = run("translate", text)
-    assert (code, out) == (1, [""])
+@pytest.mark.parametrize("flags", [(), ("--stream",)])
+def test_blank_lines_stay_blank_without_a_call(run, server, flags):
+    before = server.turns.num_submitted
+    assert run("translate", *flags, stdin="가\n\n \t\u3000\n나\n".encode()) == (0, ["가", "", "", "나"], [])
+    assert run("translate", *flags, "") == (0, [""], [])
+    assert server.turns.num_submitted == before + 2
+
+
+@pytest.mark.parametrize("flags", [(), ("--stream",)])
+def test_every_line_has_as_many_lines_as_were_asked_for(run, flags):
+    stdin = b"ab\n\n" + b"x" * 100 + b"\ncd\n"
+    flags = [*flags, "--beam-size", "3", "--num-hypotheses", "3", "--max-new-tokens", "1"]
+    code, out, err = run("translate", *flags, stdin=stdin)
+    assert code == 1
     assert len(err) == 1
-    assert err[0].startswith("error: INVALID_ARGUMENT: the text ")
+    assert len(out) == 12
+    assert out[3:9] == [""] * 6
+    assert out[0] != out[3] != out[9]
+
+
+def test_a_single_text_that_fails_is_one_clear_line(run):
+    code, out, [line] = run("translate", "x" * 100)
+    assert (code, out) == (1, [""])
+    assert line.startswith("error: INVALID_ARGUMENT: the source has 101 tokens")
 
 
 def test_an_argument_that_is_not_utf8_is_refused(run):
@@ -87,7 +105,7 @@ def test_an_argument_that_is_not_utf8_is_refused(run):
 
 
 def test_stream_prints_the_same_text(run):
-    assert run("translate", "--stream", "금요일", "", "abc")[:2] == (1, ["금요일", "", "abc"])
+    assert run("translate", "--stream", "금요일", "x" * 100, "abc")[:2] == (1, ["금요일", "", "abc"])
 
 
 def test_stream_prints_pieces_as_they_come(server, monkeypatch):
@@ -127,12 +145,14 @@ def test_json_has_everything_the_server_answered(run):
 
 
 def test_json_of_a_failed_line_is_its_error(run):
-    code, lines, _ = run("translate", "--json", stdin=b"abc\n\n")
+    code, lines, _ = run("translate", "--json", stdin=b"abc\n\n" + b"x" * 100 + b"\n\xffb")
     assert code == 1
-    error = json.loads(lines[1])
-    assert error["source"] == ""
+    good, blank, error, broken = map(json.loads, lines)
+    assert (good["source"], blank["source"], blank["hypotheses"]) == ("abc", "", [])
+    assert (error["source"], error["line"]) == ("x" * 100, 3)
     assert error["error"]["code"] == "INVALID_ARGUMENT"
     assert error["error"]["field_violations"][0]["field"] == "sources[0].text"
+    assert (broken["source"], broken["line"]) == ("\ufffdb", 4)
 
 
 def test_json_of_a_stream_is_a_line_for_each_event(run):
@@ -179,6 +199,13 @@ def test_attention_that_cannot_be_written_fails_after_the_translation(run, tmp_p
         (["translate", "a", "--timeout-seconds", "soon"], "'soon' is not a number of seconds above 0"),
         (["translate", "a", "--suppressed-token-ids", "5;6"], "'5;6' is not token ids with commas"),
         (["translate", "a", "--logit-bias", "5"], "'5' is not like 5=-1.5,17=2"),
+        (["translate", "a", "--in-flight", "0"], "'0' is not a number above 0"),
+        (["translate", "a", "--input", "b"], "TEXT and --input are both given"),
+        (["translate", "a", "--output", "b"], "--output is for whole lines of an input"),
+        (["translate", "--input", "a", "--output", "b", "--stream"], "--output is for whole lines"),
+        (["translate", "--output", "b.gz"], "--output b.gz: an output is not compressed"),
+        (["translate", "--resume"], "--resume and --overwrite are about a file: give --output"),
+        (["translate", "--output", "b", "--resume", "--overwrite"], "not allowed with argument --resume"),
         (["translate", "a", "--nothing"], "unrecognized arguments: --nothing"),
         (["translate", "a", "--target", "localhost:1"], "unrecognized arguments: --target"),
         ([], "the following arguments are required: COMMAND"),
@@ -306,6 +333,100 @@ def test_a_server_that_is_not_there_is_one_clear_line(command):
     assert (done.returncode, done.stdout) == (1, "")
     [line] = done.stderr.splitlines()
     assert line.startswith("error: UNAVAILABLE: no server answers at 127.0.0.1:1 (")
+
+
+@pytest.fixture
+def files(tmp_path):
+    """An input of ten lines, one of them blank and one too long, and its output, which is not there yet."""
+    lines = [f"문장 {number}" for number in range(10)]
+    lines[3], lines[6] = "", "x" * 100
+    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("\n".join(lines), encoding="utf-8")
+    return source, output, "".join(line * (len(line) < 100) + "\n" for line in lines)
+
+
+def test_a_file_is_translated_to_a_file(run, files):
+    source, output, expected = files
+    code, out, [line] = run("translate", "--input", str(source), "--output", str(output), "--in-flight", "2")
+    assert (code, out) == (1, [])
+    assert line.startswith("error: line 7: INVALID_ARGUMENT: ")
+    assert output.read_text(encoding="utf-8") == expected
+    packed = source.with_suffix(".gz")
+    packed.write_bytes(gzip.compress(source.read_bytes()))
+    assert "".join(f"{line}\n" for line in run("translate", "--input", str(packed))[1]) == expected
+    packed.write_bytes(packed.read_bytes()[:-9])
+    assert run("translate", "--input", str(packed))[2][-1].startswith(
+        f"error: {packed}: Compressed file ended"
+    )
+
+
+def test_an_output_that_exists_is_kept_unless_something_else_was_asked_for(run, files, capsys):
+    source, output, expected = files
+    output.write_text("precious\n")
+    both = ["--input", str(source), "--output", str(output)]
+    with pytest.raises(SystemExit, match="2"):
+        run("translate", *both)
+    assert f"{output} exists: continue it with --resume, or write it anew" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        run("translate", "--input", str(output), "--output", str(output), "--overwrite")
+    assert "--input and --output are the same file" in capsys.readouterr().err
+    assert run("translate", "--input", "none", "--output", str(output), "--overwrite")[2] == [
+        "error: none: No such file or directory"
+    ]
+    assert output.read_text() == "precious\n"
+    assert run("translate", *both, "--overwrite")[0] == 1
+    assert output.read_text(encoding="utf-8") == expected
+
+
+@pytest.mark.parametrize("cut", [0, 5, 12, 40, 70, -1, 1000])
+def test_an_interrupted_output_is_continued(run, server, files, cut):
+    source, output, expected = files
+    output.write_bytes(expected.encode()[:cut])
+    num_done = output.read_bytes().count(b"\n")
+    before = server.turns.num_submitted
+    flags = ["--input", str(source), "--output", str(output), "--resume"]
+    assert run("translate", *flags)[0] == (num_done < 7)
+    assert output.read_text(encoding="utf-8") == expected
+    assert server.turns.num_submitted <= before + 10 - num_done
+    assert run("translate", *flags) == (0, [], [])
+
+
+def test_an_output_of_another_input_is_not_continued(run, files):
+    source, output, expected = files
+    flags = ["--input", str(source), "--output", str(output), "--resume"]
+    output.write_text("a\n" * 5)
+    assert run("translate", *flags) == (
+        1,
+        [],
+        [f"error: --resume {output}: it does not answer line 4 of the input"],
+    )
+    output.write_text(expected + "\n")
+    assert run("translate", *flags)[2] == [
+        f"error: --resume {output}: it answers more than the 10 lines of the input"
+    ]
+    assert output.read_text() == expected + "\n"
+
+
+def test_work_that_stops_says_how_to_go_on(run, files):
+    source, output, _ = files
+    flags = ["--input", str(source), "--output", str(output), "--max-new-tokens", "0"]
+    code, _, err = run("translate", *flags)
+    assert code == 1
+    assert err == [
+        "error: INVALID_ARGUMENT: max_new_tokens is 0, and echo takes 1 to 64; stopped after 5 texts in a "
+        "row that failed",
+        f"{output} answers the first 0 lines: the same command with --resume goes on with the next",
+    ]
+    assert output.read_bytes() == b""
+
+
+def test_progress_is_shown_on_a_terminal_only(run, files, monkeypatch):
+    source, output, _ = files
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    _, _, err = run("translate", "--input", str(source), "--output", str(output))
+    last = err[-1].split("\r\x1b[K")[-1]
+    assert last.startswith("10 of 10 lines, ")
+    assert last.endswith(" a second, 1 failed")
 
 
 def test_a_reader_that_leaves_early_gets_no_traceback(server):

@@ -234,7 +234,7 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns) -> Any:
 
 
 def local_config(**changes: Any) -> ServerConfig:
-    return ServerConfig(host="127.0.0.1", port=0, metrics_port=0, **changes)
+    return ServerConfig(**{"host": "127.0.0.1", "port": 0, "metrics_port": 0} | changes)
 
 
 @asynccontextmanager

@@ -1,0 +1,114 @@
+"""Texts from a file and answers to a file, a line each; an output that was interrupted can be continued."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from client.output import valid_unicode
+
+STANDARD = Path("-")
+COMPRESSED = ".gz"
+
+
+class WrongOutput(Exception):
+    """A file cannot be continued, since it is not the output of the given input."""
+
+
+@contextmanager
+def open_input(path: Path) -> Iterator[Iterator[str]]:
+    """The lines of a file, each as soon as it is there; bytes that are not UTF-8 become surrogates.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    # Standard input gets an object of its own, since a thread that waits for a line would lock `sys.stdin`.
+    is_standard = path == STANDARD
+    source = sys.stdin.fileno() if is_standard else path
+    stream = io.BufferedReader(io.FileIO(source, closefd=not is_standard))
+    try:
+        yield _lines(stream, path)
+    finally:
+        if path.is_file():  # to close a pipe would wait for a thread that reads it
+            stream.close()
+
+
+def _lines(stream: BinaryIO, path: Path) -> Iterator[str]:
+    lines = gzip.GzipFile(fileobj=stream) if path.suffix == COMPRESSED else stream
+    try:
+        for number, line in enumerate(lines):
+            yield line.rstrip(b"\r\n").decode("utf-8" if number else "utf-8-sig", "surrogateescape")
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise OSError(None, str(error), str(path)) from error
+
+
+def count_lines(path: Path) -> int | None:
+    """How many lines a file has; None where only reading it all could tell."""
+    if not path.is_file() or path.suffix == COMPRESSED:
+        return None
+    num_lines, chunk = 0, b"\n"
+    with path.open("rb") as stream:
+        while more := stream.read(2**20):
+            chunk = more
+            num_lines += chunk.count(b"\n")
+    return num_lines + (not chunk.endswith(b"\n"))
+
+
+@contextmanager
+def open_output(path: Path, *, resume: bool, overwrite: bool) -> Iterator[BinaryIO]:
+    """A file that is on the disk when it is closed.
+
+    Raises:
+        FileExistsError: It exists, and neither `resume` nor `overwrite` is set.
+        OSError: It cannot be written.
+    """
+    mode = "w+b" if overwrite else "r+b" if resume and path.exists() else "x+b"
+    with path.open(mode) as stream:
+        yield cast(BinaryIO, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def skip_answered(texts: Iterator[str], output: BinaryIO, lines_each: int, *, as_json: bool) -> int:
+    """Take the texts that `output` answers from `texts`, and cut off an incomplete answer at its end.
+
+    Args:
+        texts: Of the input.
+        output: At its beginning; left at the end of its last whole answer.
+        lines_each: Lines of an answer.
+        as_json: Whether they are JSON.
+
+    Returns:
+        How many texts were taken.
+
+    Raises:
+        WrongOutput: It does not answer these texts.
+    """
+    num_answered = num_bytes = 0
+    while (lines := [output.readline() for _ in range(lines_each)])[-1].endswith(b"\n"):
+        text = next(texts, None)
+        if text is None:
+            raise WrongOutput(f"it answers more than the {num_answered} lines of the input")
+        if not (_is_json_of(lines[0], text) if as_json else text.strip() or not b"".join(lines).strip()):
+            raise WrongOutput(f"it does not answer line {num_answered + 1} of the input")
+        num_answered += 1
+        num_bytes += sum(map(len, lines))
+    output.seek(num_bytes)
+    output.truncate()
+    return num_answered
+
+
+def _is_json_of(line: bytes, text: str) -> bool:
+    try:
+        content = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(content, dict) and content.get("source") == valid_unicode(text)

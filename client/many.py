@@ -1,0 +1,242 @@
+"""Many texts at once, for both clients: which text is sent when, what is sent again, and when to stop.
+
+Pure: it knows requests, answers, errors and a clock, and no connection.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from client.errors import ClientError
+from client.wire import TextOrIds
+from protos.seq2seq_v1_pb2 import GenerateRequest, GenerateResponse
+
+DEFAULT_IN_FLIGHT = 64
+DEFAULT_GIVE_UP_SECONDS = 300.0
+
+_MAX_TRIES = 3
+_MAX_FAILED_IN_A_ROW = 5
+_LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.2, 5.0
+# What neither another text nor time mends.
+STOPPING_CODES = ("UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND", "UNIMPLEMENTED")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Translated:
+    """What became of one text of `translate_many`.
+
+    Attributes:
+        source: The text, or the token ids, as given.
+        answer: Without hypotheses where the text was blank or failed.
+        error: Why the text failed; None where it did not.
+    """
+
+    source: TextOrIds
+    answer: GenerateResponse
+    error: ClientError | None = None
+
+    @property
+    def text(self) -> str:
+        """The best target; of a blank text it is empty.
+
+        Raises:
+            ClientError: The text failed.
+        """
+        if self.error is not None:
+            raise self.error
+        return self.answer.hypotheses[0].text if self.answer.hypotheses else ""
+
+
+@dataclass(eq=False)
+class Call:
+    """One text between being read and being yielded. Owned by the dispatcher.
+
+    Attributes:
+        number: Place among the texts.
+        request: None where there is nothing to send.
+        ticket: Place among all sent calls, by the last time that it was sent.
+        num_failures: How often it failed by what may be its own fault.
+    """
+
+    number: int
+    source: TextOrIds
+    request: GenerateRequest | None = None
+    ticket: int = 0
+    num_failures: int = 0
+    result: Translated | None = None
+
+
+@dataclass
+class Dispatcher:
+    """Decides about the calls of one `translate_many`, whose thread or task owns it.
+
+    Results come in the order of the texts. A call that the server pushes back is sent again when the server
+    said, and half as many are in flight from then on, one more after each round of answers. A call that does
+    not reach a server, or ends with an error that may pass, is sent again after a pause that doubles, and
+    until an answer comes one call at a time is tried.
+
+    Attributes:
+        make_request: From a source; its ValueError is that text's failure.
+        in_flight: The most calls at a time.
+        give_up_seconds: How long nothing but failures may come back.
+        error: Why it ended before the texts did: raise it when `is_over`.
+    """
+
+    make_request: Callable[[TextOrIds], GenerateRequest]
+    in_flight: int
+    give_up_seconds: float
+    clock: Callable[[], float] = time.monotonic
+    chance: Callable[[], float] = random.random
+    error: Exception | None = None
+    _calls: deque[Call] = field(default_factory=deque)  # read and not yielded, in order
+    _waiting: list[tuple[int, Call]] = field(default_factory=list)  # a heap: the earliest text first
+    _num_read: int = 0
+    _is_read: bool = False
+    _read_error: Exception | None = None
+    _num_in_flight: int = 0
+    _num_sent: int = 0
+    _limit: float = 0.0  # of calls in flight, now
+    _last_cut: int = 0  # calls with a later ticket were sent after the last trouble was known
+    _resume_at: float = 0.0
+    _failing_since: float | None = None
+    _num_troubles: int = 0  # rounds without an answer
+    _num_failed: int = 0  # texts since the last answer
+
+    def __post_init__(self) -> None:
+        if self.in_flight < 1:
+            raise ValueError(f"in_flight is {self.in_flight}, and must be at least 1")
+        self._limit = float(self.in_flight)
+        self._resume_at = self.clock()
+
+    @property
+    def max_held(self) -> int:
+        """How many texts may be read and not yielded, so that a slow one does not hold up all others."""
+        return 4 * self.in_flight + 16
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all texts have been yielded, or none will be any more."""
+        return self.error is not None or (self._is_read and not self._calls)
+
+    def add(self, source: TextOrIds) -> None:
+        """Take in the next text."""
+        call = Call(self._num_read, source)
+        self._num_read += 1
+        self._calls.append(call)
+        if isinstance(source, str) and not source.strip():
+            call.result = Translated(source, GenerateResponse())
+            return
+        try:
+            call.request = self.make_request(source)
+        except ValueError as error:
+            self._fail(call, ClientError.from_value_error(error))
+        else:
+            heapq.heappush(self._waiting, (call.number, call))
+
+    def finish(self, error: Exception | None = None) -> None:
+        """Learn that there are no more texts; an error that ended them is raised after their results."""
+        self._is_read = True
+        self._read_error = error
+
+    def next_call(self) -> Call | None:
+        """The call to send now, if any."""
+        if not self._may_send or self.clock() < self._resume_at:
+            return None
+        _, call = heapq.heappop(self._waiting)
+        self._num_in_flight += 1
+        self._num_sent += 1
+        call.ticket = self._num_sent
+        return call
+
+    def seconds_to_wait(self) -> float | None:
+        """Until there is a call to send, where nothing else happens; None is for ever."""
+        return max(0.0, self._resume_at - self.clock()) if self._may_send else None
+
+    def end(self, call: Call, outcome: GenerateResponse | Exception) -> None:
+        """Take in how a call ended."""
+        self._num_in_flight -= 1
+        if isinstance(outcome, GenerateResponse):
+            self._record_answer(call)
+            call.result = Translated(call.source, outcome)
+        elif not isinstance(outcome, ClientError) or outcome.code in STOPPING_CODES:
+            self.error = self.error or outcome
+        elif outcome.is_about_the_text:
+            self._record_answer(call)
+            self._fail(call, outcome)
+        elif outcome.code == "INVALID_ARGUMENT":
+            self._fail_for_now(call, outcome)
+        else:
+            self._record_trouble(call, outcome)
+
+    def results(self) -> Iterator[Translated]:
+        """The results that are due.
+
+        A failure that may be the server's is held back until an answer shows that others do not fail: where
+        the work stops because of it, its text counts as not done.
+        """
+        while self._calls and (result := self._calls[0].result) is not None:
+            is_doubtful = result.error is not None and not result.error.is_about_the_text
+            if is_doubtful and self._num_failed and (self.error or self._waiting or self._num_in_flight):
+                return
+            self._calls.popleft()
+            yield result
+        if self.is_over:
+            self.error = self.error or self._read_error
+
+    @property
+    def _may_send(self) -> bool:
+        limit = 1 if self._num_troubles else int(self._limit)
+        return bool(self._waiting) and self._num_in_flight < limit and self.error is None
+
+    def _record_answer(self, call: Call) -> None:
+        self._failing_since = None
+        self._num_failed = 0
+        if call.ticket <= self._last_cut:
+            return
+        if self._num_troubles:
+            _log.info("the server answers again")
+        self._num_troubles = 0
+        self._limit = min(self.in_flight, self._limit + 1 / self._limit)
+
+    def _record_trouble(self, call: Call, error: ClientError) -> None:
+        now = self.clock()
+        pushback = error.retry_after_seconds
+        if pushback is not None:  # jitter: others were told the same
+            self._resume_at = max(self._resume_at, now + pushback * (1 + self.chance() / 10))
+        if call.ticket > self._last_cut:
+            self._last_cut = self._num_sent
+            if pushback is not None or error.code == "DEADLINE_EXCEEDED":
+                self._limit = max(1.0, self._limit / 2)
+            if pushback is None:
+                if not self._num_troubles:
+                    _log.warning("%s; trying again for up to %g seconds", error, self.give_up_seconds)
+                pause = min(_MOST_PAUSE_SECONDS, _LEAST_PAUSE_SECONDS * 2**self._num_troubles)
+                self._resume_at = max(self._resume_at, now + pause * (1 - self.chance() / 2))
+                self._num_troubles += 1
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        if now - self._failing_since >= self.give_up_seconds:
+            self.error = error.followed_by(
+                f"gave up after {self.give_up_seconds:g} seconds without an answer"
+            )
+        call.num_failures += pushback is None and error.code != "UNAVAILABLE"
+        if call.num_failures == _MAX_TRIES:
+            self._fail_for_now(call, error)
+        else:
+            heapq.heappush(self._waiting, (call.number, call))
+
+    def _fail_for_now(self, call: Call, error: ClientError) -> None:
+        self._fail(call, error)
+        self._num_failed += 1
+        if self._num_failed == _MAX_FAILED_IN_A_ROW:
+            self.error = error.followed_by(f"stopped after {_MAX_FAILED_IN_A_ROW} texts in a row that failed")
+
+    def _fail(self, call: Call, error: ClientError) -> None:
+        call.result = Translated(call.source, GenerateResponse(), error)

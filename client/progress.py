@@ -1,0 +1,71 @@
+"""How far the work is, on one line of a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+_INTERVAL_SECONDS = 0.2
+_CLEAR = "\r\x1b[K"
+
+
+class Progress:
+    """A line that is rewritten in place, and messages above it. Owned by the command.
+
+    Args:
+        stream: Of both; gets messages only where `is_shown` is false.
+        is_shown: Whether it is a terminal on which nothing else is written.
+        num_lines: Of all work; None where nobody knows.
+        num_skipped: Of them were done before.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        is_shown: bool,
+        num_lines: int | None,
+        num_skipped: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = stream
+        self._is_shown = is_shown
+        self._num_lines = num_lines
+        self._num_skipped = num_skipped
+        self._clock = clock
+        self._started = self._shown = clock()
+        self._line = ""
+
+    def write(self, message: str) -> None:
+        """Write lines above the progress, as a stream does."""
+        self._stream.write((_CLEAR if self._line else "") + message + self._line)
+
+    def flush(self) -> None:
+        """Write out what was written."""
+        self._stream.flush()
+
+    def show(self, num_done: int, num_failed: int) -> None:
+        """Say how far the work is, unless it was said a moment ago."""
+        if self._is_shown and self._clock() - self._shown >= _INTERVAL_SECONDS:
+            self._shown = self._clock()
+            self._line = self._text(num_done, num_failed)
+            self.write("")
+            self.flush()
+
+    def close(self, num_done: int, num_failed: int) -> None:
+        """Leave the last numbers on the terminal."""
+        if self._is_shown:
+            self._line = self._text(num_done, num_failed) + "\n"
+            self.write("")
+            self.flush()
+            self._line = ""
+
+    def _text(self, num_done: int, num_failed: int) -> str:
+        rate = (num_done - self._num_skipped) / max(self._clock() - self._started, 1e-9)
+        text = f"{num_done} lines" if self._num_lines is None else f"{num_done} of {self._num_lines} lines"
+        text += f", {rate:.0f} a second" + (f", {num_failed} failed" if num_failed else "")
+        if self._num_lines is not None and num_done < self._num_lines and rate:
+            minutes, seconds = divmod(round((self._num_lines - num_done) / rate), 60)
+            text += f", {minutes // 60}:{minutes % 60:02}:{seconds:02} left"
+        return text

@@ -1,0 +1,261 @@
+"""The dispatcher with a server that is a function and a clock that is a number."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+
+from client import ClientError, FieldViolation, Translated
+from client.many import Dispatcher
+from client.wire import generate_request
+from protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
+
+CALL_SECONDS = 0.1
+DOWN = ClientError("UNAVAILABLE", "no server answers")
+TOO_LONG = ClientError("INVALID_ARGUMENT", "long", field_violations=(FieldViolation("sources[0].text", ""),))
+BAD_OPTION = ClientError("INVALID_ARGUMENT", "bad", field_violations=(FieldViolation("options.top_k", ""),))
+BUG = ClientError("INTERNAL", "a bug")
+
+
+@dataclass
+class Simulation:
+    """Runs a dispatcher against `serve(text, now)`; every call takes `CALL_SECONDS`.
+
+    Attributes:
+        sent: When each call was sent, its text, and how many were in flight with it.
+        num_read: Texts that were read.
+    """
+
+    serve: Callable[[str, float], GenerateResponse | Exception]
+    now: float = 1000.0
+    sent: list[tuple[float, str, int]] = field(default_factory=list)
+    num_read: int = 0
+    error: Exception | None = None
+
+    def run(
+        self, texts: Iterable[str], in_flight: int = 8, give_up_seconds: float = 300.0
+    ) -> list[Translated]:
+        dispatcher = Dispatcher(
+            lambda text: generate_request(text, "", None),
+            in_flight,
+            give_up_seconds,
+            clock=lambda: self.now,
+            chance=lambda: 0.0,
+        )
+        source, results, calls = iter(texts), [], deque()
+        is_read = False
+        while not dispatcher.is_over:
+            while not is_read and self.num_read - len(results) < dispatcher.max_held:
+                try:
+                    dispatcher.add(next(source))
+                    self.num_read += 1
+                except StopIteration:
+                    is_read = True
+                    dispatcher.finish()
+                except OSError as error:
+                    is_read = True
+                    dispatcher.finish(error)
+            while (call := dispatcher.next_call()) is not None:
+                calls.append((self.now + CALL_SECONDS, call))
+                self.sent.append((self.now, call.source, len(calls)))
+            wait = dispatcher.seconds_to_wait()
+            if calls and (wait is None or calls[0][0] <= self.now + wait):
+                ends, call = calls.popleft()
+                self.now = max(self.now, ends)
+                dispatcher.end(call, self.serve(call.source, self.now))
+            elif wait is not None:
+                self.now += wait
+            results += dispatcher.results()
+        self.error = dispatcher.error
+        return results
+
+
+def answer(text: str) -> GenerateResponse:
+    return GenerateResponse(hypotheses=[Hypothesis(text=text.upper())])
+
+
+def numbered(count: int) -> list[str]:
+    return [f"text {number}" for number in range(count)]
+
+
+def outcomes(results: list[Translated]) -> list[str]:
+    return [result.error.code if result.error else result.text for result in results]
+
+
+def test_five_thousand_texts_are_all_answered_in_order_by_a_server_with_little_room():
+    """5,000 × `submit` failed 1,628 times."""
+    room, refused, taken = 20, [], deque()
+
+    def serve(text: str, now: float) -> GenerateResponse | Exception:
+        while taken and taken[0] <= now - CALL_SECONDS:
+            taken.popleft()
+        if len(taken) >= room:
+            refused.append(now)
+            return ClientError("RESOURCE_EXHAUSTED", "full", retry_after_seconds=0.5)
+        taken.append(now)
+        return answer(text)
+
+    simulation = Simulation(serve)
+    results = simulation.run(numbered(5000), in_flight=64)
+    assert outcomes(results) == [text.upper() for text in numbered(5000)]
+    assert simulation.error is None
+    assert len(refused) < 150  # the first 44, and few whenever it tries how much there is room for
+    last_sent = {now for now, _, _ in simulation.sent}
+    for now in refused:
+        assert not any(now < sent < now + 0.5 for sent in last_sent)
+    assert simulation.now < 1000 + 2 * 5000 / room * CALL_SECONDS
+
+
+def test_a_server_that_restarts_is_waited_for_one_call_at_a_time(caplog):
+    caplog.set_level(logging.INFO)
+    simulation = Simulation(lambda text, now: DOWN if 1002 < now < 1062 else answer(text))
+    results = simulation.run(numbered(1000))
+    assert outcomes(results) == [text.upper() for text in numbered(1000)]
+    assert [record.getMessage() for record in caplog.records] == [
+        "UNAVAILABLE: no server answers; trying again for up to 300 seconds",
+        "the server answers again",
+    ]
+    probes = [(now, num_in_flight) for now, _, num_in_flight in simulation.sent if 1002.2 < now < 1062]
+    assert {num_in_flight for _, num_in_flight in probes} == {1}
+    waits = [later - now for (now, _), (later, _) in pairwise(probes)]
+    assert waits[:4] == pytest.approx([0.5, 0.9, 1.7, 3.3])  # a call, and a pause that doubles
+    assert waits[4:] == pytest.approx([5.1] * len(waits[4:]))
+    assert len(simulation.sent) < 1000 + 30
+
+
+def test_an_answer_that_was_on_its_way_does_not_end_the_pause():
+    """A server that drains refuses newcomers and still answers whoever it accepted."""
+    dispatcher = Dispatcher(
+        lambda text: generate_request(text, "", None), 4, 300.0, clock=lambda: 0.0, chance=lambda: 0.0
+    )
+    for text in numbered(6):
+        dispatcher.add(text)
+    first, second, *_ = [dispatcher.next_call() for _ in range(4)]
+    dispatcher.end(first, DOWN)
+    dispatcher.end(second, answer("x"))
+    assert dispatcher.next_call() is None
+    assert dispatcher.seconds_to_wait() is None  # for the two that are in flight
+
+
+def test_it_gives_up_when_nothing_is_answered_for_long():
+    simulation = Simulation(lambda text, now: answer(text) if now < 1002 else DOWN)
+    results = simulation.run(numbered(1000), give_up_seconds=60.0)
+    assert str(simulation.error) == (
+        "UNAVAILABLE: no server answers; gave up after 60 seconds without an answer"
+    )
+    assert 1062 <= simulation.now < 1068
+    assert outcomes(results) == [text.upper() for text in numbered(len(results))]
+    assert len(results) >= 144
+
+
+def test_endless_push_back_is_given_up_too_and_waited_for_as_told():
+    simulation = Simulation(
+        lambda text, now: ClientError("RESOURCE_EXHAUSTED", "full", retry_after_seconds=10.0)
+    )
+    assert simulation.run(numbered(100), give_up_seconds=60.0) == []
+    assert "gave up after 60 seconds" in str(simulation.error)
+    assert len(simulation.sent) < 8 + 4 + 2 + 5
+
+
+def test_a_text_that_fails_by_itself_is_sent_once_and_stops_nothing():
+    def serve(text: str, now: float) -> GenerateResponse | Exception:
+        return TOO_LONG if 10 <= int(text.split()[1]) < 500 else answer(text)
+
+    simulation = Simulation(serve)
+    results = outcomes(simulation.run(numbered(600)))
+    assert results[10:500] == ["INVALID_ARGUMENT"] * 490
+    assert results[500:] == [text.upper() for text in numbered(600)[500:]]
+    assert len(simulation.sent) == 600
+
+
+def test_a_wrong_option_is_one_error_and_not_one_a_text():
+    simulation = Simulation(lambda text, now: BAD_OPTION)
+    assert simulation.run(numbered(100_000)) == []
+    assert str(simulation.error) == "INVALID_ARGUMENT: bad; stopped after 5 texts in a row that failed"
+    assert simulation.error.field_violations == BAD_OPTION.field_violations
+    assert len(simulation.sent) <= 8 + 5
+
+
+@pytest.mark.parametrize("code", ["INTERNAL", "DEADLINE_EXCEEDED", "CANCELLED", "RESOURCE_EXHAUSTED"])
+def test_a_text_that_keeps_failing_is_tried_three_times_and_the_others_go_on(code):
+    simulation = Simulation(lambda text, now: ClientError(code, "") if text == "text 30" else answer(text))
+    results = outcomes(simulation.run(numbered(100)))
+    assert results.pop(30) == code
+    assert results == [text.upper() for text in numbered(100) if text != "text 30"]
+    assert [text for _, text, _ in simulation.sent].count("text 30") == 3
+
+
+def test_it_stops_when_texts_in_a_row_fail_and_counts_none_of_them_as_done():
+    simulation = Simulation(lambda text, now: BUG if now > 1002 else answer(text))
+    results = outcomes(simulation.run(numbered(1000)))
+    assert str(simulation.error) == "INTERNAL: a bug; stopped after 5 texts in a row that failed"
+    assert results == [text.upper() for text in numbered(len(results))]
+    assert len(results) >= 144
+    assert simulation.now < 1002 + 120
+
+
+def test_a_text_that_fails_last_is_a_result():
+    assert outcomes(Simulation(lambda text, now: BUG).run(["a"])) == ["INTERNAL"]
+    simulation = Simulation(lambda text, now: BUG if text in "bd" else answer(text))
+    assert outcomes(simulation.run("abcd")) == ["A", "INTERNAL", "C", "INTERNAL"]
+
+
+@pytest.mark.parametrize("code", ["UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND", "UNIMPLEMENTED"])
+def test_what_nothing_mends_stops_at_once(code):
+    error = ClientError(code, "no")
+    simulation = Simulation(lambda text, now: error if now > 1002 else answer(text))
+    assert len(simulation.run(numbered(1000))) >= 144
+    assert simulation.error is error
+    assert simulation.now < 1003
+
+
+def test_blank_and_unsendable_texts_are_not_sent():
+    simulation = Simulation(lambda text, now: answer(text))
+    results = simulation.run(["a", "", " \t\u3000", "\udcff", "b"])
+    assert outcomes(results) == ["A", "", "", "INVALID_ARGUMENT", "B"]
+    assert results[3].error.message == "not valid UTF-8 at character 1"
+    assert [text for _, text, _ in simulation.sent] == ["a", "b"]
+
+
+def test_failures_that_may_be_the_servers_hold_up_no_more_than_is_read_ahead():
+    def serve(text: str, now: float) -> GenerateResponse | Exception:
+        return BUG if text == "text 0" else TOO_LONG
+
+    assert len(Simulation(serve).run(["text 0", *[""] * 5000, *numbered(200)[1:]], in_flight=1)) == 5200
+
+
+def test_texts_are_read_a_bounded_number_ahead():
+    reading = Simulation(lambda text, now: answer(text))
+    ahead = []
+
+    def texts():
+        for number in range(1000):
+            ahead.append(number - sum(1 for now, _, _ in reading.sent if now < reading.now))
+            yield f"text {number}"
+
+    assert len(reading.run(texts(), in_flight=4)) == 1000
+    assert max(ahead) <= 4 * 4 + 16
+
+
+def test_an_error_of_the_texts_comes_after_the_results_before_it():
+    def texts():
+        yield from numbered(10)
+        raise OSError("torn")
+
+    simulation = Simulation(lambda text, now: answer(text))
+    assert len(simulation.run(texts())) == 10
+    assert str(simulation.error) == "torn"
+
+
+def test_in_flight_is_at_least_one():
+    with pytest.raises(ValueError, match="in_flight is 0, and must be at least 1"):
+        Simulation(lambda text, now: answer(text)).run([], in_flight=0)
+
+
+def test_a_failed_text_raises_where_its_target_is_asked_for():
+    [result] = Simulation(lambda text, now: TOO_LONG).run(["a"])
+    with pytest.raises(ClientError, match="INVALID_ARGUMENT: long"):
+        _ = result.text

@@ -1,0 +1,187 @@
+"""`translate_many` of both clients against a server that echoes."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from client import AsyncClient, Client, ClientError, GenerateOptions, Translated
+from server.backlog import QueueLimits
+from tests.server.service.harness import EchoRunner, serving_on_a_thread
+
+TEXTS = [f"text {number}" for number in range(120)]
+
+
+def each(kind: type[Client] | type[AsyncClient], address: str, texts, **arguments) -> Iterator[Translated]:
+    """What the client's `translate_many` yields, whichever client it is."""
+    if kind is Client:
+        with Client(address) as client:
+            yield from client.translate_many(texts, **arguments)
+        return
+    with asyncio.Runner() as runner:
+        client = runner.run(_opened(address))
+        results = client.translate_many(texts, **arguments)
+        try:
+            while True:
+                yield runner.run(anext(results))
+        except StopAsyncIteration:
+            pass
+        finally:
+            runner.run(results.aclose())
+            runner.run(client.close())
+
+
+async def _opened(address: str) -> AsyncClient:
+    return AsyncClient(address)
+
+
+@pytest.fixture(params=[Client, AsyncClient])
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving_on_a_thread() as served:
+        yield served
+
+
+def test_texts_and_failures_come_in_order(kind, server):
+    options = GenerateOptions(max_new_tokens=1)
+    results = list(
+        each(kind, server.address, ["ab", " ", "x" * 100, [7, 8, 2], "\udcff", "cd"], options=options)
+    )
+    assert [result.error.code if result.error else result.text for result in results] == [
+        "a",
+        "",
+        "INVALID_ARGUMENT",
+        server.model.target_tokenizer.decode([7]),
+        "INVALID_ARGUMENT",
+        "c",
+    ]
+    assert results[3].source == [7, 8, 2]
+    assert list(each(kind, server.address, [])) == []
+
+
+def test_every_text_is_answered_where_few_may_wait(kind):
+    runner = EchoRunner(num_slots=2)
+    runner.gate.clear()  # so that the first calls have to wait
+    with serving_on_a_thread(runner, queue=QueueLimits(max_waiting_requests=2)) as served:
+        refused, record = [], served.app._metrics.record_rpc
+
+        def open_gate(**labels):
+            record(**labels)
+            if labels["code"] == "RESOURCE_EXHAUSTED":
+                refused.append(labels)
+                if len(refused) == 12:
+                    runner.gate.set()
+
+        served.app._metrics.record_rpc = open_gate
+        assert [result.text for result in each(kind, served.address, TEXTS, in_flight=16)] == TEXTS
+        assert 12 <= len(refused) < 100
+
+
+def test_a_server_that_restarts_loses_no_text(kind):
+    with ExitStack() as stack:
+        first = ExitStack()
+        served = first.enter_context(serving_on_a_thread())
+        port = served.app.endpoint.port
+
+        class StartAgain(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                if "trying again" in record.getMessage():
+                    stack.enter_context(serving_on_a_thread(port=port))
+
+        logger = logging.getLogger("client.many")
+        logger.addHandler(handler := StartAgain())
+        stack.callback(logger.removeHandler, handler)
+        texts = []
+        for result in each(kind, served.address, TEXTS, in_flight=16):
+            texts.append(result.text)
+            if len(texts) == 40:
+                quiet = served.app._calls.wait_until_quiet()
+                asyncio.run_coroutine_threadsafe(quiet, served.turns.loop).result(20)
+                first.close()
+        assert texts == TEXTS
+
+
+def test_nothing_answers_is_an_error_in_the_end(kind):
+    with pytest.raises(ClientError, match=r"no server answers at .*; gave up after 0\.3 seconds"):
+        list(each(kind, "127.0.0.1:1", TEXTS, give_up_seconds=0.3))
+
+
+def test_leaving_the_loop_cancels_what_is_in_flight(kind):
+    runner = EchoRunner()
+    with serving_on_a_thread(runner) as served:
+        results = each(kind, served.address, TEXTS)
+        assert next(results).text == TEXTS[0]
+        runner.gate.clear()
+        results.close()  # the harness checks that every slot comes back
+
+
+def test_answers_come_while_the_next_text_is_not_there_yet(server):
+    more = threading.Event()
+
+    def texts():
+        yield "a"
+        assert more.wait(20)
+        yield "b"
+
+    with Client(server.address) as client:
+        results = client.translate_many(texts())
+        assert next(results).text == "a"
+        more.set()
+        assert [result.text for result in results] == ["b"]
+
+
+def test_texts_may_come_asynchronously(server):
+    async def run():
+        answered = asyncio.Event()
+
+        async def texts():
+            yield "a"
+            await answered.wait()
+            yield "b"
+
+        async with AsyncClient(server.address) as client:
+            results = client.translate_many(texts())
+            assert (await anext(results)).text == "a"
+            answered.set()
+            assert [result.text async for result in results] == ["b"]
+
+    asyncio.run(run())
+
+
+def test_an_error_of_the_texts_is_raised_after_the_results(kind, server):
+    def texts():
+        yield "a"
+        raise OSError("torn")
+
+    results = each(kind, server.address, texts())
+    assert next(results).text == "a"
+    with pytest.raises(OSError, match="torn"):
+        next(results)
+
+
+def test_a_client_that_is_closed_meanwhile_is_an_error(server):
+    client = Client(server.address)
+    results = client.translate_many(TEXTS)
+    assert next(results).text == TEXTS[0]
+    client.close()
+    with pytest.raises(ValueError, match="closed"):
+        list(results)
+
+
+def test_an_async_client_that_is_closed_meanwhile_is_an_error(server):
+    async def run():
+        client = AsyncClient(server.address)
+        results = client.translate_many(TEXTS)
+        assert (await anext(results)).text == TEXTS[0]
+        await client.close()
+        with pytest.raises(Exception, match="closed"):
+            _ = [result async for result in results]
+
+    asyncio.run(run())
