@@ -13,6 +13,11 @@ from pathlib import Path
 import tokenizers
 from tokenizers.decoders import DecodeStream
 
+from bundle.normalization import Normalization, normalization_of
+
+# Of private use: nothing composes with it, so nothing beside it is changed by it.
+_MARK = "\ue000"
+
 
 class Tokenizer:
     """A `tokenizers.Tokenizer` in which a special token that a user typed is plain text.
@@ -55,6 +60,15 @@ class Tokenizer:
         return self._inner.to_str(pretty=True)
 
     @property
+    def normalization(self) -> Normalization:
+        """How texts are normalised before they are cut.
+
+        Raises:
+            ValueError: Otherwise than `bundle.normalization` does.
+        """
+        return normalization_of(self._inner)
+
+    @property
     def vocab_size(self) -> int:
         """Number of token ids, special ones included."""
         return self._inner.get_vocab_size(with_added_tokens=True)
@@ -70,9 +84,18 @@ class Tokenizer:
             raise ValueError(f"the tokenizer has no token {token!r}")
         return token_id
 
+    def normalize(self, text: str) -> str:
+        """`text` as it is cut into tokens: what `decode` makes of its tokens."""
+        normalizer = self._inner.normalizer
+        return text if normalizer is None else str(normalizer.normalize_str(text))
+
+    def normalize_inside(self, text: str) -> str:
+        """`text` as it is normalised in the middle of another one: a space at either end stays."""
+        return self.normalize(f"{_MARK}{text}{_MARK}")[1:-1]
+
     def encode(self, text: str) -> list[int]:
         """Token ids of `text` alone, with no special token added."""
-        return self._inner.encode(text, add_special_tokens=False).ids
+        return self.encode_batch([text])[0]
 
     def encode_source(self, text: str, max_length: int | None = None) -> list[int]:
         """Token ids of `text` framed as an encoder expects it, by the file's own post-processor.
@@ -80,18 +103,22 @@ class Tokenizer:
         What goes beyond `max_length` tokens, the frame included, is left out at the end of the text.
         """
         if max_length is None:
-            return self._inner.encode(text, add_special_tokens=True).ids
-        encoding = self._inner.encode(text, add_special_tokens=False)
+            return self.encode_sources([text])[0]
+        (encoding,) = self._encodings([text], add_special_tokens=False)
         encoding.truncate(max_length - self._inner.num_special_tokens_to_add(is_pair=False))
         return self._inner.post_process(encoding).ids
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode_source` of many texts at once."""
-        return [encoding.ids for encoding in self._inner.encode_batch(list(texts), add_special_tokens=True)]
+        return [encoding.ids for encoding in self._encodings(texts, add_special_tokens=True)]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of many texts at once."""
-        return [encoding.ids for encoding in self._inner.encode_batch(list(texts), add_special_tokens=False)]
+        return [encoding.ids for encoding in self._encodings(texts, add_special_tokens=False)]
+
+    def _encodings(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[tokenizers.Encoding]:
+        # Also for a single text: only during this call does the library let other threads run.
+        return self._inner.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`; special tokens have none."""

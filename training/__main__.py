@@ -19,6 +19,7 @@ from typing import Any, get_args
 import torch
 from rich.console import Console
 
+from bundle.normalization import Normalization
 from training import commands
 from training.comparison import TOKENIZATIONS, MetricSettings
 from training.config import Precision
@@ -184,6 +185,13 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         type=_at_least(SMALLEST_VOCAB_SIZE),
         help="most tokens of the vocabulary (default: the preset's)",
     )
+    train.add_argument(
+        "--normalization",
+        choices=get_args(Normalization),
+        help="what becomes of texts before they are cut into tokens, in training and serving: the same code "
+        "points for the same text and single spaces (nfc), also ordinary letters for full-width ones and "
+        "ligatures (nfkc), or nothing (none) (default: nfc; with --from that of RUN)",
+    )
     add_set_flag(train)
     train.add_argument(
         "--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
@@ -244,7 +252,7 @@ def _add_comparison_flags(score: argparse.ArgumentParser) -> None:
 def _train(options: argparse.Namespace, console: Console) -> None:
     flags = {
         name: getattr(options, name)
-        for name in ("seed", "vocab_size", "max_steps", "precision", "micro_batch_tokens")
+        for name in ("seed", "vocab_size", "normalization", "max_steps", "precision", "micro_batch_tokens")
         if getattr(options, name) is not None
     }
     settings = dict(options.set)

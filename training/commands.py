@@ -107,6 +107,7 @@ def _prepare(request: TrainRequest, folder: RunFolder) -> Corpus | None:
         parent = load_run(request.parent) if request.parent else None
         if parent:
             preset = dataclasses.replace(preset, model=parent.config)
+            preset = preset.changed({"normalization": parent.tokenizer.normalization})
         preset = preset.changed({**request.settings, **request.changes})
         corpus = load_corpus(request.files, preset.training.seed)
         start_run(folder, preset, corpus, request.files, parent)
@@ -152,6 +153,8 @@ def score_run_on_files(
     """Translate a file with the oracle, and print the scores."""
     run = _load(path, step)
     sources, *reference_lines = _read_parallel([source, *references])
+    # A run writes normalised text only: see `training.encoded.passing_pairs`.
+    reference_lines = [[run.tokenizer.normalize(line) for line in lines] for lines in reference_lines]
     try:
         _score_run(run, f"{path}, {_name(source)}", sources, reference_lines, beam_size, alpha, settings)
     except SourceLengthError as error:

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
+from bundle.normalization import Normalization
 from bundle.tokenizer import Tokenizer
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
@@ -153,6 +154,8 @@ class TrainingConfig(_Config):
         checkpoint_interval_steps: How often a checkpoint is written.
         num_averaged: How many of the newest checkpoints are kept, and averaged at the end.
         patience: Evaluations without a better dev score before training stops; None never stops it so.
+        normalization: What becomes of texts before they are cut into tokens, "nfc", "nfkc" or "none"
+            (`bundle.normalization`); of a run with a parent, the same as the parent's.
         bpe_dropout: Probability of leaving out each merge when training texts are cut into pieces, anew in
             each pass over the corpus (Provilkov et al. 2020, arXiv:1910.13267).
         r_drop: The weight of how far apart the predictions of two passes with different dropout are (alpha in
@@ -181,6 +184,7 @@ class TrainingConfig(_Config):
     num_averaged: int = 5
     patience: int | None = 10
     max_length_ratio: float | None = 5.0
+    normalization: Normalization = "nfc"
     bpe_dropout: float = 0.0
     r_drop: float = 0.0
     drop_copies: bool = False
@@ -190,6 +194,12 @@ class TrainingConfig(_Config):
     target_vectors: str | None = None
     are_vectors_frozen: bool = False
     seed: int = 0
+
+    @classmethod
+    def from_json(cls, content: Any) -> Self:
+        """As of any configuration; runs that do not say how they normalise are older, and do not."""
+        older = {"normalization": "none"}
+        return super().from_json(older | content if isinstance(content, dict) else content)
 
     @property
     def num_passes(self) -> int:
@@ -230,6 +240,8 @@ class TrainingConfig(_Config):
             self._require_int("patience", at_least=1)
         if self.max_length_ratio is not None:
             self._require_number("max_length_ratio", above=1)
+        forms = get_args(Normalization)
+        self._require(self.normalization in forms, "normalization", " or ".join(forms))
         self._require(isinstance(self.drop_copies, bool), "drop_copies", "true or false")
         is_known = self.precision is None or self.precision in get_args(Precision)
         self._require(is_known, "precision", '"fp32", "bf16" or null')

@@ -92,7 +92,7 @@ class EncodedCorpus(Sequence[EncodedPair]):
         return self._lengths[:, 1] + 1
 
     def texts(self, tokenizer: Tokenizer) -> Iterator[SentencePair]:
-        """What was encoded: byte pairs lose nothing."""
+        """What was encoded, as it was normalised: byte pairs lose nothing."""
         for start in range(0, len(self), _CHUNK_PAIRS):
             pairs = self[start : start + _CHUNK_PAIRS]
             sources = tokenizer.decode_batch([pair.source_ids for pair in pairs])
@@ -140,7 +140,11 @@ def write_encoded(
 def passing_pairs(
     pairs: Iterable[SentencePair], tokenizer: Tokenizer, filters: CorpusFilters
 ) -> tuple[list[SentencePair], FilterReport]:
-    """The pairs that pass the filters, each once and in their order, and what was dropped."""
+    """The pairs that pass the filters, normalised, each once and in their order, and what was dropped.
+
+    A model writes normalised text only, so what it is scored against is normalised, too: a reference that is
+    spelled with other code points would count as another text.
+    """
     report = FilterReport()
     passed = [pair for pair, _ in _encode_passing(pairs, tokenizer, filters, report)]
     kept = list(dict.fromkeys(passed))
@@ -155,8 +159,9 @@ def _encode_passing(
     while chunk := list(islice(remaining, _CHUNK_PAIRS)):
         report.num_given += len(chunk)
         readable = []
-        for pair in chunk:
-            if reason := filters.text_reason(pair):
+        for given in chunk:
+            pair = SentencePair(*map(tokenizer.normalize, given))
+            if reason := filters.text_reason(given) or filters.text_reason(pair):
                 report.drop(reason)
             else:
                 readable.append(pair)

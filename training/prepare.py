@@ -79,7 +79,7 @@ def start_run(
         )
     if shared := frozenset(corpus.dev).intersection(corpus.train):
         _log.warning("%d of %d dev pairs are in the training corpus, too", len(shared), len(corpus.dev))
-    tokenizer = parent.tokenizer if parent else _learn_tokenizer(corpus, filters, preset.vocab_size)
+    tokenizer = parent.tokenizer if parent else _learn_tokenizer(corpus, filters, preset)
     _log.info("tokenizer: %s tokens", f"{tokenizer.vocab_size:,}")
     model = dataclasses.replace(preset.model, vocab_size=tokenizer.vocab_size)
     held_out = {}
@@ -128,6 +128,11 @@ def _check_fits(preset: Preset, parent: TrainedModel) -> None:
                 f"{name} is {value} in the run to start from, and cannot become "
                 f"{getattr(preset.model, name)}: of the model only {', '.join(_OWN_OF_A_CHILD)} may change"
             )
+    if preset.training.normalization != parent.tokenizer.normalization:
+        raise ValueError(
+            f"normalization is {parent.tokenizer.normalization} in the run to start from, and cannot become "
+            f"{preset.training.normalization}: it is part of the tokenizer, which a run takes from its parent"
+        )
     if preset.training.source_vectors or preset.training.target_vectors:
         raise ValueError("embeddings start as those of the run to start from: leave the word vectors out")
 
@@ -138,10 +143,10 @@ def _description(parent: TrainedModel) -> str:
     return "; ".join(f"{name}: {parent.provenance[name]}" for name in told if name in parent.provenance)
 
 
-def _learn_tokenizer(corpus: Corpus, filters: CorpusFilters, vocab_size: int) -> Tokenizer:
+def _learn_tokenizer(corpus: Corpus, filters: CorpusFilters, preset: Preset) -> Tokenizer:
     _log.info("learning a tokenizer from the texts of %s pairs", f"{len(corpus.train):,}")
     texts = (text for pair in corpus.train if not filters.text_reason(pair) for text in pair)
-    return train_tokenizer(texts, vocab_size)
+    return train_tokenizer(texts, preset.vocab_size, preset.training.normalization)
 
 
 def continue_run(

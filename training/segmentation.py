@@ -35,6 +35,7 @@ class BpeDropout:
 
     def __init__(self, tokenizer: Tokenizer, probability: float) -> None:
         self.probability = probability
+        self._normalize = tokenizer.normalize
         self._inner = tokenizers.Tokenizer.from_str(tokenizer.to_json())
         model = json.loads(tokenizer.to_json())["model"]
         self._ids: dict[str, int] = model["vocab"]
@@ -42,7 +43,7 @@ class BpeDropout:
 
     def words(self, text: str) -> list[str]:
         """What no merge reaches beyond, as the library writes bytes."""
-        return [word for word, _ in self._inner.pre_tokenizer.pre_tokenize_str(text)]
+        return [word for word, _ in self._inner.pre_tokenizer.pre_tokenize_str(self._normalize(text))]
 
     def cut(self, word: str, chance: random.Random) -> list[int]:
         """Token ids of a word of `words`."""

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+from bundle.normalization import Normalization, normalizer
 from bundle.tokenizer import Tokenizer
-from training.config import BOS, EOS, EOS_ID, PAD, UNK
+from training.config import BOS, EOS, EOS_ID, PAD, UNK, TrainingConfig
 
 SMALLEST_VOCAB_SIZE = 4 + 256  # the special tokens and every byte
 
@@ -26,22 +27,26 @@ def check_vocab_size(vocab_size: int) -> None:
         )
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int, normalization: Normalization = TrainingConfig.normalization
+) -> Tokenizer:
     """Learn one vocabulary of byte pairs for all `texts`, sources and targets together.
 
-    Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) over UTF-8 bytes: every byte has a token and
-    nothing is normalised, so any text comes back as it was. A source is framed by the file's own
+    Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) over UTF-8 bytes: every byte has a token, so
+    any text comes back as it was normalised (`bundle.normalization`). A source is framed by the file's own
     post-processor as its tokens and eos. Deterministic: the same texts give the same file.
 
     Args:
         texts: Any number of them, read once.
         vocab_size: The most tokens there may be; few texts give fewer.
+        normalization: What becomes of a text before it is cut, here and wherever the tokenizer is used.
 
     Raises:
         ValueError: `vocab_size` does not hold the special tokens and every byte.
     """
     check_vocab_size(vocab_size)
     inner = tokenizers.Tokenizer(models.BPE())
+    inner.normalizer = normalizer(normalization)
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

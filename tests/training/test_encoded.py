@@ -1,3 +1,4 @@
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,18 @@ def test_texts_become_framed_sources_and_bare_targets() -> None:
     ((source_ids, target_ids),) = encode_pairs([SentencePair("ab", "c")], tokenizer)
     assert source_ids == [*tokenizer.encode("ab"), EOS_ID]
     assert target_ids == tokenizer.encode("c")
+
+
+def test_pairs_are_normalised_before_they_are_looked_at(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    pairs = [
+        SentencePair("오늘", "the day"),
+        SentencePair(unicodedata.normalize("NFD", "오늘"), " the\u3000day\ufeff"),
+        SentencePair("오늘", "\u200b"),
+    ]
+    report = write_encoded(tmp_path / "encoded", pairs, tokenizer, FILTERS)
+    assert list(EncodedCorpus(tmp_path / "encoded").texts(tokenizer)) == pairs[:1]
+    assert (report.dropped["duplicate"], report.dropped["empty"]) == (1, 1)
+    assert passing_pairs(pairs[1:], tokenizer, FILTERS)[0] == pairs[:1]
 
 
 def test_what_is_read_is_what_was_written(

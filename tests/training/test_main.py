@@ -85,18 +85,42 @@ def test_a_run_is_fine_tuned(
     tuned, parent = load_run(out), load_run(run)
     assert (tuned.config.d_model, tuned.config.dropout) == (parent.config.d_model, 0.2)  # not of the demo
     assert tuned.provenance["parent"].startswith("weights: ")
+    assert tuned.tokenizer.normalization == "nfc"
     assert capsys.readouterr().out.startswith(f"{out}: dev BLEU ")
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["train", "demo", "--out", str(out), "--from", str(run), "--resume"])
     assert "--from starts a run, and --resume goes on with one" in capsys.readouterr().err
 
 
-def test_seed_and_vocabulary_are_the_flags(tmp_path: Path, corpus_files: list[str]) -> None:
+def test_seed_vocabulary_and_normalization_are_the_flags(
+    tmp_path: Path,
+    corpus_files: list[str],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     out = tmp_path / "run"
-    flags = ["--max-steps", "1", "--seed", "5", "--vocab-size", "265", "--device", "cpu", "--threads", "1"]
+    flags = [
+        "--max-steps",
+        "1",
+        "--seed",
+        "5",
+        "--vocab-size",
+        "265",
+        "--normalization",
+        "nfkc",
+        "--device",
+        "cpu",
+        "--threads",
+        "1",
+    ]
     assert main(["train", "toy", "--out", str(out), *corpus_files, *flags]) == 0
     config = RunFolder(out).read_config()
     assert (config.training.seed, config.model.vocab_size, config.training.max_steps) == (5, 265, 1)
+    assert config.training.normalization == load_run(out).tokenizer.normalization == "nfkc"
+    capsys.readouterr()
+    flags = ["--from", str(out), "--normalization", "none"]
+    message = failed(capsys, caplog, "train", "toy", "--out", str(tmp_path / "b"), *corpus_files, *flags)
+    assert message.startswith("normalization is nfkc in the run to start from, and cannot become none")
 
 
 def test_any_setting_of_the_preset_can_be_changed_and_is_kept_for_a_resume(

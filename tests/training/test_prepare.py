@@ -332,6 +332,8 @@ def test_a_run_cannot_start_as_one_of_other_sizes(
     child = RunFolder(tmp_path / "child")
     with pytest.raises(ValueError, match="norm is post in the run to start from, and cannot become pre: "):
         start_run(child, preset.changed({"norm": "pre"}), corpus, parent=parent)
+    with pytest.raises(ValueError, match=r"normalization is nfc in .* become nfkc"):
+        start_run(child, preset.changed({"normalization": "nfkc"}), corpus, parent=parent)
     with pytest.raises(ValueError, match=rf"vocab_size is {parent.config.vocab_size} in .* become 299"):
         start_run(child, preset.changed({"vocab_size": 299}), corpus, parent=parent)
     with pytest.raises(ValueError, match="leave the word vectors out"):

@@ -13,7 +13,7 @@ from training.tokenizer import train_tokenizer
 
 PAIRS = [
     SentencePair("나는 학생이다", "I am a student."),
-    SentencePair("오늘은 금요일입니다 🎉", "Today is Friday, isn't it?  Yes."),
+    SentencePair("오늘은 금요일입니다 🎉", "Today is Friday, isn't it? Yes."),
     SentencePair("", "nothing"),
 ] * 5
 TOKENIZER = train_tokenizer([text for pair in PAIRS for text in pair], 400)
@@ -42,7 +42,7 @@ def test_however_it_is_cut_the_text_stays(text: str, seed: int) -> None:
     dropout = BpeDropout(TOKENIZER, 0.5)
     chance = random.Random(seed)
     ids = [id_ for word in dropout.words(text) for id_ in dropout.cut(word, chance)]
-    assert TOKENIZER.decode(ids) == text
+    assert TOKENIZER.decode(ids) == TOKENIZER.normalize(text)
 
 
 def test_a_merge_is_left_out_as_often_as_was_asked() -> None:

@@ -1,9 +1,14 @@
+import unicodedata
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bundle.normalization import Normalization, is_blank
 from bundle.tokenizer import Tokenizer
 from training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, check_special_ids
 from training.tokenizer import train_tokenizer
@@ -12,15 +17,58 @@ TEXTS = ["나는 학생이다", "I am a student.", "오늘은 금요일입니다
 TOKENIZER = train_tokenizer(TEXTS, 320)
 
 
-@given(st.text())
-def test_any_text_comes_back_as_it_was(text: str) -> None:
-    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
-    assert TOKENIZER.decode(TOKENIZER.encode_source(text)) == text
+FORMS = {form: train_tokenizer(TEXTS, 320, form) for form in get_args(Normalization)}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(text=st.text())
+def test_any_text_comes_back_as_it_is_normalised(form: Normalization, text: str) -> None:
+    tokenizer = FORMS[form]
+    normalised = tokenizer.normalize(text)
+    assert tokenizer.normalize(normalised) == normalised
+    assert tokenizer.decode(tokenizer.encode(text)) == normalised
+    assert tokenizer.decode(tokenizer.encode_source(text)) == normalised
+    assert (not normalised) <= is_blank(text)
 
 
 @pytest.mark.parametrize("text", ["", " ", "  a \t\n", "e\u0301 \u1100\u1161", "\u2028\ufeff\x00", "🙂" * 3])
-def test_nothing_is_normalised(text: str) -> None:
-    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
+def test_without_a_normaliser_a_text_comes_back_as_it_was(text: str) -> None:
+    assert FORMS["none"].decode(FORMS["none"].encode(text)) == text
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_normaliser_is_in_the_file(form: Normalization, tmp_path: Path) -> None:
+    FORMS[form].save(tmp_path / "tokenizer.json")
+    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert loaded.normalization == form
+    text = " e\u0301\u200b\t\uff21 "
+    assert loaded.encode(text) == FORMS[form].encode(text)
+    assert loaded.normalize(text) == {"nfc": "é \uff21", "nfkc": "é A", "none": text}[form]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        partial(unicodedata.normalize, "NFD"),
+        lambda text: text.replace(" ", "\u00a0"),
+        lambda text: text.replace(" ", "\u3000"),
+        lambda text: text.replace(" ", "\t"),
+        lambda text: text.replace(" ", " \n "),
+        lambda text: " " + text + "  ",
+        lambda text: "\ufeff" + text.replace(" ", "\ufeff "),
+        lambda text: text + "\u200f",
+        lambda text: "\u200b".join(text),
+    ],
+)
+def test_a_text_has_the_same_tokens_however_it_is_written(change: Callable[[str], str]) -> None:
+    for text in ("오늘은 금요일 입니다", "Ça va déjà, Ångström?"):
+        assert change(text) != text
+        assert TOKENIZER.encode_source(change(text)) == TOKENIZER.encode_source(text)
+
+
+@pytest.mark.parametrize("text", ["👨\u200d👩\u200d👧", "می\u200cخواهم", "क्\u200dष", "❤\ufe0f", "ᠠ\u180eᠠ"])
+def test_characters_that_words_are_spelled_with_stay(text: str) -> None:
+    assert TOKENIZER.normalize(text) == text
 
 
 @pytest.mark.parametrize("special", ["<pad>", "<bos>", "<eos>", "<unk>"])
