@@ -144,6 +144,8 @@ class Manifest(_Record):
         attention_scale: What the scores are multiplied by before the softmax.
         alignment_layer: The decoder layer whose cross-attention `decode` returns.
         has_logits_bias: Whether the output projection adds a bias.
+        source_language: A BCP 47 tag, by whose rules sources are split into sentences; empty where the
+            training did not name one.
         provenance: Commit, preset, corpus and its hash, seed, dev score.
     """
 
@@ -159,6 +161,7 @@ class Manifest(_Record):
     source_tokenizer: FileSpec
     target_tokenizer: FileSpec
     variants: dict[Precision, Variant]
+    source_language: str = ""
     provenance: dict[str, str] = field(default_factory=dict)
 
 

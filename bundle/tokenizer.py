@@ -97,16 +97,16 @@ class Tokenizer:
         """Token ids of `text` alone, with no special token added."""
         return self.encode_batch([text])[0]
 
-    def encode_source(self, text: str, max_length: int | None = None) -> list[int]:
-        """Token ids of `text` framed as an encoder expects it, by the file's own post-processor.
+    def encode_source(self, text: str) -> list[int]:
+        """Token ids of `text` framed as an encoder expects it, by the file's own post-processor."""
+        return self.encode_sources([text])[0]
 
-        What goes beyond `max_length` tokens, the frame included, is left out at the end of the text.
-        """
-        if max_length is None:
-            return self.encode_sources([text])[0]
+    def encode_truncated(self, text: str, max_length: int) -> tuple[list[int], int]:
+        """`encode_source` within `max_length` tokens, and how many were left out at the end of the text."""
         (encoding,) = self._encodings([text], add_special_tokens=False)
-        encoding.truncate(max_length - self._inner.num_special_tokens_to_add(is_pair=False))
-        return self._inner.post_process(encoding).ids
+        num_given, room = len(encoding), max_length - self._inner.num_special_tokens_to_add(is_pair=False)
+        encoding.truncate(room)
+        return self._inner.post_process(encoding).ids, max(num_given - room, 0)
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode_source` of many texts at once."""

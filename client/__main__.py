@@ -31,6 +31,7 @@ from client.translate import Translation, translate
 from client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS, Tls
 from protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SPLIT,
+    LONG_SOURCE_SPLIT_ALWAYS,
     GenerateOptions,
     LongSource,
     Model,
@@ -40,6 +41,7 @@ from protos.seq2seq_v1_pb2 import (
 )
 
 _IMAGE, _DATA = ".png", ".json"
+_SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
 
 
 def _texts(text: str) -> list[str]:
@@ -72,8 +74,8 @@ def _truth(text: str) -> bool:
 
 
 def _long_source(text: str) -> int:
-    if text not in ("refuse", "truncate", "split"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not refuse, truncate or split")
+    if text not in ("refuse", "truncate", "split", "split_always"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not refuse, truncate, split or split_always")
     return LongSource.Value(f"LONG_SOURCE_{text.upper()}")
 
 
@@ -100,7 +102,12 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "log_probabilities": (bool, "", "answer with every token's log-probability (with --json)"),
     "num_alternatives": (int, "N", "answer with the N best tokens at every position (with --json)"),
     "word_alignment": (bool, "", "answer with the words that belong together (with --json)"),
-    "long_source": (_long_source, "WHAT", "refuse, truncate or split what is too long (default: refuse)"),
+    "long_source": (
+        _long_source,
+        "WHAT",
+        "refuse, truncate or split long texts, or split_always (default: refuse)",
+    ),
+    "source_language": (str, "TAG", "by whose rules sentences are split (default: the model's)"),
 }
 
 _ONLY_IN_JSON = ("log_probabilities", "num_alternatives", "word_alignment")
@@ -249,14 +256,14 @@ def _translation(parser: argparse.ArgumentParser, options: argparse.Namespace) -
             parser.error(f"--attention shows one text, and {len(options.texts) or 'no'} TEXT was given")
         if options.stream and options.json:
             parser.error("--attention goes with --stream or with --json, not with both")
-        if options.long_source == LONG_SOURCE_SPLIT:
+        if options.long_source in _SPLITTING:
             parser.error("--attention shows one sentence, and --long-source split may make several")
         if not attention_file.parent.is_dir():
             parser.error(f"--attention {attention_file}: there is no folder {attention_file.parent}")
     for name in _ONLY_IN_JSON:
         if getattr(options, name) and not options.json:
             parser.error(f"what --{name.replace('_', '-')} asks for is shown with --json only")
-    if options.long_source == LONG_SOURCE_SPLIT and (options.num_hypotheses or 1) > 1 and not options.json:
+    if options.long_source in _SPLITTING and (options.num_hypotheses or 1) > 1 and not options.json:
         parser.error("with --long-source split the hypotheses of each sentence are only in --json")
     generate_options = GenerateOptions(attention=attention_file is not None)
     for name in _OPTIONS:

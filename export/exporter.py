@@ -137,6 +137,7 @@ def _write(
         source_tokenizer=tokenizer,
         target_tokenizer=tokenizer,
         variants=variants,
+        source_language=trained.source_language,
         provenance=trained.provenance | score,
     )
     write_manifest(folder, manifest)

@@ -14,6 +14,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # ONNX Runtime reports every session to its maker unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+# Texts are cut into tokens on threads of our own; the library's would compete with those of the engines.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 from bundle.names import Precision
 from server import VERSION
 from server.app import serve

@@ -80,9 +80,11 @@ def load_model(
         vocab_size=runner.vocab_size,
         cache_bytes=num_slots * runner.slot_bytes,
         num_bytes=num_bytes,
+        pad_id=bundle.manifest.special_ids.pad_id,
         eos_id=runner.eos_id,
         queue_limits=config.queue,
         source_tokenizer=bundle.source_tokenizer,
         target_tokenizer=bundle.target_tokenizer,
+        source_language=bundle.manifest.source_language,
         provenance=bundle.manifest.provenance,
     )

@@ -28,7 +28,9 @@ class ServedModel:
         provider: What runs the graphs: "cpu" or "cuda".
         cache_bytes: Cache and memory of all slots together.
         num_bytes: What counts against the memory limit: the same with the weights, as far as can be told.
+        pad_id: The source token that only fills rows up.
         eos_id: The target token that ends a sequence.
+        source_language: A BCP 47 tag, or empty where the bundle names none.
         queue_limits: Of all engines together.
     """
 
@@ -41,10 +43,12 @@ class ServedModel:
     vocab_size: int
     cache_bytes: int
     num_bytes: int
+    pad_id: int
     eos_id: int
     queue_limits: QueueLimits
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
+    source_language: str = ""
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     @property

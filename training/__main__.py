@@ -192,6 +192,11 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         "points for the same text and single spaces (nfc), also ordinary letters for full-width ones and "
         "ligatures (nfkc), or nothing (none) (default: nfc; with --from that of RUN)",
     )
+    train.add_argument(
+        "--source-language",
+        metavar="TAG",
+        help="what sources are written in, such as ko or pt-BR, for a server that splits them into sentences",
+    )
     add_set_flag(train)
     train.add_argument(
         "--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
@@ -252,7 +257,15 @@ def _add_comparison_flags(score: argparse.ArgumentParser) -> None:
 def _train(options: argparse.Namespace, console: Console) -> None:
     flags = {
         name: getattr(options, name)
-        for name in ("seed", "vocab_size", "normalization", "max_steps", "precision", "micro_batch_tokens")
+        for name in (
+            "seed",
+            "vocab_size",
+            "normalization",
+            "source_language",
+            "max_steps",
+            "precision",
+            "micro_batch_tokens",
+        )
         if getattr(options, name) is not None
     }
     settings = dict(options.set)

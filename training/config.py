@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -20,6 +21,7 @@ Norm = Literal["post", "pre"]
 Precision = Literal["fp32", "bf16"]
 Tied = Literal["all", "target", "none"]
 
+_LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
 _D_HEAD_MULTIPLE = 8  # the served graphs' attention operator refuses others
 
 
@@ -156,6 +158,8 @@ class TrainingConfig(_Config):
         patience: Evaluations without a better dev score before training stops; None never stops it so.
         normalization: What becomes of texts before they are cut into tokens, "nfc", "nfkc" or "none"
             (`bundle.normalization`); of a run with a parent, the same as the parent's.
+        source_language: What sources are written in, a BCP 47 tag such as "ko", by whose rules a server
+            splits them into sentences; None names none.
         bpe_dropout: Probability of leaving out each merge when training texts are cut into pieces, anew in
             each pass over the corpus (Provilkov et al. 2020, arXiv:1910.13267).
         r_drop: The weight of how far apart the predictions of two passes with different dropout are (alpha in
@@ -185,6 +189,7 @@ class TrainingConfig(_Config):
     patience: int | None = 10
     max_length_ratio: float | None = 5.0
     normalization: Normalization = "nfc"
+    source_language: str | None = None
     bpe_dropout: float = 0.0
     r_drop: float = 0.0
     drop_copies: bool = False
@@ -240,6 +245,9 @@ class TrainingConfig(_Config):
             self._require_int("patience", at_least=1)
         if self.max_length_ratio is not None:
             self._require_number("max_length_ratio", above=1)
+        language = self.source_language
+        is_tag = language is None or (isinstance(language, str) and _LANGUAGE_TAG.fullmatch(language))
+        self._require(bool(is_tag), "source_language", 'a BCP 47 tag such as "ko" or "pt-BR", or null')
         forms = get_args(Normalization)
         self._require(self.normalization in forms, "normalization", " or ".join(forms))
         self._require(isinstance(self.drop_copies, bool), "drop_copies", "true or false")

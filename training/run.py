@@ -124,6 +124,7 @@ class TrainedModel:
         provenance: For people, every value a text; what has a field of its own is not repeated.
         dev: Source and reference of each held-out pair.
         dev_score: sacreBLEU of greedy search on them; None where nobody scored these weights.
+        source_language: As the recipe names it; empty where it does not.
     """
 
     model: Transformer
@@ -132,6 +133,7 @@ class TrainedModel:
     provenance: dict[str, str]
     dev: list[tuple[str, str]]
     dev_score: float | None = None
+    source_language: str = ""
 
 
 @dataclass(frozen=True)
@@ -362,7 +364,8 @@ def _with_weights(
     if config.parent:
         provenance["parent"] = config.parent
     dev = [(pair.source, pair.target) for pair in folder.read_pairs("dev")]
-    return TrainedModel(model.eval(), tokenizer, config.model, provenance, dev)
+    language = config.training.source_language or ""
+    return TrainedModel(model.eval(), tokenizer, config.model, provenance, dev, source_language=language)
 
 
 def library_versions() -> dict[str, str]:

@@ -27,6 +27,7 @@ from server.service.status import (
     request_id_of,
     status_of,
 )
+from server.service.text_threads import TextThreads
 
 Context = aio.ServicerContext[Any, Any]
 _Message = TypeVar("_Message")
@@ -53,6 +54,7 @@ class Call:
         arrival: `time.monotonic()` when the handler started.
         deadline: The same clock, when the caller stops waiting; None for never.
         builder: What builds large answers.
+        texts: Where work with its texts is done.
         model_name: The served model's name, once it is known.
         is_counted_by_request: Whether its handler counts every request in it instead.
     """
@@ -64,6 +66,7 @@ class Call:
     deadline: float | None
     models: Models
     builder: Executor
+    texts: TextThreads
     model_name: str = ""
     is_counted_by_request: bool = False
 
@@ -108,14 +111,17 @@ class Calls:
         self._draining = asyncio.Event()
         # One thread: more would only take the interpreter from the event loop and the engines more often.
         self._builder = ThreadPoolExecutor(1, "answers")
+        self._texts = TextThreads()
 
     def close(self) -> None:
-        """End the thread that builds answers."""
+        """End the threads that cut texts and that build answers."""
+        self._texts.stop()
         self._builder.shutdown(cancel_futures=True)
 
     def drain(self) -> None:
-        """Let calls that wait for their caller's next message end."""
+        """Let calls end that wait for their caller's next message, or for their texts to be cut."""
         self._draining.set()
+        self._texts.drain()
 
     async def next_message(self, messages: AsyncIterator[_Message]) -> _Message | None:
         """The next message of a stream; None at its end.
@@ -166,7 +172,7 @@ class Calls:
         metadata = context.invocation_metadata()
         given_id, request_id = given_request_id(metadata), request_id_of(metadata)
         caller = self._access.caller_of(context)
-        call = Call(method, request_id, caller, arrival, deadline, self._models, self._builder)
+        call = Call(method, request_id, caller, arrival, deadline, self._models, self._builder, self._texts)
         self.num_open += 1
         self._num_opened += 1
         self._idle.clear()

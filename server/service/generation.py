@@ -92,10 +92,11 @@ async def succeeded(mailbox: Mailbox) -> Result:
 
 async def _jobs(message: pb.GenerateRequest, model: ServedModel, call: Call, *, stream: bool) -> list[Job]:
     """What the engine shall do. A text that may be long is cut into tokens while others are served."""
-    make = partial(engine_jobs, message, model, call, stream=stream)
-    if message.options.long_source in (pb.LONG_SOURCE_TRUNCATE, pb.LONG_SOURCE_SPLIT):
-        return await asyncio.to_thread(make)
-    return make()
+    return await call.texts.run(
+        lambda checkpoint: engine_jobs(message, model, call, checkpoint, stream=stream),
+        message.ByteSize(),
+        call.deadline,
+    )
 
 
 def _check_that_they_fit(jobs: Sequence[Job], model: ServedModel) -> None:

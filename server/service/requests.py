@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from bundle.names import SOURCE_IDS
 from protos.seq2seq_v1_pb2 import (
-    LONG_SOURCE_SPLIT,
     GenerateOptions,
     GenerateRequest,
     LongSource,
@@ -21,7 +20,9 @@ from server.errors import InvalidRequest
 from server.models import ServedModel
 from server.records import Beam, Constraints, Request, Sampling
 from server.service.calls import Call
-from server.service.sources import Part, check_bytes, check_ids, source_parts
+from server.service.sentences import DEFAULT_LANGUAGE, known_language
+from server.service.sources import SPLITTING, Part, check_bytes, check_ids, source_parts
+from server.service.text_threads import Checkpoint
 from server.stopping import StoppedText
 
 MAX_ALTERNATIVES = 32
@@ -44,18 +45,30 @@ class Job:
     request: Request
 
 
-def engine_jobs(message: GenerateRequest, model: ServedModel, call: Call, *, stream: bool) -> list[Job]:
+def engine_jobs(
+    message: GenerateRequest, model: ServedModel, call: Call, checkpoint: Checkpoint, *, stream: bool
+) -> list[Job]:
     """What the engine shall do for a request: more than one thing where its source is split.
+
+    Args:
+        message: From the caller.
+        model: That it names.
+        call: That it came with.
+        checkpoint: Is called every few milliseconds; what it raises ends the work.
+        stream: Whether the caller gets pieces.
 
     Raises:
         InvalidRequest: What is wrong, in which field, and what would be right.
     """
     options = message.options
-    _check_stop_sequences(options)
+    _check_stop_sequences(options, model)
     _check_split(options)
+    language = _source_language(options, model)
     prefix_ids = _target_ids(options.target_prefix, model, "options.target_prefix")
     max_new_tokens = _max_new_tokens(options, model, len(prefix_ids))
-    parts = source_parts(message.sources, model, options.long_source)
+    parts = source_parts(
+        message.sources, model, checkpoint, long_source=options.long_source, language=language
+    )
     whole = Request(
         request_id=call.request_id,
         sources={SOURCE_IDS: parts[0].source_ids},
@@ -80,11 +93,18 @@ def engine_jobs(message: GenerateRequest, model: ServedModel, call: Call, *, str
 def target_text(message: GenerateRequest, model: ServedModel, num_prefix: int) -> StoppedText:
     """What makes the text of a target from its token ids, up to the first stop sequence of the request."""
     stream = model.target_tokenizer.stream()
-    return StoppedText(stream, message.options.stop_sequences, num_prefix)
+    stops = [model.target_tokenizer.normalize_inside(stop) for stop in message.options.stop_sequences]
+    return StoppedText(stream, stops, num_prefix)
 
 
-def score_request(message: ScoreRequest, model: ServedModel, call: Call) -> Request:
+def score_request(message: ScoreRequest, model: ServedModel, call: Call, checkpoint: Checkpoint) -> Request:
     """The engine's record of a target to be scored.
+
+    Args:
+        message: From the caller.
+        model: That it names.
+        call: That it came with.
+        checkpoint: As of `engine_jobs`.
 
     Raises:
         InvalidRequest: What is wrong, in which field, and what would be right.
@@ -93,7 +113,7 @@ def score_request(message: ScoreRequest, model: ServedModel, call: Call) -> Requ
         raise InvalidRequest("the target is missing: give it a text or token ids", field="target")
     return Request(
         request_id=call.request_id,
-        sources={SOURCE_IDS: source_parts(message.sources, model)[0].source_ids},
+        sources={SOURCE_IDS: source_parts(message.sources, model, checkpoint)[0].source_ids},
         max_new_tokens=1,
         arrival=call.arrival,
         deadline=call.deadline,
@@ -135,12 +155,25 @@ def _max_new_tokens(options: GenerateOptions, model: ServedModel, prefix_length:
     return options.max_new_tokens
 
 
-def _check_stop_sequences(options: GenerateOptions) -> None:
+def _check_stop_sequences(options: GenerateOptions, model: ServedModel) -> None:
     field, stops = "options.stop_sequences", options.stop_sequences
     _in_range("the number of stop_sequences", len(stops), 0, _MAX_STOP_SEQUENCES, field=field)
     for index, stop in enumerate(stops):
         name = f"the length of stop_sequences[{index}]"
         _in_range(name, len(stop), 1, _MAX_STOP_LENGTH, field=f"{field}[{index}]")
+        # Targets are compared as they are written, normalised. White space that is not written would have to
+        # become a space, or nothing, and stop elsewhere than was asked for.
+        normalised = model.target_tokenizer.normalize_inside(stop)
+        if not normalised or _white_space(normalised) != _white_space(stop):
+            raise InvalidRequest(
+                f"stop_sequences[{index}] is {stop!r}, which {model.name} never writes: between words it "
+                "writes single spaces, no line breaks, tabs or characters that are not seen",
+                field=f"{field}[{index}]",
+            )
+
+
+def _white_space(text: str) -> list[str]:
+    return [character for character in text if character.isspace()]
 
 
 def _check_split(options: GenerateOptions) -> None:
@@ -149,13 +182,27 @@ def _check_split(options: GenerateOptions) -> None:
             f"long_source is {options.long_source}, which is none of {', '.join(LongSource.keys())}",
             field="options.long_source",
         )
-    if options.long_source != LONG_SOURCE_SPLIT:
+    if options.long_source not in SPLITTING:
         return
     for name in ("target_prefix", "stop_sequences"):
         if options.HasField(name) if name == "target_prefix" else getattr(options, name):
             raise InvalidRequest(
                 f"{name} is for one target, and a source that is split has several", field=f"options.{name}"
             )
+
+
+def _source_language(options: GenerateOptions, model: ServedModel) -> str:
+    """By whose rules sentences are split: the request's, else the bundle's where the splitter knows it."""
+    if not options.source_language:
+        return known_language(model.source_language) or DEFAULT_LANGUAGE
+    language = known_language(options.source_language)
+    if language is None:
+        raise InvalidRequest(
+            f"source_language is {options.source_language[:100]!r}, by whose rules sentences cannot be "
+            "split: send a BCP 47 tag such as en, ko or pt-BR, or leave it out",
+            field="options.source_language",
+        )
+    return language
 
 
 def _constraints(options: GenerateOptions, model: ServedModel, max_new_tokens: int) -> Constraints:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from protos import seq2seq_v1_pb2 as pb
 from protos import seq2seq_v1_pb2_grpc as pb_grpc
 from server.models import Models
@@ -48,7 +50,9 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
         """Answer with the log-probabilities of a given target."""
         async with self._calls.open("Score", context) as call:
             with call.using(message.model) as model:
-                request = score_request(message, model, call)
+                request = await call.texts.run(
+                    partial(score_request, message, model, call), message.ByteSize(), call.deadline
+                )
                 with model.submitted(request, call.is_expired) as mailbox:
                     result = await succeeded(mailbox)
                 return score_response(request, result, model)

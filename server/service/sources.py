@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
-import sentencex
 
 from bundle.names import SOURCE_IDS
-from protos.seq2seq_v1_pb2 import LONG_SOURCE_SPLIT, LONG_SOURCE_TRUNCATE, LongSource, Source
+from bundle.normalization import is_blank
+from protos.seq2seq_v1_pb2 import (
+    LONG_SOURCE_SPLIT,
+    LONG_SOURCE_SPLIT_ALWAYS,
+    LONG_SOURCE_TRUNCATE,
+    LongSource,
+    Source,
+)
 from server.errors import InvalidRequest
 from server.models import ServedModel
 from server.records import Array
+from server.service.sentences import DEFAULT_LANGUAGE, lines, sentences
+from server.service.text_threads import Checkpoint
 
 # A text is measured before it is cut into tokens, which takes time. No text that a person wrote fills its
-# tokens with so many bytes, so nothing that fits is refused.
+# tokens with so many bytes before or after it is normalised, so nothing that fits is refused.
 MAX_BYTES_PER_TOKEN = 64
-MAX_SENTENCES = 256
+MAX_PARTS = 256  # that a text is split into
 MAX_TIMES_TOO_LONG = 16  # that a source to be split or truncated may have more bytes
-_LANGUAGE = "en"  # a bundle does not name its own; terminators of other scripts end sentences all the same
+SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
+
+_TEXT, _TOKEN_IDS = "sources[0].text", "sources[0].token_ids"
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one target is generated for: a source, or one sentence of it.
+    """What one target is generated for: a source, or one line or sentence of it.
 
     Attributes:
         source_ids: `(S,)` int64.
         num_truncated: Tokens that were left out.
-        text: Of a sentence.
-        separator: The white space between a sentence and the next.
+        text: Of a line or sentence.
+        separator: What stands between it and the next, line breaks included.
     """
 
     source_ids: Array
@@ -40,9 +52,21 @@ class Part:
 
 
 def source_parts(
-    sources: Sequence[Source], model: ServedModel, long_source: LongSource = LongSource.LONG_SOURCE_REFUSE
+    sources: Sequence[Source],
+    model: ServedModel,
+    checkpoint: Checkpoint,
+    *,
+    long_source: LongSource = LongSource.LONG_SOURCE_REFUSE,
+    language: str = DEFAULT_LANGUAGE,
 ) -> list[Part]:
-    """The source of a request, in parts where it is too long and shall be split.
+    """The source of a request, in parts where it is split.
+
+    Args:
+        sources: Of the request.
+        model: That takes them.
+        checkpoint: Is called every few milliseconds; what it raises ends the work.
+        long_source: What to do with a text that is too long.
+        language: By whose rules sentences are split.
 
     Raises:
         InvalidRequest: What is wrong, in which field, and what would be right.
@@ -61,7 +85,7 @@ def source_parts(
         )
     kind = source.WhichOneof("value")
     if kind == "text":
-        return _text_parts(source.text, model, long_source)
+        return _text_parts(source.text, model, long_source, language, checkpoint)
     if kind == "token_ids":
         return [_ids_part(source.token_ids.values, model, long_source)]
     raise InvalidRequest("the source is empty: give it a text or token ids", field="sources[0]")
@@ -89,69 +113,89 @@ def check_bytes(text: str, max_tokens: int, model: ServedModel, field: str) -> N
         )
 
 
-def _text_parts(text: str, model: ServedModel, long_source: LongSource) -> list[Part]:
-    field, limit = "sources[0].text", model.max_source_length
+def _text_parts(
+    text: str, model: ServedModel, long_source: LongSource, language: str, checkpoint: Checkpoint
+) -> list[Part]:
+    limit = model.max_source_length
     if not text:
-        raise InvalidRequest("the text is empty", field=field)
-    if text.isspace():
-        raise InvalidRequest("the text has only white space", field=field)
-    may_be_long = long_source in (LONG_SOURCE_SPLIT, LONG_SOURCE_TRUNCATE)
-    check_bytes(text, limit * (MAX_TIMES_TOO_LONG if may_be_long else 1), model, field)
-    is_split = long_source == LONG_SOURCE_SPLIT
-    if is_split and len(text.encode()) > limit * MAX_BYTES_PER_TOKEN:
-        return _sentences(text, model)
-    token_ids = model.source_tokenizer.encode_source(text)
-    if len(token_ids) <= limit:
-        return [_part(token_ids)]
+        raise InvalidRequest("the text is empty", field=_TEXT)
+    if is_blank(text):
+        raise InvalidRequest("the text has only white space and characters that are not seen", field=_TEXT)
+    is_split = long_source in SPLITTING
+    may_be_long = is_split or long_source == LONG_SOURCE_TRUNCATE
+    check_bytes(text, limit * (MAX_TIMES_TOO_LONG if may_be_long else 1), model, _TEXT)
     if is_split:
-        return _sentences(text, model)
-    if long_source == LONG_SOURCE_TRUNCATE:
-        return [_part(model.source_tokenizer.encode_source(text, limit), len(token_ids) - limit)]
-    raise _too_long("the source", len(token_ids), model, field, hint=" or set options.long_source")
+        has_long_lines = long_source == LONG_SOURCE_SPLIT
+        passages = _passages(text, model, language, checkpoint, has_long_lines=has_long_lines)
+        parts = list(islice(passages, MAX_PARTS + 1))
+        if len(parts) > MAX_PARTS:
+            raise InvalidRequest(
+                f"the text has more than {MAX_PARTS} sentences and lines, and at most so many are split: "
+                "send shorter pieces",
+                field=_TEXT,
+            )
+        return parts
+    token_ids, num_over = model.source_tokenizer.encode_truncated(text, limit)
+    if num_over and long_source != LONG_SOURCE_TRUNCATE:
+        raise _too_long("the source", limit + num_over, model, _TEXT, hint=" or set options.long_source")
+    return [_part(token_ids, num_over)]
 
 
-def _sentences(text: str, model: ServedModel) -> list[Part]:
-    field, limit = "sources[0].text", model.max_source_length
-    sentences = _with_separators(text)
-    if len(sentences) > MAX_SENTENCES:
-        raise InvalidRequest(
-            f"the text has {len(sentences)} sentences, and at most {MAX_SENTENCES} are split", field=field
-        )
-    parts = []
-    for number, (content, separator) in enumerate(sentences, start=1):
-        check_bytes(content, limit, model, field)
-        token_ids = model.source_tokenizer.encode_source(content)
-        if len(token_ids) > limit:
-            raise _too_long(f"sentence {number} of the source", len(token_ids), model, field)
-        parts.append(Part(_part(token_ids).source_ids, text=content, separator=separator))
-    return parts
+def _passages(
+    text: str, model: ServedModel, language: str, checkpoint: Checkpoint, *, has_long_lines: bool
+) -> Iterator[Part]:
+    """A part for each sentence of a text, or for each line where lines may be long and it fits.
 
+    Made one after the other: what is refused ends the work.
+    """
+    limit, number = model.max_source_length, itertools.count(1)
+    max_bytes = limit * MAX_BYTES_PER_TOKEN
 
-def _with_separators(text: str) -> list[tuple[str, str]]:
-    """The sentences of a text, and the white space after each: a space where there is none."""
-    contents = [content for piece in sentencex.segment(_LANGUAGE, text) if (content := piece.strip())]
-    sentences: list[tuple[str, str]] = []
-    end = 0
-    for content in contents:  # the library loses some white space between its pieces
-        start = text.index(content, end)
-        if sentences:
-            sentences[-1] = (sentences[-1][0], text[end:start] or " ")
-        sentences.append((content, ""))
-        end = start + len(content)
-    return sentences
+    def before_window(num_characters: int) -> None:
+        checkpoint()
+        if num_characters > max_bytes:
+            raise InvalidRequest(
+                f"sentence {next(number)} of the source has more than {num_characters} characters, and "
+                f"{model.name} takes at most {limit} tokens: send shorter pieces",
+                field=_TEXT,
+            )
+
+    for line, after_line in lines(text):
+        checkpoint()
+        if has_long_lines and len(line.encode()) <= max_bytes:
+            token_ids, num_over = model.source_tokenizer.encode_truncated(line, limit)
+            if not num_over:
+                next(number)
+                yield replace(_part(token_ids), text=line, separator=after_line)
+                continue
+        for sentence, separator in sentences(line, language, before_window):
+            which = f"sentence {next(number)} of the source"
+            check_bytes(sentence, limit, model, _TEXT)
+            token_ids, num_over = model.source_tokenizer.encode_truncated(sentence, limit)
+            if num_over:
+                raise _too_long(which, limit + num_over, model, _TEXT)
+            yield replace(_part(token_ids), text=sentence, separator=separator or after_line)
 
 
 def _ids_part(token_ids: Sequence[int], model: ServedModel, long_source: LongSource) -> Part:
-    field, limit = "sources[0].token_ids", model.max_source_length
+    limit = model.max_source_length
     if not token_ids:
-        raise InvalidRequest("there are no token ids", field=field)
+        raise InvalidRequest("there are no token ids", field=_TOKEN_IDS)
     num_truncated = 0
     if len(token_ids) > limit:  # before every one of them is looked at
         if long_source != LONG_SOURCE_TRUNCATE:
-            raise _too_long("the source", len(token_ids), model, field)
+            raise _too_long("the source", len(token_ids), model, _TOKEN_IDS)
         num_truncated = len(token_ids) - limit
         token_ids = [*token_ids[: limit - 1], token_ids[-1]]  # the last is the end of sequence
-    check_ids(token_ids, model, f"{field}.values")
+    field = f"{_TOKEN_IDS}.values"
+    check_ids(token_ids, model, field)
+    # Training never lets a model read padding, and the served graphs read every id that they are given.
+    if model.pad_id in token_ids:
+        raise InvalidRequest(
+            f"token id {model.pad_id} is padding, which {model.name} does not read: leave it out, or send "
+            "the rows' own lengths",
+            field=f"{field}[{list(token_ids).index(model.pad_id)}]",
+        )
     return _part(token_ids, num_truncated)
 
 

@@ -174,8 +174,6 @@ def test_words_have_their_tokens(tokenizer):
 @given(st.text(min_size=1), st.integers(1, 30))
 def test_a_source_is_left_out_beyond_its_length_and_keeps_its_frame(tokenizer, text, max_length):
     whole = tokenizer.encode_source(text)
-    ids = tokenizer.encode_source(text, max_length)
-    if len(whole) <= max_length:
-        assert ids == whole
-    else:
-        assert ids == [*whole[: max_length - 1], whole[-1]]
+    ids, num_over = tokenizer.encode_truncated(text, max_length)
+    assert num_over == max(len(whole) - max_length, 0)
+    assert ids == (whole if not num_over else [*whole[: max_length - 1], whole[-1]])

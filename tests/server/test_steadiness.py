@@ -141,6 +141,7 @@ class LongRun:
                 vocab_size=runner.vocab_size,
                 cache_bytes=runner.num_slots * runner.slot_bytes,
                 num_bytes=runner.num_slots * runner.slot_bytes,
+                pad_id=bundle.manifest.special_ids.pad_id,
                 eos_id=runner.eos_id,
                 queue_limits=QueueLimits(max_waiting_requests=_MAX_WAITING),
                 source_tokenizer=bundle.source_tokenizer,

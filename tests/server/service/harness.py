@@ -30,7 +30,7 @@ from server.records import Branches, Move, Request, Selected, Turn
 from server.records import Sequence as Row
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
-BOS, EOS = 1, 2
+PAD, BOS, EOS = 0, 1, 2
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -223,6 +223,7 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns) -> Any:
             vocab_size=tokenizer.vocab_size,
             cache_bytes=4096,
             num_bytes=8192,
+            pad_id=PAD,
             eos_id=EOS,
             queue_limits=config.queue,
             source_tokenizer=tokenizer,

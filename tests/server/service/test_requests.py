@@ -25,6 +25,12 @@ def from_ids(*ids):
     [
         (from_text(""), TEXT, "the text is empty"),
         (from_text(" \n\t\u3000"), TEXT, "the text has only white space"),
+        (from_text("\u200b\ufeff \u200d"), TEXT, "the text has only white space and characters that are not"),
+        (
+            from_ids(50, 0, 51, 2),
+            f"{IDS}.values[1]",
+            "token id 0 is padding, which echo does not read",
+        ),
         (from_text("x" * 64), TEXT, "the source has 65 tokens, and echo takes at most 64"),
         (
             from_text("가" * 400_000),

@@ -1,6 +1,9 @@
 """What becomes of sources that are longer than the model takes."""
 
 import asyncio
+import threading
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from grpc import StatusCode
@@ -8,9 +11,10 @@ from grpc.aio import AioRpcError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bundle.tokenizer import Tokenizer
 from protos import seq2seq_v1_pb2 as pb
 from server.backlog import QueueLimits
-from server.service.sources import _with_separators
+from server.service.sentences import lines, sentences
 from tests.server.service.harness import EOS, EchoRunner, serving
 
 TRUNCATE, SPLIT = pb.LONG_SOURCE_TRUNCATE, pb.LONG_SOURCE_SPLIT
@@ -102,6 +106,81 @@ def test_a_short_text_is_not_split():
     asyncio.run(run())
 
 
+def test_split_keeps_short_lines_whole_and_always_cuts_every_sentence():
+    text = " One.  Two.\n\n\nThree\r\n\u200b\nFour. "
+    joined = text.strip()
+
+    async def run():
+        async with serving() as served:
+            for kind, expected in (
+                (SPLIT, ["One.  Two.", "Three", "Four."]),
+                (pb.LONG_SOURCE_SPLIT_ALWAYS, ["One.", "Two.", "Three", "Four."]),
+            ):
+                answer = await served.stub.Generate(request(text, long_source=kind))
+                assert [sentence.source_text for sentence in answer.sentences] == expected
+                assert answer.hypotheses[0].text == joined
+            one = await served.stub.Generate(request("One.", long_source=pb.LONG_SOURCE_SPLIT_ALWAYS))
+            assert (one.hypotheses[0].text, len(one.sentences)) == ("One.", 0)
+
+    asyncio.run(run())
+
+
+def test_sentences_are_split_by_the_rules_of_the_request_or_the_bundle():
+    text = "Das ist z.B. gut. Ja."
+
+    async def parts(served, language: str) -> int:
+        always = pb.LONG_SOURCE_SPLIT_ALWAYS
+        answer = await served.stub.Generate(request(text, long_source=always, source_language=language))
+        return len(answer.sentences)
+
+    async def run():
+        async with serving() as served:
+            num_english = await parts(served, "")
+            assert await parts(served, "de-AT") == 2
+            num_amharic = await parts(served, "am")
+            assert num_amharic > 2
+            model = served.model
+            for language, expected in (("am", num_amharic), ("tlh", num_english)):
+                served.app._models.put(replace(model, source_language=language))
+                assert await parts(served, "") == expected
+            served.app._models.put(model)
+            message = await refusal(served, request("a", source_language="korean"))
+            assert message.startswith("source_language is 'korean', by whose rules sentences cannot be split")
+
+    asyncio.run(run())
+
+
+def test_text_that_takes_long_is_cut_beside_the_loop(monkeypatch):
+    """Also where it is not long for the model, and for targets that are scored."""
+    threads = []
+
+    def noted(self, text, max_length, inner=Tokenizer.encode_truncated):
+        threads.append(threading.current_thread().name)
+        return inner(self, text, max_length)
+
+    monkeypatch.setattr(Tokenizer, "encode_truncated", noted)
+
+    async def run():
+        async with serving() as served:
+            for text in ("a" * 50, "x" * 3000, "x" * 60_000):
+                await refusal_or_answer(served, request(text, long_source=TRUNCATE))
+            await refusal_or_answer(served, request("x" * 3000))
+            source, target = pb.Source(text="x" * 3000), pb.Target(text="y")
+            with pytest.raises(AioRpcError, match="the source has 3001 tokens"):
+                await served.stub.Score(pb.ScoreRequest(sources=[source], target=target))
+
+    asyncio.run(run())
+    assert threads[0] == "MainThread"
+    assert [name.rsplit("_", 1)[0] for name in threads[1:]] == ["short-texts", "long-texts"] + 2 * [
+        "short-texts"
+    ]
+
+
+async def refusal_or_answer(served, message) -> None:
+    with suppress(AioRpcError):
+        await served.stub.Generate(message)
+
+
 def test_what_cannot_be_split_is_refused_by_name():
     async def run():
         async with serving() as served:
@@ -111,9 +190,10 @@ def test_what_cannot_be_split_is_refused_by_name():
                     {},
                     "sentence 2 of the source has 121 tokens, and echo takes",
                 ),
-                ("Go. " * 300, {}, "the text has 300 sentences, and at most 256"),
+                ("Go. " * 300, {}, "the text has more than 256 sentences and lines"),
                 ("Go.", {"stop_sequences": ["x"]}, "stop_sequences is for one target"),
                 ("Go.", {"target_prefix": pb.Target(text="a")}, "target_prefix is for one target"),
+                ("« " * 20_000, {}, "sentence 1 of the source has more than "),
                 ("Go. " * 262_145, {}, "the text has 1048580 bytes"),
             ):
                 message = await refusal(served, request(text, long_source=SPLIT, **options))
@@ -164,9 +244,13 @@ def test_more_than_can_ever_wait_is_no_matter_of_coming_again():
 def test_sentences_and_what_is_between_them_are_the_text(pieces):
     """Of any length: the library cuts long texts into chunks of its own."""
     text = "".join(sentence + space for sentence, space in pieces).strip()
-    sentences = _with_separators(text)
-    assert "".join(content + space for content, space in sentences).replace(" ", "") == text.replace(" ", "")
-    assert all(content == content.strip() != "" for content, _ in sentences)
+    found = [
+        (sentence, space or between)
+        for line, between in lines(text)
+        for sentence, space in sentences(line, "en")
+    ]
+    assert "".join(content + space for content, space in found).replace(" ", "") == text.replace(" ", "")
+    assert all(content == content.strip() != "" for content, _ in found)
 
 
 @pytest.mark.parametrize("options", [{}, {"attention": True}, {"beam_size": 2, "num_hypotheses": 2}])
