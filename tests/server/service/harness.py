@@ -19,6 +19,7 @@ from grpc import aio
 from tokenizers import decoders, models, pre_tokenizers, processors
 
 from bundle.names import SOURCE_IDS
+from bundle.normalization import Normalization, normalizer
 from bundle.tokenizer import Tokenizer
 from protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
 from server.app import App
@@ -33,12 +34,13 @@ SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS = 0, 1, 2
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer(normalization: Normalization = "none") -> Tokenizer:
     """One token a byte, so that most tokens of a Korean text end inside a character."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *alphabet))}
     inner = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     inner.add_special_tokens(list(SPECIAL_TOKENS))
+    inner.normalizer = normalizer(normalization)
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     inner.decoder = decoders.ByteLevel()
     inner.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", EOS)])

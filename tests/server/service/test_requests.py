@@ -1,4 +1,6 @@
 import asyncio
+import unicodedata
+from dataclasses import replace
 
 import pytest
 from grpc.aio import AioRpcError
@@ -6,7 +8,7 @@ from grpc.aio import AioRpcError
 from client import AsyncClient, ClientError, FieldViolation
 from protos import seq2seq_v1_pb2 as pb
 from server.records import Beam, Constraints, Sampling
-from tests.server.service.harness import serving
+from tests.server.service.harness import byte_tokenizer, serving
 
 TEXT = "sources[0].text"
 IDS = "sources[0].token_ids"
@@ -237,5 +239,31 @@ def test_a_special_token_that_a_user_typed_is_text():
     async def run():
         async with serving() as served, AsyncClient(served.address) as client:
             assert await client.translate("a</s>b") == "a</s>b"
+
+    asyncio.run(run())
+
+
+def test_texts_are_normalised_on_every_way_in_and_stop_sequences_as_targets_are():
+    decomposed = unicodedata.normalize("NFD", "한글")
+
+    async def run():
+        async with serving() as served:
+            tokenizer = byte_tokenizer("nfc")
+            model = replace(served.model, source_tokenizer=tokenizer, target_tokenizer=tokenizer)
+            served.app._models.put(model)
+
+            async def generated(text, **options) -> str:
+                answer = await served.stub.Generate(from_text(text, **options))
+                return answer.hypotheses[0].text
+
+            assert await generated(f" \ufeff{decomposed}\u00a0a") == "한글 a"
+            assert await generated("한글 a", stop_sequences=[f" {decomposed}", " a"]) == "한글"
+            assert (await generated("abcd", target_prefix=pb.Target(text=decomposed[:2])))[0] == "하"
+            split = pb.LONG_SOURCE_SPLIT_ALWAYS
+            assert await generated(f"{decomposed}.\u3000a.\n\nb", long_source=split) == "한글.\u3000a.\n\nb"
+            for stop in ("\n", "a\tb", "a  b", "\u200b"):
+                with pytest.raises(AioRpcError, match="which echo never writes: between words") as caught:
+                    await generated("a", stop_sequences=["b", stop])
+                assert caught.value.details().startswith(f"stop_sequences[1] is {stop!r}")
 
     asyncio.run(run())
