@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,6 +136,21 @@ class SpecialIds(_Record):
 
 
 @dataclass(frozen=True)
+class LengthBound(_Record):
+    """The most tokens that a target has where its request sets no limit: ratio * source tokens + constant.
+
+    A model that starts to repeat itself stops there, long before the limit of its positions.
+    """
+
+    ratio: float
+    constant: int
+
+    def max_new_tokens(self, source_length: int) -> int:
+        """The bound for a source of that many tokens, its end of sequence included."""
+        return max(math.floor(self.ratio * source_length) + self.constant, 1)
+
+
+@dataclass(frozen=True)
 class Manifest(_Record):
     """Everything that the server must know of a model.
 
@@ -146,6 +162,7 @@ class Manifest(_Record):
         has_logits_bias: Whether the output projection adds a bias.
         source_language: A BCP 47 tag, by whose rules sources are split into sentences; empty where the
             training did not name one.
+        length_bound: What the training corpus says about target lengths; None bounds nothing.
         provenance: Commit, preset, corpus and its hash, seed, dev score.
     """
 
@@ -162,6 +179,7 @@ class Manifest(_Record):
     target_tokenizer: FileSpec
     variants: dict[Precision, Variant]
     source_language: str = ""
+    length_bound: LengthBound | None = None
     provenance: dict[str, str] = field(default_factory=dict)
 
 
@@ -250,7 +268,11 @@ def _parse(path: Path, raw: bytes) -> Manifest:
     version = content.get("format_version") if isinstance(content, dict) else None
     if version != FORMAT_VERSION:
         raise BundleError(
-            path, [f"format_version is {version!r}, and this program reads format_version {FORMAT_VERSION}"]
+            path,
+            [
+                f"format_version is {version!r}, and this program reads format_version {FORMAT_VERSION}: "
+                "export the run again with this version of `python -m export`"
+            ],
         )
     try:
         return _MANIFEST.validate_json(raw)
@@ -289,6 +311,12 @@ def _contradictions(manifest: Manifest) -> list[str]:
     for name in ("max_source_length", "max_target_length"):
         if getattr(manifest, name) < 1:
             problems.append(f"{name} is {getattr(manifest, name)}, and must be at least 1")
+    bound = manifest.length_bound
+    if bound is not None and not (0 < bound.ratio < math.inf and bound.constant >= 0):
+        problems.append(
+            f"length_bound has the ratio {bound.ratio} and the constant {bound.constant}, "
+            "and must have a ratio above 0 and a constant of at least 0"
+        )
     if not manifest.variants:
         problems.append("variants is empty: there is no graph to run")
     for precision, variant in manifest.variants.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 CHECKSUM_FILE = "manifest.sha256"  # of the manifest, which has those of all other files
 TOKENIZER_FILE = "tokenizer.json"

@@ -28,6 +28,7 @@ from export.graphs import DecodeGraph, EncodeGraph, Graph, StepGraph
 from export.linear import FloatFactory, Int8Factory, LinearFactory
 from export.runtime import Graphs
 from training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from training.lengths import target_limits
 from training.run import TrainedModel
 from training.scoring import score
 from training.search import greedy_search
@@ -138,6 +139,7 @@ def _write(
         target_tokenizer=tokenizer,
         variants=variants,
         source_language=trained.source_language,
+        length_bound=trained.length_bound,
         provenance=trained.provenance | score,
     )
     write_manifest(folder, manifest)
@@ -220,17 +222,16 @@ def _dev_bleu(trained: TrainedModel, graphs: Graphs) -> tuple[float, float]:
     pairs = trained.dev[:_BLEU_PAIRS]
     sources = trained.tokenizer.encode_sources([source for source, _ in pairs])
     references = [target for _, target in pairs]
-    longest = max(map(len, trained.tokenizer.encode_batch(references)))
-    max_new_tokens = min(trained.config.max_target_length, 2 * longest)
-    theirs = greedy_search(
-        trained.model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=max_new_tokens
-    )
+    limits = target_limits(sources, trained.config, trained.length_bound)
+    theirs = greedy_search(trained.model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limits)
     ours: list[list[int]] = [[] for _ in sources]
     order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
     for start in range(0, len(order), _BATCH_SENTENCES):
         chosen = order[start : start + _BATCH_SENTENCES]
         batch = [sources[i] for i in chosen]
-        targets = graphs.greedy(batch, start_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=max_new_tokens)
+        targets = graphs.greedy(
+            batch, start_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=[limits[i] for i in chosen]
+        )
         for i, target in zip(chosen, targets, strict=True):
             ours[i] = target
     decode = trained.tokenizer.decode_batch

@@ -89,17 +89,20 @@ class Graphs:
         }
 
     def greedy(
-        self, sources: Sequence[Sequence[int]], *, start_id: int, eos_id: int, max_new_tokens: int
+        self, sources: Sequence[Sequence[int]], *, start_id: int, eos_id: int, max_new_tokens: Sequence[int]
     ) -> list[list[int]]:
-        """The most probable token at every position, until the end of sequence: token ids without it."""
+        """The most probable token at every position, until the end of sequence: token ids without it.
+
+        `max_new_tokens` is each source's own.
+        """
         source_ids, source_lengths = pad(sources)
         num_rows = len(sources)
         buffers = self.encode(source_ids, source_lengths, memory_capacity=source_ids.shape[1])
-        buffers |= self.empty_cache(num_rows, max_new_tokens)
+        buffers |= self.empty_cache(num_rows, max(max_new_tokens))
         token_ids = np.full(num_rows, start_id, np.int64)
         targets: list[list[int]] = [[] for _ in sources]
         is_running = np.ones(num_rows, bool)
-        for position in range(max_new_tokens):
+        for position in range(max(max_new_tokens)):
             lengths = np.full(num_rows, position, np.int32)
             token_ids = self.step(token_ids, lengths, source_lengths, buffers).argmax(axis=1)
             is_running &= token_ids != eos_id
@@ -107,6 +110,7 @@ class Graphs:
                 break
             for row in np.flatnonzero(is_running):
                 targets[row].append(int(token_ids[row]))
+            is_running &= np.array(max_new_tokens) > position + 1
         return targets
 
     def _run(self, verb: Verb, feeds: dict[str, Array], sizes: Mapping[str, int]) -> dict[str, Array]:

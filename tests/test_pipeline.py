@@ -31,7 +31,10 @@ def server(trained_run) -> Iterator[RunningServer]:
 def oracle(trained_run) -> dict[str, str]:
     """What greedy search by definition makes of the texts."""
     trained = trained_run.trained
-    return dict(zip(TEXTS, translate(trained.model, trained.tokenizer, TEXTS), strict=True))
+    bound = trained.length_bound
+    return dict(
+        zip(TEXTS, translate(trained.model, trained.tokenizer, TEXTS, length_bound=bound), strict=True)
+    )
 
 
 def run_client(

@@ -21,6 +21,7 @@ from training.comparison import MetricScore, MetricSettings, compare
 from training.config import BOS_ID, EOS_ID
 from training.corpus import Corpus, CorpusFiles, load_corpus
 from training.interrupt import TrainingInterrupted
+from training.lengths import target_limits
 from training.prepare import continue_run, start_run
 from training.presets import preset_named
 from training.ranks import Ranks, num_ranks
@@ -170,7 +171,14 @@ def _score_run(
     alpha: float,
     settings: MetricSettings,
 ) -> None:
-    translations = translate(run.model, run.tokenizer, sources, beam_size=beam_size, alpha=alpha)
+    translations = translate(
+        run.model,
+        run.tokenizer,
+        sources,
+        beam_size=beam_size,
+        alpha=alpha,
+        length_bound=run.length_bound,
+    )
     (scores,) = compare([translations], references, settings)
     _print_scores(f"{name}, beam {beam_size}", len(sources), scores)
 
@@ -198,7 +206,8 @@ def show_alignment(
     _check_text(text)
     run = _load(path, step)
     source_ids = run.tokenizer.encode_source(text)
-    limit = run.config.max_target_length - 1  # the decoder is fed the beginning of sequence, too
+    (limit,) = target_limits([source_ids], run.config, run.length_bound)
+    limit = min(limit, run.config.max_target_length - 1)  # the decoder is fed the beginning of sequence, too
     (target_ids,) = greedy_search(run.model, [source_ids], bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limit)
     is_ended = len(target_ids) < limit
     shown_ids = [*target_ids, EOS_ID] if is_ended else target_ids

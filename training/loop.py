@@ -83,9 +83,6 @@ class Trainer:
         self.folder = folder
         self.tokenizer = tokenizer
         self.dev_pairs = dev_pairs
-        # A model that has not learned yet repeats without end.
-        sources = tokenizer.encode_sources([pair.source for pair in dev_pairs])
-        self._dev_limit = 2 * max(map(len, sources), default=0) + 20
         self.device = device
         self.ranks = ranks or Ranks()
         self.step = checkpoint.step if checkpoint else 0
@@ -313,7 +310,7 @@ class Trainer:
     def _score_dev(self) -> Score:
         self.model.eval()
         sources = self.ranks.share([pair.source for pair in self.dev_pairs])
-        share = translate(self.model, self.tokenizer, sources, max_new_tokens=self._dev_limit)
+        share = translate(self.model, self.tokenizer, sources, length_bound=self.config.length_bound)
         return score(self.ranks.gather(share), [pair.target for pair in self.dev_pairs])
 
     @torch.no_grad()

@@ -116,6 +116,7 @@ def start_run(
         parent=_description(parent) if parent else "",
     )
     _encode(folder, config, corpus, tokenizer)
+    config = dataclasses.replace(config, length_bound=folder.learn_length_bound())
     folder.write_config(config)
     return config
 
@@ -237,8 +238,15 @@ def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapp
         return
     if folder.is_finished:
         _reopen(folder)
-    versions, commit = library_versions(), _commits(config, num_done)
-    folder.write_config(dataclasses.replace(config, training=training, commit=commit, versions=versions))
+    folder.write_config(
+        dataclasses.replace(
+            config,
+            training=training,
+            commit=_commits(config, num_done),
+            versions=library_versions(),
+            length_bound=config.length_bound or folder.learn_length_bound(),
+        )
+    )
 
 
 def _reopen(folder: RunFolder) -> None:

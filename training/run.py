@@ -25,6 +25,7 @@ from typing import IO, Any
 
 import torch
 
+from bundle.manifest import LengthBound
 from bundle.names import TOKENIZER_FILE
 from bundle.tokenizer import Tokenizer
 from training.checkpoint import (
@@ -39,6 +40,8 @@ from training.checkpoint import (
 )
 from training.config import TrainingConfig, TransformerConfig, check_special_ids
 from training.corpus import CorpusFiles
+from training.encoded import EncodedCorpus
+from training.lengths import learn_length_bound
 from training.text_files import SentencePair, read_parallel, write_lines
 from training.transformer import Transformer
 
@@ -55,6 +58,7 @@ class RunConfig:
         commit: Of this repository, all that the run went on with; "unknown" outside git.
         versions: Of what computed it last.
         parent: The run whose weights it started with, one line for people; empty where they were random.
+        length_bound: Of targets, learned from the corpus; None in a run that is older than the bound.
     """
 
     preset: str
@@ -66,6 +70,7 @@ class RunConfig:
     commit: str
     versions: dict[str, str]
     parent: str = ""
+    length_bound: LengthBound | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For `config.json`."""
@@ -80,6 +85,7 @@ class RunConfig:
         """
         if not isinstance(content, dict) or content.get("format") != RUN_FORMAT:
             raise ValueError(f"not the configuration of a run of format {RUN_FORMAT}")
+        bound = content.get("length_bound")
         try:
             return cls(
                 preset=content["preset"],
@@ -91,6 +97,7 @@ class RunConfig:
                 commit=content["commit"],
                 versions=dict(content["versions"]),
                 parent=content.get("parent", ""),
+                length_bound=LengthBound(**bound) if bound else None,
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"a field is missing or wrong: {error}") from error
@@ -125,6 +132,7 @@ class TrainedModel:
         dev: Source and reference of each held-out pair.
         dev_score: sacreBLEU of greedy search on them; None where nobody scored these weights.
         source_language: As the recipe names it; empty where it does not.
+        length_bound: Of targets; None where the corpus is not known.
     """
 
     model: Transformer
@@ -134,6 +142,7 @@ class TrainedModel:
     dev: list[tuple[str, str]]
     dev_score: float | None = None
     source_language: str = ""
+    length_bound: LengthBound | None = None
 
 
 @dataclass(frozen=True)
@@ -195,6 +204,11 @@ class RunFolder:
     def encoded(self) -> Path:
         """The folder of the training corpus as token ids."""
         return self.path / "encoded"
+
+    def learn_length_bound(self) -> LengthBound | None:
+        """The bound that the training corpus teaches; None where its token ids were removed or are none."""
+        corpus = EncodedCorpus(self.encoded) if self.encoded.is_dir() else None
+        return learn_length_bound(corpus.source_lengths, corpus.target_lengths) if corpus else None
 
     @property
     def tensorboard(self) -> Path:
@@ -364,8 +378,16 @@ def _with_weights(
     if config.parent:
         provenance["parent"] = config.parent
     dev = [(pair.source, pair.target) for pair in folder.read_pairs("dev")]
-    language = config.training.source_language or ""
-    return TrainedModel(model.eval(), tokenizer, config.model, provenance, dev, source_language=language)
+    bound = config.length_bound or folder.learn_length_bound()
+    return TrainedModel(
+        model.eval(),
+        tokenizer,
+        config.model,
+        provenance,
+        dev,
+        source_language=config.training.source_language or "",
+        length_bound=bound,
+    )
 
 
 def library_versions() -> dict[str, str]:

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
+from bundle.manifest import LengthBound
 from bundle.tokenizer import Tokenizer
 from training.config import BOS_ID, EOS_ID
+from training.lengths import target_limits
 from training.search import beam_search, check_sources, greedy_search
 from training.transformer import Transformer
 
@@ -45,9 +47,9 @@ def translate(
     *,
     beam_size: int = 1,
     alpha: float = 0.6,
-    max_new_tokens: int | None = None,
+    length_bound: LengthBound | None = None,
 ) -> list[str]:
-    """Translations by the oracle of `training.search`, each up to a limit.
+    """Translations by the oracle of `training.search`, each as long as the server lets it become.
 
     Args:
         model: In eval mode.
@@ -55,16 +57,16 @@ def translate(
         texts: What to translate.
         beam_size: 1 is greedy search, many sentences at once; beams are searched one sentence at a time.
         alpha: Of the length penalty; greedy search has none.
-        max_new_tokens: Where targets are cut off, at the model's limit at the latest; None is that limit.
+        length_bound: Of targets; None leaves the model's limit.
 
     Raises:
         SourceLengthError: A text is longer than the model's limit.
     """
     sources = tokenizer.encode_sources(texts)
     check_sources(model, sources)  # all of them: beams are searched one source at a time
-    limit = min(model.config.max_target_length, max_new_tokens or model.config.max_target_length)
+    limits = target_limits(sources, model.config, length_bound)
     if beam_size == 1:
-        targets = greedy_search(model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limit)
+        targets = greedy_search(model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limits)
     else:
         targets = [
             beam_search(
@@ -76,6 +78,6 @@ def translate(
                 alpha=alpha,
                 max_new_tokens=limit,
             )[0].token_ids
-            for source in sources
+            for source, limit in zip(sources, limits, strict=True)
         ]
     return tokenizer.decode_batch(targets)

@@ -71,7 +71,7 @@ def greedy_search(
     *,
     bos_id: int,
     eos_id: int,
-    max_new_tokens: int,
+    max_new_tokens: int | Sequence[int],
 ) -> list[list[int]]:
     """The most probable token at each step, for many sources; of equal ones the lowest id.
 
@@ -82,7 +82,7 @@ def greedy_search(
         source_ids: Each with its eos.
         bos_id: What every target starts with.
         eos_id: What ends a target.
-        max_new_tokens: Steps at most, the one that chooses eos included.
+        max_new_tokens: Steps at most, the one that chooses eos included; one limit, or one for each source.
 
     Returns:
         Token ids without bos and eos, in the order of the sources.
@@ -90,22 +90,25 @@ def greedy_search(
     Raises:
         ValueError: A source is empty or too long, or the limit is beyond the model's.
     """
-    _check_limits(model, source_ids, max_new_tokens, NO_CONSTRAINTS)
+    limits = [max_new_tokens] * len(source_ids) if isinstance(max_new_tokens, int) else max_new_tokens
+    for limit in set(limits):
+        _check_limits(model, source_ids, limit, NO_CONSTRAINTS)
     targets: list[list[int]] = [[] for _ in source_ids]
     by_length = sorted(range(len(source_ids)), key=lambda row: len(source_ids[row]))
     for start in range(0, len(by_length), _ROWS_AT_ONCE):
         running = by_length[start : start + _ROWS_AT_ONCE]
         memory, source_mask = _encode(model, [source_ids[row] for row in running])
-        for _ in range(max_new_tokens):
+        while running:
             prefixes = [[bos_id, *targets[row]] for row in running]
-            next_ids = _next_logits(model, prefixes, memory, source_mask).argmax(dim=-1)  # (B,)
-            is_running = next_ids != eos_id
-            for row, token_id in zip(running, next_ids.tolist(), strict=True):
+            next_ids = _next_logits(model, prefixes, memory, source_mask).argmax(dim=-1).tolist()  # (B,)
+            for row, token_id in zip(running, next_ids, strict=True):
                 if token_id != eos_id:
                     targets[row].append(token_id)
-            running = [row for row, runs in zip(running, is_running.tolist(), strict=True) if runs]
-            if not running:
-                break
+            is_running = [
+                token_id != eos_id and len(targets[row]) < limits[row]
+                for row, token_id in zip(running, next_ids, strict=True)
+            ]
+            running = [row for row, runs in zip(running, is_running, strict=True) if runs]
             memory, source_mask = memory[is_running], source_mask[is_running]
     return targets
 

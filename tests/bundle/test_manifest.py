@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bundle.manifest import BundleError, TensorSpec, load_bundle
+from bundle.manifest import BundleError, LengthBound, TensorSpec, load_bundle
 from bundle.names import FORMAT_VERSION, Axis, Precision, Role, Verb
 from training.config import BOS_ID, EOS_ID
 
@@ -35,6 +35,13 @@ def write(path: Path, manifest: dict) -> None:
     raw = json.dumps(manifest).encode()
     (path / "manifest.json").write_bytes(raw)
     (path / "manifest.sha256").write_text(f"{hashlib.sha256(raw).hexdigest()}  manifest.json\n")
+
+
+def version_problem(version: object) -> str:
+    return (
+        f"format_version is {version!r}, and this program reads format_version {FORMAT_VERSION}: "
+        "export the run again with this version of `python -m export`"
+    )
 
 
 def problems_of(path: Path) -> tuple[str, ...]:
@@ -151,17 +158,15 @@ def test_a_manifest_that_is_not_utf_8_is_found(damaged):
 @pytest.mark.parametrize("content", ["[]", "3", '"bundle"', "null", "{}"])
 def test_json_that_is_no_manifest_is_found(content, damaged):
     (damaged / "manifest.json").write_text(content)
-    assert problems_of(damaged) == ("format_version is None, and this program reads format_version 1",)
+    assert problems_of(damaged) == (version_problem(None),)
 
 
-@pytest.mark.parametrize("version", [0, FORMAT_VERSION + 1, "1", None])
-def test_an_unknown_format_version_is_refused_with_both_numbers(version, damaged):
+@pytest.mark.parametrize("version", [1, FORMAT_VERSION + 1, "2", None])
+def test_another_format_version_is_refused_with_both_numbers_and_what_to_do(version, damaged):
     edit(damaged, "format_version", value=version)
     # A newer manifest may have fields that this program does not know: they are not worth a word.
     edit(damaged, "future", value=True)
-    assert problems_of(damaged) == (
-        f"format_version is {version!r}, and this program reads format_version {FORMAT_VERSION}",
-    )
+    assert problems_of(damaged) == (version_problem(version),)
 
 
 def test_unknown_missing_and_wrong_fields_are_all_named(damaged):
@@ -202,6 +207,21 @@ def test_a_special_id_outside_the_vocabulary_is_named(name, damaged, random_trai
 def test_a_model_that_takes_nothing_is_refused(name, damaged):
     edit(damaged, name, value=0)
     assert problems_of(damaged) == (f"{name} is 0, and must be at least 1",)
+
+
+@pytest.mark.parametrize(("ratio", "constant"), [(0, 5), (-1.5, 5), (1e999, 5), (2, -1)])
+def test_a_bound_that_leaves_no_target_or_bounds_nothing_is_refused(ratio, constant, damaged):
+    edit(damaged, "length_bound", value={"ratio": ratio, "constant": constant})
+    [problem] = problems_of(damaged)
+    assert problem.startswith("length_bound")
+
+
+def test_a_bound_grows_with_the_source_and_leaves_a_token_at_least(damaged):
+    edit(damaged, "length_bound", value={"ratio": 1.5, "constant": 4})
+    bound = load_bundle(damaged).manifest.length_bound
+    assert bound == LengthBound(1.5, 4)
+    assert [bound.max_new_tokens(length) for length in (1, 2, 10)] == [5, 7, 19]
+    assert LengthBound(0.1, 0).max_new_tokens(1) == 1
 
 
 def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(damaged, random_trained):

@@ -40,6 +40,12 @@ def test_the_manifest_tells_sizes_limits_and_where_the_model_comes_from(random_t
     assert manifest.provenance == {"preset": "random", "dev_score": "0.00"}
 
 
+def test_the_manifest_bounds_targets_by_the_training_corpus(trained_run, random_bundle):
+    assert load_bundle(trained_run.bundle).manifest.length_bound == trained_run.trained.length_bound
+    assert trained_run.trained.length_bound is not None
+    assert random_bundle.manifest.length_bound is None  # no corpus
+
+
 def test_the_manifest_holds_the_proof(random_bundle):
     proof = random_bundle.manifest.variants[Precision.FP32].parity
     assert 0 < proof.max_log_probability_difference < proof.tolerance == TOLERANCES[Precision.FP32]

@@ -140,9 +140,11 @@ def test_alignment_is_the_mean_of_the_heads_of_torch(case):
 def test_the_plain_greedy_search_of_the_export_is_a_loop_over_step(case):
     exported, _, source_ids, _, _ = case
     sources = [row[:length].tolist() for row, length in zip(source_ids, SOURCE_LENGTHS, strict=True)]
-    together = exported.graphs.greedy(sources, start_id=1, eos_id=2, max_new_tokens=8)
+    limits = range(4, 4 + len(sources))
+    together = exported.graphs.greedy(sources, start_id=1, eos_id=2, max_new_tokens=limits)
     alone = [
-        exported.graphs.greedy([source], start_id=1, eos_id=2, max_new_tokens=8)[0] for source in sources
+        exported.graphs.greedy([source], start_id=1, eos_id=2, max_new_tokens=[limit])[0]
+        for source, limit in zip(sources, limits, strict=True)
     ]
     assert together == alone
     assert any(together)

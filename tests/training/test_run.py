@@ -1,13 +1,17 @@
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
+from bundle.manifest import LengthBound
 from training.checkpoint import Checkpoint, save_checkpoint
 from training.corpus import Corpus
+from training.encoded import EncodedCorpus
+from training.lengths import learn_length_bound
 from training.prepare import start_run
 from training.presets import Preset
 from training.run import RunConfig, RunFolder, Summary, load_checkpoints, load_run
@@ -52,6 +56,24 @@ def test_a_finished_run_is_loaded(finished: RunFolder, corpus: Corpus) -> None:
     assert "51.23" not in run.provenance.values()  # it has a field of its own
     assert re.fullmatch(r"unknown|[0-9a-f]{40}(-dirty)?", run.provenance["commit"])
     assert all(isinstance(value, str) for value in run.provenance.values())
+
+
+def test_a_run_has_the_length_bound_of_its_corpus_and_keeps_it_without_the_corpus(
+    finished: RunFolder,
+) -> None:
+    corpus = EncodedCorpus(finished.encoded)
+    learned = learn_length_bound(corpus.source_lengths, corpus.target_lengths)
+    shutil.rmtree(finished.encoded)
+    assert finished.read_config().length_bound == load_run(finished.path).length_bound == learned
+
+
+def test_a_run_that_is_older_than_the_bound_learns_it_where_its_corpus_is(finished: RunFolder) -> None:
+    content = json.loads(finished.config_file.read_text())
+    learned = content.pop("length_bound")
+    finished.config_file.write_text(json.dumps(content))
+    assert load_run(finished.path).length_bound == LengthBound(**learned)
+    shutil.rmtree(finished.encoded)
+    assert load_run(finished.path).length_bound is None
 
 
 def test_checkpoints_are_loaded_before_the_run_has_finished(folder: RunFolder) -> None:

@@ -2,9 +2,11 @@ import dataclasses
 
 import pytest
 import sacrebleu
+import torch
 
+from bundle.manifest import LengthBound
 from training import scoring
-from training.config import TransformerConfig
+from training.config import EOS_ID, TransformerConfig
 from training.scoring import score, translate
 from training.tokenizer import train_tokenizer
 from training.transformer import Transformer
@@ -42,21 +44,33 @@ def test_translations_keep_the_order_and_end_without_eos(model: Transformer) -> 
     assert translate(model, tokenizer, []) == []
 
 
-def test_targets_end_at_the_given_limit_and_at_the_models(
+def test_targets_end_at_the_bound_of_their_sources_and_at_the_models_limit(
     model_config: TransformerConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Transformer(dataclasses.replace(model_config, max_target_length=100))
     limits = []
 
-    def search(*_: object, max_new_tokens: int, **__: object) -> list[list[int]]:
+    def search(*_: object, max_new_tokens: list[int], **__: object) -> list[list[int]]:
         limits.append(max_new_tokens)
         return [[]]
 
     monkeypatch.setattr(scoring, "greedy_search", search)
     tokenizer = train_tokenizer([], 260)
-    for limit in (24, None, 200):
-        translate(model, tokenizer, ["a"], max_new_tokens=limit)
-    assert limits == [24, 100, 100]
+    for bound in (LengthBound(2.0, 20), None, LengthBound(60.0, 0)):
+        translate(model, tokenizer, ["a", "abc"], length_bound=bound)  # 2 and 4 tokens with eos
+    assert limits == [[24, 28], [100, 100], [100, 100]]
+
+
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_a_model_that_repeats_itself_stops_at_the_bound(model: Transformer, beam_size: int) -> None:
+    with torch.no_grad():
+        model.embedding.weight[EOS_ID] = 0  # eos is never the most probable
+    tokenizer = train_tokenizer([], 260)
+    texts = ["a", "abcd"]
+    bounded = translate(model, tokenizer, texts, beam_size=beam_size, length_bound=LengthBound(1.0, 3))
+    whole = translate(model, tokenizer, texts, beam_size=beam_size)
+    for text, long, short in zip(texts, whole, bounded, strict=True):
+        assert tokenizer.encode(short) == tokenizer.encode(long)[: len(text) + 1 + 3]
 
 
 def test_beams_are_searched_too(model: Transformer) -> None:

@@ -56,6 +56,16 @@ def log_probabilities(model: Transformer, source: list[int], target: list[int]) 
     return logits[0].double().log_softmax(-1)
 
 
+def test_every_source_has_a_limit_of_its_own(model: Transformer) -> None:
+    sources = random_sources(model, 5)
+    limits = [3, 8, 1, 5, 8]
+    given = greedy_search(model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limits)
+    assert given == [greedy(model, [source], limit)[0] for source, limit in zip(sources, limits, strict=True)]
+    assert [len(target) for target in given] == limits
+    with pytest.raises(ValueError, match="max_new_tokens is 0, and the model's limit is"):
+        greedy_search(model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=[3, 8, 1, 0, 8])
+
+
 def test_greedy_takes_the_most_probable_token_at_each_step(model: Transformer) -> None:
     (source,) = random_sources(model, 1)
     (found,) = greedy(model, [source])
