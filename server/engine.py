@@ -352,6 +352,10 @@ class Engine:
                 total_seconds=self._clock() - request.arrival,
             ),
             error=error,
+            num_bounded=sum(
+                request.is_bounded and hypothesis.finish_reason is FinishReason.LENGTH
+                for hypothesis in hypotheses
+            ),
         )
 
     def _aligned(self, finished: Finished, hypothesis: Hypothesis) -> Hypothesis:

@@ -86,5 +86,6 @@ def load_model(
         source_tokenizer=bundle.source_tokenizer,
         target_tokenizer=bundle.target_tokenizer,
         source_language=bundle.manifest.source_language,
+        length_bound=bundle.manifest.length_bound,
         provenance=bundle.manifest.provenance,
     )

@@ -153,6 +153,10 @@ class Metrics:
             (_MODEL, "finished_reason"),
             registry=self.registry,
         )
+        self._bounded = self._counter(
+            "seq2seq_bounded_targets",
+            "Targets that ended at the length bound of the model's bundle: most of them repeat themselves.",
+        )
         self._wasted = Counter(
             "seq2seq_wasted_tokens",
             "Target tokens generated for requests that nobody waited for any more.",
@@ -250,6 +254,7 @@ class Metrics:
             model.prompt_tokens.inc(result.num_source_tokens)
             model.generation_tokens.inc(result.num_target_tokens)
             model.success[_FINISHED.get(reason, "abort")].inc()
+            model.bounded.inc(result.num_bounded)
             if reason in _WASTED_REASONS:
                 model.wasted[_WASTED_REASONS[reason]].inc(result.num_target_tokens)
 
@@ -285,6 +290,7 @@ class _ModelSeries:
         self.batch_size = metrics._batch_size.labels(name)
         self.prompt_tokens = metrics._prompt_tokens.labels(name)
         self.generation_tokens = metrics._generation_tokens.labels(name)
+        self.bounded = metrics._bounded.labels(name)
         self.moved = metrics._moved.labels(name)
         self.success = {reason: metrics._success.labels(name, reason) for reason in _SUCCESS_REASONS}
         self.wasted = {reason: metrics._wasted.labels(name, reason) for reason in _WASTED_REASONS.values()}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
+from bundle.manifest import LengthBound
 from bundle.tokenizer import Tokenizer
 from server.backlog import QueueLimits
 from server.deliveries import Deliveries, Mailbox
@@ -32,6 +33,7 @@ class ServedModel:
         eos_id: The target token that ends a sequence.
         source_language: A BCP 47 tag, or empty where the bundle names none.
         queue_limits: Of all engines together.
+        length_bound: Of targets whose requests set no limit; None leaves the model's limit.
     """
 
     engines: tuple[Engine, ...]
@@ -49,6 +51,7 @@ class ServedModel:
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
     source_language: str = ""
+    length_bound: LengthBound | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
 
     @property

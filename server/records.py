@@ -112,6 +112,7 @@ class Request:
         is_score: Whether the prefix is a whole target, whose log-probabilities are all that is asked for.
         log_probabilities: Whether the result shall hold that of every generated token.
         num_alternatives: How many of the most probable tokens at each position the result shall hold.
+        is_bounded: Whether `max_new_tokens` is the bound of the model's bundle, for the metrics.
     """
 
     request_id: str
@@ -131,6 +132,7 @@ class Request:
     is_score: bool = False
     log_probabilities: bool = False
     num_alternatives: int = 0
+    is_bounded: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -355,6 +357,7 @@ class Result:
         hypotheses: At least one, of a beam the best first; incomplete or none where there is an error.
         num_target_tokens: Generated after the prefix, the ends of sequence included, of all hypotheses.
         error: Set where the request did not succeed.
+        num_bounded: Hypotheses that ended at the bound of the model's bundle.
     """
 
     finish_reason: FinishReason
@@ -363,6 +366,7 @@ class Result:
     num_source_tokens: int
     timings: Timings
     error: ServerError | None = None
+    num_bounded: int = 0
 
     @property
     def best(self) -> Hypothesis:

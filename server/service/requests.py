@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+from bundle.manifest import LengthBound
 from bundle.names import SOURCE_IDS
 from protos.seq2seq_v1_pb2 import (
     GenerateOptions,
@@ -32,6 +33,7 @@ _MAX_ADJUSTED_IDS = 1024  # of a request, suppressed and biased ones each
 _MAX_STOP_SEQUENCES, _MAX_STOP_LENGTH = 16, 256
 _MAX_PENALTY, _MAX_BIAS = 100.0, 1000.0
 _MAX_ALPHA = 10.0
+_MAX_LENGTH_RATIO = 1000.0
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 0.01, 100.0
 
 Number = TypeVar("Number", int, float)
@@ -66,6 +68,7 @@ def engine_jobs(
     language = _source_language(options, model)
     prefix_ids = _target_ids(options.target_prefix, model, "options.target_prefix")
     max_new_tokens = _max_new_tokens(options, model, len(prefix_ids))
+    bound = _length_bound(options, model)
     parts = source_parts(
         message.sources, model, checkpoint, long_source=options.long_source, language=language
     )
@@ -87,7 +90,7 @@ def engine_jobs(
         log_probabilities=options.log_probabilities,
         num_alternatives=_in_range("num_alternatives", options.num_alternatives, 0, MAX_ALTERNATIVES),
     )
-    return [Job(part, replace(whole, sources={SOURCE_IDS: part.source_ids})) for part in parts]
+    return [Job(part, _of_part(part, whole, bound, model)) for part in parts]
 
 
 def target_text(message: GenerateRequest, model: ServedModel, num_prefix: int) -> StoppedText:
@@ -153,6 +156,26 @@ def _max_new_tokens(options: GenerateOptions, model: ServedModel, prefix_length:
             field="options.max_new_tokens",
         )
     return options.max_new_tokens
+
+
+def _length_bound(options: GenerateOptions, model: ServedModel) -> LengthBound | None:
+    """What bounds the targets of a request by their sources, if anything does."""
+    if not options.HasField("max_length_ratio"):
+        return None if options.HasField("max_new_tokens") else model.length_bound
+    ratio = _in_range("max_length_ratio", options.max_length_ratio, 0.0, _MAX_LENGTH_RATIO)
+    return LengthBound(ratio, model.length_bound.constant if model.length_bound else 0) if ratio else None
+
+
+def _of_part(part: Part, whole: Request, bound: LengthBound | None, model: ServedModel) -> Request:
+    """The request for one part of the source: what bounds its target is the part's own length."""
+    request = replace(whole, sources={SOURCE_IDS: part.source_ids})
+    if bound is None:
+        return request
+    # A caller who forbids a short target wants the room of an ordinary one after it.
+    longest = whole.constraints.min_new_tokens + bound.max_new_tokens(request.source_length)
+    if longest >= whole.max_new_tokens:
+        return request
+    return replace(request, max_new_tokens=longest, is_bounded=bound is model.length_bound)
 
 
 def _check_stop_sequences(options: GenerateOptions, model: ServedModel) -> None:

@@ -22,6 +22,7 @@ NAMES = GRPC_NAMES | {
     "seq2seq_prompt_tokens": "counter",
     "seq2seq_generation_tokens": "counter",
     "seq2seq_request_success": "counter",
+    "seq2seq_bounded_targets": "counter",
     "seq2seq_wasted_tokens": "counter",
     "seq2seq_num_requests_running": "gauge",
     "seq2seq_num_requests_waiting": "gauge",

@@ -18,6 +18,7 @@ import tokenizers
 from grpc import aio
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from bundle.manifest import LengthBound
 from bundle.names import SOURCE_IDS
 from bundle.normalization import Normalization, normalizer
 from bundle.tokenizer import Tokenizer
@@ -55,6 +56,7 @@ class EchoRunner:
         gate: A step waits until this is set: clear it to hold the engine in a step.
         stepping: Set when a step begins.
         error: Raised by the next steps while it is set.
+        length_bound: Of the model that it runs.
     """
 
     num_slots: int = 4
@@ -65,6 +67,7 @@ class EchoRunner:
     gate: threading.Event = field(default_factory=threading.Event)
     stepping: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
+    length_bound: LengthBound | None = None
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -230,6 +233,7 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns) -> Any:
             queue_limits=config.queue,
             source_tokenizer=tokenizer,
             target_tokenizer=tokenizer,
+            length_bound=runner.length_bound,
             provenance={"preset": "echo"},
         )
 
