@@ -81,7 +81,13 @@ def _long_source(text: str) -> int:
 
 # The fields of GenerateOptions: type, name of the value, help.
 _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
-    "max_new_tokens": (int, "N", "the most target tokens (default: the model's limit)"),
+    "max_new_tokens": (int, "N", "the most target tokens (default: as --max-length-ratio leaves)"),
+    "max_length_ratio": (
+        float,
+        "X",
+        "bound a target by X times its source's tokens and a constant of the bundle (default: the bundle's "
+        "own ratio; 0: no bound)",
+    ),
     "priority": (int, "N", "lower is more urgent (default: 0)"),
     "min_new_tokens": (int, "N", "do not end before so many target tokens (default: 0)"),
     "repetition_penalty": (float, "X", "above 1 makes tokens that came already less likely (default: 1)"),

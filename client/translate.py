@@ -1,7 +1,8 @@
 """Translates texts and writes the answers in their order: always as many lines for a text as were asked for.
 
 The lines of a blank text are blank, and so are those of a text that fails, which is reported; the others go
-on. Under --stream the pieces that came before a failure stay.
+on. Under --stream the pieces that came before a failure stay. A target that ended at a limit is written, and
+reported with a warning on stderr.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from client.many import STOPPING_CODES, Translated
 from client.output import attention_dict, error_dict, message_dict, one_line, to_json, valid_unicode
 from client.progress import Progress
 from client.sync import Client
-from protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
+from protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,7 @@ class _Answers:
             self._progress.write(f"error: {self._place()}{result.error}\n")
             self.num_failed += 1
         self._print(to_json(content) if self._plan.as_json else "\n".join(self._lines(result.answer)))
+        self._warn_of_limits(result.answer)
         self._save_attention(result.answer)
         self.num_done += 1
         self._progress.show(self.num_done, self.num_failed)
@@ -151,6 +153,8 @@ class _Answers:
                 else:
                     self._print("\n".join(["", *self._lines(event.result)[1:]]))
                     self._save_attention(event.result)
+                if event.HasField("result"):
+                    self._warn_of_limits(event.result)
         except ValueError as error:
             self._write(Translated(text, GenerateResponse(), ClientError.from_value_error(error)))
         except ClientError as error:
@@ -163,6 +167,13 @@ class _Answers:
     def _lines(self, answer: GenerateResponse) -> list[str]:
         lines = [one_line(hypothesis.text) for hypothesis in answer.hypotheses]
         return lines + [""] * (self._plan.lines_each - len(lines))
+
+    def _warn_of_limits(self, answer: GenerateResponse) -> None:
+        if any(hypothesis.finish_reason == FINISH_REASON_LENGTH for hypothesis in answer.hypotheses):
+            self._progress.write(
+                f"warning: {self._place()}the target ended at its length limit: it may repeat itself or lack "
+                "its end (--max-new-tokens and --max-length-ratio set the limit)\n"
+            )
 
     def _place(self) -> str:
         number = self.num_done + 1

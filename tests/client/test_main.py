@@ -86,7 +86,7 @@ def test_every_line_has_as_many_lines_as_were_asked_for(run, flags):
     flags = [*flags, "--beam-size", "3", "--num-hypotheses", "3", "--max-new-tokens", "1"]
     code, out, err = run("translate", *flags, stdin=stdin)
     assert code == 1
-    assert len(err) == 1
+    assert sum(line.startswith("error: ") for line in err) == 1
     assert len(out) == 12
     assert out[3:9] == [""] * 6
     assert out[0] != out[3] != out[9]
@@ -142,6 +142,17 @@ def test_json_has_everything_the_server_answered(run):
         "first_token_seconds",
         "total_seconds",
     }
+
+
+@pytest.mark.parametrize("flags", [(), ("--stream",), ("--json",), ("--json", "--stream")])
+def test_a_target_that_ends_at_a_limit_is_printed_with_a_warning_of_its_line(run, flags):
+    code, out, err = run("translate", *flags, "--max-length-ratio", "0.5", stdin=b"abcdefg\nx\nabcde\n")
+    assert code == 0
+    if not flags:
+        assert out == ["abcd", "x", "abc"]
+    assert [line[: len("warning: line 1: the target ended at its length limit")] for line in err] == [
+        f"warning: line {number}: the target ended at its length limit" for number in (1, 2, 3)
+    ]
 
 
 def test_json_of_a_failed_line_is_its_error(run):
