@@ -8,6 +8,7 @@ here, and prints the latencies that `/metrics` shows. The last line on standard 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -26,6 +27,7 @@ from client import Client, ClientError, GenerateOptions
 from protos.seq2seq_v1_pb2 import Attention
 from server.device import CUDA, ProviderPolicy, usable_variants
 from training import scoring
+from training.run import RunFolder
 
 _SENTENCES = (
     "오늘은 금요일 입니다",
@@ -84,6 +86,10 @@ def demonstrate(bundle: Path, run: Path | None, console: Console) -> dict[str, A
                 report["scores"][precision] = score(server, run, precision, console)
             if i == 0:
                 report["latencies_seconds"] = show_latencies(server, console)
+    if run:
+        trained = RunFolder(run)
+        report["seed"] = trained.read_config().training.seed
+        report["training"] = dataclasses.asdict(trained.read_summary())
     return report
 
 
