@@ -6,12 +6,13 @@ tokenizer is trained stands in `training.tokenizer`; this module only uses one.
 
 from __future__ import annotations
 
+import codecs
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
-from tokenizers.decoders import DecodeStream
 
 from bundle.normalization import Normalization, normalization_of
 
@@ -22,8 +23,14 @@ _MARK = "\ue000"
 class Tokenizer:
     """A `tokenizers.Tokenizer` in which a special token that a user typed is plain text.
 
+    The text of a target is that of its tokens' bytes, joined. For byte-level pairs this is what the library
+    decodes. Of byte fallback the library gives up whole runs of bytes in which one is no character.
+
     Args:
         inner: The library's tokenizer. Owned by this object from here on.
+
+    Attributes:
+        token_bytes: What each token id adds to a text, in UTF-8; a special token adds nothing.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
@@ -36,6 +43,12 @@ class Tokenizer:
             for token_id, token in inner.get_added_tokens_decoder().items()
             if token.special
         }
+        types, ids = _decoder_types(inner), range(self.vocab_size)
+        # Tokens that are not bytes are decoded after another one, so that a space before them stays.
+        self._other_id = next((i for i in ids if inner.decode([i]).isalnum()), ids[-1] if ids else 0)
+        self.token_bytes = tuple(self._bytes_of(types, token_id) for token_id in ids)
+        spaced = next((i for i, data in enumerate(self.token_bytes) if data.startswith(b" ")), None)
+        self._strips_space = spaced is not None and not inner.decode([spaced]).startswith(" ")
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -122,11 +135,12 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`; special tokens have none."""
-        return self._inner.decode(list(token_ids), skip_special_tokens=True)
+        stream = self.stream()
+        return stream.push(token_ids) + stream.finish()
 
     def decode_batch(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """`decode` of many sequences at once."""
-        return self._inner.decode_batch([list(ids) for ids in sequences], skip_special_tokens=True)
+        return [self.decode(token_ids) for token_ids in sequences]
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
         """The text that each token completes; a special token shows its name.
@@ -134,20 +148,8 @@ class Tokenizer:
         A token that ends inside a character has the empty piece, and the character belongs to the token
         that completes it.
         """
-        stream, places, pieces = self.stream(), list[int](), list[str]()
-        for place, token_id in enumerate(token_ids):
-            if token_id in self._special_tokens:
-                pieces.append(self._special_tokens[token_id])
-            else:
-                pieces.append(stream.push([token_id]))
-                places.append(place)
-        # A stream holds an end of U+FFFD back, which half a character looks like; a text may really have it.
-        if places and not pieces[places[-1]]:
-            rest = stream.finish()
-            rest_ids = self.encode(rest)
-            if [token_ids[place] for place in places[-len(rest_ids) :]] == rest_ids:
-                pieces[places[-1]] = rest
-        return pieces
+        stream = self.stream()
+        return [self._special_tokens.get(token_id) or stream.push([token_id]) for token_id in token_ids]
 
     def piece(self, token_id: int) -> str:
         """The same of one token alone, kept for the next time."""
@@ -182,7 +184,36 @@ class Tokenizer:
 
     def stream(self) -> TextStream:
         """A fresh decoder of one growing sequence."""
-        return TextStream(self, self._inner)
+        return TextStream(self.token_bytes, strips_space=self._strips_space)
+
+    def _bytes_of(self, decoder_types: set[str], token_id: int) -> bytes:
+        token = self._inner.id_to_token(token_id)
+        if token is None or token_id in self._special_tokens:
+            return b""
+        if decoder_types == {"ByteLevel"}:
+            has_byte = all(character in _BYTE_OF_CHARACTER for character in token)
+            return bytes(map(_BYTE_OF_CHARACTER.__getitem__, token)) if has_byte else token.encode()
+        if "ByteFallback" in decoder_types and re.fullmatch("<0x[0-9A-F]{2}>", token):
+            return bytes.fromhex(token[3:5])
+        text = self._inner.decode([self._other_id, token_id])
+        return text[len(self._inner.decode([self._other_id])) :].encode()
+
+
+def _decoder_types(inner: tokenizers.Tokenizer) -> set[str]:
+    if inner.decoder is None:
+        return set()
+    decoder = json.loads(inner.decoder.__getstate__())
+    return {part["type"] for part in decoder.get("decoders", [decoder])}
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The characters that byte-level pairs write bytes as: printable ones as themselves (GPT-2, 2019)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _byte_of_character()
 
 
 class TextStream:
@@ -190,26 +221,33 @@ class TextStream:
 
     Owned by whoever streams one sequence. Invariant: the pieces joined, `finish()` included, are
     `Tokenizer.decode` of all ids pushed.
+
+    Args:
+        token_bytes: Of every token id; another id has none.
+        strips_space: Whether a text does not begin with the space of its first token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, inner: tokenizers.Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._inner = inner
-        self._decoder = DecodeStream(skip_special_tokens=True)
-        self._token_ids: list[int] = []
-        self._num_sent = 0
+    def __init__(self, token_bytes: Sequence[bytes], *, strips_space: bool) -> None:
+        self.token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._strips_space = strips_space
 
     def push(self, token_ids: Sequence[int]) -> str:
         """The text that `token_ids` complete; empty while the last character is incomplete."""
-        piece = ""
-        for token_id in token_ids:
-            self._token_ids.append(token_id)
-            piece += self._decoder.step(self._inner, token_id) or ""
-        self._num_sent += len(piece)
-        return piece
+        return self.push_bytes(self.bytes_of(token_ids))
+
+    def bytes_of(self, token_ids: Sequence[int]) -> bytes:
+        """What `token_ids` add to a text."""
+        known = len(self.token_bytes)
+        return b"".join([self.token_bytes[token_id] for token_id in token_ids if token_id < known])
+
+    def push_bytes(self, data: bytes) -> str:
+        """The text that more bytes complete."""
+        if self._strips_space and data:
+            self._strips_space = False
+            data = data.removeprefix(b" ")
+        return self._decoder.decode(data)
 
     def finish(self) -> str:
         """What is left: bytes that never became a character, as U+FFFD."""
-        rest = self._tokenizer.decode(self._token_ids)[self._num_sent :]
-        self._num_sent += len(rest)
-        return rest
+        return self._decoder.decode(b"", final=True)

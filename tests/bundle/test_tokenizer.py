@@ -1,8 +1,10 @@
 """Text to ids and back, whole and piece by piece."""
 
 import pytest
+import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models
 
 from bundle.tokenizer import Tokenizer
 from training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
@@ -139,6 +141,52 @@ def test_pieces_name_special_tokens_and_leave_half_characters_empty(tokenizer):
     replacement = tokenizer.encode("\ufffd")
     assert "".join(tokenizer.pieces([*replacement, EOS_ID])) == "\ufffd<eos>"
     assert tokenizer.pieces([*replacement, *hangul[:2]])[-2:] == ["", ""]
+
+
+@given(any_ids)
+@settings(max_examples=300)
+def test_the_text_of_byte_level_pairs_is_what_the_library_decodes(tokenizer, parts):
+    token_ids: list[int] = []
+    for part in parts:
+        token_ids += [int(part)] if isinstance(part, str) else tokenizer.encode(part[0])[part[1] :]
+    expected = tokenizer._inner.decode(token_ids, skip_special_tokens=True)
+    joined = b"".join(tokenizer.token_bytes[token_id] for token_id in token_ids)
+    assert tokenizer.decode(token_ids) == joined.decode("utf-8", "replace") == expected
+
+
+def with_byte_fallback() -> Tokenizer:
+    """Whole words with their space, single characters, and bytes for all others."""
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    words = ["\u2581", "a", "\u2581a", "\u2581ab", "b", "금", "\u2581\u2581", "é"]
+    vocab = {token: i for i, token in enumerate(["<unk>", "</s>", *byte_tokens, *words])}
+    inner = tokenizers.Tokenizer(models.BPE(vocab, [], byte_fallback=True, unk_token="<unk>"))
+    space = decoders.Replace("\u2581", " ")
+    inner.decoder = decoders.Sequence(
+        [space, decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    inner.add_special_tokens(["<unk>", "</s>"])
+    return Tokenizer(inner)
+
+
+@given(st.lists(st.one_of(st.integers(0, 265), st.sampled_from("금é힣🎉")), max_size=8))
+@settings(max_examples=500)
+@example(["a", 0xE2 + 2, 0x82 + 2, 0xAC + 2, 0xFF + 2, 3])  # "Invalid prefix" from the library's stream
+def test_with_byte_fallback_the_text_is_that_of_the_bytes(parts):
+    tokenizer, token_ids = FALLBACK, list[int]()
+    for part in parts:
+        token_ids += [part] if isinstance(part, int) else [byte + 2 for byte in part.encode()]
+    joined = b"".join(tokenizer.token_bytes[token_id] for token_id in token_ids)
+    text = joined.removeprefix(b" ").decode("utf-8", "replace")
+    assert tokenizer.decode(token_ids) == "".join(streamed(tokenizer, token_ids)) == text
+    if "\ufffd" not in text:
+        assert text == tokenizer._inner.decode(token_ids, skip_special_tokens=True)
+
+
+FALLBACK = with_byte_fallback()
+
+
+def test_an_id_that_the_tokenizer_does_not_know_has_no_text(tokenizer):
+    assert tokenizer.decode([tokenizer.vocab_size + 3]) == ""
 
 
 def test_the_id_of_a_token_is_known_or_refused_by_name(tokenizer):
