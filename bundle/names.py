@@ -44,6 +44,7 @@ class Axis(enum.StrEnum):
     BATCH = "batch"
     SOURCE_LENGTH = "source_length"
     TARGET_LENGTH = "target_length"
+    LABEL_LENGTH = "label_length"
     CACHE_CAPACITY = "cache_capacity"
     MEMORY_CAPACITY = "memory_capacity"
 
@@ -65,8 +66,9 @@ CACHE_CAPACITY = "cache_capacity"  # () int32
 MEMORY_CAPACITY = "memory_capacity"  # () int32
 LOGITS = "logits"  # (B, V) float32
 TARGET_IDS = "target_ids"  # (B, T) int64: what the decoder is fed, start token first
-LABEL_IDS = "label_ids"  # (B, T) int64: what is scored at each position
-LOG_PROBABILITIES = "log_probabilities"  # (B, T) float32
+FIRST_POSITION = "first_position"  # () int32 on the host: positions before them, in the cache of every row
+LABEL_IDS = "label_ids"  # (B, P) int64: what is scored at the first P of the T positions; P may be 0
+LOG_PROBABILITIES = "log_probabilities"  # (B, P) float32
 ATTENTION = "attention"  # (B, T, memory capacity) float32
 
 
@@ -75,7 +77,10 @@ ROWS = "rows"  # (m,) int64: which rows
 ADJUSTED_IDS = "adjusted_ids"  # (m, A) int64: the tokens whose logits are adjusted
 FACTORS = "factors"  # (m, A) float32: a positive logit is divided by it, a negative one multiplied
 BIASES = "biases"  # (m, A) float32: added after that; minus infinity forbids a token
+PENALTIES = "penalties"  # (N, V) float32: subtracted from logits; infinity forbids a token
+PENALTY_ROWS = "penalty_rows"  # (m,) int64: which of them
 NUM_CANDIDATES = "num_candidates"  # (1,) int64
+TOP_KS = "top_ks"  # (m, 1) int64: how many of the candidates are a row's own
 TEMPERATURES = "temperatures"  # (m, 1) float32
 TOP_PS = "top_ps"  # (m, 1) float32
 MIN_PS = "min_ps"  # (m, 1) float32
@@ -86,6 +91,10 @@ UNIFORMS = "uniforms"  # (m, 1) float64, at least 0 and below 1
 BUFFER = "buffer"  # (rows, row size)
 FROM_ROWS = "from_rows"  # (moves,) int64
 TO_ROWS = "to_rows"  # (moves, 1) int64
+
+
+# The graph that writes rows
+VALUES = "values"  # (rows, V) float32
 
 
 def out(name: str) -> str:

@@ -24,6 +24,7 @@ _EXAMPLE_SIZES: dict[str, int] = {
     Axis.BATCH: 3,
     Axis.SOURCE_LENGTH: 5,
     Axis.TARGET_LENGTH: 7,
+    Axis.LABEL_LENGTH: 2,
     Axis.CACHE_CAPACITY: 11,
     Axis.MEMORY_CAPACITY: 13,
 }

@@ -175,37 +175,49 @@ class StepGraph(Graph):
 
 
 class DecodeGraph(Graph):
-    """T target positions at once on an empty cache: their labels' log-probabilities, and the alignment."""
+    """T target positions at once, after those in the cache: log-probabilities of labels, and the alignment.
+
+    Only as many of the positions as there are labels pay for the output projection. On an empty cache there
+    may be any number of rows, and only one on another.
+    """
 
     def __init__(self, model: Transformer, linear: LinearFactory, *, alignment_layer: int) -> None:
         super().__init__(model, linear, model.embedding.weight)
         self.decoder = _Decoder(model, linear)
         self.alignment_layer = alignment_layer
-        positions = (Axis.BATCH, Axis.TARGET_LENGTH)
+        positions, labels = (Axis.BATCH, Axis.TARGET_LENGTH), (Axis.BATCH, Axis.LABEL_LENGTH)
         cache = self._cache_specs()
         self.inputs = (
             TensorSpec(names.TARGET_IDS, "int64", positions, Role.TOKEN),
-            TensorSpec(names.LABEL_IDS, "int64", positions, Role.TOKEN),
+            TensorSpec(names.LABEL_IDS, "int64", labels, Role.TOKEN),
+            TensorSpec(names.FIRST_POSITION, "int32", (), Role.TOKEN),
             TensorSpec(names.SOURCE_LENGTHS, "int32", (Axis.BATCH,), Role.TOKEN),
             *cache,
             *self._memory_specs(),
         )
         self.outputs = (
-            TensorSpec(names.LOG_PROBABILITIES, "float32", positions, Role.SCORE),
+            TensorSpec(names.LOG_PROBABILITIES, "float32", labels, Role.SCORE),
             TensorSpec(names.ATTENTION, "float32", (*positions, Axis.MEMORY_CAPACITY), Role.ATTENTION),
             *_outs(cache),
         )
 
     def forward(
-        self, target_ids: Tensor, label_ids: Tensor, source_lengths: Tensor, *buffers: Tensor
+        self,
+        target_ids: Tensor,
+        label_ids: Tensor,
+        first_position: Tensor,
+        source_lengths: Tensor,
+        *buffers: Tensor,
     ) -> tuple[Tensor, ...]:
         B, T = target_ids.shape
+        P, D = label_ids.shape[1], self.config.d_model
         num_tensors = 2 * self.config.num_decoder_layers
         cache, memory = buffers[:num_tensors], buffers[num_tensors:]
-        last_position = torch.full_like(source_lengths, T - 1)
-        new_length = torch.scalar_tensor(T, dtype=torch.int32)
+        new_length = first_position + torch.scalar_tensor(T, dtype=torch.int32)
+        last_position = (new_length - 1).expand(B)
         mask = torch.arange(memory[0].shape[2]) < source_lengths[:, None, None, None]  # (B, 1, 1, C)
-        x = self.embedding(target_ids, self.embedding.positions[:T]).view(-1, self.config.d_model)  # (B*T, D)
+        positions = nn.functional.embedding(first_position + torch.arange(T), self.embedding.positions)
+        x = self.embedding(target_ids, positions).view(-1, D)  # (B*T, D)
         norms = iter(self.decoder.norms)
         hidden, residual = _enter(x, norms, self.config)
         new_cache: list[Tensor] = []
@@ -223,8 +235,9 @@ class DecodeGraph(Graph):
                 alignment = weights.to(torch.float32).mean(dim=1)  # (B, T, C)
             hidden, residual = next(norms)(output, residual)
             hidden, residual = next(norms)(block.feed_forward(hidden), residual)
-        logits = self.decoder.logits(hidden, self.embedding)  # (B*T, V)
-        scores = torch.log_softmax(logits, dim=-1).gather(1, label_ids.view(-1, 1)).view(B, T)
+        scored = operators.first(hidden.view(B, T, D), P).view(-1, D)
+        logits = self.decoder.logits(scored, self.embedding)  # (B*P, V)
+        scores = torch.log_softmax(logits, dim=-1).gather(1, label_ids.view(-1, 1)).view(B, P)
         return (scores, alignment, *new_cache)
 
 

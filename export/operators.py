@@ -33,7 +33,7 @@ def group_query_attention(
         past_key: `(B, H, C, K)`.
         past_value: `(B, H, C, K)`.
         lengths: `(B,)` int32: positions of each row after this call, less one.
-        capacity: `()` int32 on the host: C, or T where several positions fill an empty cache.
+        capacity: `()` int32 on the host: C for one position, else the positions of a row after this call.
         num_heads: H.
 
     Returns:
@@ -106,6 +106,12 @@ def integer_matmul(
         shape=(*x.shape[:-1], weight.shape[1]),
         version=1,
     )
+
+
+def first(x: Tensor, length: int) -> Tensor:
+    """The first `length` positions of `(B, T, D)`: a slice that torch does not look into (Slice)."""
+    start, end, axis = (torch.full((1,), number, dtype=torch.int64) for number in (0, length, 1))
+    return symbolic("Slice", [x, start, end, axis], dtype=x.dtype, shape=(x.shape[0], length, x.shape[2]))
 
 
 def write_prefix(buffer: Tensor, update: Tensor) -> Tensor:

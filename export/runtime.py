@@ -68,12 +68,19 @@ class Graphs:
         return self._run(Verb.STEP, feeds | buffers, {})[names.LOGITS]
 
     def decode(
-        self, target_ids: Array, label_ids: Array, source_lengths: Array, buffers: dict[str, Array]
+        self,
+        target_ids: Array,
+        label_ids: Array,
+        source_lengths: Array,
+        buffers: dict[str, Array],
+        *,
+        first_position: int = 0,
     ) -> tuple[Array, Array]:
-        """Log-probabilities `(B, T)` of the labels, and the alignment `(B, T, memory capacity)`."""
+        """Log-probabilities `(B, P)` of labels `(B, P)`, and the alignment `(B, T, memory capacity)`."""
         feeds = {
             names.TARGET_IDS: target_ids,
             names.LABEL_IDS: label_ids,
+            names.FIRST_POSITION: np.array(first_position, np.int32),
             names.SOURCE_LENGTHS: source_lengths,
         }
         outputs = self._run(Verb.DECODE, feeds | buffers, {})

@@ -80,6 +80,34 @@ def adjust() -> onnx.ModelProto:
     return _selection("adjust", nodes, inputs, [_tensor(out, TensorProto.FLOAT, "rows", "vocab_size")])
 
 
+def penalize() -> onnx.ModelProto:
+    """Logits less rows of penalties, which stay on the device: `(m, V)` to `(m, V)`; 0 keeps every bit."""
+    out = names.out(names.LOGITS)
+    nodes = [
+        _node("Gather", [names.PENALTIES, names.PENALTY_ROWS], "penalty"),
+        _node("Sub", [names.LOGITS, "penalty"], out),
+    ]
+    inputs = [
+        _logits(),
+        _tensor(names.PENALTIES, TensorProto.FLOAT, "requests", "vocab_size"),
+        _tensor(names.PENALTY_ROWS, TensorProto.INT64, "rows"),
+    ]
+    return _selection("penalize", nodes, inputs, [_tensor(out, TensorProto.FLOAT, "rows", "vocab_size")])
+
+
+def write() -> onnx.ModelProto:
+    """Rows of a buffer replaced, in place where input and output are bound to one address."""
+    out = names.out(names.BUFFER)
+    nodes = [_node("ScatterND", [names.BUFFER, names.TO_ROWS, names.VALUES], out)]
+    inputs = [
+        _tensor(names.BUFFER, TensorProto.FLOAT, "requests", "vocab_size"),
+        _tensor(names.TO_ROWS, TensorProto.INT64, "rows", 1),
+        _tensor(names.VALUES, TensorProto.FLOAT, "rows", "vocab_size"),
+    ]
+    outputs = [_tensor(out, TensorProto.FLOAT, "requests", "vocab_size")]
+    return _model(helper.make_graph(nodes, "write", inputs, outputs))
+
+
 def candidates() -> onnx.ModelProto:
     """The most probable tokens of each row, best first, of equals the lowest id: `(m, V)` to `(m, K)`.
 
@@ -135,8 +163,11 @@ def sample() -> onnx.ModelProto:
 def sample_sorted() -> onnx.ModelProto:
     """A token of each row drawn from its most probable, by inverse CDF, best first: `(m, V)` to `(m, 1)`.
 
-    The probabilities are those among the `NUM_CANDIDATES` best. Of these a token stays while the ones before
-    it sum to less than `top_p`, and while it has at least `min_p` of the best one's, which always stays.
+    The probabilities are those among a row's `TOP_KS` best. Of these a token stays while the ones before it
+    sum to less than `top_p`, and while it has at least `min_p` of the best one's, which always stays.
+
+    How many candidates there are for the neighbours' sake does not change a bit: sums run from the best on,
+    so those up to a row's own last candidate have the same terms, and weights of zero behind it add nothing.
     """
     nodes = [
         _top(["best_logits", "best_ids"]),
@@ -145,12 +176,18 @@ def sample_sorted() -> onnx.ModelProto:
         _node("Cast", ["weights"], "weights_double", to=TensorProto.DOUBLE),
         _node("CumSum", ["weights_double", "along_1"], "before", exclusive=1),
         _node("Add", ["before", "weights_double"], "sums"),
-        _node("Gather", ["sums", "last"], "total", axis=1),
+        _node("Sub", [names.TOP_KS, "along_1"], "last_place"),
+        _node("GatherElements", ["sums", "last_place"], "total", axis=1),
+        _node("Shape", ["best_ids"], "num_ranks", start=1, end=2),
+        _node("Squeeze", ["num_ranks"], "end_rank"),
+        _node("Range", ["zero_int", "end_rank", "one_int"], "ranks"),
+        _node("Less", ["ranks", names.TOP_KS], "is_own"),
         _node("Clip", [names.TOP_PS, "smallest", "one"], "top_share"),
         _node("Cast", ["top_share"], "top_share_double", to=TensorProto.DOUBLE),
         _node("Mul", ["top_share_double", "total"], "top_weight"),
         _node("Less", ["before", "top_weight"], "is_in_top"),
-        _node("And", ["is_kept", "is_in_top"], "remains"),
+        _node("And", ["is_kept", "is_in_top"], "is_likely"),
+        _node("And", ["is_likely", "is_own"], "remains"),
         _node("Cast", ["remains"], "remaining", to=TensorProto.DOUBLE),
         _node("Mul", ["weights_double", "remaining"], "remaining_weights"),
         *_draw("remaining_weights", names.UNIFORMS, "drawn_place"),
@@ -160,6 +197,7 @@ def sample_sorted() -> onnx.ModelProto:
     inputs = [
         _logits(),
         _tensor(names.NUM_CANDIDATES, TensorProto.INT64, 1),
+        _tensor(names.TOP_KS, TensorProto.INT64, "rows", 1),
         *_per_row(names.TEMPERATURES, names.TOP_PS, names.MIN_PS),
         _uniforms(),
     ]
@@ -172,6 +210,8 @@ def all_graphs() -> dict[str, onnx.ModelProto]:
         "greedy.onnx": greedy(),
         "move.onnx": move(),
         "adjust.onnx": adjust(),
+        "penalize.onnx": penalize(),
+        "write.onnx": write(),
         "candidates.onnx": candidates(),
         "sample.onnx": sample(),
         "sample_sorted.onnx": sample_sorted(),
@@ -243,6 +283,8 @@ def _constants() -> list[onnx.TensorProto]:
         make("zero_double", DOUBLE, [], [0]),
         make("below_one", DOUBLE, [], [1 - 2.0**-53]),
         make("along_1", INT64, [], [1]),
+        make("zero_int", INT64, [], [0]),
+        make("one_int", INT64, [], [1]),
         make("axis_1", INT64, [1], [1]),
         make("axis_2", INT64, [1], [2]),
         make("last", INT64, [1], [-1]),

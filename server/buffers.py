@@ -6,8 +6,9 @@ ONNX Runtime: what must be done on a device is asked of a `Device`.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -209,6 +210,7 @@ class Columns:
     """
 
     def __init__(self, num_slots: int, vocab_size: int, device: Device) -> None:
+        self.num_slots = num_slots
         self._device = device
         self._vocab_size = vocab_size
         self._host: dict[str, Array] = {
@@ -264,6 +266,38 @@ class Columns:
         """Bind the logits, with the device's `bind_output` for a step and `bind_input` for a selection."""
         pointer = self._logits_pointer + first_row * self._vocab_size * np.dtype(np.float32).itemsize
         bind(binding, names.LOGITS, np.float32, (num_rows, self._vocab_size), pointer)
+
+    def write_penalties(self, row: int, penalties: Mapping[int, float]) -> None:
+        """Keep what a request subtracts from some logits in a row from 1 on; row 0 stays zero."""
+        values = np.zeros((1, self._vocab_size), np.float32)
+        values[0, list(penalties)] = list(penalties.values())
+        if self._device.is_host:
+            self._penalties[row] = values[0]
+            return
+        binding = self._writer.io_binding()
+        self.bind_penalties(binding, names.BUFFER)
+        binding.bind_cpu_input(names.TO_ROWS, np.array([[row]]))
+        binding.bind_cpu_input(names.VALUES, values)
+        shape, pointer = (1 + self.num_slots, self._vocab_size), self._penalties.data_ptr()
+        self._device.bind_output(binding, names.out(names.BUFFER), np.float32, shape, pointer)
+        self._writer.run_with_iobinding(binding)
+
+    def bind_penalties(self, binding: Any, name: str = names.PENALTIES) -> None:
+        """Bind all rows of penalties as a graph's input."""
+        host = self._device.is_host
+        pointer = int(self._penalties.ctypes.data if host else self._penalties.data_ptr())
+        shape = (1 + self.num_slots, self._vocab_size)
+        self._device.bind_input(binding, name, np.float32, shape, pointer)
+
+    @functools.cached_property
+    def _penalties(self) -> Any:
+        """`(1 + N, V)`, made for the first request with some; a host gives memory to rows in use only."""
+        zeros = np.zeros((1 + self.num_slots, self._vocab_size), np.float32)
+        return zeros if self._device.is_host else self._device.value(zeros)
+
+    @functools.cached_property
+    def _writer(self) -> Any:
+        return self._device.weightless("write")
 
     def bind_selected(self, binding: Any, num_rows: int) -> None:
         """Bind the ids of the next step as the selection's output."""

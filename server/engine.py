@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 import queue
 import threading
 import time
@@ -16,13 +17,15 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
+
 from server.backlog import Backlog, QueueLimits
-from server.errors import EngineFailed, Unavailable
+from server.errors import EngineFailed, ServerError, Unavailable
 from server.records import (
+    Alignment,
     Array,
     Choice,
     FinishReason,
-    Hypothesis,
     Move,
     Request,
     Result,
@@ -77,8 +80,8 @@ class Runner(Protocol):
     def move(self, moves: Iterable[Move]) -> int:
         """Carry out moves in order; returns the bytes copied."""
 
-    def align(self, row: int, target_ids: list[int], source_length: int) -> Array:
-        """The attention `(T, source_length)` of a finished row, whose memory is still in place."""
+    def align(self, row: int, first_position: int, target_ids: tuple[int, ...], source_length: int) -> Array:
+        """The attention `(T, source_length)` of some positions, after those that the row's cache has."""
 
 
 class _Command(enum.Enum):
@@ -86,6 +89,9 @@ class _Command(enum.Enum):
     CANCEL = enum.auto()
     EXPIRE = enum.auto()
     STOP = enum.auto()
+
+
+_Entry = tuple[_Command, Request | None]
 
 
 class Engine:
@@ -116,20 +122,21 @@ class Engine:
         self.num_slots = runner.num_slots
         self.max_source_length = runner.max_source_length
         self.max_target_length = runner.max_target_length
-        self.is_healthy = True  # whether its steps succeed
+        self.is_healthy = True  # whether its steps succeed, and its thread lives
         self._runner = runner
         self._deliver = deliver
         self._clock = clock
         self._scheduler = Scheduler(
             Slots(runner.num_slots), start_id=runner.start_id, eos_id=runner.eos_id, limits=limits
         )
-        self._start_id, self._eos_id = runner.start_id, runner.eos_id
-        self._commands: queue.SimpleQueue[tuple[_Command, Request | None]] = queue.SimpleQueue()
+        self._eos_id = runner.eos_id
+        self._commands: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
         self._backlog = Backlog(runner.num_slots, queue_limits or QueueLimits())
         self._door = threading.Lock()  # whoever has it may let requests in, or close
         self._is_draining = False
         self._is_stopping = False
         self._is_asleep = False
+        self._has_died = False
         self._last_turn_at = clock()
         self._num_failures = 0
         self._warm_up: Future[None] = Future()
@@ -195,17 +202,24 @@ class Engine:
         return self._backlog.num_slots_wanted + self._scheduler.slots.num_reserved
 
     def silent_seconds(self) -> float:
-        """Since the last sign of life: none while asleep for want of work, else since a turn began."""
+        """Since the last sign of life: none while asleep for want of work, else since a turn began.
+
+        Infinity once the thread has ended that should not.
+        """
+        if self._has_died:
+            return math.inf
         return 0.0 if self._is_asleep else self._clock() - self._last_turn_at
 
-    def run_turn(self) -> None:
-        """Obey the commands there are, then decide, run, record and tell, once.
+    def run_turn(self, *first: _Entry) -> None:
+        """Obey the commands there are, those given first, then decide, run, record and tell, once.
 
         On the engine's thread; a test may drive an engine that was not started by calling it.
         """
         self._last_turn_at = self._clock()
         finished: list[Finished] = []
         try:
+            for command in first:
+                finished += self._obey(*command)
             while not self._commands.empty():
                 finished += self._obey(*self._commands.get())
             now = self._clock()
@@ -219,20 +233,14 @@ class Engine:
                 now = self._clock()
                 running = list(self._scheduler.running.values())
                 running = running[: len(running) - len(plan.admitted)]
-                gaps = tuple(now - search.last_token_at for search in running)
+                gaps = tuple(now - search.last_token_at for search in running if search.rows)
                 finished += self._scheduler.record(plan, result, now)
-            # An alignment takes as long as many steps: first everybody else is told.
-            aligned = [one for one in finished if one.error is None and one.search.request.attention]
-            self._report(_Ran([one for one in finished if one not in aligned], plan, result, gaps))
-            finished = aligned
-            while finished:
-                self._report(_Ran(finished[:1]))
-                finished = finished[1:]
+            self._report(_Ran(finished, plan, result, gaps))
         except Exception:
             # A bug of ours: nobody may be left waiting for an answer.
             _log.exception("model %s: the engine failed outside of a step", self.model_name)
             self._note_failure()
-            self._abandon(finished)
+            self._abandon(finished, EngineFailed("the engine failed"))
 
     def _loop(self) -> None:
         try:
@@ -241,19 +249,32 @@ class Engine:
             self._warm_up.set_exception(error)
             return
         self._warm_up.set_result(None)
-        while not self._is_stopping:
-            if not self._scheduler.has_work:
-                self._is_asleep = True
-                command = self._commands.get()
-                self._is_asleep = False
-                self._obey(*command)
-            self.run_turn()
-        self._abandon([])
+        try:
+            while not self._is_stopping:
+                if self._scheduler.has_work:
+                    self.run_turn()
+                else:
+                    self._is_asleep = True
+                    command = self._commands.get()
+                    self._is_asleep = False
+                    self.run_turn(command)
+            self._abandon([], Unavailable("the server stopped before the target was complete"))
+        except BaseException:  # whatever ends the thread, nobody may wait for it
+            self._die()
 
-    def _abandon(self, finished: list[Finished]) -> None:
+    def _die(self) -> None:
+        """End everything there is and refuse newcomers, because this thread ends and should not."""
+        self._has_died, self.is_healthy = True, False
+        _log.critical("model %s: the engine's thread ends", self.model_name, exc_info=True)
+        self.drain()
+        while not self._commands.empty():
+            self._obey(*self._commands.get())
+        self._abandon([], EngineFailed("the engine's thread ended"))
+
+    def _abandon(self, finished: list[Finished], error: ServerError) -> None:
         """End everything there is. That this too fails must not end the thread: it would seem asleep."""
         try:
-            self._report(_Ran(finished + self._scheduler.abandon()))
+            self._report(_Ran(finished + self._scheduler.abandon(error)))
         except Exception:
             _log.exception("model %s: nobody could be told of the failure", self.model_name)
 
@@ -273,7 +294,9 @@ class Engine:
         started = self._clock()
         try:
             moved_bytes = self._runner.move(plan.moves)
+            attention = tuple(self._align(piece) for piece in plan.alignments)
             if plan.admitted:
+                started = self._clock()
                 first_row = len(plan.rows) - len(plan.admitted)
                 try:
                     self._runner.encode(first_row, [sequence.request for sequence in plan.admitted])
@@ -285,19 +308,31 @@ class Engine:
                     self._note_failure()
                     self._log_failure("encode", [sequence.request for sequence in plan.admitted])
                     failed += self._scheduler.fail(plan.admitted)
-                    plan = StepPlan((), (), plan.rows[:first_row])
+                    plan = StepPlan((), (), plan.rows[:first_row], plan.alignments)
                 encode_seconds = self._clock() - started
             if not plan.rows:
                 return plan, None, failed
             started = self._clock()
-            selected = self._runner.step(plan.rows)
+            if any(sequence.num_branches for sequence in plan.rows):
+                selected = self._runner.step(plan.rows)
+            else:
+                selected = Selected([self._eos_id] * len(plan.rows))
             step_seconds = self._clock() - started
         except Exception:
             self._note_failure()
             self._log_failure("step", dict.fromkeys(sequence.request for sequence in plan.rows))
             return plan, None, failed + self._scheduler.fail(plan.rows)
         self._num_failures, self.is_healthy = 0, True
-        return plan, StepResult(selected, encode_seconds, step_seconds, moved_bytes), failed
+        return plan, StepResult(selected, encode_seconds, step_seconds, moved_bytes, attention), failed
+
+    def _align(self, piece: Alignment) -> Array | Exception:
+        """The attention of a piece, or what that raised, which concerns its request alone."""
+        row, source_length = piece.row, piece.row.source_length
+        assert row.row is not None
+        try:
+            return self._runner.align(row.row, piece.first_position, piece.target_ids, source_length)
+        except Exception as error:
+            return error
 
     def _report(self, ran: _Ran) -> None:
         """Deliver what the turn produced: new tokens, results, and the numbers for the metrics."""
@@ -310,6 +345,8 @@ class Engine:
         results = []
         for finished in ran.finished:
             search = finished.search
+            if finished.error is not None and finished.error.__cause__ is not None:
+                self._log_failure("engine", (search.request,), finished.error.__cause__)
             result = self._result(finished)
             results.append(result)
             new = untold(search) if search.request.stream and result.error is None else {}
@@ -324,16 +361,12 @@ class Engine:
         search, error, reason = finished.search, finished.error, finished.search.finish_reason
         assert reason is not None
         request = search.request
-        hypotheses = [search.ended[place] for place in sorted(search.ended)]
-        if error is None and request.attention:
-            try:
-                hypotheses = [self._aligned(finished, hypothesis) for hypothesis in hypotheses]
-            except Exception:
-                self._log_failure("alignment", (request,))
-                reason, error = (
-                    FinishReason.FAILED,
-                    EngineFailed("the engine failed on the alignment of this request"),
-                )
+        hypotheses = [
+            replace(search.ended[place], attention=np.concatenate(search.alignments[place]))
+            if error is None and request.attention
+            else search.ended[place]
+            for place in sorted(search.ended)
+        ]
         num_tokens = sum(
             len(hypothesis.token_ids)
             - len(request.prefix_ids)
@@ -358,20 +391,11 @@ class Engine:
             ),
         )
 
-    def _aligned(self, finished: Finished, hypothesis: Hypothesis) -> Hypothesis:
-        """With the alignment of a finished request, whose memory nobody has overwritten yet."""
-        assert finished.row is not None
-        fed = [self._start_id, *hypothesis.token_ids]
-        if hypothesis.finish_reason is not FinishReason.EOS:
-            fed.pop()  # the last token was produced and never fed
-        attention = self._runner.align(finished.row, fed, finished.search.request.source_length)
-        return replace(hypothesis, attention=attention)
-
     def _stats(self, ran: _Ran, results: tuple[Result, ...]) -> StepStats:
         result = ran.result
         admitted = [sequence.search for sequence in ran.plan.admitted]
         return StepStats(
-            num_rows=len(ran.plan.rows) if result is not None else 0,
+            num_rows=ran.num_stepped if result is not None else 0,
             step_seconds=result.step_seconds if result is not None else 0.0,
             encode_seconds=result.encode_seconds if result is not None else 0.0,
             queue_seconds=tuple(search.admitted_at - search.request.arrival for search in admitted),
@@ -387,9 +411,11 @@ class Engine:
         self._num_failures += 1
         self.is_healthy = self._num_failures < _FAILURES_TO_UNHEALTHY
 
-    def _log_failure(self, what: str, requests: Iterable[Request]) -> None:
+    def _log_failure(
+        self, what: str, requests: Iterable[Request], error: BaseException | bool = True
+    ) -> None:
         ids = ", ".join(request.request_id for request in requests)
-        _log.exception("%s: the %s raised on model %s", ids, what, self.model_name)
+        _log.error("%s: the %s raised on model %s", ids, what, self.model_name, exc_info=error)
 
 
 _NO_PLAN = StepPlan((), (), ())
@@ -403,3 +429,8 @@ class _Ran:
     plan: StepPlan = _NO_PLAN
     result: StepResult | None = None
     inter_token_seconds: tuple[float, ...] = ()
+
+    @property
+    def num_stepped(self) -> int:
+        """Rows that went on."""
+        return sum(sequence.num_branches > 0 for sequence in self.plan.rows)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
 
 from server.errors import ServerError
-from server.stopping import StoppedText
+from server.stopping import StopSequences
 
 Array = npt.NDArray[Any]
 
@@ -45,8 +45,13 @@ class Constraints:
     min_new_tokens: int = 0
     repetition_penalty: float = 1.0
     no_repeat_ngram_size: int = 0
-    suppressed_token_ids: tuple[int, ...] = ()
+    suppressed_token_ids: frozenset[int] = frozenset()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def is_fixed_in_part(self) -> bool:
+        """Whether some logits change by the same at every position."""
+        return bool(self.suppressed_token_ids or self.logit_bias)
 
 
 NO_CONSTRAINTS = Constraints()
@@ -108,7 +113,7 @@ class Request:
         num_hypotheses: How many the result shall hold: the best of the beam; or so many drawn; or else those
             that start with the most probable tokens after the prefix, each gone on from greedily.
         prefix_ids: What the target is forced to start with; not counted in `max_new_tokens`.
-        follow: Makes what finds the target's stop sequences; None where it has none.
+        stops: What ends a target wherever it comes after the prefix; None where nothing does.
         is_score: Whether the prefix is a whole target, whose log-probabilities are all that is asked for.
         log_probabilities: Whether the result shall hold that of every generated token.
         num_alternatives: How many of the most probable tokens at each position the result shall hold.
@@ -128,7 +133,7 @@ class Request:
     beam: Beam | None = None
     num_hypotheses: int = 1
     prefix_ids: tuple[int, ...] = ()
-    follow: Callable[[], StoppedText] | None = None
+    stops: StopSequences | None = None
     is_score: bool = False
     log_probabilities: bool = False
     num_alternatives: int = 0
@@ -197,10 +202,12 @@ class Selected:
     Attributes:
         token_ids: One per row.
         branches: By row, of those whose requests are not plain.
+        failures: By row, what the selection for it raised; its neighbours are not concerned.
     """
 
     token_ids: list[int]
     branches: Mapping[int, Branches] = field(default_factory=dict)
+    failures: Mapping[int, Exception] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,14 +237,18 @@ class Search:
         rows: The hypotheses that go on; of a beam the best first.
         ended: Those that are complete, by their place in the result: of a beam their rank, else their index.
         num_told: By place, how many tokens a streaming request has been told.
+        num_slots: That it holds.
         finish_reason: None until the request has ended.
+        alignments: By place, the attention of complete hypotheses, so far, in pieces of their positions.
     """
 
     request: Request
     rows: list[Sequence] = field(default_factory=list)
     ended: dict[int, Hypothesis] = field(default_factory=dict)
     num_told: dict[int, int] = field(default_factory=dict)
+    num_slots: int = 0
     finish_reason: FinishReason | None = None
+    alignments: dict[int, list[Array]] = field(default_factory=dict)
     admitted_at: float = 0.0
     encode_seconds: float = 0.0
     first_token_at: float = 0.0
@@ -253,11 +264,12 @@ class Sequence:
         row: Its slot while it runs; None while it waits and when it has finished.
         next_token_id: What the next step is fed.
         index: Which of its request's hypotheses; 0 in a beam.
-        num_branches: How many ways to go on its next step shall select.
+        num_branches: How many ways to go on its next step shall select; 0 for a row that only keeps the
+            memory of a complete request until its alignments are there.
         token_ids: Target tokens so far, the prefix included, without the start token and the end of sequence.
         log_probability: The sum over its generated tokens; 0 for a plain request.
         choices: What its request asked for besides each token, the end of sequence included.
-        text: Follows the target, where the request has stop sequences and no beam.
+        tail: The end of the target that may begin one of the request's stop sequences.
         is_plain: Its request's.
     """
 
@@ -270,7 +282,7 @@ class Sequence:
     token_ids: list[int] = field(default_factory=list)
     log_probability: float = 0.0
     choices: list[Choice] = field(default_factory=list)
-    text: StoppedText | None = None
+    tail: bytes = b""
     is_plain: bool = True
 
     @property
@@ -306,20 +318,40 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class Alignment:
+    """A piece of a complete hypothesis whose attention a turn computes.
+
+    Attributes:
+        row: Keeps the memory of the request.
+        place: Of the hypothesis in the result.
+        first_position: Target positions before it, which earlier pieces had.
+        target_ids: What the decoder was fed from there on.
+    """
+
+    row: Sequence
+    place: int
+    first_position: int
+    target_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """What the next step will run: a value, decided by the scheduler, carried out by the runner.
 
-    Order: the moves, then one encode of `admitted` into the last rows, then one step of all `rows`.
+    Order: the moves, then the alignments, then one encode of `admitted` into the last rows, then one step of
+    all `rows`.
 
     Attributes:
         moves: Rows to copy, in order.
         admitted: Newcomers; they are the last of `rows`.
         rows: All running sequences; the sequence at index i is in slot i.
+        alignments: In order.
     """
 
     moves: tuple[Move, ...]
     admitted: tuple[Sequence, ...]
     rows: tuple[Sequence, ...]
+    alignments: tuple[Alignment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,12 +363,14 @@ class StepResult:
         encode_seconds: Time of the encode call; 0 where nobody was admitted.
         step_seconds: Time of the step and its selection.
         moved_bytes: Bytes copied by the moves.
+        attention: `(T, source_length)` of each alignment, or what it raised.
     """
 
     selected: Selected
     encode_seconds: float
     step_seconds: float
     moved_bytes: int
+    attention: tuple[Array | Exception, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

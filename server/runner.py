@@ -94,7 +94,7 @@ class OnnxRunner:
         self.encode(0, [request])
         self._or_uncaptured(self._step_every_bucket)
         self.step((Sequence(Search(request), self.start_id, request.source_length),))
-        self.align(0, [self.start_id], request.source_length)
+        self.align(0, 0, (self.start_id,), request.source_length)
 
     def encode(self, first_row: int, requests: list[Request]) -> None:
         """Encode newcomers into the memory of the rows from `first_row` on."""
@@ -118,13 +118,14 @@ class OnnxRunner:
         """
         fed = [np.array([self.start_id, *sequence.token_ids]) for sequence in sequences]
         labels = [np.array([*sequence.token_ids, self.eos_id]) for sequence in sequences]
+        is_scored = any(sequence.request.is_score for sequence in sequences)
         longest = max(len(ids) - (not s.request.is_score) for ids, s in zip(fed, sequences, strict=True))
         feeds: dict[str, Array] = {
             names.TARGET_IDS: _pad(fed, "int64")[:, :longest],
-            names.LABEL_IDS: _pad(labels, "int64")[:, :longest],
+            names.LABEL_IDS: _pad(labels, "int64")[:, : longest if is_scored else 0],
             names.SOURCE_LENGTHS: np.array([sequence.source_length for sequence in sequences], np.int32),
         }
-        scores = self._decode(first_row, len(sequences), feeds, names.LOG_PROBABILITIES)
+        scores = self._decode(first_row, len(sequences), 0, feeds, names.LOG_PROBABILITIES)
         return [
             row[: len(ids)].tolist() if sequence.request.is_score else []
             for row, ids, sequence in zip(scores, labels, sequences, strict=True)
@@ -133,12 +134,14 @@ class OnnxRunner:
     def step(self, rows: tuple[Sequence, ...]) -> Selected:
         """Feed every row its last token, and select its next one."""
         num_rows = len(rows)
-        self._columns.fill(rows, is_same=rows is self._rows)
+        # Where a row has several ways to go on, the columns do not know which it takes; one that only keeps
+        # its place does not grow.
+        are_growing = all(sequence.num_branches == 1 for sequence in rows)
+        self._columns.fill(rows, is_same=are_growing and rows is self._rows)
         has_plain = any(sequence.is_plain for sequence in rows)
         self._run_step(num_rows, picks=has_plain)
         token_ids = self._columns.read_token_ids(num_rows) if has_plain else [self.eos_id] * num_rows
-        # Where a row has several ways to go on, the columns do not know which it takes.
-        self._rows = rows if all(sequence.num_branches == 1 for sequence in rows) else ()
+        self._rows = rows if are_growing else ()
         if all(sequence.is_plain for sequence in rows):
             return Selected(token_ids)
         return self._selector.select(rows, token_ids)
@@ -148,26 +151,29 @@ class OnnxRunner:
         moves = tuple(moves)
         return sum(buffers.move_all(moves) for buffers in self._groups_of_buffers)
 
-    def align(self, row: int, target_ids: list[int], source_length: int) -> Array:
-        """The attention `(T, source_length)` of a finished row, whose memory is still in place.
+    def align(self, row: int, first_position: int, target_ids: tuple[int, ...], source_length: int) -> Array:
+        """The attention `(T, source_length)` of some positions of a row whose memory is in place.
 
         Args:
             row: Its slot.
-            target_ids: What the decoder was fed, start token first.
+            first_position: Where they begin, after as many that are in the row's cache.
+            target_ids: What the decoder was fed there.
             source_length: Of its source.
         """
-        ids = np.array([target_ids], np.int64)
         feeds: dict[str, Array] = {
-            names.TARGET_IDS: ids,
-            names.LABEL_IDS: ids,
+            names.TARGET_IDS: np.array([target_ids], np.int64),
+            names.LABEL_IDS: np.empty((1, 0), np.int64),
             names.SOURCE_LENGTHS: np.array([source_length], np.int32),
         }
-        return self._decode(row, 1, feeds, names.ATTENTION)[0, :, :source_length].copy()
+        return self._decode(row, 1, first_position, feeds, names.ATTENTION)[0, :, :source_length].copy()
 
-    def _decode(self, first_row: int, num_rows: int, feeds: Mapping[str, Array], output: str) -> Array:
-        """Run several positions of some rows at once, from an empty cache on."""
+    def _decode(
+        self, first_row: int, num_rows: int, first_position: int, feeds: dict[str, Array], output: str
+    ) -> Array:
+        """Run several positions of some rows at once."""
         # Bound arrays must lie in one piece, and live until the run has ended.
         feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+        feeds[names.FIRST_POSITION] = np.array(first_position, np.int32)
         binding = self._bind(Verb.DECODE, first_row, num_rows, feeds)
         self._sessions[Verb.DECODE].run_with_iobinding(binding)
         index = [spec.name for spec in self._graphs[Verb.DECODE].outputs].index(output)

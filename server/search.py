@@ -20,7 +20,6 @@ from server.records import (
     Search,
     Sequence,
 )
-from server.stopping import StoppedText
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +44,7 @@ class _Child:
     log_probability: float
     alternatives: Alternatives
     index: int
+    tail: bytes = b""
 
     @property
     def total(self) -> float:
@@ -66,8 +66,6 @@ def start(request: Request, start_id: int) -> Search:
         token_ids=prefix,
         is_plain=request.is_plain,
     )
-    if request.beam is None:
-        root.text = _followed(request, prefix)
     search.rows.append(root)
     return search
 
@@ -90,10 +88,13 @@ def extend(sequence: Sequence, token_id: int, eos_id: int) -> bool:
     else:
         sequence.token_ids.append(token_id)
         sequence.next_token_id = token_id
-        if sequence.text is not None and sequence.text.stops_with(token_id):
+        tail = _advanced(sequence, token_id)
+        if tail is None:
             reason = FinishReason.STOP
         elif sequence.num_generated >= request.max_new_tokens:
             reason = FinishReason.LENGTH
+        else:
+            sequence.tail = tail
     if reason is None:
         return False
     sequence.search.rows.remove(sequence)
@@ -121,7 +122,6 @@ def branch(search: Search, branches: Mapping[int, Branches], eos_id: int) -> lis
     forks = _place(search, children)
     for row in search.rows:
         row.num_branches = 1
-        row.text = _followed(search.request, row.token_ids)
     return forks
 
 
@@ -237,17 +237,17 @@ def _end(child: _Child, eos_id: int) -> FinishReason | None:
     """Whether, and why, a token completes its hypothesis."""
     if child.token_id == eos_id:
         return FinishReason.EOS
-    text = _followed(child.parent.request, child.parent.token_ids)
-    return FinishReason.STOP if text is not None and text.stops_with(child.token_id) else None
+    tail = _advanced(child.parent, child.token_id)
+    if tail is None:
+        return FinishReason.STOP
+    child.tail = tail
+    return None
 
 
-def _followed(request: Request, token_ids: list[int]) -> StoppedText | None:
-    """What finds the stop sequences of a request, if it has any, after a target so far."""
-    if request.follow is None:
-        return None
-    text = request.follow()
-    text.push(token_ids)
-    return text
+def _advanced(sequence: Sequence, token_id: int) -> bytes | None:
+    """What a row's tail becomes with one more token; None where that completes a stop sequence."""
+    stops = sequence.request.stops
+    return sequence.tail if stops is None else stops.advance(sequence.tail, token_id)
 
 
 def _place(search: Search, children: list[_Child]) -> list[Fork]:
@@ -275,6 +275,7 @@ def _place(search: Search, children: list[_Child]) -> list[Fork]:
         row.index = 0 if search.request.beam else child.index
         row.token_ids.append(child.token_id)
         row.next_token_id = child.token_id
+        row.tail = child.tail
         row.log_probability += child.log_probability
         if search.request.is_detailed:
             row.choices.append(Choice(child.log_probability, child.alternatives))

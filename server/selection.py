@@ -6,38 +6,39 @@ that need it. What a row gets does not depend on the others.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bundle import names
 from server.buffers import Columns, Device
-from server.constraints import adjustments
-from server.records import (
-    Alternatives,
-    Array,
-    Branches,
-    Sampling,
-    Selected,
-    Sequence,
-)
+from server.constraints import adjustments, penalties
+from server.records import Alternatives, Array, Branches, Request, Sampling, Selected, Sequence
 
-_ADJUSTED = names.out(names.LOGITS)
+_CHANGED = names.out(names.LOGITS)
 _NO_ADJUSTMENT = {0: (1.0, 0.0)}
+_NO_PENALTY = 0  # the row of penalties that stays zero
 
 _BindLogits = Callable[[Any], None]
 _Picked = tuple[list[list[int]], list[list[float]]]  # token ids and log-probabilities, (m, K) each
 
 
 class _Ask(NamedTuple):
-    """A row to select for; one that several samples are drawn from is asked for each."""
+    """A row to select for; one that several samples are drawn from is asked for each.
+
+    Attributes:
+        uniform: What decides a draw.
+        changes: Of the row's logits, by its constraints and its target so far.
+    """
 
     row: int
     sequence: Sequence
-    sample: int = 0
+    uniform: float
+    changes: Mapping[int, tuple[float, float]]
 
 
 class Selector:
@@ -55,8 +56,9 @@ class Selector:
         self._vocab_size = vocab_size
         self._eos_id = eos_id
         self._device = device
-        graphs = ("adjust", "candidates", "sample", "sample_sorted")
+        graphs = ("adjust", "penalize", "candidates", "sample", "sample_sorted")
         self._sessions = {name: device.weightless(name) for name in graphs}
+        self._penalty_rows: dict[Request, int] = {}  # of those who had some when one came last
 
     def select(self, rows: tuple[Sequence, ...], token_ids: list[int]) -> Selected:
         """Replace the most probable ids by the selected ones, here and where the next step reads them.
@@ -66,20 +68,20 @@ class Selector:
             token_ids: The most probable id of each row.
         """
         groups: dict[tuple[str, int], list[_Ask]] = defaultdict(list)
+        failures: dict[int, Exception] = {}
         for row, sequence in enumerate(rows):
-            sampling = sequence.request.sampling
             if sequence.is_plain:
                 continue
-            if sampling is None:
-                groups["candidates", 0].append(_Ask(row, sequence))
-                continue
-            num_candidates = _num_candidates(sampling, self._vocab_size)
-            group = groups["sample_sorted" if num_candidates else "sample", num_candidates]
-            for sample in range(sequence.index, sequence.index + sequence.num_branches):
-                group.append(_Ask(row, sequence, sample))
+            try:
+                self._keep_penalties(sequence.request, rows)
+                group, asks = self._asks(row, sequence)
+            except Exception as error:
+                failures[row] = error
+            else:
+                groups[group] += asks
         branches: dict[int, Branches] = {}
         for (graph, num_candidates), asks in groups.items():
-            bind_logits = self._adjusted(asks, len(rows))
+            bind_logits = self._constrained(asks, len(rows))
             wanted = max(ask.sequence.request.num_alternatives for ask in asks)
             best: _Picked | None = None
             if graph == "candidates" or wanted:
@@ -96,9 +98,43 @@ class Selector:
                 branches[ask.row].token_ids.extend(picked[0][i][:num_picked])
                 branches[ask.row].log_probabilities.extend(picked[1][i][:num_picked])
         self._columns.write_token_ids(token_ids)
-        return Selected(token_ids, branches)
+        return Selected(token_ids, branches, failures)
 
-    def _adjusted(self, asks: list[_Ask], num_rows: int) -> _BindLogits:
+    def _asks(self, row: int, sequence: Sequence) -> tuple[tuple[str, int], list[_Ask]]:
+        """The graph that a row needs, with how many candidates, and what to ask it."""
+        request = sequence.request
+        changes = adjustments(
+            request.constraints,
+            sequence.token_ids,
+            num_generated=sequence.num_generated,
+            eos_id=self._eos_id,
+            vocab_size=self._vocab_size,
+        )
+        sampling = request.sampling
+        if sampling is None:
+            return ("candidates", 0), [_Ask(row, sequence, 0.0, changes)]
+        uniforms = (
+            uniform(sampling.seed, sample, sequence.num_generated)
+            for sample in range(sequence.index, sequence.index + sequence.num_branches)
+        )
+        num_candidates = _num_candidates(sampling, self._vocab_size)
+        return (
+            ("sample_sorted" if num_candidates else "sample", num_candidates),
+            [_Ask(row, sequence, each, changes) for each in uniforms],
+        )
+
+    def _keep_penalties(self, request: Request, rows: tuple[Sequence, ...]) -> None:
+        """Bring a new request's penalties to the device, in place of those of a request that has left."""
+        if not request.constraints.is_fixed_in_part or request in self._penalty_rows:
+            return
+        running = {sequence.request for sequence in rows}
+        self._penalty_rows = {one: row for one, row in self._penalty_rows.items() if one in running}
+        taken = set(self._penalty_rows.values())
+        row = next(row for row in range(1, 1 + self._columns.num_slots) if row not in taken)
+        self._columns.write_penalties(row, penalties(request.constraints, self._eos_id))
+        self._penalty_rows[request] = row
+
+    def _constrained(self, asks: list[_Ask], num_rows: int) -> _BindLogits:
         """What binds the logits of the asked rows, under their requests' constraints, as a graph's input."""
         first = asks[0].row
         if all(
@@ -107,56 +143,57 @@ class Selector:
             return lambda binding: self._columns.bind_logits(
                 self._device.bind_input, binding, len(asks), first_row=first
             )
-        changes = [
-            adjustments(
-                ask.sequence.request.constraints,
-                ask.sequence.token_ids,
-                num_generated=ask.sequence.num_generated,
-                eos_id=self._eos_id,
-                vocab_size=self._vocab_size,
-            )
-            or _NO_ADJUSTMENT
-            for ask in asks
-        ]
-        longest = max(map(len, changes))
+        longest = max(1, *(len(ask.changes) for ask in asks))
         ids = np.empty((len(asks), longest), np.int64)
         factors, biases = np.empty(ids.shape, np.float32), np.empty(ids.shape, np.float32)
-        for i, change in enumerate(changes):
-            (first_id, (factor, bias)) = next(iter(change.items()))
+        for i, ask in enumerate(asks):
+            changes = ask.changes or _NO_ADJUSTMENT
+            (first_id, (factor, bias)) = next(iter(changes.items()))
             ids[i], factors[i], biases[i] = first_id, factor, bias  # again changes nothing more
-            ids[i, : len(change)] = list(change)
-            factors[i, : len(change)], biases[i, : len(change)] = zip(*change.values(), strict=True)
-        session = self._sessions["adjust"]
-        binding = session.io_binding()
-        self._columns.bind_logits(self._device.bind_input, binding, num_rows)
+            ids[i, : len(changes)] = list(changes)
+            factors[i, : len(changes)], biases[i, : len(changes)] = zip(*changes.values(), strict=True)
         feeds = {
             names.ROWS: np.array([ask.row for ask in asks]),
             names.ADJUSTED_IDS: ids,
             names.FACTORS: factors,
             names.BIASES: biases,
         }
-        for name, array in feeds.items():
-            binding.bind_cpu_input(name, array)
-        self._device.bind_new_output(binding, _ADJUSTED)
-        session.run_with_iobinding(binding)
-        logits = binding.get_outputs()[0]
+        bind = functools.partial(self._columns.bind_logits, self._device.bind_input, num_rows=num_rows)
+        logits = self._change("adjust", bind, feeds)
+        rows = [self._penalty_rows.get(ask.sequence.request, _NO_PENALTY) for ask in asks]
+        if any(rows):
+
+            def bind_both(binding: Any) -> None:
+                binding.bind_ortvalue_input(names.LOGITS, logits)
+                self._columns.bind_penalties(binding)
+
+            changed = self._change("penalize", bind_both, {names.PENALTY_ROWS: np.array(rows)})
+            return lambda binding: binding.bind_ortvalue_input(names.LOGITS, changed)
         return lambda binding: binding.bind_ortvalue_input(names.LOGITS, logits)
 
+    def _change(self, graph: str, bind: _BindLogits, feeds: dict[str, Array]) -> Any:
+        """Logits as a graph changes them, on the device."""
+        session = self._sessions[graph]
+        binding = session.io_binding()
+        bind(binding)
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        self._device.bind_new_output(binding, _CHANGED)
+        session.run_with_iobinding(binding)
+        return binding.get_outputs()[0]
+
     def _draw(self, graph: str, num_candidates: int, asks: list[_Ask], bind_logits: _BindLogits) -> _Picked:
-        samplings = [ask.sequence.request.sampling for ask in asks]
-        uniforms = [
-            [uniform(sampling.seed, ask.sample, ask.sequence.num_generated)]
-            for ask, sampling in zip(asks, samplings, strict=True)
-            if sampling
-        ]
+        samplings = [s for ask in asks if (s := ask.sequence.request.sampling)]
         feeds = {
-            names.TEMPERATURES: _column([s.temperature for s in samplings if s]),
-            names.MIN_PS: _column([s.min_p for s in samplings if s]),
-            names.UNIFORMS: np.array(uniforms),
+            names.TEMPERATURES: _column([s.temperature for s in samplings]),
+            names.MIN_PS: _column([s.min_p for s in samplings]),
+            names.UNIFORMS: np.array([[ask.uniform] for ask in asks]),
         }
         if num_candidates:
+            own = [min(s.top_k or self._vocab_size, self._vocab_size) for s in samplings]
             feeds[names.NUM_CANDIDATES] = np.array([num_candidates])
-            feeds[names.TOP_PS] = _column([s.top_p for s in samplings if s])
+            feeds[names.TOP_KS] = np.array(own)[:, None]
+            feeds[names.TOP_PS] = _column([s.top_p for s in samplings])
         return self._run(graph, bind_logits, feeds)
 
     def _run(self, graph: str, bind_logits: _BindLogits, feeds: dict[str, Array]) -> _Picked:
@@ -183,12 +220,13 @@ def uniform(seed: int, sample: int, position: int) -> float:
 
 
 def _num_candidates(sampling: Sampling, vocab_size: int) -> int:
-    """How many of the best tokens are candidates; 0 where all are, in the order of their ids.
+    """How many of the best tokens are sorted for a row; 0 where it draws from all, in the order of their ids.
 
-    It is the row's own number, not the batch's: sums over another number may round otherwise.
+    A power of four, so that there are few groups whatever the rows ask for, and none sorts much more than its
+    own candidates.
     """
     if sampling.top_k:
-        return min(sampling.top_k, vocab_size)
+        return min(1 << (((sampling.top_k - 1).bit_length() + 1) // 2 * 2), vocab_size)
     return vocab_size if sampling.top_p < 1 else 0
 
 

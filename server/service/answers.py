@@ -9,7 +9,7 @@ from bundle.names import SOURCE_IDS
 from protos import seq2seq_v1_pb2 as pb
 from server.models import ServedModel
 from server.records import Choice, FinishReason, Hypothesis, Request, Result
-from server.service.requests import Job
+from server.service.requests import Job, target_text
 
 _FINISH_REASONS = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
@@ -105,9 +105,7 @@ def _hypothesis(
 
 
 def _text(request: Request, hypothesis: Hypothesis, model: ServedModel) -> str:
-    if request.follow is None:
-        return model.target_tokenizer.decode(hypothesis.token_ids)
-    text = request.follow()
+    text = target_text(request, model)
     return text.push(hypothesis.token_ids) + text.finish()
 
 

@@ -70,7 +70,7 @@ async def generate_pieces(
     with ExitStack() as stack:
         mailboxes = _submit(jobs, model, call, stack)
         for job, mailbox in zip(jobs, mailboxes, strict=True):
-            follow = partial(target_text, message, model, len(job.request.prefix_ids))
+            follow = partial(target_text, job.request, model)
             async for piece in _pieces(mailbox, follow, job.part.separator):
                 if piece.hypothesis == 0 or len(jobs) == 1:  # sentences are joined by their best
                     await write(piece)

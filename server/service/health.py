@@ -7,6 +7,7 @@ watcher delays every change, and a watcher that leaves takes the others' notific
 from __future__ import annotations
 
 import asyncio
+import math
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
@@ -112,6 +113,8 @@ def _serving(is_serving: bool) -> int:
 
 def _problem(model: ServedModel) -> str | None:
     silence = model.silent_seconds()
+    if math.isinf(silence):
+        return f"{model.name}: the engine's thread has ended"
     if silence > HEARTBEAT_LIMIT_SECONDS:
         return f"{model.name}: no sign of life from the engine for {silence:.0f} seconds"
     if not model.is_healthy:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TypeVar
 
 from bundle.manifest import LengthBound
@@ -24,7 +23,7 @@ from server.service.calls import Call
 from server.service.sentences import DEFAULT_LANGUAGE, known_language
 from server.service.sources import SPLITTING, Part, check_bytes, check_ids, source_parts
 from server.service.text_threads import Checkpoint
-from server.stopping import StoppedText
+from server.stopping import StoppedText, StopSequences
 
 MAX_ALTERNATIVES = 32
 MAX_BEAM_SIZE = 16
@@ -86,18 +85,23 @@ def engine_jobs(
         beam=_beam(options, model),
         num_hypotheses=_num_hypotheses(options, model),
         prefix_ids=prefix_ids,
-        follow=partial(target_text, message, model, len(prefix_ids)) if options.stop_sequences else None,
+        stops=_stop_sequences(options, model),
         log_probabilities=options.log_probabilities,
         num_alternatives=_in_range("num_alternatives", options.num_alternatives, 0, MAX_ALTERNATIVES),
     )
     return [Job(part, _of_part(part, whole, bound, model)) for part in parts]
 
 
-def target_text(message: GenerateRequest, model: ServedModel, num_prefix: int) -> StoppedText:
+def target_text(request: Request, model: ServedModel) -> StoppedText:
     """What makes the text of a target from its token ids, up to the first stop sequence of the request."""
-    stream = model.target_tokenizer.stream()
-    stops = [model.target_tokenizer.normalize_inside(stop) for stop in message.options.stop_sequences]
-    return StoppedText(stream, stops, num_prefix)
+    return StoppedText(model.target_tokenizer.stream(), request.stops, len(request.prefix_ids))
+
+
+def _stop_sequences(options: GenerateOptions, model: ServedModel) -> StopSequences | None:
+    if not options.stop_sequences:
+        return None
+    tokenizer = model.target_tokenizer
+    return StopSequences(map(tokenizer.normalize_inside, options.stop_sequences), tokenizer.token_bytes)
 
 
 def score_request(message: ScoreRequest, model: ServedModel, call: Call, checkpoint: Checkpoint) -> Request:
@@ -247,7 +251,7 @@ def _constraints(options: GenerateOptions, model: ServedModel, max_new_tokens: i
         no_repeat_ngram_size=_in_range(
             "no_repeat_ngram_size", options.no_repeat_ngram_size, 0, model.max_target_length
         ),
-        suppressed_token_ids=tuple(suppressed),
+        suppressed_token_ids=frozenset(suppressed),
         logit_bias=dict(biases),
     )
 

@@ -64,6 +64,37 @@ def test_step_repeated_equals_decode_once(case):
 
 
 @pytest.mark.parametrize("exported", TOLERANCES, indirect=True)
+def test_only_labelled_positions_are_scored(case):
+    exported, memory, _, target_ids, _ = case
+    scores, attention, _ = decode_once(exported, memory, target_ids, target_ids)
+    for num_labels in (0, 1, 4):
+        label_ids = np.ascontiguousarray(target_ids[:, :num_labels])
+        some, same_attention, _ = decode_once(exported, memory, target_ids, label_ids)
+        assert some.shape == (B, num_labels)
+        np.testing.assert_allclose(some, scores[:, :num_labels], atol=1e-5)
+        np.testing.assert_array_equal(same_attention, attention)
+
+
+@pytest.mark.parametrize("exported", TOLERANCES, indirect=True)
+def test_positions_in_pieces_are_the_same_as_at_once(case):
+    exported, memory, _, target_ids, tolerance = case
+    scores, attention, cache = decode_once(exported, memory, target_ids, target_ids)
+    for row in range(B):
+        here = slice(row, row + 1)
+        buffers = exported.graphs.empty_cache(1, T + 3)
+        own = {name: array[here].copy() for name, array in keys_and_values(exported, memory).items()}
+        for first, end in ((0, 4), (4, 5), (5, T)):
+            piece = target_ids[here, first:end].copy()
+            some, weights = exported.graphs.decode(
+                piece, piece, SOURCE_LENGTHS[here], buffers | own, first_position=first
+            )
+            np.testing.assert_allclose(some[0], scores[row, first:end], atol=tolerance)
+            np.testing.assert_allclose(weights[0], attention[row, first:end], atol=tolerance)
+        for name, array in buffers.items():
+            np.testing.assert_allclose(array[0, :, :T], cache[name][row, :, :T], atol=tolerance)
+
+
+@pytest.mark.parametrize("exported", TOLERANCES, indirect=True)
 def test_rows_of_different_lengths_step_together(case):
     exported, memory, _, target_ids, tolerance = case
     lengths = np.array([0, 8, 3, 5], np.int32)

@@ -78,7 +78,9 @@ class Draw:
         self.session = session(name)
         self.is_sorted = name == "sample_sorted"
 
-    def __call__(self, logits, uniforms, *, temperature=1.0, min_p=0.0, top_p=1.0, num_candidates=None):
+    def __call__(
+        self, logits, uniforms, *, temperature=1.0, min_p=0.0, top_p=1.0, num_candidates=None, top_ks=None
+    ):
         """Token ids and log-probabilities, `(m,)` each; a setting is one for all rows or one a row."""
         m, V = logits.shape
         feeds = {
@@ -89,6 +91,7 @@ class Draw:
         }
         if self.is_sorted:
             feeds["num_candidates"] = np.array([num_candidates or V])
+            feeds["top_ks"] = np.full((m, 1), num_candidates or V) if top_ks is None else top_ks
             feeds["top_ps"] = column(top_p, m, np.float32)
         token_ids, log_probabilities = self.session.run(None, feeds)
         assert token_ids.shape == log_probabilities.shape == (m, 1)
@@ -167,6 +170,26 @@ def test_factor_one_and_no_bias_keep_every_bit_and_an_id_may_stand_twice(adjust)
     [out] = adjust.run(None, feeds | {"factors": 2 * ones, "biases": ones})
     expected = np.where(row > 0, row / np.float32(2), row * np.float32(2)) + np.float32(1)
     np.testing.assert_array_equal(out, expected)  # once, though each stands there twice
+
+
+def test_penalties_are_subtracted_row_by_row_and_zero_keeps_every_bit():
+    rng = np.random.default_rng(18)
+    logits = random_logits(rng, 6, 300, forbidden=0.2)
+    logits[0, :4] = [0.0, -0.0, 1e-45, -1e-45]
+    penalties = np.zeros((4, 300), np.float32)
+    penalties[1, :7], penalties[3, 5:9] = np.inf, rng.normal(size=4)
+    rows = np.array([0, 1, 3, 3, 2, 1])
+    feeds = {"logits": logits, "penalties": penalties, "penalty_rows": rows}
+    [out] = session("penalize").run(None, feeds)
+    np.testing.assert_array_equal(out, logits - penalties[rows])
+    assert out[0].tobytes() == logits[0].tobytes()
+
+
+def test_written_rows_take_the_place_of_others():
+    buffer, values = np.zeros((4, 5), np.float32), np.ones((1, 5), np.float32)
+    [out] = session("write").run(None, {"buffer": buffer, "to_rows": np.array([[2]]), "values": values})
+    buffer[2] = 1
+    np.testing.assert_array_equal(out, buffer)
 
 
 @pytest.mark.parametrize(("m", "V"), SIZES)
@@ -360,6 +383,36 @@ def test_a_row_is_drawn_the_same_alone_and_in_any_batch(draw, V):
             alone = draw(logits[[i]], uniforms[i], num_candidates=num_candidates, **own)
             assert alone[0][0] == token_ids[i]
             assert alone[1].tobytes() == log_probabilities[[i]].tobytes()
+
+
+@pytest.mark.parametrize("V", [5, 127, 1001, 4097])
+def test_the_candidates_that_a_neighbour_asks_for_do_not_change_a_bit_of_a_draw(draw_sorted, V):
+    rng = np.random.default_rng(17)
+    m = 300
+    logits, uniforms = random_logits(rng, m, V, forbidden=0.1), rng.random(m)
+    uniforms[:9] = [0, BELOW_ONE, 1e-9, 1 - 1e-9, *np.nextafter(0.5, [0, 1]), 0.5, 0.25, 0.75]
+    logits[:20] = rng.integers(0, 3, (20, V))  # with many equals
+    own = rng.integers(1, min(V, 60) + 1, m)
+    settings = {
+        "temperature": rng.uniform(0.3, 2, m),
+        "min_p": rng.choice([0, 0.05], m),
+        "top_p": rng.choice([0.5, 0.9, 1], m),
+    }
+    alone = [
+        draw_sorted(
+            logits[[i]],
+            uniforms[i],
+            num_candidates=own[i],
+            **{name: values[i] for name, values in settings.items()},
+        )
+        for i in range(m)
+    ]
+    for K in sorted({own.max(), min(64, V), min(256, V), V}):
+        token_ids, log_probabilities = draw_sorted(
+            logits, uniforms, num_candidates=K, top_ks=own[:, None], **settings
+        )
+        assert token_ids.tolist() == [token_id for ((token_id,), _) in alone]
+        assert log_probabilities.tobytes() == b"".join(value.tobytes() for _, value in alone)
 
 
 @pytest.mark.parametrize("V", [5, 1001, 4097])

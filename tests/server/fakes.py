@@ -122,9 +122,12 @@ class FakeRunner:
             num_bytes += move.cache_length + move.source_length
         return num_bytes
 
-    def align(self, row: int, target_ids: list[int], source_length: int) -> Array:
-        memory = self.memory[row]
+    def align(self, row: int, first_position: int, target_ids: tuple[int, ...], source_length: int) -> Array:
+        memory, before = self.memory[row], self.cache[row][:first_position]
         assert memory is not None
         assert len(memory) == source_length
-        weights = np.array([[token + position for position in memory] for token in target_ids], np.float32)
+        assert len(before) == first_position
+        self.cache[row] = [*before, *target_ids]
+        seen = np.cumsum(self.cache[row])[first_position:]
+        weights = (seen[:, None] + memory).astype(np.float32)
         return weights / weights.sum(axis=1, keepdims=True)

@@ -14,10 +14,16 @@ FORBIDDEN = (1.0, -math.inf)
 
 
 def adjustments(constraints, target_ids, vocab_size=100, num_prefix=0):
+    """What changes in all, because of the target so far and at every position."""
     num_generated = len(target_ids) - num_prefix
-    return module.adjustments(
+    changes = module.adjustments(
         constraints, target_ids, num_generated=num_generated, eos_id=EOS, vocab_size=vocab_size
     )
+    for token_id, penalty in module.penalties(constraints, EOS).items():
+        factor, bias = changes.get(token_id, (1.0, 0.0))
+        is_forbidden = bias - penalty == -math.inf
+        changes[token_id] = FORBIDDEN if is_forbidden else (factor, bias - penalty)
+    return changes
 
 
 def test_without_constraints_nothing_changes():
@@ -37,14 +43,30 @@ def test_tokens_that_came_get_the_penalty_and_keep_their_bias():
 
 
 def test_a_suppressed_token_stays_forbidden_whatever_else_is_asked():
-    constraints = Constraints(repetition_penalty=2.0, logit_bias={7: 900.0}, suppressed_token_ids=(7,))
+    constraints = Constraints(
+        repetition_penalty=2.0, logit_bias={7: 900.0}, suppressed_token_ids=frozenset({7})
+    )
     assert adjustments(constraints, [7]) == {7: FORBIDDEN}
 
 
 def test_where_all_is_forbidden_the_end_is_allowed():
-    constraints = Constraints(min_new_tokens=9, suppressed_token_ids=(0, 1, 3))
+    constraints = Constraints(min_new_tokens=9, suppressed_token_ids=frozenset({0, 1, 3}))
     assert adjustments(constraints, [], vocab_size=4) == dict.fromkeys((0, 1, 3), FORBIDDEN)
     assert adjustments(constraints, [], vocab_size=5) == dict.fromkeys((0, 1, 2, 3), FORBIDDEN)
+
+
+def test_a_suppressed_end_is_allowed_where_all_else_is_forbidden_and_keeps_its_bias():
+    constraints = Constraints(suppressed_token_ids=frozenset({0, 1, EOS}), logit_bias={EOS: 1.5})
+    assert adjustments(constraints, [])[EOS] == FORBIDDEN
+    constraints = Constraints(
+        suppressed_token_ids=frozenset({0, 1, EOS}), no_repeat_ngram_size=1, logit_bias={EOS: 1.5}
+    )
+    assert adjustments(constraints, [3], vocab_size=4) == {
+        0: FORBIDDEN,
+        1: FORBIDDEN,
+        EOS: (1.0, 1.5),
+        3: FORBIDDEN,
+    }
 
 
 @pytest.mark.parametrize(

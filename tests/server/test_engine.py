@@ -1,8 +1,10 @@
 """The engine over a fake runner: an answer depends on its request alone, and every slot is given back."""
 
+import math
 import random
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from server.backlog import QueueLimits
 from server.engine import Engine
 from server.errors import Cancelled, DeadlineExceeded, EngineFailed, Overloaded, Unavailable
-from server.records import FinishReason, Request, Result, Turn
+from server.records import Beam, FinishReason, Request, Result, Turn
 from server.scheduler import SchedulerLimits
 from tests.server.fakes import EOS_ID, START_ID, FakeRunner, expected_tokens, make_request
 
@@ -250,6 +252,91 @@ def test_an_encode_that_raises_fails_its_newcomers_only():
         assert list(driver.results[request].best.token_ids) == expected_tokens(source, 8)
 
 
+class BrokenStops:
+    """Raises at a request's n-th token."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_left = num_tokens
+
+    def advance(self, tail, token_id):
+        self.num_left -= 1
+        if not self.num_left:
+            raise RuntimeError("this matcher was told to fail")
+        return tail
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"beam": Beam(3)}, {"num_hypotheses": 3}, {"stream": True}, {"attention": True}]
+)
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 5])
+def test_what_raises_for_one_request_fails_that_one_only(options, num_tokens, caplog):
+    driver = Driver(FakeRunner(9))
+    neighbours = [make_request((10, i), stream=True) for i in range(5, 10)]
+    broken = make_request((10, 4), stops=BrokenStops(num_tokens), **options)
+    driver.submit(*neighbours[:2], broken, *neighbours[2:])
+    driver.finish()
+    assert isinstance(driver.results[broken].error, EngineFailed)
+    assert driver.results[broken].finish_reason is FinishReason.FAILED
+    for request, i in zip(neighbours, range(5, 10), strict=True):
+        assert driver.results[request].error is None
+        assert list(driver.results[request].best.token_ids) == expected_tokens((10, i), 8)
+    assert driver.engine.is_healthy
+    assert "this matcher was told to fail" in caplog.text
+    assert broken.request_id in caplog.text
+
+
+def test_a_selection_that_raises_for_one_row_fails_its_request_only():
+    driver = Driver(FakeRunner(3))
+    step = driver.runner.step
+
+    def fail_one(rows):
+        failures = {i: RuntimeError("no") for i, row in enumerate(rows) if row.request is broken}
+        return replace(step(rows), failures=failures)
+
+    driver.runner.step = fail_one
+    before, broken, after = (make_request((10, i)) for i in (5, 6, 7))
+    driver.submit(before, broken, after)
+    driver.finish()
+    assert isinstance(driver.results[broken].error, EngineFailed)
+    for request, i in ((before, 5), (after, 7)):
+        assert list(driver.results[request].best.token_ids) == expected_tokens((10, i), 8)
+
+
+def test_the_death_of_the_thread_is_noticed_at_once_and_nobody_waits_for_it(caplog):
+    results: dict[Request, Result] = {}
+    runner = FakeRunner(2)
+    entered, leave = threading.Event(), threading.Event()
+
+    def die(rows):
+        entered.set()
+        assert leave.wait(20)
+        raise SystemExit("the thread was told to end")
+
+    runner.step = die
+    engine = Engine(
+        runner,
+        model_name="fake",
+        deliver=lambda turn: results.update({u.request: u.result for u in turn.updates if u.result}),
+    )
+    engine.start()
+    requests = [make_request((10, i)) for i in range(3, 8)]
+    for request in requests[:4]:
+        engine.submit(request)
+    assert entered.wait(20)
+    engine.submit(requests[4])  # still among the commands
+    leave.set()
+    engine._thread.join(20)
+    assert not engine.is_healthy
+    assert engine.silent_seconds() == math.inf
+    assert results.keys() == set(requests)
+    assert all(isinstance(result.error, EngineFailed) for result in results.values())
+    with pytest.raises(Unavailable):
+        engine.submit(make_request((3,)))
+    assert_empty(engine)
+    assert "the engine's thread ends" in caplog.text
+    engine.stop()
+
+
 def test_an_engine_that_keeps_failing_says_that_it_is_not_healthy():
     driver = Driver(FakeRunner(1, fail_steps=range(3)))
     driver.submit(*(make_request((10, i)) for i in range(3, 7)))
@@ -416,7 +503,7 @@ def test_nobody_waits_for_the_alignment_of_another():
 
     def look(*arguments):
         told.append((len(driver.told(streaming)), plain in driver.results))
-        return align(*arguments)
+        return align(*arguments)  # in the turn after the one in which it was complete
 
     driver.runner.align = look
     driver.submit(asking, streaming, plain)
@@ -444,7 +531,84 @@ def test_the_alignment_belongs_to_the_finished_row_even_when_rows_move():
 def expected_alignment(source: tuple[int, ...], fed: list[int]) -> np.ndarray:
     runner = FakeRunner(1)
     runner.memory[0] = source
-    return runner.align(0, fed, len(source))
+    return runner.align(0, 0, tuple(fed), len(source))
+
+
+@given(
+    st.lists(st.tuples(st.integers(3, 90), st.integers(1, 4), st.booleans()), min_size=1, max_size=12),
+    st.integers(4, 12),
+    st.integers(1, 9),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=100)
+def test_alignments_are_the_same_in_pieces_beside_any_neighbours(wanted, num_slots, max_align_tokens, seed):
+    chance = random.Random(seed)
+    driver = Driver(FakeRunner(num_slots), limits=SchedulerLimits(max_align_tokens=max_align_tokens))
+    requests = []
+    for i, (first, count, is_beam) in enumerate(wanted):
+        source = (first, i + 3)
+        prefix = (7,) * chance.randint(0, 3)
+        kind = {"beam": Beam(count)} if is_beam else {}
+        options = {"num_hypotheses": count, "attention": True, "prefix_ids": prefix, "stream": True} | kind
+        requests.append((make_request(source, max_new_tokens=chance.randint(1, 12), **options), source))
+        driver.submit(requests[-1][0], make_request((chance.randint(3, 90), 5)))
+        if chance.random() < 0.2:
+            driver.engine.cancel(chance.choice(requests)[0])
+        driver.turn(chance.randint(0, 4))
+    driver.finish()
+    for request, source in requests:
+        result = driver.results[request]
+        for hypothesis in result.hypotheses if result.error is None else ():
+            fed = [START_ID, *hypothesis.token_ids]
+            fed = fed if hypothesis.finish_reason is FinishReason.EOS else fed[:-1]
+            np.testing.assert_array_equal(hypothesis.attention, expected_alignment(source, fed))
+
+
+def test_a_turn_computes_a_bounded_part_of_the_alignments_and_everybody_goes_on_meanwhile():
+    driver = Driver(FakeRunner(7), limits=SchedulerLimits(max_align_tokens=4))
+    pieces = []
+    align = driver.runner.align
+
+    def look(row, first_position, target_ids, source_length):
+        pieces.append((driver.now, len(target_ids)))
+        return align(row, first_position, target_ids, source_length)
+
+    driver.runner.align = look
+    costly = make_request((20, 4), attention=True, num_hypotheses=4, max_new_tokens=8)
+    victim = make_request((20, 5), stream=True, max_new_tokens=30)
+    driver.submit(costly, victim)
+    driver.turn(8)
+    assert len(driver.told(victim)) == 8
+    assert driver.engine.num_slots_in_use() == 2  # one keeps the memory of the four
+    for turn in range(8):
+        later = make_request((10, turn + 6), max_new_tokens=1)
+        driver.submit(later)
+        driver.turn()
+        assert driver.results[later].error is None
+        assert len(driver.told(victim)) == min(9 + turn, len(expected_tokens((20, 5), 30)))
+    driver.finish()
+    assert [size for _, size in pieces] == [4, 4] * 4
+    assert len({now for now, _ in pieces}) == 8
+    assert all(len(one.attention) == 8 for one in driver.results[costly].hypotheses)
+
+
+def test_an_alignment_that_raises_fails_its_request_only():
+    driver = Driver(FakeRunner(4))
+    align = driver.runner.align
+
+    def fail(row, *arguments):
+        if driver.runner.memory[row] == (13, 4):
+            raise RuntimeError("this alignment was told to fail")
+        return align(row, *arguments)
+
+    driver.runner.align = fail
+    broken, other = make_request((13, 4), attention=True), make_request((13, 5), attention=True)
+    plain = make_request((20, 6))
+    driver.submit(broken, other, plain)
+    driver.finish()
+    assert isinstance(driver.results[broken].error, EngineFailed)
+    assert driver.results[other].best.attention is not None
+    assert list(driver.results[plain].best.token_ids) == expected_tokens((20, 6), 8)
 
 
 def test_alignment_of_a_target_cut_by_length_has_a_row_per_token():

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bundle.names import SOURCE_IDS, Precision
-from server.errors import EngineFailed, Overloaded, Unavailable
+from server.errors import EngineFailed, Overloaded
 from server.records import Beam, Branches, Constraints, FinishReason, Request, Sampling, Selected
 from server.search import length_penalty
 from server.selection import uniform
-from server.stopping import StoppedText
+from server.stopping import StopSequences
 from tests.server.fakes import EOS_ID as FAKE_EOS_ID
 from tests.server.fakes import FakeRunner, make_request
-from tests.server.test_engine import Driver, assert_empty, sources
+from tests.server.test_engine import Driver, sources
 from tests.server.test_selection import LIMIT, VOCAB_SIZE, random_constraints, random_request, run
 from training import search, selection
 from training.config import BOS_ID, EOS_ID, TransformerConfig
@@ -239,14 +239,7 @@ def test_who_needs_more_slots_than_are_free_waits_for_them_and_is_not_overtaken(
     assert all(driver.results[request].error is None for request in (first, wide, behind))
 
 
-class _Letters:
-    """A text of one letter a token."""
-
-    def push(self, token_ids):
-        return "".join(chr(97 + token_id % 3) for token_id in token_ids)
-
-    def finish(self):
-        return ""
+LETTERS = [b"a", b"b", b"c"] * 40  # of every token of the fake runner
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -258,13 +251,13 @@ def test_a_stop_sequence_ends_a_hypothesis_of_a_beam_and_all_of_several(seed):
             (20, seed),
             max_new_tokens=12,
             stream=True,
-            follow=lambda: StoppedText(_Letters(), ["ab", "cc"], 0),
+            stops=StopSequences(["ab", "cc"], LETTERS),
             **kind,
         )
         driver.submit(request)
         driver.finish()
         for hypothesis in driver.results[request].hypotheses:
-            text = _Letters().push(hypothesis.token_ids)
+            text = b"".join(LETTERS[token_id] for token_id in hypothesis.token_ids).decode()
             is_stopped = text.endswith(("ab", "cc"))
             assert is_stopped == (hypothesis.finish_reason is FinishReason.STOP)
             assert "ab" not in text[:-1]
@@ -281,7 +274,7 @@ def test_every_hypothesis_has_an_alignment_of_its_own():
     for hypothesis in driver.results[request].hypotheses:
         fed = [1, *hypothesis.token_ids]
         fed = fed if hypothesis.finish_reason is FinishReason.EOS else fed[:-1]
-        np.testing.assert_array_equal(hypothesis.attention, runner.align(0, fed, 3))
+        np.testing.assert_array_equal(hypothesis.attention, runner.align(0, 0, tuple(fed), 3))
 
 
 def test_the_length_penalty_is_that_of_wu_et_al():
@@ -405,7 +398,8 @@ def test_scores_that_are_no_numbers_fail_their_request_only(kind, caplog):
 def test_a_bug_amid_a_search_leaves_no_row_behind(monkeypatch, caplog):
     driver = Driver(FakeRunner(6))
     requests = [make_request((20, i), beam=Beam(2), stream=True, max_new_tokens=6) for i in (4, 5)]
-    driver.submit(*requests, make_request((20, 6)))
+    other = make_request((20, 6))
+    driver.submit(*requests, other)
     driver.turn(2)
 
     def fail(search, branches, eos_id):
@@ -415,8 +409,10 @@ def test_a_bug_amid_a_search_leaves_no_row_behind(monkeypatch, caplog):
     with monkeypatch.context() as patch:
         patch.setattr("server.scheduler.branch", fail)
         driver.turn()
-    assert_empty(driver.engine)
-    assert all(isinstance(driver.results[request].error, Unavailable) for request in requests)
+    assert all(isinstance(driver.results[request].error, EngineFailed) for request in requests)
+    assert driver.engine.num_slots_in_use() == 1
+    driver.finish()
+    assert driver.results[other].error is None
     later = make_request((20, 7), beam=Beam(4), max_new_tokens=3)
     driver.submit(later)
     driver.finish()

@@ -7,11 +7,16 @@ import numpy as np
 import pytest
 
 from bundle.names import SOURCE_IDS, Precision
+from server import runner as runner_module
+from server.buffers import Columns
+from server.constraints import adjustments
+from server.errors import EngineFailed
 from server.records import NO_CONSTRAINTS, Constraints, FinishReason, Request, Sampling
 from server.runner import OnnxRunner
-from server.selection import uniform
+from server.selection import Selector, uniform
 from server.sizing import RunnerConfig
 from tests.server.test_engine import Driver
+from tests.server.test_runner import FarDevice
 from training import selection
 from training.config import BOS_ID, EOS_ID
 from training.search import greedy_hypothesis, sample_search, score_target
@@ -27,7 +32,7 @@ def random_constraints(chance: random.Random) -> Constraints:
         min_new_tokens=chance.choice([0, 0, 3, LIMIT]),
         repetition_penalty=chance.choice([1.0, 1.3, 3.0, 0.7]),
         no_repeat_ngram_size=chance.choice([0, 0, 1, 2, 3]),
-        suppressed_token_ids=tuple(ids[: chance.choice([0, 5, 30])]),
+        suppressed_token_ids=frozenset(ids[: chance.choice([0, 5, 30])]),
         # The end of sequence is rare in a random model.
         logit_bias={token_id: chance.uniform(-3, 3) for token_id in ids[30:]}
         | {EOS_ID: chance.uniform(0, 6)},
@@ -187,6 +192,69 @@ def test_given_targets_are_scored_as_the_oracle_does_in_any_batch(random_trained
         assert other.num_target_tokens == 0
     for request, result in zip(requests, together[len(scored) :], strict=True):
         assert list(result.best.token_ids) == oracle(random_trained, request).token_ids
+
+
+def test_on_a_device_that_is_not_the_host_penalties_are_written_there(random_bundle, requests, monkeypatch):
+    near = run(random_bundle, requests, num_slots=6)
+    monkeypatch.setattr(runner_module, "OnnxDevice", FarDevice)
+    for one, other in zip(near, run(random_bundle, requests, num_slots=6), strict=True):
+        assert other.best.token_ids == one.best.token_ids
+
+
+def test_what_a_request_always_forbids_is_written_once_and_its_place_is_given_on(random_bundle, monkeypatch):
+    written = []
+    write = Columns.write_penalties
+    monkeypatch.setattr(
+        Columns,
+        "write_penalties",
+        lambda self, row, penalties: (written.append(row), write(self, row, penalties)),
+    )
+    constrained = [
+        Request(
+            "r",
+            {SOURCE_IDS: np.array([5, 6, EOS_ID])},
+            LIMIT,
+            arrival=0.0,
+            constraints=Constraints(suppressed_token_ids=frozenset(range(i, 290))),
+        )
+        for i in range(3, 11)
+    ]
+    for i, result in enumerate(run(random_bundle, constrained, num_slots=2), 3):
+        assert result.best.token_ids
+        assert not {*range(i, 290)} & {*result.best.token_ids}
+    assert len(written) == len(constrained)
+    assert set(written) == {1, 2}
+
+
+def test_rows_with_any_top_k_share_few_runs_of_a_graph(random_bundle, monkeypatch):
+    runs = []
+    draw = Selector._draw
+    monkeypatch.setattr(
+        Selector, "_draw", lambda self, *given: (runs.append(given[1]), draw(self, *given))[1]
+    )
+    sampling = [Sampling(1.0, top_k, 1.0, 0.0, seed=top_k) for top_k in range(1, 41)]
+    source = {SOURCE_IDS: np.array([5, 6, EOS_ID])}
+    driver = Driver(OnnxRunner(random_bundle, RunnerConfig(provider="cpu", num_threads=2, max_slots=40)))
+    driver.submit(*(Request("r", source, 1, arrival=0.0, sampling=each) for each in sampling))
+    driver.finish()
+    assert sorted(runs) == [1, 4, 16, 64]
+
+
+def test_constraints_that_raise_for_one_row_end_its_request_only(random_bundle, requests, monkeypatch):
+    expected = run(random_bundle, requests, num_slots=7)
+    broken = dataclasses.replace(requests[1], log_probabilities=True)
+
+    def fail(constraints, *given, **named):
+        if constraints is broken.constraints:
+            raise RuntimeError("these constraints were told to fail")
+        return adjustments(constraints, *given, **named)
+
+    broken = dataclasses.replace(broken, constraints=Constraints(min_new_tokens=1))
+    monkeypatch.setattr("server.selection.adjustments", fail)
+    *others, result = run(random_bundle, [*requests, broken], num_slots=7)
+    assert isinstance(result.error, EngineFailed)
+    for one, other in zip(expected, others, strict=True):
+        assert other.best.token_ids == one.best.token_ids
 
 
 def test_uniform_numbers_are_spread_evenly_and_depend_on_seed_and_position():

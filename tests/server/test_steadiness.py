@@ -22,7 +22,7 @@ from server.models import ServedModel
 from server.records import Beam, Constraints, FinishReason, Request, Sampling, Turn
 from server.runner import OnnxRunner
 from server.sizing import RunnerConfig
-from server.stopping import StoppedText
+from server.stopping import StopSequences
 from tests.server.test_engine import assert_empty
 
 _MODEL = "random"
@@ -38,7 +38,7 @@ class RandomRequests:
     def __init__(self, bundle: Bundle, seed: int) -> None:
         self.chance = random.Random(seed)
         self._manifest = bundle.manifest
-        self._tokenizer = bundle.target_tokenizer
+        self._token_bytes = bundle.target_tokenizer.token_bytes
 
     def draw(self, now: float) -> Request:
         chance, manifest = self.chance, self._manifest
@@ -55,19 +55,18 @@ class RandomRequests:
             priority=chance.choice([-1, 0, 0, 0, 1]),
             prefix_ids=prefix,
             is_score=is_score,
-            **{} if is_score else self._options(max_new_tokens, len(prefix)),
+            **{} if is_score else self._options(max_new_tokens),
         )
 
     def often(self, share: float) -> bool:
         return self.chance.random() < share
 
-    def _options(self, max_new_tokens: int, num_prefix: int) -> dict:
+    def _options(self, max_new_tokens: int) -> dict:
         stops = self.chance.sample("aeinorst .", 2)
-        follow = lambda: StoppedText(self._tokenizer.stream(), stops, num_prefix)  # noqa: E731
         return {
             "stream": self.often(0.5),
             "attention": self.often(0.05),
-            "follow": follow if self.often(0.2) else None,
+            "stops": StopSequences(stops, self._token_bytes) if self.often(0.2) else None,
             "log_probabilities": self.often(0.2),
             "num_alternatives": self.chance.choice([0, 0, 0, 3]),
             "constraints": self._constraints(max_new_tokens) if self.often(0.2) else Constraints(),
@@ -98,7 +97,7 @@ class RandomRequests:
             min_new_tokens=self.chance.choice([0, max_new_tokens // 2]),
             repetition_penalty=self.chance.choice([1.0, 1.3]),
             no_repeat_ngram_size=self.chance.choice([0, 2, 3]),
-            suppressed_token_ids=tuple(self._ids(self.chance.choice([0, 3]))),
+            suppressed_token_ids=frozenset(self._ids(self.chance.choice([0, 3]))),
             logit_bias=dict.fromkeys(self._ids(2), self.chance.uniform(-9, 9)),
         )
 

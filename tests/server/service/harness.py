@@ -103,9 +103,11 @@ class EchoRunner:
     def move(self, moves: Iterable[Move]) -> int:
         return 100 * len(list(moves))
 
-    def align(self, row: int, target_ids: list[int], source_length: int) -> np.ndarray[Any, Any]:
+    def align(
+        self, row: int, first_position: int, target_ids: tuple[int, ...], source_length: int
+    ) -> np.ndarray[Any, Any]:
         """Every target token attends to the source token that it repeats."""
-        return np.eye(len(target_ids), source_length, dtype=np.float32)
+        return np.eye(len(target_ids), source_length, first_position, dtype=np.float32)
 
     def _next(self, source: np.ndarray[Any, Any], position: int) -> int:
         return int(source[position]) if position < len(source) else EOS

@@ -6,10 +6,11 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from client import AsyncClient, ClientError
+from protos import seq2seq_v1_pb2 as pb
 from server.metrics import Metrics
 from server.models import Models
 from server.service.health import HEARTBEAT_LIMIT_SECONDS, Health
-from tests.server.service.harness import serving
+from tests.server.service.harness import EchoRunner, serving
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -61,6 +62,25 @@ def test_a_watcher_hears_every_change_also_after_another_watcher_left():
             served.app._health.refresh()
             assert (await anext(watchers[1])).status == SERVING
             calls[1].cancel()
+
+    asyncio.run(run())
+
+
+def test_an_engine_whose_thread_ends_is_reported_and_its_callers_are_answered():
+    async def run():
+        runner = EchoRunner(error=SystemExit())  # type: ignore[arg-type]
+        async with serving(runner) as served:
+            call = served.stub.Generate(pb.GenerateRequest(sources=[pb.Source(text="abc")]))
+            with pytest.raises(grpc.RpcError) as caught:
+                await call
+            assert caught.value.code() == grpc.StatusCode.INTERNAL
+            status, text = await served.http("/healthz")
+            assert (status, text.strip()) == (503, "echo: the engine's thread has ended")
+            _, metrics = await served.http("/metrics")
+            assert 'heartbeat_timestamp_seconds{model_name="echo"} -Inf' in metrics
+            with pytest.raises(grpc.RpcError) as caught:
+                await served.stub.Generate(pb.GenerateRequest(sources=[pb.Source(text="abc")]))
+            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
 
     asyncio.run(run())
 
