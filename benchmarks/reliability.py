@@ -16,7 +16,9 @@ Parts, each with its bars, over the loopback interface, with random weights expo
 - budget: more than slots, queue and memory have room for is refused with the error that says so;
 - logs: a full disk for the log, and nobody who reads it; no call notices;
 - clock: the wall clock jumps by hours both ways under load; deadlines and probes go on as if nothing was;
-- slow: one stream in ten is not read any further; the others' p99 between tokens stays within 1.5 times.
+- slow: one stream in ten is not read any further; the others' p99 between tokens stays within 1.5 times;
+- freeze: texts that are slow to cut, on every way in, and 200 of the longest at once; no stream and no probe
+  waits for more than half a second, and SIGTERM ends the server within five.
 
 The last line on standard output is one JSON object. `docs/reliability.md` says what the parts mean.
 """
@@ -36,6 +38,7 @@ from rich.progress import Progress
 
 from benchmarks.hardware import describe_hardware
 from benchmarks.reliability_faults import budget, step
+from benchmarks.reliability_freeze import freeze
 from benchmarks.reliability_hostile import hostile
 from benchmarks.reliability_load import overload, sigterm, unsteady
 from benchmarks.reliability_machine import clock, logs
@@ -48,7 +51,7 @@ Part = Callable[[Place], tuple[Figures, list[Bar]]]
 
 PARTS: dict[str, Part] = {
     part.__name__: part
-    for part in (hostile, unsteady, overload, sigterm, reload, step, budget, logs, clock, slow)
+    for part in (hostile, unsteady, overload, sigterm, reload, step, budget, logs, clock, slow, freeze)
 }
 
 

@@ -68,7 +68,9 @@ def make_random_trained(**sizes) -> TrainedModel:
                 parameter.copy_(0.2 * noise)
             else:
                 parameter.copy_(noise / parameter.shape[1] ** 0.5)
-    return TrainedModel(model, tokenizer, config, {"preset": "random"}, _DEV, dev_score=0.0)
+    return TrainedModel(
+        model, tokenizer, config, {"preset": "random"}, _DEV, dev_score=0.0, source_language="ko"
+    )
 
 
 @pytest.fixture(scope="session")

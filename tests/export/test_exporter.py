@@ -37,6 +37,7 @@ def test_the_manifest_tells_sizes_limits_and_where_the_model_comes_from(random_t
     }
     assert manifest.attention_scale == pytest.approx(8**-0.5)
     assert manifest.alignment_layer == alignment_layer(2) == 0
+    assert manifest.source_language == "ko"
     assert manifest.provenance == {"preset": "random", "dev_score": "0.00"}
 
 

@@ -108,6 +108,8 @@ def test_seed_vocabulary_and_normalization_are_the_flags(
         "265",
         "--normalization",
         "nfkc",
+        "--source-language",
+        "ko",
         "--device",
         "cpu",
         "--threads",
@@ -117,6 +119,7 @@ def test_seed_vocabulary_and_normalization_are_the_flags(
     config = RunFolder(out).read_config()
     assert (config.training.seed, config.model.vocab_size, config.training.max_steps) == (5, 265, 1)
     assert config.training.normalization == load_run(out).tokenizer.normalization == "nfkc"
+    assert load_run(out).source_language == "ko"
     capsys.readouterr()
     flags = ["--from", str(out), "--normalization", "none"]
     message = failed(capsys, caplog, "train", "toy", "--out", str(tmp_path / "b"), *corpus_files, *flags)

@@ -1,0 +1,222 @@
+"""A part of the reliability benchmark: texts that are slow to cut, on every way in."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from benchmarks.load_mix import ONLY_GREEDY, draw_jobs
+from benchmarks.reliability_callers import PATIENT_SECONDS, code_of
+from benchmarks.reliability_place import (
+    TINY,
+    Bar,
+    Figures,
+    Place,
+    at_least,
+    at_most,
+    nothing_left,
+    settled,
+    state,
+    unexpected,
+)
+from benchmarks.serving import RunningServer
+from client import AsyncClient
+from protos import seq2seq_v1_pb2 as pb
+
+_MAX_GAP_SECONDS = 0.5
+_PROBE_SECONDS = 0.02
+_LONG_BYTES, _SHORT_BYTES = 262_144, 16_384  # the most for 256 tokens, split or truncated, and otherwise
+_AT_ONCE, _MANY = 8, 200
+_CROWD_SECONDS = 1.0  # in which a crowd has come
+_HURRIED_SECONDS = 0.3  # the deadline of every fourth caller
+_EXPECTED = ("OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")
+
+# Repeated up to the limit. Quotation marks and parentheses that nobody closes, ends of sentences without
+# number, words without end, and what normalising, merging or skipping takes longest with.
+_UNITS = (
+    "« ",
+    "“ a. ",
+    "( ",
+    "가。",
+    "Mr. ",
+    "a",
+    "the ",
+    "가 ",
+    "\n",
+    "\u200b",
+    "a\t",
+    "\u0301\u0323",
+    "\u1112\u1161\u11ab",
+    "\ufdfa",
+    "👨\u200d",
+)
+
+_Call = Callable[[AsyncClient, str, float], Awaitable[Any]]
+
+
+@dataclass
+class _Watch:
+    """The longest pauses of a stream that is read throughout, and of `/healthz`."""
+
+    stream_seconds: float = 0.0
+    probe_seconds: float = 0.0
+    num_failed: int = 0
+
+
+def freeze(place: Place) -> tuple[Figures, list[Bar]]:
+    """Every text on every way in, some callers in a hurry; then many of the longest at once, and SIGTERM."""
+    units = _UNITS[: place.count(len(_UNITS), 3)]
+    num_many = place.count(_MANY, 20)
+    with place.serving(TINY) as server:
+        before = state(server)
+        idle = asyncio.run(_watched(server, lambda _: asyncio.sleep(place.seconds(5))))[0]
+        hard, codes = asyncio.run(_watched(server, lambda client: _attack(client, units)))
+        many, many_codes = asyncio.run(_watched(server, lambda client: _crowd(client, num_many)))
+        after = settled(server, before)
+        end_seconds, code, ended = asyncio.run(_end_under(server, num_many))
+    watches = {"idle": idle, "hard": hard, "many": many}
+    figures: Figures = {
+        "codes": codes + many_codes,
+        "ended": ended,
+        "stream_seconds": {name: watch.stream_seconds for name, watch in watches.items()},
+        "probe_seconds": {name: watch.probe_seconds for name, watch in watches.items()},
+    }
+    num_failed = sum(watch.num_failed for watch in watches.values())
+    return figures, [
+        *(
+            bar
+            for name, watch in (("each hard text", hard), (f"{num_many} of the longest", many))
+            for bar in (
+                at_most(
+                    f"longest gap of a stream, {name}", watch.stream_seconds, _MAX_GAP_SECONDS, is_timed=True
+                ),
+                at_most(
+                    f"longest wait for /healthz, {name}",
+                    watch.probe_seconds,
+                    _MAX_GAP_SECONDS,
+                    is_timed=True,
+                ),
+            )
+        ),
+        at_most("streams and probes that failed", num_failed, 0),
+        unexpected(codes + many_codes, *_EXPECTED),
+        at_least("texts that were answered or refused", codes.total(), len(units)),
+        unexpected(ended, *_EXPECTED, "UNAVAILABLE", whose="calls at SIGTERM"),
+        at_most("exit code after SIGTERM", code, 0),
+        at_most("seconds from SIGTERM to the exit", end_seconds, 5, is_timed=True),
+        *nothing_left(before, after),
+    ]
+
+
+async def _watched(
+    server: RunningServer, work: Callable[[AsyncClient], Awaitable[Any]]
+) -> tuple[_Watch, Any]:
+    """What `work` returns, and how long others waited meanwhile."""
+    watch, is_over = _Watch(), asyncio.Event()
+
+    async def read() -> None:
+        draws = (job for seed in count() for job in draw_jobs(8, ONLY_GREEDY, seed=seed))
+        async with AsyncClient(server.address, timeout_seconds=PATIENT_SECONDS) as client:
+            last = time.perf_counter()
+            while not is_over.is_set():
+                job = next(draws)
+                try:
+                    async for _ in client.stream(job.source_ids, options=job.options()):
+                        now = time.perf_counter()
+                        watch.stream_seconds, last = max(watch.stream_seconds, now - last), now
+                except Exception:
+                    watch.num_failed += 1
+
+    def ask() -> None:
+        with urllib.request.urlopen(f"{server.metrics_url}/healthz", timeout=PATIENT_SECONDS):
+            pass
+
+    async def probe() -> None:
+        while not is_over.is_set():
+            begun = time.perf_counter()
+            try:
+                await asyncio.to_thread(ask)
+            except OSError:
+                watch.num_failed += 1
+            watch.probe_seconds = max(watch.probe_seconds, time.perf_counter() - begun)
+            await asyncio.sleep(_PROBE_SECONDS)
+
+    watching = asyncio.gather(read(), probe())
+    try:
+        async with AsyncClient(server.address, timeout_seconds=PATIENT_SECONDS) as client:
+            return watch, await work(client)
+    finally:
+        is_over.set()
+        await watching
+
+
+def _text(unit: str, num_bytes: int) -> str:
+    return (unit * num_bytes).encode()[:num_bytes].decode(errors="ignore")
+
+
+def _with(num_bytes: int, **options: Any) -> _Call:
+    def call(client: AsyncClient, unit: str, seconds: float) -> Awaitable[Any]:
+        text = _text(unit, num_bytes)
+        return client.generate(text, options=pb.GenerateOptions(**options), timeout_seconds=seconds)
+
+    return call
+
+
+def _prefixed(client: AsyncClient, unit: str, seconds: float) -> Awaitable[Any]:
+    options = pb.GenerateOptions(target_prefix=pb.Target(text=_text(unit, _SHORT_BYTES)))
+    return client.generate("a", options=options, timeout_seconds=seconds)
+
+
+def _scored(client: AsyncClient, unit: str, seconds: float) -> Awaitable[Any]:
+    text = _text(unit, _SHORT_BYTES)
+    return client.score(text, text, timeout_seconds=seconds)
+
+
+_WAYS: tuple[_Call, ...] = (
+    _with(_LONG_BYTES, long_source=pb.LONG_SOURCE_SPLIT),
+    _with(_LONG_BYTES, long_source=pb.LONG_SOURCE_SPLIT_ALWAYS),
+    _with(_LONG_BYTES, long_source=pb.LONG_SOURCE_TRUNCATE, max_new_tokens=1),
+    _with(_SHORT_BYTES),
+    _prefixed,
+    _scored,
+)
+
+
+async def _attack(client: AsyncClient, units: tuple[str, ...]) -> Counter[str]:
+    """What every text on every way ends with."""
+    codes, calls = Counter[str](), [(unit, way) for unit in units for way in _WAYS]
+    numbers = count()
+
+    async def worker() -> None:
+        while calls:
+            unit, way = calls.pop()
+            seconds = _HURRIED_SECONDS if next(numbers) % 4 == 3 else PATIENT_SECONDS
+            codes[await code_of(way(client, unit, seconds))] += 1
+
+    await asyncio.gather(*(worker() for _ in range(_AT_ONCE)))
+    return codes
+
+
+async def _crowd(client: AsyncClient, number: int) -> Counter[str]:
+    """What as many texts at once as that end with, each of the longest."""
+    longest = _WAYS[2]
+    calls = (code_of(longest(client, "the ", PATIENT_SECONDS)) for _ in range(number))
+    return Counter(await asyncio.gather(*calls))
+
+
+async def _end_under(server: RunningServer, number: int) -> tuple[float, int, Counter[str]]:
+    """Seconds to the exit and its code where a crowd waits, and what the crowd's calls end with."""
+    async with AsyncClient(server.address, timeout_seconds=PATIENT_SECONDS) as client:
+        crowd = asyncio.create_task(_crowd(client, number))
+        await asyncio.sleep(_CROWD_SECONDS)
+        begun = time.monotonic()
+        server.process.terminate()
+        code = await asyncio.to_thread(server.wait)
+        seconds = time.monotonic() - begun
+        return seconds, code, await crowd
