@@ -88,7 +88,7 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
         "bound a target by X times its source's tokens and a constant of the bundle (default: the bundle's "
         "own ratio; 0: no bound)",
     ),
-    "priority": (int, "N", "lower is more urgent (default: 0)"),
+    "priority": (int, "N", "-10 to 10, lower is more urgent; below 0 needs the role admin (default: 0)"),
     "min_new_tokens": (int, "N", "do not end before so many target tokens (default: 0)"),
     "repetition_penalty": (float, "X", "above 1 makes tokens that came already less likely (default: 1)"),
     "no_repeat_ngram_size": (int, "N", "let no N tokens come twice in the same order (default: off)"),

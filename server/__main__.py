@@ -263,14 +263,14 @@ def _parser() -> argparse.ArgumentParser:
         type=_at_least_one,
         default=queue.max_waiting_requests,
         metavar="N",
-        help="requests of a model that may wait for a slot (default %(default)s)",
+        help="requests that may wait for a slot of each instance of a model (default %(default)s)",
     )
     add(
         "--max-waiting-tokens",
         type=_at_least_one,
         default=queue.max_waiting_tokens,
         metavar="TOKENS",
-        help="source tokens of a model that may wait for a slot (default %(default)s)",
+        help="source tokens that may wait for a slot of each instance of a model (default %(default)s)",
     )
     add(
         "--notice-seconds",

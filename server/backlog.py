@@ -1,63 +1,183 @@
-"""Who was accepted and has no slot yet, and whether one more may wait."""
+"""Which requests wait for a slot, which is next, and whether one more may wait: fair to every caller.
+
+Of the most urgent requests, those of the caller that has been served least come first. This is the virtual
+token counter of Sheng et al. 2024 (arXiv:2401.00588), which counts slots times steps here instead of tokens.
+"""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from server.errors import DeadlineExceeded, Overloaded
 from server.records import Request
 
-_RESIDENCE_WEIGHT = 0.1  # of the latest request in the average
+MOST_URGENT, LEAST_URGENT = -10, 10
+
+_RESIDENCE_WEIGHT = 0.1  # of the latest request in the averages
 _LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 30.0
+_MAX_STALE = 16  # entries of a heap that do not count any more, beside as many as do
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """How much may wait for a slot before newcomers are refused."""
+    """How requests wait for a slot of one engine.
+
+    Attributes:
+        max_waiting_requests: Beyond it a request is refused, or takes the place of another one.
+        max_waiting_tokens: The same, of their sources together.
+        aging_seconds: Waiting that outweighs any difference of priority.
+    """
 
     max_waiting_requests: int = 1024
     max_waiting_tokens: int = 262_144
+    aging_seconds: float = 20.0
 
     def __post_init__(self) -> None:
         for name in ("max_waiting_requests", "max_waiting_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 1")
+        if self.aging_seconds <= 0:
+            raise ValueError(f"aging_seconds is {self.aging_seconds}, and must be above 0")
 
-    def shared(self, count: int) -> QueueLimits:
-        """Of each of `count` queues that get equal parts, and at least one request and token."""
-        return QueueLimits(-(-self.max_waiting_requests // count), -(-self.max_waiting_tokens // count))
+    def excess(self, num_requests: int, num_tokens: int) -> str:
+        """Which limit so much goes beyond, in words; empty where all of it may wait."""
+        if num_requests > self.max_waiting_requests:
+            return f"{num_requests} requests, and at most {self.max_waiting_requests} may wait"
+        if num_tokens > self.max_waiting_tokens:
+            return f"{num_tokens} source tokens, and at most {self.max_waiting_tokens} may wait"
+        return ""
+
+
+class _Ranking(Generic[Item]):
+    """Items by keys that may change, the least first.
+
+    Owned by a backlog. A heap, from which entries that do not count any more are dropped when they come up.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[Item, tuple[float, int]] = {}
+        self._heap: list[tuple[tuple[float, int], Item]] = []
+
+    def put(self, item: Item, value: float, place: int) -> None:
+        """Give an item a key, which no other one has."""
+        key = self._keys[item] = (value, place)
+        heapq.heappush(self._heap, (key, item))
+        if len(self._heap) > 2 * len(self._keys) + _MAX_STALE:
+            self._heap = [(key, item) for item, key in self._keys.items()]
+            heapq.heapify(self._heap)
+
+    def discard(self, item: Item) -> None:
+        """Forget an item, if it is there."""
+        self._keys.pop(item, None)
+
+    def first(self) -> tuple[tuple[float, int], Item] | None:
+        """The least key with its item."""
+        while self._heap and self._keys.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0] if self._heap else None
+
+
+@dataclass(eq=False, slots=True)
+class _Caller:
+    """A caller with requests that wait or run.
+
+    Attributes:
+        served: Work of its requests that were admitted, on a scale that all callers share.
+        num_running: Requests that have slots.
+        running: Work of these.
+        waiting: Work of those that wait.
+        lines: Its waiting requests by their priority, none of them empty.
+    """
+
+    served: float
+    num_running: int = 0
+    running: int = 0
+    waiting: int = 0
+    lines: dict[int, _Line] = field(default_factory=dict)
+
+    @property
+    def held(self) -> int:
+        """Work of all its requests."""
+        return self.waiting + self.running
+
+
+@dataclass(eq=False, slots=True)
+class _Line:
+    """The waiting requests of one caller and priority.
+
+    Attributes:
+        requests: With their places in the order of arrival, the oldest first.
+        work: Of all of them.
+    """
+
+    caller: _Caller
+    requests: OrderedDict[Request, int] = field(default_factory=OrderedDict)
+    work: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """The lines of one priority.
+
+    Attributes:
+        firsts: By what their callers were served, and their oldest requests.
+        lasts: By what their callers hold, the most first, and their newest requests.
+    """
+
+    firsts: _Ranking[_Line] = field(default_factory=_Ranking)
+    lasts: _Ranking[_Line] = field(default_factory=_Ranking)
 
 
 class Backlog:
-    """The requests that wait, and how long one is expected to.
+    """The requests that wait, with what each caller has and has had.
 
-    Owned by the engine; thread-safe. Invariant: a request is in it from its acceptance until it is admitted
-    or ends.
+    Owned by the scheduler; thread-safe, so that requests can be added while a step runs. Invariants: a
+    request is in it from its acceptance until it is taken or ends; a caller without any is forgotten.
 
     Args:
         num_slots: Of the engine.
         limits: What may wait.
 
     Attributes:
-        num_slots_wanted: By all of them.
+        num_slots_wanted: By all that wait.
     """
 
     def __init__(self, num_slots: int, limits: QueueLimits) -> None:
+        self.num_slots_wanted = 0
         self._num_slots = num_slots
         self._limits = limits
+        self._level_seconds = limits.aging_seconds / (LEAST_URGENT - MOST_URGENT)
         self._lock = threading.Lock()
-        self._requests: set[Request] = set()
+        self._callers: dict[str, _Caller] = {}
+        self._waiting: dict[Request, _Line] = {}
+        self._running: dict[Request, _Caller] = {}
+        self._levels = {priority: _Level() for priority in range(MOST_URGENT, LEAST_URGENT + 1)}
+        self._deadlines = _Ranking[Request]()
+        self._displaced: list[tuple[Request, Overloaded]] = []
+        self._order = itertools.count()
         self._num_tokens = 0
-        self.num_slots_wanted = 0
-        self._residence_seconds = 0.0  # that a request has its slots, averaged; 0 until one has ended
+        self._served = 0.0  # by callers on average: where a new one begins
+        # Averages over the requests that had slots, however they ended; 0 until one has.
+        self._residence_seconds = 0.0
+        self._residence_work = 0.0  # of a slot
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._waiting)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything waits, or has yet to be reported as displaced."""
+        return bool(self._waiting or self._displaced)
 
     def add(self, request: Request, num_reserved: int, now: float) -> None:
-        """Take a request in.
+        """Take a request in. Where the queue is full, others that would be served after it are displaced.
 
         Args:
             request: To wait.
@@ -66,53 +186,208 @@ class Backlog:
 
         Raises:
             DeadlineExceeded: The deadline has passed.
-            Overloaded: It is full, or the deadline would pass before there are slots.
+            Overloaded: The queue is full, or the deadline would pass before there are slots.
         """
-        limits = self._limits
+        assert MOST_URGENT <= request.priority <= LEAST_URGENT
         if request.deadline is not None and now >= request.deadline:
             raise DeadlineExceeded("the deadline passed before the request came to the engine")
         with self._lock:
-            wait_seconds = self._expected_wait(request.num_slots + num_reserved)
-            refusal = ""
-            if len(self._requests) >= limits.max_waiting_requests:
-                refusal = (
-                    f"{len(self._requests)} requests are waiting, and the limit is "
-                    f"{limits.max_waiting_requests}"
-                )
-            elif self._num_tokens + request.source_length > limits.max_waiting_tokens:
-                refusal = (
-                    f"{self._num_tokens} source tokens are waiting, and the limit is "
-                    f"{limits.max_waiting_tokens}"
-                )
-            elif request.deadline is not None and now + wait_seconds > request.deadline:
-                refusal = f"a slot is expected in {wait_seconds:.1f} seconds, after the deadline"
-            if refusal:
-                retry_after = min(max(wait_seconds, _LEAST_RETRY_SECONDS), _MOST_RETRY_SECONDS)
-                raise Overloaded(refusal, retry_after_seconds=retry_after)
-            self._count(request, 1)
-            self._requests.add(request)
+            if request.deadline is not None:
+                wait_seconds = self._expected_wait(request, num_reserved)
+                if now + wait_seconds > request.deadline:
+                    text = f"a slot is expected in {wait_seconds:.1f} seconds, after the deadline"
+                    raise _overloaded(text, wait_seconds)
+            for displaced in self._make_room(request, num_reserved, now):
+                self._remove(displaced)
+                text = "the queue is full, and a request that is more urgent, or of a caller with less, came"
+                error = _overloaded(text, self._expected_wait(displaced, num_reserved))
+                self._displaced.append((displaced, error))
+            self._insert(request)
 
-    def remove(self, requests: Iterable[Request]) -> None:
-        """Forget those that were admitted or ended; who is not in it is ignored."""
-        for request in requests:
-            with self._lock:
-                if request in self._requests:
-                    self._requests.remove(request)
-                    self._count(request, -1)
+    def first(self, now: float) -> Request | None:
+        """The request that is next: the most urgent, of these one of the caller that was served least."""
+        ranked: list[tuple[int, float, int, Request]] = []
+        with self._lock:
+            for level in self._levels.values():
+                if (found := level.firsts.first()) is not None:
+                    (served, place), line = found
+                    request = next(iter(line.requests))
+                    ranked.append((self._urgency(request, now), served, place, request))
+        return min(ranked)[-1] if ranked else None
 
-    def measure_residence(self, seconds: float) -> None:
-        """Learn from a request that ended how long one has its slots."""
-        before = self._residence_seconds or seconds
-        self._residence_seconds = before + _RESIDENCE_WEIGHT * (seconds - before)
+    def take(self, request: Request) -> bool:
+        """Let a request go on to its slots; false where it does not wait any more."""
+        with self._lock:
+            line = self._waiting.get(request)
+            if line is None:
+                return False
+            caller = self._running[request] = line.caller
+            caller.num_running += 1
+            caller.running += request.work
+            self._remove(request)
+            self._serve(caller, request.work)
+        return True
 
-    def _count(self, request: Request, sign: int) -> None:
+    def release(self, request: Request, held_seconds: float, num_steps: int) -> None:
+        """Learn from a request that had slots and has ended, in whatever way; others are ignored.
+
+        Args:
+            request: That has ended.
+            held_seconds: How long it had its slots.
+            num_steps: That ran meanwhile.
+        """
+        with self._lock:
+            caller = self._running.pop(request, None)
+            if caller is None:
+                return
+            weight = _RESIDENCE_WEIGHT if self._residence_work else 1.0
+            self._residence_seconds += weight * (held_seconds - self._residence_seconds)
+            self._residence_work += weight * (request.work / request.num_slots - self._residence_work)
+            caller.num_running -= 1
+            caller.running -= request.work
+            self._serve(caller, request.num_slots * (num_steps - request.expected_steps))
+            self._forget_idle(request.caller)
+
+    def remove(self, request: Request) -> bool:
+        """Take a request out; false where it does not wait."""
+        with self._lock:
+            return self._remove(request)
+
+    def expire(self, now: float) -> list[Request]:
+        """Take out the requests whose deadlines have passed."""
+        expired = []
+        with self._lock:
+            while (found := self._deadlines.first()) is not None and found[0][0] <= now:
+                expired.append(found[1])
+                self._remove(found[1])
+        return expired
+
+    def displaced(self) -> list[tuple[Request, Overloaded]]:
+        """The requests that others took the place of since the last call."""
+        with self._lock:
+            displaced, self._displaced = self._displaced, []
+        return displaced
+
+    def clear(self) -> list[Request]:
+        """Take all out."""
+        with self._lock:
+            requests = list(self._waiting)
+            for request in requests:
+                self._remove(request)
+        return requests
+
+    def _insert(self, request: Request) -> None:
+        caller = self._callers.setdefault(request.caller, _Caller(self._served))
+        if not caller.lines:
+            caller.served = max(caller.served, self._served)  # nothing is saved up by not asking
+        line = self._waiting[request] = caller.lines.setdefault(request.priority, _Line(caller))
+        place = line.requests[request] = next(self._order)
+        if request.deadline is not None:
+            self._deadlines.put(request, request.deadline, place)
+        self._count(request, line, 1)
+        self._rank(caller)
+
+    def _remove(self, request: Request) -> bool:
+        """Take a request out; false where it does not wait."""
+        line = self._waiting.pop(request, None)
+        if line is None:
+            return False
+        caller = line.caller
+        del line.requests[request]
+        self._deadlines.discard(request)
+        self._count(request, line, -1)
+        if not line.requests:
+            del caller.lines[request.priority]
+            level = self._levels[request.priority]
+            level.firsts.discard(line)
+            level.lasts.discard(line)
+        self._rank(caller)
+        self._forget_idle(request.caller)
+        return True
+
+    def _count(self, request: Request, line: _Line, sign: int) -> None:
         self._num_tokens += sign * request.source_length
         self.num_slots_wanted += sign * request.num_slots
+        line.work += sign * request.work
+        line.caller.waiting += sign * request.work
 
-    def _expected_wait(self, num_more: int) -> float:
-        """Seconds until a request would get its slots.
+    def _serve(self, caller: _Caller, work: int) -> None:
+        """Charge work to a caller, or give some back that was charged and not done."""
+        caller.served += work
+        self._served += work / len(self._callers)
+        self._rank(caller)
+
+    def _rank(self, caller: _Caller) -> None:
+        """Put a caller's lines where they belong now."""
+        for priority, line in caller.lines.items():
+            level, requests = self._levels[priority], line.requests
+            level.firsts.put(line, caller.served, requests[next(iter(requests))])
+            level.lasts.put(line, -caller.held, -requests[next(reversed(requests))])
+
+    def _forget_idle(self, name: str) -> None:
+        caller = self._callers[name]
+        if not caller.lines and not caller.num_running:
+            del self._callers[name]
+
+    def _urgency(self, request: Request, now: float) -> int:
+        """The priority as it is by now; waiting makes a request more urgent, up to the most urgent."""
+        return max(request.priority - int((now - request.arrival) / self._level_seconds), MOST_URGENT)
+
+    def _make_room(self, newcomer: Request, num_reserved: int, now: float) -> list[Request]:
+        """The requests that a newcomer displaces; none while there is room.
+
+        They are the last to be served: the newest of one caller, of the least urgent those of the caller that
+        holds most. A caller does not displace its own, but for less urgent ones.
+
+        Raises:
+            Overloaded: They would be served before the newcomer, or are not enough.
+        """
+        num_requests, num_tokens = len(self._waiting) + 1, self._num_tokens + newcomer.source_length
+        excess = self._limits.excess(num_requests, num_tokens)
+        if not excess:
+            return []
+        caller = self._callers.get(newcomer.caller)
+        rank = (self._urgency(newcomer, now), newcomer.work + (caller.held if caller is not None else 0))
+        lasts: list[tuple[int, int, float, _Line]] = []
+        for level in self._levels.values():
+            if (found := level.lasts.first()) is not None:
+                (_, place), line = found
+                urgency = self._urgency(next(reversed(line.requests)), now)
+                lasts.append((urgency, 0 if line.caller is caller else line.caller.held, -place, line))
+        _, held, _, line = max(lasts)
+        displaced: list[Request] = []
+        for request in reversed(line.requests):
+            if not excess or (self._urgency(request, now), held) <= rank:
+                break
+            displaced.append(request)
+            held -= request.work
+            num_requests, num_tokens = num_requests - 1, num_tokens - request.source_length
+            excess = self._limits.excess(num_requests, num_tokens)
+        if excess:
+            text = f"the queue is full: with this request it would have {excess}"
+            raise _overloaded(text, self._expected_wait(newcomer, num_reserved))
+        return displaced
+
+    def _expected_wait(self, request: Request, num_reserved: int) -> float:
+        """Seconds until a request would get its slots, where callers are served in turn.
 
         By Little's law: slots are given back at the rate of all slots over the time that a request has one.
+        What is ahead takes time by its work: all that the caller has waiting, and of every other as much.
         """
-        num_ahead = self.num_slots_wanted + num_more - self._num_slots
-        return max(num_ahead, 0) * self._residence_seconds / self._num_slots
+        caller = self._callers.get(request.caller)
+        lines = caller.lines if caller is not None else {}
+        own = sum(line.work for priority, line in lines.items() if priority <= request.priority)
+        share = own + request.work
+        ahead = own + sum(
+            min(other.waiting, share) for other in self._callers.values() if other is not caller
+        )
+        num_missing = request.num_slots + num_reserved - self._num_slots
+        seconds = num_missing * self._residence_seconds
+        if self._residence_work:
+            seconds += ahead * self._residence_seconds / self._residence_work
+        return max(seconds, 0.0) / self._num_slots
+
+
+def _overloaded(text: str, wait_seconds: float) -> Overloaded:
+    retry_after = min(max(wait_seconds, _LEAST_RETRY_SECONDS), _MOST_RETRY_SECONDS)
+    return Overloaded(text, retry_after_seconds=retry_after)

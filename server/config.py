@@ -70,7 +70,7 @@ class ServerConfig:
         memory_limit_bytes: Of all loaded versions: weights, caches, memory.
         notice_seconds: How long the server says after SIGTERM that it will end, before it refuses newcomers.
         drain_seconds: How long accepted requests may go on after that.
-        queue: What may wait for a slot of a model before newcomers are refused.
+        queue: What may wait for a slot of each instance of a model before newcomers are refused.
         runner: How a model's graphs are run.
         models: Other settings than these two, by the model's name.
     """

@@ -85,7 +85,7 @@ class Runner(Protocol):
 
 
 class _Command(enum.Enum):
-    SUBMIT = enum.auto()
+    WAKE = enum.auto()
     CANCEL = enum.auto()
     EXPIRE = enum.auto()
     STOP = enum.auto()
@@ -126,12 +126,16 @@ class Engine:
         self._runner = runner
         self._deliver = deliver
         self._clock = clock
+        self._backlog = Backlog(runner.num_slots, queue_limits or QueueLimits())
         self._scheduler = Scheduler(
-            Slots(runner.num_slots), start_id=runner.start_id, eos_id=runner.eos_id, limits=limits
+            Slots(runner.num_slots),
+            self._backlog,
+            start_id=runner.start_id,
+            eos_id=runner.eos_id,
+            limits=limits,
         )
         self._eos_id = runner.eos_id
         self._commands: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
-        self._backlog = Backlog(runner.num_slots, queue_limits or QueueLimits())
         self._door = threading.Lock()  # whoever has it may let requests in, or close
         self._is_draining = False
         self._is_stopping = False
@@ -160,7 +164,7 @@ class Engine:
                 raise Unavailable(f"model {self.model_name} is shutting down")
             self._backlog.add(request, self._scheduler.slots.num_reserved, self._clock())
             # With the door, so that it comes before the STOP of whoever drains.
-            self._commands.put((_Command.SUBMIT, request))
+            self._commands.put((_Command.WAKE, None))
 
     def cancel(self, request: Request, *, is_expired: bool = False) -> None:
         """End a request whose caller went away, or whose deadline its caller's clock saw pass first.
@@ -225,7 +229,6 @@ class Engine:
             now = self._clock()
             finished += self._scheduler.expire(now)
             plan = self._scheduler.schedule(now)
-            self._backlog.remove(sequence.request for sequence in plan.admitted)
             plan, result, failed = self._run(plan)
             finished += failed
             gaps: tuple[float, ...] = ()
@@ -267,8 +270,6 @@ class Engine:
         self._has_died, self.is_healthy = True, False
         _log.critical("model %s: the engine's thread ends", self.model_name, exc_info=True)
         self.drain()
-        while not self._commands.empty():
-            self._obey(*self._commands.get())
         self._abandon([], EngineFailed("the engine's thread ended"))
 
     def _abandon(self, finished: list[Finished], error: ServerError) -> None:
@@ -281,8 +282,6 @@ class Engine:
     def _obey(self, command: _Command, request: Request | None) -> list[Finished]:
         if command is _Command.STOP:
             self._is_stopping = True
-        elif request is not None and command is _Command.SUBMIT:
-            self._scheduler.add(request)
         elif request is not None:
             return self._scheduler.cancel(request, is_expired=command is _Command.EXPIRE)
         return []
@@ -351,9 +350,9 @@ class Engine:
             results.append(result)
             new = untold(search) if search.request.stream and result.error is None else {}
             updates.append(Update(search.request, new, result))
-            if result.error is None:
-                self._backlog.measure_residence(self._clock() - search.admitted_at)
-        self._backlog.remove(finished.search.request for finished in ran.finished)
+            if search.admitted_turn is not None:
+                num_steps = self._scheduler.num_turns - search.admitted_turn
+                self._backlog.release(search.request, self._clock() - search.admitted_at, num_steps)
         if ran.finished or ran.plan.rows:
             self._deliver(Turn(tuple(updates), self._stats(ran, tuple(results))))
 

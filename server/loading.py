@@ -59,7 +59,7 @@ def load_model(
             runner,
             model_name=deliveries.model_name,
             deliver=deliveries.deliver,
-            queue_limits=config.queue.shared(num_instances),
+            queue_limits=config.queue,
         )
         for runner in runners
     )

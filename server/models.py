@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from bundle.manifest import LengthBound
@@ -13,7 +13,7 @@ from bundle.tokenizer import Tokenizer
 from server.backlog import QueueLimits
 from server.deliveries import Deliveries, Mailbox
 from server.engine import Engine
-from server.errors import Unavailable, UnknownModel
+from server.errors import InvalidRequest, Unavailable, UnknownModel
 from server.metrics import Metrics
 from server.records import Request
 
@@ -32,7 +32,7 @@ class ServedModel:
         pad_id: The source token that only fills rows up.
         eos_id: The target token that ends a sequence.
         source_language: A BCP 47 tag, or empty where the bundle names none.
-        queue_limits: Of all engines together.
+        queue_limits: Of each engine.
         length_bound: Of targets whose requests set no limit; None leaves the model's limit.
     """
 
@@ -84,14 +84,27 @@ class ServedModel:
         """Whether the steps of every engine succeed."""
         return all(engine.is_healthy for engine in self.engines)
 
-    def submitted(self, request: Request, is_expired: Callable[[], bool]) -> AbstractContextManager[Mailbox]:
-        """Give `request` to the engine with the least to do, and take it back when the block is left early.
+    @contextmanager
+    def submitted(
+        self, requests: Sequence[Request], is_expired: Callable[[], bool]
+    ) -> Iterator[list[Mailbox]]:
+        """Give each of a call's requests to the engine with the least to do.
+
+        They are taken back when the block is left early.
 
         Raises:
-            ServerError: The engine refuses it.
+            InvalidRequest: They could not wait together in an empty queue, however often they came again.
+            ServerError: An engine refuses one.
         """
-        engine = min(self.engines, key=Engine.num_slots_wanted)
-        return self.deliveries.submitted(engine, request, is_expired)
+        excess = self.queue_limits.excess(len(requests), sum(request.source_length for request in requests))
+        if excess:
+            raise InvalidRequest(f"the call has {excess} here: send less at once", field="sources")
+        with ExitStack() as stack:
+            mailboxes = []
+            for request in requests:
+                engine = min(self.engines, key=Engine.num_slots_wanted)
+                mailboxes.append(stack.enter_context(self.deliveries.submitted(engine, request, is_expired)))
+            yield mailboxes
 
     def silent_seconds(self) -> float:
         """Since the last sign of life of the engine that has been silent longest."""

@@ -18,6 +18,8 @@ from server.stopping import StopSequences
 
 Array = npt.NDArray[Any]
 
+_ENCODED_PER_STEP = 32  # tokens, which take about as long as a step of one row (a base model on a CPU)
+
 
 class FinishReason(enum.Enum):
     """Why a sequence left the running batch."""
@@ -27,6 +29,7 @@ class FinishReason(enum.Enum):
     STOP = "stop"  # a stop sequence of the request
     CANCELLED = "cancelled"  # the caller went away
     DEADLINE = "deadline"  # the request's deadline passed
+    DISPLACED = "displaced"  # from a full queue
     FAILED = "failed"  # a step raised
 
 
@@ -108,6 +111,7 @@ class Request:
         attention: Whether the result shall hold the alignment.
         stream: Whether every new token is reported, or only the end.
         priority: 0 is the default; a lower number is more urgent.
+        caller: With whose other requests it shares what is fair.
         sampling: None selects the most probable token.
         beam: None follows one hypothesis; not together with `sampling`.
         num_hypotheses: How many the result shall hold: the best of the beam; or so many drawn; or else those
@@ -128,6 +132,7 @@ class Request:
     attention: bool = False
     stream: bool = False
     priority: int = 0
+    caller: str = ""
     constraints: Constraints = NO_CONSTRAINTS
     sampling: Sampling | None = None
     beam: Beam | None = None
@@ -165,7 +170,20 @@ class Request:
         """How many rows it may take at once."""
         return self.num_hypotheses if self.beam is None else self.beam.size
 
-    @property
+    @functools.cached_property
+    def expected_steps(self) -> int:
+        """How many steps it may take: a target is about as long as its source."""
+        if self.is_score:
+            return 1
+        return 1 + max(self.constraints.min_new_tokens, min(self.max_new_tokens, self.source_length))
+
+    @functools.cached_property
+    def work(self) -> int:
+        """What it is expected to take: steps of single slots, or as much time to encode."""
+        num_encoded = self.source_length + len(self.prefix_ids)
+        return self.num_slots * self.expected_steps + num_encoded // _ENCODED_PER_STEP
+
+    @functools.cached_property
     def source_length(self) -> int:
         """Positions that the request takes in memory: the longest source's."""
         return max(len(array) for array in self.sources.values())
@@ -239,6 +257,7 @@ class Search:
         num_told: By place, how many tokens a streaming request has been told.
         num_slots: That it holds.
         finish_reason: None until the request has ended.
+        admitted_turn: The number of the turn that admitted it; None where none has.
         alignments: By place, the attention of complete hypotheses, so far, in pieces of their positions.
     """
 
@@ -248,6 +267,7 @@ class Search:
     num_told: dict[int, int] = field(default_factory=dict)
     num_slots: int = 0
     finish_reason: FinishReason | None = None
+    admitted_turn: int | None = None
     alignments: dict[int, list[Array]] = field(default_factory=dict)
     admitted_at: float = 0.0
     encode_seconds: float = 0.0

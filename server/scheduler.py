@@ -5,11 +5,10 @@ The engine calls `schedule`, runs the plan, and hands the result to `record`.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from server.backlog import Backlog
 from server.errors import Cancelled, DeadlineExceeded, EngineFailed, ServerError
 from server.records import (
     Alignment,
@@ -37,20 +36,16 @@ class SchedulerLimits:
         max_encode_tokens_beside: The same while others run, so that these do not stall behind newcomers.
         max_align_tokens: Target positions of complete requests whose attention a turn computes, about: a call
             counts as some more, and has at most as many positions.
-        aging_seconds: Waiting that outweighs one level of priority.
     """
 
     max_encode_tokens: int = 1024
     max_encode_tokens_beside: int = 128
     max_align_tokens: int = 64
-    aging_seconds: float = 10.0
 
     def __post_init__(self) -> None:
         for name in ("max_encode_tokens", "max_encode_tokens_beside", "max_align_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 1")
-        if self.aging_seconds <= 0:
-            raise ValueError(f"aging_seconds is {self.aging_seconds}, and must be above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +70,6 @@ class _Owed:
 
 
 _ALIGN_CALL_TOKENS = 32  # that would take about as long as a call by itself
-_Heap = list[tuple[float, int, Search]]
 _End = tuple[Search, FinishReason, ServerError | None]
 
 
@@ -86,80 +80,79 @@ class Scheduler:
 
     Args:
         slots: The rows to give out.
+        backlog: The requests that wait for them.
         start_id: What a sequence is fed first.
         eos_id: What ends one.
         limits: What bounds a turn.
 
     Attributes:
         running: The requests that have slots, in the order of their admission.
+        num_turns: Calls of `schedule`.
     """
 
     def __init__(
-        self, slots: Slots, *, start_id: int, eos_id: int, limits: SchedulerLimits | None = None
+        self,
+        slots: Slots,
+        backlog: Backlog,
+        *,
+        start_id: int,
+        eos_id: int,
+        limits: SchedulerLimits | None = None,
     ) -> None:
         self.slots = slots
         self.running: dict[Request, Search] = {}
+        self.num_turns = 0
+        self._backlog = backlog
         self._start_id = start_id
         self._eos_id = eos_id
         self._limits = limits or SchedulerLimits()
-        self._searches: dict[Request, Search] = {}
-        self._waiting: _Heap = []  # by urgency, then order of arrival
-        self._deadlines: _Heap = []
-        self._order = itertools.count()
         self._moves: tuple[Move, ...] = ()
         self._owed: dict[Search, _Owed] = {}  # the oldest first
 
     @property
     def has_work(self) -> bool:
         """Whether another turn has anything to do."""
-        return bool(self._searches)
-
-    def add(self, request: Request) -> None:
-        """A new request, to wait for its slots."""
-        search = self._searches[request] = start(request, self._start_id)
-        # A level of priority is worth `aging_seconds` of waiting, so who has waited longer rises by itself.
-        urgency = request.arrival + request.priority * self._limits.aging_seconds
-        heapq.heappush(self._waiting, (urgency, next(self._order), search))
-        if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, next(self._order), search))
+        return bool(self.running) or self._backlog.has_work
 
     def cancel(self, request: Request, *, is_expired: bool) -> list[Finished]:
         """End a request that nobody waits for any more; nothing happens where it has ended already."""
-        search = self._searches.get(request)
-        if search is None:
-            return []
-        if is_expired:
-            return self._abandon([(search, FinishReason.DEADLINE, _late())])
-        return self._abandon([(search, FinishReason.CANCELLED, Cancelled("the caller cancelled"))])
+        reason = FinishReason.DEADLINE if is_expired else FinishReason.CANCELLED
+        error = _late() if is_expired else Cancelled("the caller cancelled")
+        if request in self.running:
+            return self._abandon([(self.running[request], reason, error)])
+        return [_turned_away(request, reason, error)] if self._backlog.remove(request) else []
 
     def expire(self, now: float) -> list[Finished]:
-        """End every request whose deadline has passed."""
-        late: list[_End] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            search = heapq.heappop(self._deadlines)[2]
-            if search.finish_reason is None:
-                late.append((search, FinishReason.DEADLINE, _late()))
-        return self._abandon(late)
+        """End every request whose deadline has passed, or whose place in the queue another one took."""
+        late: list[_End] = [
+            (search, FinishReason.DEADLINE, _late())
+            for request, search in self.running.items()
+            if request.deadline is not None and request.deadline <= now
+        ]
+        return [
+            *self._abandon(late),
+            *(_turned_away(request, FinishReason.DEADLINE, _late()) for request in self._backlog.expire(now)),
+            *(_turned_away(request, FinishReason.DISPLACED, e) for request, e in self._backlog.displaced()),
+        ]
 
     def schedule(self, now: float) -> StepPlan:
         """Admit who fits, and say what the next step runs. Who needs many slots holds up those behind."""
         admitted: list[Sequence] = []
         longest, limits = 0, self._limits
         max_tokens = limits.max_encode_tokens_beside if self.slots.rows else limits.max_encode_tokens
-        while self._waiting:
-            search = self._waiting[0][2]
-            request = search.request
-            if search.finish_reason is None:
-                longest = max(longest, request.source_length, len(request.prefix_ids))
-                is_full = longest * (len(admitted) + 1) > max_tokens
-                if request.num_slots > self.slots.num_free or (admitted and is_full):
-                    break
-                search.admitted_at = now
-                search.num_slots = request.num_slots
-                self.slots.reserve(search.num_slots)
-                self.running[request] = search
-                admitted += search.rows
-            heapq.heappop(self._waiting)
+        while self.slots.num_free and (request := self._backlog.first(now)) is not None:
+            longest = max(longest, request.source_length, len(request.prefix_ids))
+            is_full = longest * (len(admitted) + 1) > max_tokens
+            if request.num_slots > self.slots.num_free or (admitted and is_full):
+                break
+            if not self._backlog.take(request):
+                continue  # another one has just taken its place
+            search = self.running[request] = start(request, self._start_id)
+            search.admitted_at, search.admitted_turn = now, self.num_turns
+            search.num_slots = request.num_slots
+            self.slots.reserve(search.num_slots)
+            admitted += search.rows
+        self.num_turns += 1
         self.slots.add(admitted)
         moves, self._moves = self._moves, ()
         return StepPlan(moves, tuple(admitted), self.slots.rows, tuple(self._plan_alignments()))
@@ -278,7 +271,11 @@ class Scheduler:
 
     def abandon(self, error: ServerError) -> list[Finished]:
         """End everything."""
-        return self._abandon([(search, FinishReason.FAILED, error) for search in self._searches.values()])
+        waiting = [*self._backlog.clear(), *(request for request, _ in self._backlog.displaced())]
+        return [
+            *self._abandon([(search, FinishReason.FAILED, error) for search in self.running.values()]),
+            *(_turned_away(request, FinishReason.FAILED, error) for request in waiting),
+        ]
 
     def _abandon(self, ends: list[_End]) -> list[Finished]:
         ending = {search for search, _, _ in ends}
@@ -296,7 +293,6 @@ class Scheduler:
         finished = []
         for search, reason, error in ends:
             search.finish_reason = reason
-            del self._searches[search.request]
             finished.append(Finished(search, error))
         # Moves that a plan has not carried out yet come before those that close the new holes, and these
         # before those of the forks, whose parents may have been moved: each chain of moves is kept in order.
@@ -306,18 +302,9 @@ class Scheduler:
             self.slots.add(newcomers)
             self._moves += tuple(_copy(fork, is_new=fork.child in newcomers) for fork in forks)
         for search, _, _ in ends:
-            if self.running.pop(search.request, None) is not None:
-                self.slots.reserve(-search.num_slots)
-        if ends:
-            for heap in (self._waiting, self._deadlines):
-                self._forget_finished(heap)
+            del self.running[search.request]
+            self.slots.reserve(-search.num_slots)
         return finished
-
-    def _forget_finished(self, heap: _Heap) -> None:
-        """Drop who has finished from a heap once they are most of it: each costs O(1) over time."""
-        if len(heap) > 2 * len(self._searches):
-            heap[:] = [entry for entry in heap if entry[2].finish_reason is None]
-            heapq.heapify(heap)
 
 
 def _copy(fork: Fork, *, is_new: bool) -> Move:
@@ -336,6 +323,11 @@ def _broken(search: Search, cause: Exception) -> _End:
     error = EngineFailed("the engine failed on this request")
     error.__cause__ = cause
     return search, FinishReason.FAILED, error
+
+
+def _turned_away(request: Request, reason: FinishReason, error: ServerError) -> Finished:
+    """The end of a request that never had a slot."""
+    return Finished(Search(request, finish_reason=reason), error)
 
 
 def _late() -> DeadlineExceeded:

@@ -209,7 +209,10 @@ def test_prometheus_scrapes_the_server(stack):
     assert target["value"][1] == "1"
 
 
-OVERLOADED = "RESOURCE_EXHAUSTED: 1024 requests are waiting, and the limit is 1024"
+OVERLOADED = (
+    "RESOURCE_EXHAUSTED: the queue is full: with this request it would have 1025 requests, and at most 1024 "
+    "may wait"
+)
 
 
 def text_or_refusal(call: Pending) -> str:

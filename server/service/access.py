@@ -74,7 +74,7 @@ class Caller:
     Attributes:
         name: The name of the token, or else the address of the peer: those of one name share a queue fairly
             with those of other names.
-        is_admin: Whether the token has the role admin.
+        is_admin: Whether the token has the role admin, or everybody may do what needs it.
     """
 
     name: str
@@ -90,7 +90,7 @@ class Access:
 
     Args:
         path: The file; None lets everybody do everything but list, load and unload versions.
-        is_repository_open: Whether everybody may do that, too, where there is no file.
+        is_repository_open: Whether everybody may do all that an admin may, where there is no file.
         clock: Monotonic seconds.
 
     Raises:
@@ -147,7 +147,7 @@ class Access:
         """Who sent a call that has passed."""
         token = self._token_of(context.invocation_metadata())
         if token is None:
-            return Caller(_address(context.peer()))
+            return Caller(_address(context.peer()), is_admin=self._path is None and self._is_repository_open)
         return Caller(token.name, is_admin=ADMIN in token.roles)
 
     def _token_of(self, metadata: Metadata | None) -> Token | None:

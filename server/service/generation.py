@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
 
 from protos import seq2seq_v1_pb2 as pb
 from server.deliveries import Mailbox
-from server.errors import InvalidRequest
 from server.models import ServedModel
 from server.records import Result
 from server.service.answers import estimated_bytes, generate_response
@@ -31,16 +29,16 @@ async def generate(
     for message in messages:
         jobs_of_all.append(await _jobs(message, model, call, stream=False))
         await asyncio.sleep(0)  # others shall not wait until all texts are cut into tokens
-    _check_that_they_fit([job for jobs in jobs_of_all for job in jobs], model)
     num_bytes = sum(
         estimated_bytes(job, message.options)
         for jobs, message in zip(jobs_of_all, messages, strict=True)
         for job in jobs
     )
     check_answer_bytes(num_bytes)
-    with ExitStack() as stack:
-        boxes_of_all = [_submit(jobs, model, call, stack) for jobs in jobs_of_all]
-        results_of_all = [[await succeeded(mailbox) for mailbox in mailboxes] for mailboxes in boxes_of_all]
+    requests = [job.request for jobs in jobs_of_all for job in jobs]
+    with model.submitted(requests, call.is_expired) as mailboxes:
+        boxes = iter(mailboxes)
+        results_of_all = [[await succeeded(next(boxes)) for _ in jobs] for jobs in jobs_of_all]
 
     def build() -> list[pb.GenerateResponse]:
         return [
@@ -63,12 +61,10 @@ async def generate_pieces(
         ServerError: The request is refused or fails.
     """
     jobs = await _jobs(message, model, call, stream=True)
-    _check_that_they_fit(jobs, model)
     num_bytes = sum(estimated_bytes(job, message.options) for job in jobs)
     check_answer_bytes(num_bytes)
     results = []
-    with ExitStack() as stack:
-        mailboxes = _submit(jobs, model, call, stack)
+    with model.submitted([job.request for job in jobs], call.is_expired) as mailboxes:
         for job, mailbox in zip(jobs, mailboxes, strict=True):
             follow = partial(target_text, job.request, model)
             async for piece in _pieces(mailbox, follow, job.part.separator):
@@ -97,28 +93,6 @@ async def _jobs(message: pb.GenerateRequest, model: ServedModel, call: Call, *, 
         message.ByteSize(),
         call.deadline,
     )
-
-
-def _check_that_they_fit(jobs: Sequence[Job], model: ServedModel) -> None:
-    """What is more than can ever wait together would be refused as too much now, however often it came again.
-
-    Raises:
-        InvalidRequest: It is more.
-    """
-    limits, num_tokens = model.queue_limits, sum(job.request.source_length for job in jobs)
-    for given, limit, what in (
-        (len(jobs), limits.max_waiting_requests, "sources"),
-        (num_tokens, limits.max_waiting_tokens, "source tokens"),
-    ):
-        if given > limit:
-            raise InvalidRequest(
-                f"the call has {given} {what}, and at most {limit} may wait here: send fewer at once",
-                field="sources",
-            )
-
-
-def _submit(jobs: Sequence[Job], model: ServedModel, call: Call, stack: ExitStack) -> list[Mailbox]:
-    return [stack.enter_context(model.submitted(job.request, call.is_expired)) for job in jobs]
 
 
 async def _pieces(

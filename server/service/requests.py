@@ -16,7 +16,8 @@ from protos.seq2seq_v1_pb2 import (
     ScoreRequest,
     Target,
 )
-from server.errors import InvalidRequest
+from server.backlog import LEAST_URGENT, MOST_URGENT
+from server.errors import Forbidden, InvalidRequest
 from server.models import ServedModel
 from server.records import Beam, Constraints, Request, Sampling
 from server.service.calls import Call
@@ -60,6 +61,7 @@ def engine_jobs(
 
     Raises:
         InvalidRequest: What is wrong, in which field, and what would be right.
+        Forbidden: The caller may not be so urgent.
     """
     options = message.options
     _check_stop_sequences(options, model)
@@ -79,7 +81,8 @@ def engine_jobs(
         deadline=call.deadline,
         attention=options.attention or options.word_alignment,
         stream=stream,
-        priority=options.priority,
+        priority=_priority(options.priority, call, "options.priority"),
+        caller=call.caller.name,
         constraints=_constraints(options, model, max_new_tokens),
         sampling=_sampling(options),
         beam=_beam(options, model),
@@ -115,6 +118,7 @@ def score_request(message: ScoreRequest, model: ServedModel, call: Call, checkpo
 
     Raises:
         InvalidRequest: What is wrong, in which field, and what would be right.
+        Forbidden: The caller may not be so urgent.
     """
     if message.target.WhichOneof("value") is None:
         raise InvalidRequest("the target is missing: give it a text or token ids", field="target")
@@ -124,7 +128,8 @@ def score_request(message: ScoreRequest, model: ServedModel, call: Call, checkpo
         max_new_tokens=1,
         arrival=call.arrival,
         deadline=call.deadline,
-        priority=message.priority,
+        priority=_priority(message.priority, call, "priority"),
+        caller=call.caller.name,
         prefix_ids=_target_ids(message.target, model, "target"),
         is_score=True,
     )
@@ -160,6 +165,16 @@ def _max_new_tokens(options: GenerateOptions, model: ServedModel, prefix_length:
             field="options.max_new_tokens",
         )
     return options.max_new_tokens
+
+
+def _priority(priority: int, call: Call, field: str) -> int:
+    """The priority, in the range that the caller's role allows."""
+    _in_range("priority", priority, MOST_URGENT, LEAST_URGENT, field=field)
+    if priority < 0 and not call.caller.is_admin:
+        raise Forbidden(
+            f"priority is {priority}, and below 0 it needs the role admin: send 0 to {LEAST_URGENT}"
+        )
+    return priority
 
 
 def _length_bound(options: GenerateOptions, model: ServedModel) -> LengthBound | None:

@@ -53,7 +53,7 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
                 request = await call.texts.run(
                     partial(score_request, message, model, call), message.ByteSize(), call.deadline
                 )
-                with model.submitted(request, call.is_expired) as mailbox:
+                with model.submitted([request], call.is_expired) as (mailbox,):
                     result = await succeeded(mailbox)
                 return score_response(request, result, model)
 

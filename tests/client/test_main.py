@@ -458,7 +458,7 @@ def test_a_reader_that_leaves_early_gets_no_traceback(server):
 
 def test_priority_reaches_the_engine(server, capsys):
     runner = EchoRunner()
-    with serving_on_a_thread(runner) as served:
+    with serving_on_a_thread(runner, is_repository_open=True) as served:
         seen = []
         submit = served.model.engines[0].submit
         served.model.engines[0].submit = lambda request: (seen.append(request.priority), submit(request))

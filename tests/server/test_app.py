@@ -83,7 +83,7 @@ def test_while_models_load_calls_are_refused_and_probes_answer():
     async def run():
         turns, runners = Turns(), {"echo": EchoRunner()}
         loading, go_on = asyncio.Event(), asyncio.Event()
-        load = loader_of(runners, turns)
+        load = loader_of(runners, turns, 1)
 
         def slow_loader(path, config, deliveries, num_used_bytes):
             async def wait():
@@ -122,7 +122,7 @@ def test_a_port_in_use_is_refused_by_name_and_leaves_no_other_open(which):
         async with serving() as served:
             port = served.app.endpoint.port if which == "port" else served.app.http.port
             with pytest.raises(OSError, match=rf"port {port}.*in use"):
-                App([Path("echo")], replace(local_config(), **{which: port}), loader_of({}, served.turns))
+                App([Path("echo")], replace(local_config(), **{which: port}), loader_of({}, served.turns, 1))
 
     asyncio.run(run())
 

@@ -67,7 +67,10 @@ def assert_empty(engine: Engine) -> None:
     scheduler = engine._scheduler
     assert not scheduler.has_work
     assert engine.num_waiting() == 0
-    assert engine._backlog._num_tokens == engine._backlog.num_slots_wanted == 0
+    backlog = engine._backlog
+    assert backlog._num_tokens == backlog.num_slots_wanted == 0
+    assert not backlog._callers, "a caller is remembered of whom nothing waits or runs"
+    assert not backlog._running
     assert not scheduler.running
     assert scheduler.slots.num_reserved == 0
     assert scheduler.slots.rows == ()
@@ -126,7 +129,8 @@ def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_sl
     for request, source in requests.items():
         result = driver.results[request]
         expected = expected_tokens(source, request.max_new_tokens)
-        assert list(result.best.token_ids) == expected[: len(result.best.token_ids)]
+        for hypothesis in result.hypotheses:  # none where it never had a slot
+            assert list(hypothesis.token_ids) == expected[: len(hypothesis.token_ids)]
         if result.error is None:
             assert list(result.best.token_ids) == expected
     stats = [turn.stats for turn in driver.turns]
@@ -350,14 +354,13 @@ def test_finished_requests_are_not_remembered_while_others_run():
     driver = Driver(FakeRunner(2))
     for number in range(300):
         driver.submit(make_request((12, number), max_new_tokens=2, deadline=1e9, priority=number % 3))
-        given_up = make_request((12, number), priority=10**6)
+        given_up = make_request((12, number), priority=10)
         driver.submit(given_up)
         driver.engine.cancel(given_up)
         driver.turn()
-    scheduler = driver.engine._scheduler
-    num_live = len(scheduler._searches)
-    assert num_live > 0
-    assert max(len(scheduler._waiting), len(scheduler._deadlines)) <= 2 * num_live + 1
+    backlog = driver.engine._backlog
+    assert 0 < len(driver.engine._scheduler.running) <= 2
+    assert max(len(backlog._deadlines._heap), len(backlog._levels[10].firsts._heap)) <= 2 * len(backlog) + 17
     driver.finish()
 
 
@@ -425,11 +428,12 @@ def test_an_engine_asleep_has_a_heartbeat_and_one_that_hangs_has_none(monkeypatc
 
 
 def test_the_more_urgent_goes_first_and_waiting_makes_urgent():
-    driver = Driver(FakeRunner(1), limits=SchedulerLimits(aging_seconds=10))
+    driver = Driver(FakeRunner(1), queue_limits=QueueLimits(aging_seconds=200))
     old = make_request((10, 3), arrival=0.0, priority=1)
     plain = make_request((10, 4), arrival=5.0)
     urgent = make_request((10, 5), arrival=6.0, priority=-1)
     patient = make_request((10, 6), arrival=15.0)
+    driver.now = 15.0
     driver.submit(plain, urgent, patient, old)
     driver.finish()
     assert [batch[0][1] for batch in driver.runner.encoded] == [5, 4, 3, 6]
@@ -455,10 +459,12 @@ def test_while_others_run_an_encode_call_is_shorter():
 def test_a_full_queue_refuses_by_requests_and_by_tokens():
     driver = Driver(FakeRunner(1), queue_limits=QueueLimits(max_waiting_requests=2, max_waiting_tokens=5))
     driver.submit(make_request((3, 4, 5)))
-    with pytest.raises(Overloaded, match="3 source tokens are waiting, and the limit is 5"):
+    with pytest.raises(
+        Overloaded, match="the queue is full: with this request it would have 6 source tokens"
+    ):
         driver.submit(make_request((3, 4, 5)))
     driver.submit(make_request((3,)))
-    with pytest.raises(Overloaded, match="2 requests are waiting, and the limit is 2"):
+    with pytest.raises(Overloaded, match="the queue is full: with this request it would have 3 requests"):
         driver.submit(make_request((4,)))
     driver.turn()
     driver.submit(make_request((5,)))
@@ -480,6 +486,40 @@ def test_who_would_get_no_slot_before_the_deadline_is_refused_at_once():
         driver.submit(make_request((10, 7), deadline=driver.now + 1.5))
     assert caught.value.retry_after_seconds == 2.0
     driver.submit(make_request((10, 7)))  # without a deadline it may wait
+    driver.finish()
+
+
+def test_deadlines_that_nobody_can_meet_are_refused_once_the_first_have_passed():
+    """Only requests that succeeded taught how long one has its slots: without any, all were accepted."""
+    driver = Driver(FakeRunner(1))
+    num_accepted = 0
+    for _ in range(100):
+        try:
+            driver.submit(
+                make_request((20, 4), max_new_tokens=60, deadline=driver.now + 5.5, arrival=driver.now)
+            )
+            num_accepted += 1
+        except Overloaded:
+            pass
+        driver.turn()
+    assert 0 < num_accepted < 40
+    assert not any(result.error is None for result in driver.results.values())
+    driver.finish()
+
+
+def test_a_request_that_is_displaced_from_a_full_queue_ends_with_the_reason_and_a_time_to_come_again():
+    driver = Driver(FakeRunner(1), queue_limits=QueueLimits(max_waiting_requests=3))
+    crowd = [make_request((10, number), caller="crowd") for number in range(3, 7)]
+    driver.submit(crowd[0])
+    driver.turn()
+    driver.submit(*crowd[1:])
+    driver.submit(make_request((10, 9), caller="new"))
+    driver.turn()
+    result = driver.results[crowd[-1]]
+    assert result.finish_reason is FinishReason.DISPLACED
+    assert isinstance(result.error, Overloaded)
+    assert "the queue is full" in str(result.error)
+    assert result.error.retry_after_seconds > 0
     driver.finish()
 
 

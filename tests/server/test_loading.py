@@ -59,7 +59,7 @@ def test_its_engine_is_started_warm_and_has_the_limits_of_the_configuration(bund
     assert not engine._thread.is_alive()
 
 
-def test_instances_share_slots_threads_and_queue(bundle_path):
+def test_instances_share_slots_and_threads_and_each_has_a_queue(bundle_path):
     runner = RunnerConfig(provider="cpu", num_threads=2, max_slots=7, num_instances=2)
     config = ServerConfig(queue=QueueLimits(max_waiting_requests=5), runner=runner)
 
@@ -70,12 +70,11 @@ def test_instances_share_slots_threads_and_queue(bundle_path):
         )
         assert [engine.num_slots for engine in model.engines] == [3, 3]
         assert [engine._runner.num_threads for engine in model.engines] == [1, 1]
-        assert [engine._backlog._limits.max_waiting_requests for engine in model.engines] == [3, 3]
+        assert [engine._backlog._limits for engine in model.engines] == [config.queue] * 2
         assert (model.num_slots, model.max_request_slots) == (6, 3)
         with ExitStack() as stack:
-            mailboxes = [
-                stack.enter_context(model.submitted(make_request(i), lambda: False)) for i in range(6)
-            ]
+            requests = [make_request(i) for i in range(5)]
+            mailboxes = stack.enter_context(model.submitted(requests, lambda: False))
             results = [await asyncio.wait_for(box.wait_for_result(), 20) for box in mailboxes]
         await asyncio.to_thread(model.stop)
         assert not any(engine._thread.is_alive() for engine in model.engines)
@@ -94,7 +93,7 @@ def test_a_request_goes_to_the_engine_with_the_least_to_do(bundle_path, deliveri
         engine._backlog.num_slots_wanted = (2, 1, 3)[place]
         engine.submit = lambda request, place=place: taken.append(place)
         engine.cancel = lambda request, is_expired: None
-    with model.submitted(make_request(0), lambda: False):
+    with model.submitted([make_request(0)], lambda: False):
         assert taken == [1]
 
 
@@ -145,7 +144,7 @@ def test_a_started_engine_delivers_to_who_submitted(bundle_path):
         model = await asyncio.to_thread(load_model, bundle_path, CONFIG, deliveries)
         metrics.show_model(model)
         try:
-            with model.submitted(make_request(0), lambda: False) as mailbox:
+            with model.submitted([make_request(0)], lambda: False) as (mailbox,):
                 return await asyncio.wait_for(mailbox.wait_for_result(), 20)
         finally:
             await asyncio.to_thread(model.stop)

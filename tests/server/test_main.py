@@ -41,7 +41,7 @@ ECHO_SERVER = textwrap.dedent("""
 
     async def run():
         config = local_config(notice_seconds=1.0 if "--notice" in sys.argv else 0.0)
-        loader = never_load if "--never-loads" in sys.argv else loader_of({"echo": runner}, Turns())
+        loader = never_load if "--never-loads" in sys.argv else loader_of({"echo": runner}, Turns(), 1)
         await serve([Path("echo")], config, loader)
 
     configure_logging("info", "text")

@@ -53,6 +53,7 @@ class RandomRequests:
             arrival=now,
             deadline=now + chance.expovariate(1 / _MEAN_DEADLINE_SECONDS) if self.often(0.2) else None,
             priority=chance.choice([-1, 0, 0, 0, 1]),
+            caller=chance.choice("aaaab"),
             prefix_ids=prefix,
             is_score=is_score,
             **{} if is_score else self._options(max_new_tokens),
@@ -172,7 +173,7 @@ class LongRun:
         reasons = Counter(
             stop=self.ended[FinishReason.EOS] + self.ended[FinishReason.STOP],
             length=self.ended[FinishReason.LENGTH],
-            abort=self.ended[FinishReason.CANCELLED] + self.ended[FinishReason.DEADLINE],
+            abort=sum(self.ended[reason] for reason in _ERRORS),
         )
         for reason, count in reasons.items():
             assert self.value("request_success_total", finished_reason=reason) == count, reason
@@ -223,7 +224,11 @@ class LongRun:
             self.tokens[reason.value] += result.num_target_tokens
 
 
-_ERRORS = {FinishReason.CANCELLED: Cancelled, FinishReason.DEADLINE: DeadlineExceeded}
+_ERRORS = {
+    FinishReason.CANCELLED: Cancelled,
+    FinishReason.DEADLINE: DeadlineExceeded,
+    FinishReason.DISPLACED: Overloaded,
+}
 
 
 def resident_bytes() -> int:

@@ -202,8 +202,8 @@ def fetch(port: int, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def loader_of(runners: dict[str, EchoRunner], turns: Turns) -> Any:
-    """A loader that puts an engine over the runner that is called like the folder."""
+def loader_of(runners: dict[str, EchoRunner], turns: Turns, num_instances: int) -> Any:
+    """A loader that puts engines over the runner that is called like the folder."""
 
     def load(
         path: Path, config: ServerConfig, deliveries: Deliveries, num_used_bytes: int = 0
@@ -214,14 +214,18 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns) -> Any:
             deliveries.deliver(turn)
             turns.loop.call_soon_threadsafe(turns.note, turn)
 
-        engine = _CountingEngine(
-            runner, model_name=deliveries.model_name, deliver=deliver, queue_limits=config.queue
+        engines = tuple(
+            _CountingEngine(
+                runner, model_name=deliveries.model_name, deliver=deliver, queue_limits=config.queue
+            )
+            for _ in range(num_instances)
         )
-        engine.turns = turns
-        engine.start()
+        for engine in engines:
+            engine.turns = turns
+            engine.start()
         tokenizer = byte_tokenizer()
         return ServedModel(
-            engines=(engine,),
+            engines=engines,
             deliveries=deliveries,
             version="0123456789ab",
             kind="echo",
@@ -248,12 +252,18 @@ def local_config(**changes: Any) -> ServerConfig:
 
 @asynccontextmanager
 async def serving(
-    runner: EchoRunner | None = None, *, names: Sequence[str] = ("echo",), **changes: Any
+    runner: EchoRunner | None = None,
+    *,
+    names: Sequence[str] = ("echo",),
+    num_instances: int = 1,
+    **changes: Any,
 ) -> AsyncIterator[Served]:
     """A server with a model for each name; at the end every slot must be back."""
     runners = {name: (runner or EchoRunner()) if name == names[0] else EchoRunner() for name in names}
     turns = Turns()
-    app = App([Path(name) for name in names], local_config(**changes), loader_of(runners, turns))
+    app = App(
+        [Path(name) for name in names], local_config(**changes), loader_of(runners, turns, num_instances)
+    )
     await app.start()
     try:
         async with aio.insecure_channel(f"127.0.0.1:{app.endpoint.port}") as channel:

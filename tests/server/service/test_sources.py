@@ -214,7 +214,7 @@ def test_when_one_sentence_is_refused_none_is_left_running():
             await asyncio.to_thread(runner.stepping.wait, 20)
             waiting = asyncio.ensure_future(served.stub.Generate(request("b")))
             await served.turns.until(lambda: served.turns.num_submitted == 2)
-            with pytest.raises(AioRpcError, match="requests are waiting"):
+            with pytest.raises(AioRpcError, match="the queue is full"):
                 await served.stub.Generate(request(TEXT, long_source=SPLIT))
             runner.gate.set()
             await asyncio.gather(running, waiting)
@@ -226,7 +226,7 @@ def test_when_one_sentence_is_refused_none_is_left_running():
 def test_more_than_can_ever_wait_is_no_matter_of_coming_again():
     async def run():
         for limits, text in (
-            (QueueLimits(max_waiting_requests=2), "the call has 4 sources, and at most 2 may wait"),
+            (QueueLimits(max_waiting_requests=2), "the call has 4 requests, and at most 2 may wait"),
             (QueueLimits(max_waiting_tokens=20), "source tokens, and at most 20 may wait"),
         ):
             async with serving(queue=limits) as served:
