@@ -96,8 +96,9 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
     """Projects some rows at a time, and keeps of their logits only the gradients that they lead to.
 
     The loss of a row is log(sum(exp(logits))) less what its label says they should be; so are its gradients.
-    The second part needs no logits, and only the first goes through the vocabulary, where the rows of the two
-    passes of R-Drop meet.
+    The label's logit is taken from the same rounded logits as the sum, so that no loss is negative in any
+    precision. The gradients of the second part need no logits, and only those of the first go through the
+    vocabulary, where the rows of the two passes of R-Drop meet.
     """
 
     @staticmethod
@@ -111,13 +112,12 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         narrow_weight = weight.to(dtype)
         label_share = 1 - label_smoothing
         average = label_smoothing * weight.mean(dim=0)  # (D,)
-        labels = label_share * weight[label_ids]  # (N, D)
-        sums = [-(states * (labels + average)).sum()]
-        states_gradient = -labels - average  # (N, D)
+        sums = [-(states.sum(dim=0, dtype=weight.dtype) @ average)]
+        states_gradient = -label_share * weight[label_ids] - average  # (N, D)
         weight_gradient = (-label_smoothing / V * states.sum(dim=0)).expand_as(weight).float().clone()
         weight_gradient.index_add_(0, label_ids, states.float(), alpha=-label_share)
         num_passes = 2 if r_drop else 1
-        by_pass = states.view(num_passes, -1, D)
+        by_pass, label_ids_by_pass = states.view(num_passes, -1, D), label_ids.view(num_passes, -1)
         gradient_by_pass = states_gradient.view_as(by_pass)
         chunk_rows = max(_CHUNK_VALUES[device_type] // V // num_passes, 1)
         for start in range(0, N // num_passes, chunk_rows):
@@ -125,10 +125,12 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             logits = (rows.to(dtype) @ narrow_weight.t()).float()  # (passes * rows, V)
             largest = logits.amax(dim=1, keepdim=True)
             logits -= largest
+            row_labels = label_ids_by_pass[:, start : start + chunk_rows].reshape(-1, 1)
+            label_logits = logits.gather(1, row_labels)  # (passes * rows, 1)
             log_ratios = logits[: len(logits) // 2] - logits[len(logits) // 2 :] if r_drop else None
             exponentials = logits.exp_()
             total = exponentials.sum(dim=1, keepdim=True)  # (passes * rows, 1)
-            sums.append((largest + total.log()).sum())
+            sums.append((total.log() - label_share * label_logits + label_smoothing * largest).sum())
             if log_ratios is not None:
                 sums.append(_add_disagreement(exponentials, total, log_ratios, r_drop / 2))
             gradients = exponentials.to(dtype)

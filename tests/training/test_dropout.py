@@ -14,6 +14,18 @@ def test_that_share_of_the_values_is_dropped_and_the_mean_stays(probability: flo
     assert y.max().item() == pytest.approx(2 / (1 - probability), rel=1e-3)  # in steps of 1/65536
 
 
+@pytest.mark.parametrize("probability", [1e-9, 0.4 / 65536, 1 - 0.4 / 65536, 0.999995, 1 - 1e-9])
+def test_at_the_borders_values_stay_finite(probability: float) -> None:
+    """A probability that rounds to 1 divided by zero."""
+    torch.manual_seed(0)
+    x = torch.ones(1000, 1000, requires_grad=True)
+    y = dropout(x, probability)
+    y.sum().backward()
+    assert y.isfinite().all()
+    assert x.grad is not None and x.grad.isfinite().all()
+    assert (y == 0).float().mean().item() == pytest.approx(probability, abs=1e-4)
+
+
 def test_values_are_dropped_independently_of_their_neighbours() -> None:
     torch.manual_seed(0)
     is_dropped = dropout(torch.ones(400_000), 0.5) == 0

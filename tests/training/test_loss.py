@@ -113,6 +113,24 @@ def test_in_short_floats_loss_and_gradients_are_as_good_as_those_of_the_whole_ma
         assert 0 < (value - exact).norm() < 0.03 * exact.norm()  # bf16 has 8 bits of precision
 
 
+@pytest.mark.parametrize("label_smoothing", [0.0, 1e-3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_predicted_with_certainty_never_costs_less_than_nothing(
+    dtype: torch.dtype, label_smoothing: float
+) -> None:
+    """In bf16 the label's logit was the exact one, and the normaliser was that of rounded logits."""
+    torch.manual_seed(0)
+    weight = torch.randn(40, 16, requires_grad=True)
+    label_ids = torch.arange(40)
+    states = (3 * weight.detach() + 0.1 * torch.randn(40, 16)).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype != torch.float32):
+        losses = [
+            label_smoothed_loss(states[row : row + 1], weight, label_ids[row : row + 1], label_smoothing)
+            for row in range(40)
+        ]
+    assert torch.stack(losses).min() >= 0
+
+
 def test_two_passes_cost_more_than_one_only_where_dropout_tells_them_apart(
     model: Transformer, batches: list[Batch]
 ) -> None:
