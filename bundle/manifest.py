@@ -1,7 +1,9 @@
 """The bundle: a folder with everything that serves one model, and the manifest that describes it.
 
 Export writes it with `write_manifest`, the server reads it with `load_bundle`, which checks everything and
-names every problem at once. How the graphs are made or run is not known here.
+names every problem at once. What is used of a file are the very bytes that were checked: tokenizers are made
+from them, and `Bundle.read_variant` reads graphs and weights into memory, where no later change of a file can
+reach them. How the graphs are made or run is not known here.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +25,9 @@ from bundle.tokenizer import Tokenizer
 _BFLOAT16 = "bfloat16"
 _ONNX_BFLOAT16 = 16  # TensorProto.DataType
 _D_HEAD_MULTIPLE = 8  # GroupQueryAttention refuses others
+# Larger ones are refused unread: parsed, they would take many times as much memory.
+MAX_MANIFEST_BYTES = 4 << 20  # the manifest of a Transformer-base in two precisions has 80 KB
+MAX_TOKENIZER_BYTES = 64 << 20  # tokenizers of 250,000 tokens have 20 MB
 
 
 class BundleError(ValueError):
@@ -184,6 +190,18 @@ class Manifest(_Record):
 
 
 @dataclass(frozen=True)
+class VariantFiles:
+    """The files of one variant in memory, as they were when their checksums were right.
+
+    Attributes:
+        weights: At the beginning of a page.
+    """
+
+    graphs: dict[Verb, bytes]
+    weights: memoryview
+
+
+@dataclass(frozen=True)
 class Bundle:
     """A bundle whose every file was checked.
 
@@ -196,6 +214,18 @@ class Bundle:
     version: str
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
+
+    def read_variant(self, precision: Precision) -> VariantFiles:
+        """Read the graphs and weights of a precision, each file once.
+
+        Raises:
+            BundleError: A file was changed since the bundle was loaded.
+        """
+        variant = self.manifest.variants[precision]
+        return VariantFiles(
+            {verb: bytes(_read(self.path, graph.file)) for verb, graph in variant.graphs.items()},
+            _read(self.path, variant.weights),
+        )
 
 
 _VERSION_DIGITS = 12
@@ -220,8 +250,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def bundle_version(path: Path) -> str:
     """The version of the bundle in a folder, which is not checked; empty where there is none."""
     try:
-        raw = (path / MANIFEST_FILE).read_bytes()
-    except OSError:
+        raw = _read_manifest(path)
+    except (OSError, BundleError):
         return ""
     return hashlib.sha256(raw).hexdigest()[:_VERSION_DIGITS]
 
@@ -232,21 +262,20 @@ def load_bundle(path: Path) -> Bundle:
     Raises:
         BundleError: Anything is missing, changed or contradictory; all problems in one message.
     """
-    manifest_path = path / MANIFEST_FILE
-    if not manifest_path.is_file():
+    if not (path / MANIFEST_FILE).is_file():
         raise BundleError(path, [f"there is no {MANIFEST_FILE} (make one with `python -m export`)"])
-    raw = manifest_path.read_bytes()
+    raw = _read_manifest(path)
     manifest = _parse(path, raw)
     digest = hashlib.sha256(raw).hexdigest()
     problems = _checksum_problems(path, digest) + _contradictions(manifest)
-    for spec in _files(manifest):
+    for spec in _graph_files(manifest):
         problems += _file_problems(path, spec)
     tokenizers: list[Tokenizer] = []
     for spec in (manifest.source_tokenizer, manifest.target_tokenizer):
         try:
-            tokenizer = Tokenizer.load(path / spec.file)
-        except ValueError as error:
-            problems.append(str(error))
+            tokenizer = _read_tokenizer(path, spec)
+        except BundleError as error:
+            problems += error.problems
             continue
         tokenizers.append(tokenizer)
         if tokenizer.vocab_size > manifest.sizes.get("vocab_size", 0):
@@ -260,10 +289,43 @@ def load_bundle(path: Path) -> Bundle:
     return Bundle(path, manifest, digest[:_VERSION_DIGITS], source_tokenizer, target_tokenizer)
 
 
+def _read_manifest(folder: Path) -> bytes:
+    with (folder / MANIFEST_FILE).open("rb") as stream:
+        raw = stream.read(MAX_MANIFEST_BYTES + 1)
+    if len(raw) > MAX_MANIFEST_BYTES:
+        raise BundleError(folder, [f"{MANIFEST_FILE} has more than {MAX_MANIFEST_BYTES} bytes, the limit"])
+    return raw
+
+
+def _read_tokenizer(folder: Path, spec: FileSpec) -> Tokenizer:
+    if spec.size_bytes > MAX_TOKENIZER_BYTES:
+        problem = f"{spec.file} has {spec.size_bytes} bytes, and {MAX_TOKENIZER_BYTES} is the limit"
+        raise BundleError(folder, [problem])
+    content = bytes(_read(folder, spec))
+    try:
+        return Tokenizer.from_bytes(content, spec.file)
+    except ValueError as error:
+        raise BundleError(folder, [str(error)]) from error
+
+
+def _read(folder: Path, spec: FileSpec) -> memoryview:
+    """The content of a file, whose checksum is that of the very bytes that are returned."""
+    if problems := _place_problems(folder, spec):
+        raise BundleError(folder, problems)
+    # Memory of its own, which goes back to the system at once when nobody holds it any more.
+    content = memoryview(mmap.mmap(-1, max(spec.size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    with (folder / spec.file).open("rb") as stream:
+        content = content[: stream.readinto(content[: spec.size_bytes])]
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != spec.sha256:
+        raise BundleError(folder, [_changed(spec.file, digest, spec.sha256)])
+    return content
+
+
 def _parse(path: Path, raw: bytes) -> Manifest:
     try:
         content: Any = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(path, [f"{MANIFEST_FILE} is not JSON: {error}"]) from error
     version = content.get("format_version") if isinstance(content, dict) else None
     if version != FORMAT_VERSION:
@@ -288,7 +350,8 @@ def _checksum_problems(folder: Path, digest: str) -> list[str]:
     path = folder / CHECKSUM_FILE
     if not path.is_file():
         return [f"{CHECKSUM_FILE} is missing"]
-    expected = path.read_text(encoding="ascii", errors="replace").partition(" ")[0]
+    with path.open(encoding="ascii", errors="replace") as stream:
+        expected = stream.read(len(digest))
     return [] if digest == expected else [_changed(MANIFEST_FILE, digest, expected)]
 
 
@@ -326,23 +389,29 @@ def _contradictions(manifest: Manifest) -> list[str]:
     return problems
 
 
-def _files(manifest: Manifest) -> list[FileSpec]:
-    files = [manifest.source_tokenizer, manifest.target_tokenizer]
+def _graph_files(manifest: Manifest) -> list[FileSpec]:
+    files = []
     for variant in manifest.variants.values():
         files.append(variant.weights)
         files += [graph.file for graph in variant.graphs.values()]
     return list(dict.fromkeys(files))
 
 
-def _file_problems(folder: Path, spec: FileSpec) -> list[str]:
+def _place_problems(folder: Path, spec: FileSpec) -> list[str]:
+    """What can be known of a file unread."""
     path = folder / spec.file
     if not path.resolve().is_relative_to(folder.resolve()):
         return [f"{spec.file} lies outside the bundle"]
     if not path.is_file():
         return [f"{spec.file} is missing"]
-    found = file_spec(folder, spec.file)
-    if found.size_bytes != spec.size_bytes:
-        return [f"{spec.file} has {found.size_bytes} bytes, and the manifest says {spec.size_bytes}"]
-    if found.sha256 != spec.sha256:
-        return [_changed(spec.file, found.sha256, spec.sha256)]
+    size_bytes = path.stat().st_size
+    if size_bytes != spec.size_bytes:
+        return [f"{spec.file} has {size_bytes} bytes, and the manifest says {spec.size_bytes}"]
     return []
+
+
+def _file_problems(folder: Path, spec: FileSpec) -> list[str]:
+    if problems := _place_problems(folder, spec):
+        return problems
+    found = file_spec(folder, spec.file)
+    return [] if found.sha256 == spec.sha256 else [_changed(spec.file, found.sha256, spec.sha256)]

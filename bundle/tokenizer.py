@@ -59,10 +59,19 @@ class Tokenizer:
         """
         if not path.is_file():
             raise ValueError(f"{path}: no such tokenizer file")
+        return cls.from_bytes(path.read_bytes(), str(path))
+
+    @classmethod
+    def from_bytes(cls, content: bytes, origin: str) -> Tokenizer:
+        """Read the content of a `tokenizer.json`.
+
+        Raises:
+            ValueError: It is not a tokenizer; the message names `origin`.
+        """
         try:
-            return cls(tokenizers.Tokenizer.from_file(str(path)))
+            return cls(tokenizers.Tokenizer.from_buffer(content))
         except Exception as error:  # the library raises bare Exception
-            raise ValueError(f"{path}: not a tokenizer file ({error})") from error
+            raise ValueError(f"{origin}: not a tokenizer file ({error})") from error
 
     def save(self, path: Path) -> None:
         """Write the library's JSON format, readable in an editor."""

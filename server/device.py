@@ -16,6 +16,7 @@ import onnxruntime as ort
 from bundle.manifest import Bundle
 from bundle.names import Precision
 from server.records import Array
+from server.weights import Weight, take_weights
 
 _log = logging.getLogger(__name__)
 
@@ -25,6 +26,9 @@ _FULL_NAMES = {CPU: "CPUExecutionProvider", CUDA: "CUDAExecutionProvider"}
 # The fastest first. fp32 and int8 graphs would run on CUDA only in part: their attention has no kernel there,
 # and would silently run on the CPU. fp16 has no fast kernels on the CPU, and bf16 none.
 _PRECISIONS = {CPU: (Precision.INT8, Precision.FP32), CUDA: (Precision.FP16, Precision.BF16)}
+
+_EMPTY = Path("/dev/null")  # the file that a graph names for the weights that it is given from memory
+_WEIGHTS_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
 if _FULL_NAMES[CUDA] in ort.get_available_providers():
     ort.preload_dlls()  # the CUDA and cuDNN libraries that pip installed
@@ -36,6 +40,16 @@ class ProviderPolicy(enum.StrEnum):
     REQUIRE = "require"  # CUDA, or nothing
     PREFER = "prefer"  # CUDA where it works and the bundle has graphs for it, else the CPU, with a warning
     CPU = "cpu"
+
+
+class Session(ort.InferenceSession):  # type: ignore[misc]  # ONNX Runtime has no types
+    """A graph that ONNX Runtime runs.
+
+    Attributes:
+        weights: The values that it uses where they are, and which must live as long as it does.
+    """
+
+    weights: tuple[ort.OrtValue, ...] = ()
 
 
 class OnnxDevice:
@@ -61,15 +75,20 @@ class OnnxDevice:
         self.can_capture = provider == CUDA
         self._provider = provider
 
-    def session(self, path: Path, *, is_captured: bool = False) -> ort.InferenceSession:
-        """Load a graph.
+    def session(
+        self, name: str, graph: bytes, weights: memoryview | None = None, *, is_captured: bool = False
+    ) -> Session:
+        """Load a graph from memory; no file is read.
 
         Args:
-            path: Its file.
+            name: For messages.
+            graph: An ONNX model.
+            weights: The content of its file of weights. All sessions of the host use it where it is; another
+                device copies what it needs.
             is_captured: Whether its runs are captured; only where the device can.
 
         Raises:
-            ValueError: ONNX Runtime would run it elsewhere.
+            ValueError: ONNX Runtime would run it elsewhere, or a weight lies outside of `weights`.
         """
         options = ort.SessionOptions()
         options.use_per_session_threads = not self._shares_threads
@@ -81,19 +100,33 @@ class OnnxDevice:
         options.log_severity_level = 3
         # Threads that spin after a run would take the CPU from the event loop.
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        values: tuple[ort.OrtValue, ...] = ()
+        if weights is not None:
+            graph, found = take_weights(graph, weights, _EMPTY.name)
+            if self.is_host:
+                # ONNX Runtime wants the file to be there, and reads none of it: it is given every weight.
+                options.add_session_config_entry(_WEIGHTS_FOLDER_KEY, str(_EMPTY.parent))
+                values = tuple(map(_in_place, found))
+                for weight, value in zip(found, values, strict=True):
+                    options.add_initializer(weight.name, value)
+            else:
+                options.add_external_initializers_from_files_in_memory(
+                    [_EMPTY.name], [weights], [len(weights)]
+                )
         full_name = _FULL_NAMES[self._provider]
         provider_options = {"enable_cuda_graph": "1"} if is_captured else {}
-        session = ort.InferenceSession(path, options, providers=[(full_name, provider_options)])
+        session = Session(graph, options, providers=[(full_name, provider_options)])
+        session.weights = values
         if session.get_providers()[0] != full_name:
-            raise ValueError(f"{path} would run on {session.get_providers()[0]} instead of {full_name}")
+            raise ValueError(f"{name} would run on {session.get_providers()[0]} instead of {full_name}")
         return session
 
-    def weightless(self, name: str, *, is_captured: bool = False) -> ort.InferenceSession:
+    def weightless(self, name: str, *, is_captured: bool = False) -> Session:
         """Load a graph that `export.weightless` made."""
-        path = Path(str(files("server") / "weightless" / f"{name}.onnx"))
-        return self.session(path, is_captured=is_captured)
+        graph = (files("server") / "weightless" / f"{name}.onnx").read_bytes()
+        return self.session(name, graph, is_captured=is_captured)
 
-    def replay(self, session: ort.InferenceSession, binding: ort.IOBinding, graph_id: int) -> None:
+    def replay(self, session: Session, binding: ort.IOBinding, graph_id: int) -> None:
         """Run a captured session; the first run with an id, on each thread, is what it captures.
 
         An id stands for one set of shapes and addresses: what is bound must never change with it.
@@ -117,6 +150,10 @@ class OnnxDevice:
 
     def bind_new_output(self, binding: ort.IOBinding, name: str) -> None:
         binding.bind_output(name, self._provider, _DEVICE_ID)
+
+
+def _in_place(weight: Weight) -> ort.OrtValue:
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(weight.bits, weight.element_type)
 
 
 @functools.cache

@@ -41,7 +41,8 @@ def load_model(
                 f"limit is {config.memory_limit_bytes}: raise --memory-limit, lower --memory-budget, or "
                 "unload a model first"
             )
-        runners = [OnnxRunner(bundle, config.runner, sizing) for _ in range(num_instances)]
+        files = bundle.read_variant(sizing.precision)
+        runners = [OnnxRunner(bundle, config.runner, sizing, files) for _ in range(num_instances)]
     except Exception as error:  # ONNX Runtime's errors have no class of their own in common
         raise ValueError(f"{path}: {error}") from error
     runner, num_slots = runners[0], sum(runner.num_slots for runner in runners)

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from bundle import names
-from bundle.manifest import Bundle
+from bundle.manifest import Bundle, VariantFiles
 from bundle.names import Axis, Role, Verb
 from server.buckets import bucket_of, buckets_up_to
 from server.buffers import Buffers, Columns
-from server.device import CPU, OnnxDevice, share_threads
+from server.device import CPU, OnnxDevice, Session, share_threads
 from server.records import Array, Move, Request, Search, Selected, Sequence
 from server.selection import Selector
 from server.sizing import RunnerConfig, Sizing, size_up
@@ -39,12 +39,21 @@ class OnnxRunner:
         bundle: A checked bundle.
         config: Provider, precision, sizes.
         sizing: What `size_up` makes of both, where that is known already.
+        files: What the bundle gives for the sizing's precision, where that is read already. Runners of one
+            bundle should share it, as on the host its weights are used where they are.
 
     Raises:
-        ValueError: The bundle has no graphs for what may run them, or one slot does not fit the budget.
+        ValueError: The bundle has no graphs for what may run them, one slot does not fit the budget, or a
+            file was changed since the bundle was checked.
     """
 
-    def __init__(self, bundle: Bundle, config: RunnerConfig, sizing: Sizing | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        config: RunnerConfig,
+        sizing: Sizing | None = None,
+        files: VariantFiles | None = None,
+    ) -> None:
         manifest, sizing = bundle.manifest, sizing or size_up(bundle, config)
         self.provider, self.precision = sizing.provider, sizing.precision
         self.num_threads, self.num_slots = sizing.num_threads, sizing.num_slots
@@ -68,10 +77,8 @@ class OnnxRunner:
             names.CACHE_CAPACITY: np.array(self.max_target_length, np.int32),
             names.MEMORY_CAPACITY: np.array(self.max_source_length, np.int32),
         }
-        self._files = {verb: bundle.path / graph.file.file for verb, graph in self._graphs.items()}
-        self._sessions = {
-            verb: self._device.session(self._files[verb]) for verb in (Verb.ENCODE, Verb.DECODE)
-        }
+        self._files = files or bundle.read_variant(self.precision)
+        self._sessions = {verb: self._load(verb) for verb in (Verb.ENCODE, Verb.DECODE)}
         self._selector = Selector(self._columns, self.vocab_size, self.eos_id, self._device)
         self._buckets = buckets_up_to(self.num_slots)
         self._bindings: dict[int, tuple[Any, Any]] = {}
@@ -238,10 +245,14 @@ class OnnxRunner:
         for num_rows in reversed(self._buckets):
             self._run_step(num_rows)
 
+    def _load(self, verb: Verb, *, is_captured: bool = False) -> Session:
+        graph, weights = self._files.graphs[verb], self._files.weights
+        return self._device.session(verb, graph, weights, is_captured=is_captured)
+
     def _load_step(self) -> None:
         is_captured = self.captures_steps
         self._bindings.clear()
-        self._sessions[Verb.STEP] = self._device.session(self._files[Verb.STEP], is_captured=is_captured)
+        self._sessions[Verb.STEP] = self._load(Verb.STEP, is_captured=is_captured)
         self._select = self._device.weightless("greedy", is_captured=is_captured)
 
     def _or_uncaptured(self, action: Callable[[], None]) -> None:

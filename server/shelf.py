@@ -36,22 +36,28 @@ class Version:
 class Shelf:
     """Folders, looked at anew whenever they are asked for.
 
+    A folder whose name is not UTF-8 is skipped: no protocol could name it. The log has a line for each, once.
+
     Args:
         bundles: A folder a model, which is called like it: a bundle, or a folder with one for each version.
         folder: Has a folder like these for each further model; None is none.
 
     Raises:
-        ValueError: Two bundles have the same name, or `folder` is no folder.
+        ValueError: Two bundles have the same name, a name is not UTF-8, or `folder` is no folder.
     """
 
     def __init__(self, bundles: Sequence[Path], folder: Path | None) -> None:
         self._bundles = {path.resolve().name: path for path in bundles}
         self._folder = folder
+        self._skipped: set[Path] = set()
+        for name in self._bundles:
+            if not _is_text(name):
+                raise ValueError(f"the name of the bundle {name!a} is not UTF-8: rename the folder")
         if len(self._bundles) < len(bundles):
             raise ValueError("two bundles have the same name: rename one of the folders")
         if folder is not None and not folder.is_dir():
             raise ValueError(f"the repository {folder} is no folder")
-        hidden = [path.name for path in _children(folder)] if folder is not None else []
+        hidden = [path.name for path in self._children(folder)] if folder is not None else []
         both = sorted(self._bundles.keys() & set(hidden))
         if both:
             raise ValueError(f"{', '.join(both)}: a bundle and a model of the repository have the same name")
@@ -83,14 +89,14 @@ class Shelf:
         if path is None:
             return []
         is_bundle = _is_bundle(path)
-        folders = [] if is_bundle else sorted(filter(_is_bundle, _children(path)), key=_in_order)
+        folders = [] if is_bundle else sorted(filter(_is_bundle, self._children(path)), key=_in_order)
         if not folders and (name in self._bundles or is_bundle):
             return [Version(name, bundle_version(path), path)]
         return [Version(name, child.name, child) for child in folders]
 
     def all(self) -> list[Version]:
         """Every version of every model."""
-        found = [] if self._folder is None else [path.name for path in sorted(_children(self._folder))]
+        found = [] if self._folder is None else [path.name for path in sorted(self._children(self._folder))]
         names = dict.fromkeys([*self._bundles, *found])
         return [version for name in names for version in self.versions(name)]
 
@@ -110,21 +116,30 @@ class Shelf:
             raise UnknownModel(text, name=name, version=version)
         return found
 
+    def _children(self, path: Path) -> list[Path]:
+        """What is in a folder; nothing where it cannot be looked into."""
+        try:
+            children = list(path.iterdir())
+        except OSError:
+            return []
+        for child in children:
+            if not _is_text(child.name) and child not in self._skipped:
+                self._skipped.add(child)
+                _log.warning("%a is skipped: its name is not UTF-8", str(child))
+        return [child for child in children if _is_text(child.name)]
+
 
 def _is_bundle(path: Path) -> bool:
     return os.path.isfile(path / _MANIFEST)  # noqa: PTH113 (pathlib's raises where a folder is closed to us)
 
 
-def _children(path: Path) -> list[Path]:
-    """What is in a folder; nothing where it cannot be looked into."""
-    try:
-        return list(path.iterdir())
-    except OSError:
-        return []
-
-
 def _in_order(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)]
+
+
+def _is_text(name: str) -> bool:
+    """Whether a name of a file is UTF-8: Python keeps other bytes as surrogates, which nothing can send."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _is_plain(name: str) -> bool:

@@ -14,8 +14,9 @@ from bundle.names import Axis, Precision, Role
 from server.device import CPU, ProviderPolicy, choose
 from server.machine import usable_cpus
 
-# The encoder's weights are loaded once, the decoder's for a step and for many positions at once.
-_MOST_WEIGHT_COPIES = 2
+# What the kernels of one runner pack for themselves: the encoder's weights once, the decoder's for a step and
+# for many positions at once. All runners share the weights that were read.
+_MOST_PACKED_COPIES = 2
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Sizing:
         sizes: Positions of the buffers' rows by axis.
         groups: The memory and cache tensors of all graphs, those of like shape together.
         slot_bytes: Cache and memory of a slot.
-        weight_bytes: What the graphs take at most.
+        weight_bytes: Of the file of weights.
     """
 
     provider: str
@@ -87,7 +88,8 @@ class Sizing:
     @property
     def total_bytes(self) -> int:
         """Weights, and cache and memory of all slots, of all instances."""
-        return self.num_instances * (self.weight_bytes + self.num_slots * self.slot_bytes)
+        packed_bytes = _MOST_PACKED_COPIES * self.weight_bytes
+        return self.weight_bytes + self.num_instances * (packed_bytes + self.num_slots * self.slot_bytes)
 
     @property
     def limited_bytes(self) -> int:
@@ -152,7 +154,7 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
         groups=tuple(tuple(specs.values()) for specs in groups.values()),
         slot_bytes=slot_bytes,
         num_slots=num_slots,
-        weight_bytes=_MOST_WEIGHT_COPIES * variant.weights.size_bytes,
+        weight_bytes=variant.weights.size_bytes,
     )
 
 

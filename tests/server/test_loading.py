@@ -2,16 +2,18 @@
 
 import asyncio
 import logging
+import os
 import re
 import shutil
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bundle.manifest import load_bundle
-from bundle.names import SOURCE_IDS
+from bundle.manifest import BundleError, load_bundle
+from bundle.names import SOURCE_IDS, Precision
 from server.backlog import QueueLimits
 from server.config import ServerConfig
 from server.deliveries import Deliveries
@@ -152,6 +154,81 @@ def test_a_started_engine_delivers_to_who_submitted(bundle_path):
     result = asyncio.run(answer())
     assert result.finish_reason is FinishReason.LENGTH
     assert len(result.best.token_ids) == 3
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def rename(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+
+
+CHANGES = pytest.mark.parametrize("change", [overwrite, truncate, rename, Path.unlink])
+
+
+@CHANGES
+def test_no_change_of_its_files_reaches_a_served_bundle(bundle_path, tmp_path, change):
+    """Weights were mapped: a truncated file killed the server, an overwritten one changed its answers."""
+    path = Path(shutil.copytree(bundle_path, tmp_path / "served"))
+
+    async def answers() -> tuple[Result, Result]:
+        metrics = Metrics()
+        deliveries = Deliveries("random", asyncio.get_running_loop(), metrics)
+        model = await asyncio.to_thread(load_model, path, CONFIG, deliveries)
+        metrics.show_model(model)
+        # before any file is touched: a mapping of one that shrinks would end this process
+        assert str(path) not in Path("/proc/self/maps").read_text()
+
+        async def answer() -> Result:
+            with model.submitted(make_request(0), lambda: False) as mailbox:
+                return await asyncio.wait_for(mailbox.wait_for_result(), 20)
+
+        try:
+            before = await answer()
+            for file in [file for file in path.rglob("*") if file.is_file()]:
+                change(file)
+            return before, await answer()
+        finally:
+            await asyncio.to_thread(model.stop)
+
+    before, after = asyncio.run(answers())
+    assert after.best == before.best
+
+
+@CHANGES
+@pytest.mark.parametrize("file", ["weights.bin", "encode.onnx", "step.onnx", "decode.onnx"])
+def test_a_file_that_changes_between_check_and_load_is_refused(bundle_path, tmp_path, file, change):
+    bundle = load_bundle(Path(shutil.copytree(bundle_path, tmp_path / "changing")))
+    change(bundle.path / "int8" / file)
+    with pytest.raises(BundleError, match=rf"int8/{file} (was changed|has 0 bytes|is missing)"):
+        OnnxRunner(bundle, CONFIG.runner)
+
+
+@CHANGES
+def test_what_was_read_is_what_runs(bundle_path, tmp_path, change):
+    bundle = load_bundle(Path(shutil.copytree(bundle_path, tmp_path / "changing")))
+    files = bundle.read_variant(Precision.INT8)
+    for file in [file for file in bundle.path.rglob("*") if file.is_file()]:
+        change(file)
+    OnnxRunner(bundle, CONFIG.runner, None, files).warm_up()
+
+
+def test_instances_use_the_same_weights(bundle_path, deliveries):
+    runner = RunnerConfig(provider="cpu", num_threads=2, max_slots=4, num_instances=2)
+    model = load_model(bundle_path, ServerConfig(runner=runner), deliveries)
+    model.stop()
+    values = [
+        value for engine in model.engines for s in engine._runner._sessions.values() for value in s.weights
+    ]
+    content = np.frombuffer(model.engines[0]._runner._files.weights, np.uint8)
+    start = content.ctypes.data
+    assert values
+    assert all(start <= value.data_ptr() < start + len(content) for value in values)
 
 
 def test_a_damaged_bundle_is_named(bundle_path, tmp_path, deliveries):

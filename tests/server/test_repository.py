@@ -1,6 +1,7 @@
 """Versions come and go while callers use them; nobody's call fails."""
 
 import asyncio
+import os
 import shutil
 import threading
 from dataclasses import dataclass, field
@@ -187,6 +188,25 @@ def test_nothing_outside_of_the_repository_is_a_model(shelf, name):
         assert await shelf.repository.index() == []
 
     asyncio.run(run())
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_skipped_with_one_line_of_the_log(shelf, caplog):
+    """The names of the models could not be sent: every listing and every load ended with INTERNAL."""
+    shelf.add("echo", "1")
+    shelf.add(os.fsdecode(b"caf\xe9"), "1")
+    shelf.add("echo", os.fsdecode(b"2\xff"))
+
+    async def live() -> None:
+        for _ in range(3):
+            index = await shelf.repository.index()
+            assert [(one.model_name, one.version) for one, _, _ in index] == [("echo", "1")]
+        assert (await shelf.repository.load_one("echo")).version == "1"
+
+    asyncio.run(live())
+    assert caplog.text.count("its name is not UTF-8") == 2
+    assert "caf\\udce9' is skipped" in caplog.text
+    with pytest.raises(ValueError, match=r"the name of the bundle .* is not UTF-8: rename the folder"):
+        Shelf([shelf.folder / os.fsdecode(b"caf\xe9")], None)
 
 
 def test_loads_of_one_model_come_one_after_the_other(shelf):

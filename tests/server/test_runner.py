@@ -248,8 +248,8 @@ class CapturingDevice(OnnxDevice):
         self.captured: set[object] = set()
         self.graph_ids: list[int] = []
 
-    def session(self, path, *, is_captured=False):
-        session = super().session(path)
+    def session(self, *graph, is_captured=False):
+        session = super().session(*graph)
         if is_captured:
             self.captured.add(session)
         return session
@@ -263,10 +263,10 @@ class CapturingDevice(OnnxDevice):
 class RefusingDevice(CapturingDevice):
     """Captures no session."""
 
-    def session(self, path, *, is_captured=False):
+    def session(self, *graph, is_captured=False):
         if is_captured:
             raise RuntimeError("all nodes must be on CUDA")
-        return super().session(path)
+        return super().session(*graph)
 
 
 class FailingDevice(CapturingDevice):

@@ -22,7 +22,8 @@ def test_at_the_borders_values_stay_finite(probability: float) -> None:
     y = dropout(x, probability)
     y.sum().backward()
     assert y.isfinite().all()
-    assert x.grad is not None and x.grad.isfinite().all()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
     assert (y == 0).float().mean().item() == pytest.approx(probability, abs=1e-4)
 
 
