@@ -41,6 +41,7 @@ class Checkpoint:
         best: None before the first evaluation.
         seconds: Time spent training so far, in all sessions.
         divergence: The arguments of `meter.DivergenceGuard`; a checkpoint of an older commit has none.
+        is_scored: Whether the step's evaluation was made, if it has one; false where it was interrupted.
     """
 
     step: int
@@ -51,6 +52,7 @@ class Checkpoint:
     best: BestScore | None
     seconds: float
     divergence: tuple[float, int] = (math.inf, 0)
+    is_scored: bool = True
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:

@@ -40,7 +40,7 @@ def caught_interrupt() -> Iterator[Callable[[], int | None]]:
     def note(signal_number: int, _frame: FrameType | None) -> None:
         noted.append(signal_number)
         restore()
-        _log.info("interrupted: finishing this step (once more ends at once)")
+        _log.info("interrupted: leaving a checkpoint of this step (once more ends at once)")
 
     def restore() -> None:
         for number, handler in previous.items():

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +48,10 @@ _log = logging.getLogger(__name__)
 _REPORT_INTERVAL_STEPS = 20
 
 
+class _Stopped(Exception):
+    """Ends an evaluation in this process, until all processes know that one was interrupted."""
+
+
 class Trainer:
     """Owns the model, the optimizer, the place in the corpus and the best score of a run being trained.
 
@@ -87,6 +91,8 @@ class Trainer:
         self.ranks = ranks or Ranks()
         self.step = checkpoint.step if checkpoint else 0
         self.best = checkpoint.best if checkpoint else None
+        self._is_scored = checkpoint.is_scored if checkpoint else True
+        self._interrupt_signal: Callable[[], int | None] = lambda: None
         self._seconds_before = checkpoint.seconds if checkpoint else 0.0
         self._start = time.monotonic()
         recipe = config.training
@@ -132,16 +138,20 @@ class Trainer:
             console: Where the progress bar is drawn.
 
         Raises:
-            TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint of the last whole step was left.
+            TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint of the last whole step was left. An
+                evaluation that was interrupted is made again when the run goes on.
             ValueError: Gradients or the loss show that training came to nothing.
         """
         recipe = self.config.training
         with (
-            caught_interrupt() as interrupt_signal,
+            caught_interrupt() as self._interrupt_signal,
             fast_matmul(self.device),
             self._reporter(console) as reporter,
         ):
             meter = Meter()
+            if not self._is_scored:
+                self._evaluate(reporter)
+                self._save()
             while not self._is_done():
                 self.model.train()
                 share = self.batches.next_batch()
@@ -157,11 +167,14 @@ class Trainer:
                     meter.leave_out(time.monotonic() - start)
                 if self._is_scheduled(self.step):
                     self._save()
-                signal_number = self.ranks.largest(interrupt_signal() or 0)
-                if signal_number:
+                if signal_number := self._signal_of_any():
                     self._save()
                     raise TrainingInterrupted(self.step, signal_number)
             return self._finish()
+
+    def _signal_of_any(self) -> int:
+        """The signal that interrupted any of the processes, the same answer in all of them; 0 for none."""
+        return self.ranks.largest(self._interrupt_signal() or 0)
 
     def checkpoint(self) -> Checkpoint:
         """The state after the last step."""
@@ -174,6 +187,7 @@ class Trainer:
             best=self.best,
             seconds=self.seconds,
             divergence=(self.guard.best_loss, self.guard.num_steps_above),
+            is_scored=self._is_scored,
         )
 
     def _reporter(self, console: Console) -> AbstractContextManager[Reporter | None]:
@@ -292,8 +306,13 @@ class Trainer:
     def _evaluate(self, reporter: Reporter | None) -> None:
         if reporter:
             reporter.show("scoring dev pairs")
-        result = self._score_dev()
-        loss = self._dev_loss()
+        self._is_scored = False
+        try:
+            result, loss = self._score_dev(), self._dev_loss()
+        except TrainingInterrupted:
+            self._save()
+            raise
+        self._is_scored = True
         if self.best is None or result.bleu > self.best.dev_bleu:
             self.best = BestScore(self.step, result.bleu)
         else:
@@ -308,14 +327,36 @@ class Trainer:
             reporter.show("")
 
     def _score_dev(self) -> Score:
+        """Score the model on the dev pairs.
+
+        Raises:
+            TrainingInterrupted: In all processes where one was interrupted, which stops before its next step.
+        """
         self.model.eval()
         sources = self.ranks.share([pair.source for pair in self.dev_pairs])
-        share = translate(self.model, self.tokenizer, sources, length_bound=self.config.length_bound)
+        share: list[str] = []
+        with suppress(_Stopped):
+            share = translate(
+                self.model,
+                self.tokenizer,
+                sources,
+                length_bound=self.config.length_bound,
+                before_step=self._stop_if_interrupted,
+            )
+        self._raise_if_interrupted()
         return score(self.ranks.gather(share), [pair.target for pair in self.dev_pairs])
+
+    def _stop_if_interrupted(self) -> None:
+        if self._interrupt_signal():
+            raise _Stopped
+
+    def _raise_if_interrupted(self) -> None:
+        if signal_number := self._signal_of_any():
+            raise TrainingInterrupted(self.step, signal_number)
 
     @torch.no_grad()
     def _dev_loss(self) -> float:
-        """Cross-entropy per target token, without smoothing."""
+        """Cross-entropy per target token, without smoothing; raises as `_score_dev` where interrupted."""
         self.model.eval()
         pairs = self.ranks.share(encode_pairs(self.dev_pairs, self.tokenizer))
         loss, num_labels = 0.0, 0
@@ -323,6 +364,9 @@ class Trainer:
             mean = self._batch_loss(batch.to(self.device), label_smoothing=0.0)
             loss += mean.item() * batch.num_labels
             num_labels += batch.num_labels
+            if self._interrupt_signal():
+                break
+        self._raise_if_interrupted()
         total, num_tokens = self.ranks.total([loss, num_labels])
         return total / num_tokens
 
@@ -345,14 +389,13 @@ class Trainer:
         """Keep what is best on dev: the newest checkpoints' average, a single one, or what `model.pt` is."""
         if self.guard.num_steps_above:
             _log.warning("%s until the last one: %s", self.guard.judgement, self._advice())
-        paths = self._newest_scheduled()
-        self.model.load_state_dict(self.ranks.first(lambda: average_weights(paths)))
+        average, weights = self.ranks.first(self._average_of_newest)
+        self.model.load_state_dict(average)
         result = self._score_dev()
-        steps = [checkpoint_step(path) for path in paths]
-        weights = f"average of the checkpoints at steps {', '.join(map(str, steps))}"
-        if self.best and self.best.dev_bleu > result.bleu:
-            best_path = checkpoint_path(self.folder.checkpoints, self.best.step)
-            self.model.load_state_dict(self.ranks.first(lambda: load_checkpoint(best_path).model))
+        is_best = self.best is not None and self.best.dev_bleu > result.bleu
+        best = self.ranks.first(self._best_weights) if is_best else None
+        if self.best and best:
+            self.model.load_state_dict(best)
             result = self._score_dev()
             weights = f"checkpoint at step {self.best.step}"
         summary = Summary(
@@ -365,6 +408,37 @@ class Trainer:
             seconds=round(self.seconds, 1),
         )
         return self.ranks.first(lambda: self._keep_better(summary))
+
+    def _average_of_newest(self) -> tuple[dict[str, Tensor], str]:
+        """The mean of the newest checkpoints that can be read, and its name.
+
+        Where none can be read, these are the weights of the last step.
+        """
+        paths = self._newest_scheduled()
+        try:
+            average = average_weights(paths)
+        except ValueError:
+            paths = [path for path in paths if self._read(path)]
+            if not paths:
+                return self.model.state_dict(), f"weights of step {self.step}"
+            average = average_weights(paths)
+        steps = ", ".join(str(checkpoint_step(path)) for path in paths)
+        return average, f"average of the checkpoints at steps {steps}"
+
+    def _best_weights(self) -> dict[str, Tensor] | None:
+        """The weights that scored best on dev; None where their checkpoint cannot be read."""
+        assert self.best is not None
+        best = self._read(checkpoint_path(self.folder.checkpoints, self.best.step))
+        return None if best is None else best.model
+
+    @staticmethod
+    def _read(path: Path) -> Checkpoint | None:
+        """A checkpoint, or None and a line of the log where it cannot be read."""
+        try:
+            return load_checkpoint(path)
+        except ValueError as error:
+            _log.warning("a checkpoint is left out of the choice of the final weights: %s", error)
+            return None
 
     def _keep_better(self, summary: Summary) -> Summary:
         """Write the model, unless the run had come to a better one before it went on."""

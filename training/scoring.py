@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sacrebleu.metrics.bleu import BLEU
@@ -48,6 +48,7 @@ def translate(
     beam_size: int = 1,
     alpha: float = 0.6,
     length_bound: LengthBound | None = None,
+    before_step: Callable[[], None] = lambda: None,
 ) -> list[str]:
     """Translations by the oracle of `training.search`, each as long as the server lets it become.
 
@@ -58,6 +59,7 @@ def translate(
         beam_size: 1 is greedy search, many sentences at once; beams are searched one sentence at a time.
         alpha: Of the length penalty; greedy search has none.
         length_bound: Of targets; None leaves the model's limit.
+        before_step: Is called before each step of greedy search; what it raises ends the search.
 
     Raises:
         SourceLengthError: A text is longer than the model's limit.
@@ -66,7 +68,14 @@ def translate(
     check_sources(model, sources)  # all of them: beams are searched one source at a time
     limits = target_limits(sources, model.config, length_bound)
     if beam_size == 1:
-        targets = greedy_search(model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limits)
+        targets = greedy_search(
+            model,
+            sources,
+            bos_id=BOS_ID,
+            eos_id=EOS_ID,
+            max_new_tokens=limits,
+            before_step=before_step,
+        )
     else:
         targets = [
             beam_search(

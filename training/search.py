@@ -72,6 +72,7 @@ def greedy_search(
     bos_id: int,
     eos_id: int,
     max_new_tokens: int | Sequence[int],
+    before_step: Callable[[], None] = lambda: None,
 ) -> list[list[int]]:
     """The most probable token at each step, for many sources; of equal ones the lowest id.
 
@@ -83,6 +84,7 @@ def greedy_search(
         bos_id: What every target starts with.
         eos_id: What ends a target.
         max_new_tokens: Steps at most, the one that chooses eos included; one limit, or one for each source.
+        before_step: Is called before each step; what it raises ends the search.
 
     Returns:
         Token ids without bos and eos, in the order of the sources.
@@ -99,6 +101,7 @@ def greedy_search(
         running = by_length[start : start + _ROWS_AT_ONCE]
         memory, source_mask = _encode(model, [source_ids[row] for row in running])
         while running:
+            before_step()
             prefixes = [[bos_id, *targets[row]] for row in running]
             next_ids = _next_logits(model, prefixes, memory, source_mask).argmax(dim=-1).tolist()  # (B,)
             for row, token_id in zip(running, next_ids, strict=True):

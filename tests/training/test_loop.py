@@ -1,10 +1,12 @@
 import dataclasses
 import json
 import math
+import os
 import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -119,6 +121,108 @@ def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(
     assert (summary.weights, summary.dev_bleu) == (whole_summary.weights, whole_summary.dev_bleu)
     losses = [[line["loss"] for line in metrics(folder, "dev")] for folder in (whole, interrupted)]
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(("evaluation", "at_step"), [(1, 10), (2, 20), (3, 20)])
+def test_an_evaluation_is_interrupted_between_its_steps_and_made_again(
+    train: Callable[..., tuple[RunFolder, Summary]],
+    monkeypatch: pytest.MonkeyPatch,
+    evaluation: int,
+    at_step: int,
+) -> None:
+    """A signal waited for all of it. The third evaluation is that of the final weights."""
+    whole, whole_summary = train("whole")
+    steps: list[int] = []  # by the number of the evaluation
+    number = 0
+
+    def interrupted(*arguments: Any, before_step: Callable[[], None], **options: Any) -> list[str]:
+        nonlocal number
+        number += 1
+
+        def counted() -> None:
+            steps.append(number)
+            if steps.count(evaluation) == 2:
+                signal.raise_signal(signal.SIGTERM)
+            before_step()
+
+        return translate(*arguments, before_step=counted, **options)
+
+    monkeypatch.setattr(loop, "translate", interrupted)
+    with pytest.raises(TrainingInterrupted, match=f"interrupted at step {at_step}"):
+        train("interrupted")
+    assert steps.count(evaluation) == 2
+    monkeypatch.undo()
+    folder, summary = train("interrupted")
+    assert dataclasses.replace(summary, seconds=0.0) == dataclasses.replace(whole_summary, seconds=0.0)
+    assert_equal_weights(final_weights(whole), final_weights(folder))
+    lines = [[(line["step"], line["loss"]) for line in metrics(each, "dev")] for each in (whole, folder)]
+    assert lines[0] == lines[1]
+
+
+def test_an_interrupt_ends_the_loss_of_an_evaluation_too(
+    train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = []
+    make = loop.batches_in_order
+
+    def interrupted(*arguments: Any) -> Iterator[Batch]:
+        for batch in make(*arguments):
+            batches.append(batch)
+            signal.raise_signal(signal.SIGTERM)
+            yield batch
+
+    monkeypatch.setattr(loop, "batches_in_order", interrupted)
+    with pytest.raises(TrainingInterrupted, match="interrupted at step 10"):
+        train("run", batch_tokens=10)
+    assert len(batches) == 1
+    monkeypatch.undo()
+    folder, _ = train("run")
+    assert [line["step"] for line in metrics(folder, "dev")] == [10, 20]
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut, flip_a_bit, Path.unlink])
+@pytest.mark.parametrize(
+    ("damaged", "weights"),
+    [
+        ([10], "average of the checkpoints at steps 15, 20"),  # the best one
+        ([10, 15], "average of the checkpoints at steps 20"),
+        ([10, 15, 20], "weights of step 20"),
+    ],
+)
+def test_a_run_is_finished_whatever_checkpoints_are_damaged(
+    train: Callable[..., tuple[RunFolder, Summary]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], None],
+    damaged: list[int],
+    weights: str,
+) -> None:
+    """A damaged checkpoint of the best step made every --resume fail, with all training done."""
+    values = iter([30.0, 20.0, 25.0])
+    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c"))
+    finish = Trainer._finish
+
+    def damage_and_finish(self: Trainer) -> Summary:
+        for step in damaged:
+            damage(checkpoint_path(self.folder.checkpoints, step))
+        return finish(self)
+
+    monkeypatch.setattr(Trainer, "_finish", damage_and_finish)
+    folder, summary = train("run")
+    assert (summary.weights, summary.dev_bleu) == (weights, 25.0)
+    assert load_run(folder.path).dev_score == 25.0
+    for step in damaged if damage is not Path.unlink else [10]:
+        assert re.search(rf"left out of the choice .*step-0*{step}\.pt: ", caplog.text)
 
 
 def test_dropout_and_order_depend_on_the_seed(train: Callable[..., tuple[RunFolder, Summary]]) -> None:
