@@ -18,7 +18,9 @@ Parts, each with its bars, over the loopback interface, with random weights expo
 - clock: the wall clock jumps by hours both ways under load; deadlines and probes go on as if nothing was;
 - slow: one stream in ten is not read any further; the others' p99 between tokens stays within 1.5 times;
 - freeze: texts that are slow to cut, on every way in, and 200 of the longest at once; no stream and no probe
-  waits for more than half a second, and SIGTERM ends the server within five.
+  waits for more than half a second, and SIGTERM ends the server within five;
+- neighbour: one stream beside each option that costs much, of one caller and of four; no gap beside
+  alignments is longer than 10 median steps, and stop sequences, constraints and a `top_k` a call cost little.
 
 The last line on standard output is one JSON object. `docs/reliability.md` says what the parts mean.
 """
@@ -42,6 +44,7 @@ from benchmarks.reliability_freeze import freeze
 from benchmarks.reliability_hostile import hostile
 from benchmarks.reliability_load import overload, sigterm, unsteady
 from benchmarks.reliability_machine import clock, logs
+from benchmarks.reliability_neighbour import neighbour
 from benchmarks.reliability_place import Bar, Figures, Place
 from benchmarks.reliability_reload import reload
 from benchmarks.reliability_report import bar_record, failed_bar, for_people, markdown
@@ -51,7 +54,20 @@ Part = Callable[[Place], tuple[Figures, list[Bar]]]
 
 PARTS: dict[str, Part] = {
     part.__name__: part
-    for part in (hostile, unsteady, overload, sigterm, reload, step, budget, logs, clock, slow, freeze)
+    for part in (
+        hostile,
+        unsteady,
+        overload,
+        sigterm,
+        reload,
+        step,
+        budget,
+        logs,
+        clock,
+        slow,
+        freeze,
+        neighbour,
+    )
 }
 
 
