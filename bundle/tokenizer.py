@@ -125,10 +125,13 @@ class Tokenizer:
 
     def encode_truncated(self, text: str, max_length: int) -> tuple[list[int], int]:
         """`encode_source` within `max_length` tokens, and how many were left out at the end of the text."""
-        (encoding,) = self._encodings([text], add_special_tokens=False)
-        num_given, room = len(encoding), max_length - self._inner.num_special_tokens_to_add(is_pair=False)
-        encoding.truncate(room)
-        return self._inner.post_process(encoding).ids, max(num_given - room, 0)
+        token_ids = self.encode_source(text)
+        num_over = len(token_ids) - max_length
+        if num_over <= 0:
+            return token_ids, 0
+        # Not the library's own truncation: it keeps what is left out, and lets no other thread run meanwhile.
+        num_behind = self._inner.encode("a").special_tokens_mask[::-1].index(0)  # what ends every source
+        return token_ids[: max_length - num_behind] + token_ids[len(token_ids) - num_behind :], num_over
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode_source` of many texts at once."""
