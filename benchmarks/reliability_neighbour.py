@@ -100,7 +100,7 @@ class _Round:
 
 def neighbour(place: Place) -> tuple[Figures, list[Bar]]:
     """Rounds with each option, of one caller and of four, beside a stream of one row."""
-    seconds, num_tokens = place.seconds(_SECONDS, 0.2), place.count(_NUM_TOKENS, 12)
+    seconds, num_tokens = place.seconds(_SECONDS, 0.2), place.count(_NUM_TOKENS, 6)
     rounds: dict[tuple[str, int], _Round] = {}
     with place.serving(TINY, ["--max-slots", str(_NUM_SLOTS)]) as server:
         before = state(server)
