@@ -16,6 +16,8 @@ Parts, each with its bars, over the loopback interface, with random weights expo
 - budget: more than slots, queue and memory have room for is refused with the error that says so;
 - logs: a full disk for the log, and nobody who reads it; no call notices;
 - clock: the wall clock jumps by hours both ways under load; deadlines and probes go on as if nothing was;
+- bombs: 24 calls at once, of some kilobytes that expand to millions of elements, for every repeated field of
+  every RPC; memory stays within 1 GiB of that at the start and is back within 5 s, and others go on;
 - slow: one stream in ten is not read any further; the others' p99 between tokens stays within 1.5 times;
 - freeze: texts that are slow to cut, on every way in, and 200 of the longest at once; no stream and no probe
   waits for more than half a second, and SIGTERM ends the server within five;
@@ -39,6 +41,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.hardware import describe_hardware
+from benchmarks.reliability_bombs import bombs
 from benchmarks.reliability_faults import budget, step
 from benchmarks.reliability_freeze import freeze
 from benchmarks.reliability_hostile import hostile
@@ -64,6 +67,7 @@ PARTS: dict[str, Part] = {
         budget,
         logs,
         clock,
+        bombs,
         slow,
         freeze,
         neighbour,

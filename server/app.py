@@ -26,6 +26,7 @@ from server.service.calls import Calls
 from server.service.endpoint import Endpoint
 from server.service.health import Health
 from server.shelf import Shelf
+from server.trimming import Trimmer
 
 Loader = Callable[[Path, ServerConfig, Deliveries, int], ServedModel]
 
@@ -123,11 +124,13 @@ class App:
         return self._repository.is_loading
 
     async def run_until(self, stopping: asyncio.Event) -> None:
-        """Serve until `stopping` is set, keep health watchers informed, and collect garbage."""
+        """Serve until `stopping` is set, keep health watchers informed, and give memory back."""
+        trimmer = Trimmer()
         collected_at = time.monotonic()
         while not stopping.is_set():
             self._health.refresh()
             self._descriptors.check()
+            trimmer.look()
             if time.monotonic() - collected_at >= _COLLECT_SECONDS:
                 gc.collect()
                 collected_at = time.monotonic()

@@ -62,14 +62,19 @@ def _counted(inner: Any, series: RpcSeries) -> Any:
         remaining: float | None = context.time_remaining()
         code = grpc.StatusCode.UNKNOWN
         try:
-            answer = await inner(message, context)
+            answering = inner(message, context)
+            del message
+            answer = await answering
             code = grpc.StatusCode.OK
             return answer
-        except (asyncio.CancelledError, aio.AbortError, aio.InternalError):
+        except (asyncio.CancelledError, aio.AbortError, aio.InternalError) as error:
             # An error of the last kind: what the handler sent came too late for a caller who had gone.
             deadline = None if remaining is None else arrival + remaining
             code = context.code() or code_of_leaving(arrival, deadline)
-            raise
+            # gRPC keeps the error that ended a call. Without this, its frames would keep the caller's message
+            # until all garbage is collected.
+            error.__context__ = None
+            raise error.with_traceback(None) from None
         finally:
             series.note_end(code.name, time.monotonic() - arrival)
 

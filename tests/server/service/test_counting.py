@@ -1,10 +1,13 @@
 import asyncio
+import gc
 
 import grpc
 import pytest
 from grpc import aio
 
 from client import AsyncClient, ClientError
+from protos import seq2seq_v1_pb2 as pb
+from server.errors import InvalidRequest
 from server.metrics import Metrics
 from server.service.counting import CountingInterceptor
 from tests.server.service.harness import serving
@@ -112,6 +115,28 @@ def test_what_comes_too_late_for_a_caller_who_has_gone_counts_as_it_was_meant(me
         await server.stop(None)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "raw", [b"\xff", pb.GenerateRequest(sources=[pb.Source(text=" ")]).SerializeToString()]
+)
+def test_a_refused_message_is_freed_without_the_garbage_collector(raw):
+    """24 refused messages of 4 MiB stayed for up to a minute."""
+
+    async def run():
+        async with serving() as served:
+            with pytest.raises(aio.AioRpcError, match="INVALID_ARGUMENT"):
+                await served.channel.unary_unary(f"/{SERVICE}/Generate")(raw)
+            await handled(served, "InvalidArgument", **labels_of("Generate"))
+            await asyncio.sleep(0)
+            assert [one for one in gc.get_objects() if type(one) is InvalidRequest] == []
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
 
 
 def test_a_method_that_there_is_not_makes_no_label():

@@ -1,0 +1,50 @@
+"""Gives freed memory back to the machine, which glibc keeps for what may be needed next.
+
+Messages of megabytes that come at once are freed when they are answered, and would count against the limit of
+the container for good. Where the C library is another one than glibc, nothing is done.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+_STATM = Path("/proc/self/statm")  # Linux
+_SLACK_BYTES = 64 * 2**20
+_MAX_TRIMS = 30
+
+
+def resident_bytes() -> int:
+    """Memory that this process has; 0 where it cannot be read."""
+    try:
+        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+class Trimmer:
+    """Asks glibc to give memory back while the process has more than before.
+
+    Owned by the app, which calls `look` every second. What is still in use after `_MAX_TRIMS` times is what
+    the process needs.
+    """
+
+    def __init__(self, measure: Callable[[], int] = resident_bytes) -> None:
+        self._measure = measure
+        self._malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        self._base_bytes = measure()
+        self._num_trims = 0
+
+    def look(self) -> None:
+        """Trim where the process has grown. Takes some milliseconds then."""
+        now = self._measure()
+        self._base_bytes = min(self._base_bytes, now)
+        if self._malloc_trim is None or now <= self._base_bytes + _SLACK_BYTES:
+            self._num_trims = 0
+        elif self._num_trims < _MAX_TRIMS:
+            self._num_trims += 1
+            self._malloc_trim(0)
+        else:
+            self._base_bytes = now
