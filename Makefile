@@ -60,7 +60,8 @@ figures: $(RUN)/summary.json runs/english/summary.json ## the pictures and numbe
 	$(PY) -m docs.page docs/attention.md
 
 runs/english/summary.json: | $(INSTALLED)
-	$(PY) -m training train demo --out runs/english --tsv $(TATOEBA) --vocab-size 8000 --max-steps 4000
+	$(PY) -m training train demo --out runs/english --tsv $(TATOEBA) --vocab-size 8000 --max-steps 4000 \
+		--set batch_tokens=1500 cooldown_share=0
 
 stubs: $(INSTALLED) ## generate the gRPC stubs and the weightless graphs anew
 	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
