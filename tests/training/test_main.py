@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import logging
 import signal
@@ -267,17 +268,25 @@ def test_attention_prints_the_alignment_and_writes_json_and_an_image(
     assert image_file.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_alignment_of_a_target_that_does_not_end_ends_with_the_model(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_bounded", [True, False])
+def test_the_alignment_of_a_target_that_does_not_end_ends_at_the_bound_or_with_the_model(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_bounded: bool
 ) -> None:
     trained, file = load_run(run), tmp_path / "alignment.json"
+    limit = trained.config.max_target_length - 1
+    if is_bounded:
+        assert trained.length_bound is not None
+        limit = trained.length_bound.max_new_tokens(len(trained.tokenizer.encode_source("하나 둘")))
+        assert limit < trained.config.max_target_length - 1
+    else:
+        trained = dataclasses.replace(trained, length_bound=None)
     with torch.no_grad():
         trained.model.embedding.weight[EOS_ID] = 0  # another token is always more probable
     monkeypatch.setattr("training.commands.load_run", lambda _: trained)
     assert main(["attention", str(run), "하나 둘", "--json", str(file)]) == 0
     content = json.loads(file.read_text())
     assert "<eos>" not in content["target_tokens"]
-    assert len(content["weights"]) == len(content["target_tokens"]) == trained.config.max_target_length - 1
+    assert len(content["weights"]) == len(content["target_tokens"]) == limit
 
 
 def test_attention_of_the_encoder_is_every_layer_and_head(
