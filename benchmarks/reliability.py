@@ -12,6 +12,8 @@ Parts, each with its bars, over the loopback interface, with random weights expo
 - sigterm: the server is ended under load, 20 times; who was accepted is answered, others get UNAVAILABLE,
   and it exits with 0 within its grace;
 - reload: versions are swapped under load, 50 times, and 10 broken bundles are refused; no call fails;
+- files: every file of the served bundle is overwritten, cut, renamed and removed under load, and one of each
+  of 40 versions while it is loaded; no answer changes by a bit, and a load is whole or refused;
 - step: a step that raises fails its own sequences, and the server goes on;
 - budget: more than slots, queue and memory have room for is refused with the error that says so;
 - logs: a full disk for the log, and nobody who reads it; no call notices;
@@ -43,6 +45,7 @@ from rich.progress import Progress
 from benchmarks.hardware import describe_hardware
 from benchmarks.reliability_bombs import bombs
 from benchmarks.reliability_faults import budget, step
+from benchmarks.reliability_files import files
 from benchmarks.reliability_freeze import freeze
 from benchmarks.reliability_hostile import hostile
 from benchmarks.reliability_load import overload, sigterm, unsteady
@@ -63,6 +66,7 @@ PARTS: dict[str, Part] = {
         overload,
         sigterm,
         reload,
+        files,
         step,
         budget,
         logs,
