@@ -102,10 +102,11 @@ class Parity(_Record):
 
     Attributes:
         max_log_probability_difference: The worst over every compared position and token.
-        tolerance: What it was held to; None where BLEU decides.
+        tolerance: What it was held to.
         shapes: `(batch, source length, target length)` of each comparison, none seen by the export.
         bleu: sacreBLEU of greedy decoding on dev sentences with these graphs; None where not measured.
         reference_bleu: The same of the trained PyTorch model.
+        mean_log_probability_difference: Over the tokens of their references; None where not measured.
     """
 
     max_log_probability_difference: float
@@ -113,6 +114,7 @@ class Parity(_Record):
     shapes: tuple[tuple[int, int, int], ...]
     bleu: float | None = None
     reference_bleu: float | None = None
+    mean_log_probability_difference: float | None = None
 
 
 @dataclass(frozen=True)

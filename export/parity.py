@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from bundle.names import memory_key, memory_value
+from bundle.names import Role
 from export.graphs import DecodeGraph
-from export.runtime import Array, Graphs
+from export.runtime import Array, Graphs, pad
 from training.transformer import Transformer
 
 # (batch, source length, target length), none of which the export's examples have.
@@ -43,14 +43,52 @@ def worst_difference(
             cache_lengths = np.full(B, position, np.int32)
             logits = graphs.step(target_ids[:, position].copy(), cache_lengths, source_lengths, buffers)
             worst = max(worst, _distance(_log_softmax(logits), expected[:, position]))
-        layers = range(model.config.num_decoder_layers)
-        buffers = graphs.empty_cache(B, T + 2) | {
-            name: memory[name] for layer in layers for name in (memory_key(layer), memory_value(layer))
-        }
-        scores, attention = graphs.decode(target_ids, label_ids, source_lengths, buffers)
+        scores, attention = _decoded(graphs, decode, memory, source_lengths, target_ids, label_ids)
         labels = np.take_along_axis(expected, label_ids[:, :, None], axis=2)[:, :, 0]
         worst = max(worst, _distance(scores, labels), _distance(attention[:, :, :S], alignment))
     return worst
+
+
+def mean_difference(
+    model: Transformer,
+    graphs: Graphs,
+    decode: DecodeGraph,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+) -> float:
+    """The mean absolute difference of the log-probabilities of real targets' tokens, by `decode`.
+
+    Args:
+        model: In eval mode.
+        graphs: What it is compared with.
+        decode: The module of the decode graph.
+        pairs: `(source token ids, target token ids with the start token)`.
+    """
+    total, num_tokens = 0.0, 0
+    for source, target in pairs:
+        source_ids, source_lengths = pad([source])
+        target_ids, label_ids = np.array([target[:-1]]), np.array([target[1:]])
+        expected, _ = _expected(model, decode, source_ids, source_lengths, target_ids)
+        memory = graphs.encode(source_ids, source_lengths, memory_capacity=len(source))
+        scores, _ = _decoded(graphs, decode, memory, source_lengths, target_ids, label_ids)
+        labels = np.take_along_axis(expected, label_ids[:, :, None], axis=2)[:, :, 0]
+        total += float(np.abs(scores - labels).sum())
+        num_tokens += label_ids.size
+    return total / num_tokens
+
+
+def _decoded(
+    graphs: Graphs,
+    decode: DecodeGraph,
+    memory: dict[str, Array],
+    source_lengths: Array,
+    target_ids: Array,
+    label_ids: Array,
+) -> tuple[Array, Array]:
+    """Log-probabilities `(B, T)` of the labels and the alignment, from an empty cache."""
+    B, T = target_ids.shape
+    read = {spec.name: memory[spec.name] for spec in decode.inputs if spec.role is Role.MEMORY}
+    buffers = graphs.empty_cache(B, T + 2) | read
+    return graphs.decode(target_ids, label_ids, source_lengths, buffers)
 
 
 def _expected(

@@ -2,9 +2,12 @@
 
 import os
 import stat
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from bundle.manifest import load_bundle
 from bundle.names import Precision
@@ -52,7 +55,8 @@ def test_the_manifest_holds_the_proof(random_bundle):
     assert 0 < proof.max_log_probability_difference < proof.tolerance == TOLERANCES[Precision.FP32]
     assert proof.shapes == parity.SHAPES
     proof = random_bundle.manifest.variants[Precision.INT8].parity
-    assert proof.tolerance is None
+    assert 0 < proof.max_log_probability_difference < proof.tolerance == TOLERANCES[Precision.INT8]
+    assert 0 < proof.mean_log_probability_difference < exporter.MAX_INT8_MEAN_DIFFERENCE
     assert proof.bleu >= proof.reference_bleu - 1
 
 
@@ -126,12 +130,50 @@ def test_what_is_no_bundle_is_never_replaced(one_layer_trained, tmp_path):
 
 
 def test_int8_that_translates_worse_is_refused(random_trained, post_int8, monkeypatch):
-    monkeypatch.setattr(exporter, "_dev_bleu", lambda *_: (88.9, 90.0))
+    monkeypatch.setattr(exporter, "_bleu", lambda *_: (88.9, 90.0))
     with pytest.raises(ExportError, match=r"int8 scores 88.90 BLEU on dev where the .* scores 90.00"):
         exporter._prove(random_trained, post_int8.graphs, post_int8.decode, Precision.INT8)
-    monkeypatch.setattr(exporter, "_dev_bleu", lambda *_: (89.1, 90.0))
+    monkeypatch.setattr(exporter, "_bleu", lambda *_: (89.1, 90.0))
     proof = exporter._prove(random_trained, post_int8.graphs, post_int8.decode, Precision.INT8)
-    assert describe(proof, 7).endswith(", BLEU 89.10 on 7 dev pairs (trained model 90.00)")
+    line = describe(proof, random_trained.dev)
+    assert ", BLEU 89.10 on 4 dev pairs (trained model 90.00); they are too few to split" in line
+    line = describe(proof, random_trained.dev * 50)
+    assert line.endswith(", BLEU 89.10 on 100 dev pairs (trained model 90.00)")
+
+
+@pytest.mark.parametrize("difference", [float("inf"), float("nan"), 10.1])
+def test_int8_that_is_far_off_is_refused_whatever_its_bleu(
+    random_trained, post_int8, monkeypatch, difference
+):
+    """Of a model that has learnt nothing, graphs that give NaN were taken: 0.0 BLEU against 0.9."""
+    monkeypatch.setattr(exporter, "_bleu", lambda *_: (0.0, 0.9))
+    monkeypatch.setattr(parity, "worst_difference", lambda *_: difference)
+    with pytest.raises(ExportError, match=r"int8 differs from the trained model by .* and 1e\+01 is allowed"):
+        exporter._prove(random_trained, post_int8.graphs, post_int8.decode, Precision.INT8)
+
+
+@pytest.mark.parametrize("noise", [0.5, float("nan")])
+def test_where_bleu_is_too_low_to_prove_anything_references_decide(
+    random_trained, post_int8, monkeypatch, noise
+):
+    monkeypatch.setattr(exporter, "_bleu", lambda *_: (0.0, 0.9))
+    proof = exporter._prove(random_trained, post_int8.graphs, post_int8.decode, Precision.INT8)
+    assert "(trained model 0.90, too low to prove anything)" in describe(proof, random_trained.dev)
+    model = deepcopy(random_trained.model)
+    with torch.no_grad():
+        model.embedding.weight += noise * torch.randn(model.embedding.weight.shape)
+    monkeypatch.setattr(parity, "worst_difference", lambda *_: 1.0)
+    other = replace(random_trained, model=model)
+    with pytest.raises(ExportError, match=r"int8 differs from the trained model by .* on average"):
+        exporter._prove(other, post_int8.graphs, post_int8.decode, Precision.INT8)
+
+
+def test_int8_is_proved_on_other_pairs_than_those_it_was_calibrated_on():
+    dev = [(str(number), "") for number in range(1000)]
+    calibration, proof = exporter._split(dev)
+    assert len(calibration) == len(proof) == 200
+    assert not set(calibration) & set(proof)
+    assert exporter._split(dev[:99]) == (dev[:99], dev[:99])
 
 
 def test_a_difference_that_is_not_a_number_is_no_proof(random_trained, post_fp32, monkeypatch):
