@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,9 +107,11 @@ def joined_ranks() -> Iterator[Ranks]:
     ranks = Ranks(distributed.get_rank(), distributed.get_world_size())
     try:
         yield ranks
-    except RuntimeError as error:
-        # NCCL's errors have a class of their own, and gloo's a text: the connection was closed by the peer.
-        if not isinstance(error, distributed.DistError) and "peer" not in str(error).lower():
+    except BaseException as error:
+        # As soon as the group is left, the others fail, and torchrun sends SIGTERM to all that are not the
+        # first to exit. This process is ending anyway, and must still report why.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if not _is_lost_peer(error):
             raise
         raise OtherProcessFailed(
             "another process of this training failed, and has said why; --resume goes on afterwards"
@@ -118,6 +121,14 @@ def joined_ranks() -> Iterator[Ranks]:
         # the interpreter's end now and then aborts the process.
         gc.collect()
         distributed.destroy_process_group()
+
+
+def _is_lost_peer(error: BaseException) -> bool:
+    """Whether a collective failed since another process ended."""
+    # NCCL's errors have a class of their own, and gloo's a text: the connection was closed by the peer.
+    return isinstance(error, distributed.DistError) or (
+        isinstance(error, RuntimeError) and "peer" in str(error).lower()
+    )
 
 
 def current_rank() -> int:

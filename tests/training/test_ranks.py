@@ -1,21 +1,28 @@
+import multiprocessing
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
-from torch import Tensor
+from torch import Tensor, distributed
 
 from benchmarks.serving import free_ports
+from training.__main__ import main
 from training.checkpoint import checkpoint_path, list_checkpoints, load_checkpoint
-from training.ranks import Ranks
+from training.ranks import Ranks, joined_ranks
 from training.run import RunFolder
 
+ROOT = Path(__file__).parents[2]
 SMALL = ["d_model=32", "d_ff=64", "num_heads=2", "batch_tokens=200", "num_averaged=1"]
 RECIPE = ["eval_interval_steps=10", "checkpoint_interval_steps=10"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+ON_CPU = ["--device", "cpu", "--threads", "1"]
 
 # Rank 1 fails in the third step, where rank 0 waits for its gradients.
 FAILING = """
@@ -34,42 +41,92 @@ Trainer.train_step = failing
 sys.exit(main(sys.argv[1:]))
 """
 
+# Processes are copies of one that has imported torch, which takes longer than the trainings do.
+COPIES = multiprocessing.get_context("forkserver")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One process of a training.
+
+    Attributes:
+        folder: Where it writes what it prints.
+    """
+
+    process: BaseProcess
+    folder: Path
+
+    def wait(self) -> int:
+        """The exit code."""
+        self.process.join(300)
+        assert self.process.exitcode is not None, self.stderr
+        return self.process.exitcode
+
+    @property
+    def stdout(self) -> str:
+        return (self.folder / "stdout").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+
+@pytest.fixture
+def start_ranks(tmp_path_factory: pytest.TempPathFactory):
+    """Start `python -m training train demo` in as many processes as asked for, as torchrun would."""
+    started = []
+
+    def start(size: int, *arguments: str) -> list[Rank]:
+        (port,) = free_ports(1)
+        ranks = []
+        for rank in range(size):
+            folder = tmp_path_factory.mktemp("rank")
+            numbers = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+            environment = {name: str(number) for name, number in (numbers | {"MASTER_PORT": port}).items()}
+            environment["MASTER_ADDR"] = "127.0.0.1"
+            process = COPIES.Process(
+                target=run_rank, args=(environment if size > 1 else {}, folder, arguments)
+            )
+            process.start()
+            ranks.append(Rank(process, folder))
+        started.extend(ranks)
+        return ranks
+
+    COPIES.set_forkserver_preload([__name__, "torch._dynamo", "training.curves"])
+    yield start
+    for rank in started:
+        rank.process.kill()
+        rank.process.join()
+
+
+def run_rank(environment: dict[str, str], folder: Path, arguments: tuple[str, ...]) -> None:
+    """In a process of its own: what torchrun runs, with its output in files."""
+    os.environ.update(environment)
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), descriptor)
+    sys.exit(main(["train", "demo", *arguments]))
+
+
+@pytest.fixture
+def train(start_ranks):
+    """Train in that many processes, to the end; gives what each of them printed."""
+
+    def train(size: int, *arguments: str) -> list[str]:
+        ranks = start_ranks(size, *arguments)
+        assert [rank.wait() for rank in ranks] == [0] * size, [rank.stderr for rank in ranks]
+        assert not any("Warning" in rank.stderr for rank in ranks)
+        return [rank.stdout for rank in ranks]
+
+    return train
+
 
 @pytest.fixture
 def flags(corpus_files: list[str]) -> list[str]:
-    return [*corpus_files, "--device", "cpu", "--threads", "1"]
+    return [*corpus_files, *ON_CPU]
 
 
-def train(
-    out: Path, flags: list[str], settings: list[str], launcher: tuple[str, ...] | list[str] = ()
-) -> str:
-    done = subprocess.run(
-        command_of(out, flags, settings, launcher), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Warning" not in done.stderr
-    return done.stdout
-
-
-def train_on_two_machines(out: Path, flags: list[str], settings: list[str]) -> list[str]:
-    """What each of them says; both are this one, and meet at a port."""
-    (port,) = free_ports(1)
-    machine = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
-    command = command_of(out, flags, settings, [*machine, *meeting])
-    processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    answers = [process.communicate(timeout=300) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], answers
-    return [output for output, _ in answers]
-
-
-def command_of(
-    out: Path, flags: list[str], settings: list[str], launcher: tuple[str, ...] | list[str]
-) -> list[str]:
-    command = [sys.executable, *launcher, "-m", "training", "train", "demo", "--out", str(out), *flags]
-    return command if "--resume" in flags else [*command, "--set", *SMALL, *RECIPE, *settings]
+def new_run(out: Path, flags: list[str], *settings: str) -> list[str]:
+    return ["--out", str(out), *flags, "--set", *SMALL, *RECIPE, *settings]
 
 
 def weights(out: Path, step: int) -> dict[str, Tensor]:
@@ -85,16 +142,16 @@ def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
-def test_two_machines_and_small_pieces_learn_what_one_process_learns(
-    tmp_path: Path, flags: list[str]
+def test_two_processes_and_small_pieces_learn_what_one_process_learns(
+    tmp_path: Path, flags: list[str], train
 ) -> None:
     flags = [*flags, "--max-steps", "20"]
-    one = train(tmp_path / "one", flags, ["dropout=0.0"])
-    two = train_on_two_machines(tmp_path / "two", flags, ["dropout=0.0", "micro_batch_tokens=40"])
+    (one,) = train(1, *new_run(tmp_path / "one", flags, "dropout=0.0"))
+    two = train(2, *new_run(tmp_path / "two", flags, "dropout=0.0", "micro_batch_tokens=40"))
     # Rounding differs by 1e-7, of which Adam makes more where a gradient is almost 0; 20 steps move by 5e-3.
     assert largest_difference(weights(tmp_path / "one", 20), weights(tmp_path / "two", 20)) < 1e-5
     # What is shared says the same, and is said once.
-    assert sorted(len(each.splitlines()) for each in two) == [0, 2]
+    assert [len(each.splitlines()) for each in two] == [2, 0]
     assert len(one.splitlines()) == 2
     losses = [losses_of(tmp_path / name) for name in ("one", "two")]
     assert len(losses[0]) == 3  # of 20 steps of training, and of two evaluations
@@ -111,84 +168,79 @@ def test_two_machines_and_small_pieces_learn_what_one_process_learns(
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
-def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path, flags: list[str]) -> None:
-    train(tmp_path / "whole", [*flags, "--max-steps", "20"], ["dropout=0.0"])
-    train(tmp_path / "parts", [*flags, "--max-steps", "10"], ["dropout=0.0"], TORCHRUN)
-    train(tmp_path / "parts", ["--resume", "--max-steps", "20", "--device", "cpu", "--threads", "1"], [])
-    assert largest_difference(weights(tmp_path / "whole", 20), weights(tmp_path / "parts", 20)) < 1e-5
+def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path, flags: list[str], train) -> None:
+    parts = tmp_path / "parts"
+    train(1, *new_run(tmp_path / "whole", [*flags, "--max-steps", "20"], "dropout=0.0"))
+    train(2, *new_run(parts, [*flags, "--max-steps", "10"], "dropout=0.0"))
+    train(1, "--out", str(parts), "--resume", "--max-steps", "20", *ON_CPU)
+    assert largest_difference(weights(tmp_path / "whole", 20), weights(parts, 20)) < 1e-5
 
 
-def test_sigterm_stops_all_processes_at_one_step_and_they_go_on_bit_for_bit(
-    tmp_path: Path, flags: list[str]
+def test_sigterm_to_one_stops_all_processes_at_one_step_and_they_go_on_bit_for_bit(
+    tmp_path: Path, flags: list[str], start_ranks, train
 ) -> None:
     settings = ["dropout=0.2", "max_steps=400", "eval_interval_steps=400", "checkpoint_interval_steps=200"]
     out = tmp_path / "run"
-    arguments = ["-m", "training", "train", "demo", "--out", str(out), *flags, "--set", *SMALL, *RECIPE]
-    command = [sys.executable, *TORCHRUN, *arguments, *settings]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        metrics = RunFolder(out).metrics_file
-        while not (metrics.is_file() and metrics.stat().st_size):  # training is under way
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=120)
-    assert process.returncode != 0
-    (step,) = set(re.findall(r"interrupted at step (\d+)", errors))
-    assert errors.count(f"go on with: torchrun ... -m training train demo --out {out} --resume") == 1
+    ranks = start_ranks(2, *new_run(out, flags, *settings))
+    metrics = RunFolder(out).metrics_file
+    while not (metrics.is_file() and metrics.stat().st_size):  # training is under way
+        assert ranks[0].process.is_alive(), ranks[0].stderr
+        time.sleep(0.05)
+    ranks[1].process.terminate()
+    assert [rank.wait() for rank in ranks] == [128 + signal.SIGTERM] * 2
+    (step,) = re.findall(r"interrupted at step (\d+)", "".join(rank.stderr for rank in ranks))
+    assert f"go on with: torchrun ... -m training train demo --out {out} --resume" in ranks[0].stderr
     stopped_at = int(step)
     assert load_checkpoint(list_checkpoints(RunFolder(out).checkpoints)[-1]).step == stopped_at
 
     end = ["--max-steps", str(stopped_at + 20)]
-    train(out, ["--resume", *end, "--device", "cpu", "--threads", "1"], [], TORCHRUN)
-    train(tmp_path / "whole", [*flags, *end], ["dropout=0.2"], TORCHRUN)
+    train(2, "--out", str(out), "--resume", *end, *ON_CPU)
+    train(2, *new_run(tmp_path / "whole", [*flags, *end], "dropout=0.2"))
     assert (
         largest_difference(weights(out, stopped_at + 20), weights(tmp_path / "whole", stopped_at + 20)) == 0
     )
 
 
-def test_who_fails_says_why_and_the_others_end(tmp_path: Path, flags: list[str]) -> None:
+def test_a_process_that_fails_says_why_and_the_others_end(tmp_path: Path, flags: list[str]) -> None:
+    """Under torchrun itself, which ends the others with SIGTERM as soon as the first has exited."""
     script = tmp_path / "failing.py"
     script.write_text(FAILING)
-    command = [
-        sys.executable,
-        *TORCHRUN,
-        str(script),
-        "train",
-        "demo",
-        "--out",
-        str(tmp_path / "run"),
-        *flags,
-    ]
-    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(
-        [*command, *flags, "--set", *SMALL, *RECIPE],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=environment,
-    )
+    command = [sys.executable, *TORCHRUN, str(script), "train", "demo", *new_run(tmp_path / "run", flags)]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode != 0
     assert "process 1: error: out of luck" in done.stderr
     assert "another process of this training failed, and has said why" in done.stderr
     assert "Traceback" not in done.stderr.split("ChildFailedError")[0].split("elastic")[0]
 
 
-def test_what_the_first_process_refuses_ends_all(tmp_path: Path, flags: list[str]) -> None:
-    command = [
-        sys.executable,
-        *TORCHRUN,
-        "-m",
-        "training",
-        "train",
-        "demo",
-        "--out",
-        str(tmp_path),
-        "--resume",
-    ]
-    done = subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True, timeout=300)
-    assert done.returncode != 0
-    assert "has no run to go on with: leave out --resume" in done.stderr
-    assert "process 1: error: the first process failed, and has said why" in done.stderr
+def test_an_error_is_raised_although_torchrun_wants_to_end_the_process_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Leaving the group lets the others fail, and torchrun then ends what has not exited yet."""
+    received: list[int] = []
+    for name, value in {
+        "init_process_group": lambda *_, **__: None,
+        "get_rank": lambda: 1,
+        "get_world_size": lambda: 2,
+        "destroy_process_group": lambda: signal.raise_signal(signal.SIGTERM),
+    }.items():
+        monkeypatch.setattr(distributed, name, value)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        with pytest.raises(ValueError, match="out of luck"), joined_ranks():
+            raise ValueError("out of luck")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not received
+
+
+def test_what_the_first_process_refuses_ends_all(tmp_path: Path, start_ranks) -> None:
+    ranks = start_ranks(2, "--out", str(tmp_path), "--resume", "--device", "cpu")
+    assert [rank.wait() for rank in ranks] == [1, 1]
+    assert "has no run to go on with: leave out --resume" in ranks[0].stderr
+    assert "process 1: error: the first process failed, and has said why" in ranks[1].stderr
 
 
 def test_one_process_has_everything_to_itself() -> None:
