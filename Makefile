@@ -24,7 +24,7 @@ endif
 
 INSTALLED := $(VENV)/.installed-$(RUNTIME)
 
-.PHONY: help demo serve test lint types bench figures stubs lock install clean
+.PHONY: help demo serve test test-all pytest coverage lint types bench figures stubs lock install clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -36,9 +36,21 @@ demo: $(BUNDLE)/manifest.json ## install, train, export, serve, translate, show 
 serve: $(BUNDLE)/manifest.json ## serve the demo bundle in the foreground
 	$(PY) -m server $(BUNDLE) $(SERVE_FLAGS)
 
-test: $(INSTALLED) ## everything that CI runs: lint, types, stubs, tests
-	$(MAKE) --no-print-directory lint types
-	$(PY) -m pytest --numprocesses 2 --dist loadfile
+test: $(INSTALLED) lint ## lint, types, stubs, and the tests that each prove something new
+	$(MAKE) --no-print-directory --jobs 2 types pytest
+
+# The long tests, and many more examples of what quick ones try a few of.
+test-all: export PYTEST_FLAGS = -m "not gpu and not docker" --hypothesis-profile thorough
+test-all: test ## everything that CI runs: the long tests, too
+
+pytest: $(INSTALLED)
+	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
+
+coverage: $(INSTALLED) ## statements and branches of bundle, server and client that test-all runs
+	$(PY) -m coverage erase
+	$(MAKE) --no-print-directory pytest PY="$(PY) -m coverage run" PYTEST_FLAGS='-m "not gpu and not docker"'
+	$(PY) -m coverage combine --quiet
+	$(PY) -m coverage report
 
 lint: $(INSTALLED) ## ruff: rules and format
 	$(PY) -m ruff check .

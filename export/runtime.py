@@ -32,6 +32,8 @@ class Graphs:
     def __init__(self, paths: Mapping[Verb, Path], graphs: Mapping[Verb, Graph], provider: str) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3
+        # The three take turns: threads of one that spin after its run would take the CPU from the next.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
 
         def session(path: Path) -> ort.InferenceSession:
             try:

@@ -1,6 +1,10 @@
-"""Models and bundles that many tests read: made once a session, and never written to."""
+"""Models and bundles that many tests read: made once for all processes of a session, and never written to."""
 
+import fcntl
 import logging
+import os
+import shutil
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -25,8 +29,9 @@ from training.tokenizer import train_tokenizer
 from training.transformer import Transformer
 
 # No test is timed: machines are too uneven.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+settings.register_profile("quick", deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=500)  # of `make test-all`
+settings.load_profile("quick")
 
 _KOREAN = "하나", "둘", "셋", "넷", "다섯"
 _ENGLISH = "one", "two", "three", "four", "five"
@@ -42,6 +47,27 @@ _DEV = [
 def _one_torch_thread() -> None:
     # Matrices this small only wait for a second thread, ten times longer where the machine is busy.
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """Fill a folder of that name once for all processes that share the tests; the others wait for it."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+
+    def made_once(name: str, make: Callable[[Path], None]) -> Path:
+        folder, whole = root / name, root / f"{name}-is-whole"
+        with (root / f"{name}-lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not whole.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a process that failed
+                folder.mkdir()
+                make(folder)
+                whole.touch()
+        return folder
+
+    return made_once
 
 
 def make_random_trained(**sizes) -> TrainedModel:
@@ -102,11 +128,11 @@ def one_layer_trained() -> TrainedModel:
 
 
 @pytest.fixture(scope="session")
-def bundle_path(random_trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle_path(random_trained: TrainedModel, made_once) -> Path:
     """A bundle of random weights in fp32 and int8; copy it to damage it."""
-    path = tmp_path_factory.mktemp("bundles") / "random"
-    export_bundle(random_trained, path, [Precision.FP32, Precision.INT8])
-    return path
+    precisions = [Precision.FP32, Precision.INT8]
+    make = lambda folder: export_bundle(random_trained, folder / "random", precisions)  # noqa: E731
+    return made_once("bundles", make) / "random"
 
 
 @pytest.fixture(scope="session")
@@ -135,16 +161,21 @@ class TrainedRun:
 
 
 @pytest.fixture(scope="session")
-def trained_run(tmp_path_factory: pytest.TempPathFactory) -> TrainedRun:
-    folder = tmp_path_factory.mktemp("trained")
-    run = RunFolder(folder / "run")
-    corpus, console = _numbers(), Console(file=StringIO())
+def trained_run(made_once) -> TrainedRun:
+    folder = made_once("trained", _train_and_export)
+    run = folder / "run"
+    told = [(folder / name).read_text(encoding="utf-8") for name in ("stdout", "stderr")]
+    return TrainedRun(run, _numbers(), folder / "numbers", load_run(run), *told)
+
+
+def _train_and_export(folder: Path) -> None:
+    run, corpus = RunFolder(folder / "run"), _numbers()
     start_run(run, _numbers_preset(), corpus)
-    continue_run(run, corpus, torch.device("cpu"), console)
-    path = folder / "numbers"
+    continue_run(run, corpus, torch.device("cpu"), Console(file=StringIO()))
     with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
-        assert export_main([str(run.path), str(path)]) == 0
-    return TrainedRun(run.path, corpus, path, load_run(run.path), stdout.getvalue(), stderr.getvalue())
+        assert export_main([str(run.path), str(folder / "numbers")]) == 0
+    (folder / "stdout").write_text(stdout.getvalue(), encoding="utf-8")
+    (folder / "stderr").write_text(stderr.getvalue(), encoding="utf-8")
 
 
 def _numbers() -> Corpus:

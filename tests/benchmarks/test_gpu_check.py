@@ -26,6 +26,7 @@ FOUND = {
 }
 
 
+@pytest.mark.slow  # the parts and the peers have tests of their own
 @pytest.mark.filterwarnings("ignore")  # of the peers' own code
 def test_every_part_but_cudas_own_runs_on_the_cpu(tmp_path, capsys):
     out = tmp_path / "results" / "report.json"

@@ -60,6 +60,7 @@ def task_of(folder: Path, train: Sequence[tuple[str, str]], dev: Sequence[tuple[
     )
 
 
+@pytest.mark.slow  # four exports and as many servers, which have tests of their own
 def test_a_run_is_averaged_served_and_scored_in_both_precisions(
     trained_run, tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,6 +131,7 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> TrainingConfig:
     return recipe
 
 
+@pytest.mark.slow  # two trainings, exports and servers, which have tests of their own
 def test_models_of_both_ways_add_their_translations_of_the_training_texts(
     tmp_path: Path, console: Console, recipe: TrainingConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,7 +46,12 @@ def new_report() -> dict:
     return {"bars": []}
 
 
-@pytest.mark.parametrize("part", reliability.PARTS)
+# One part shows that a server is started, asked and judged. The others do the same with other faults, each of
+# which the tests of the server have.
+@pytest.mark.parametrize(
+    "part",
+    [pytest.param(part, marks=[] if part == "sigterm" else pytest.mark.slow) for part in reliability.PARTS],
+)
 def test_every_part_meets_its_bars(place, part):
     report = new_report()
     reliability.run(place, [part], report)

@@ -2,7 +2,7 @@
 
 import pytest
 import tokenizers
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
@@ -34,7 +34,6 @@ any_ids = st.lists(
 
 
 @given(any_text)
-@settings(max_examples=300)
 def test_any_text_comes_back_as_it_is_normalised(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == tokenizer.normalize(text)
 
@@ -78,7 +77,6 @@ def streamed(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
 
 
 @given(any_ids)
-@settings(max_examples=500)
 def test_streamed_pieces_joined_are_the_whole_text(tokenizer, parts):
     token_ids: list[int] = []
     for part in parts:
@@ -87,7 +85,6 @@ def test_streamed_pieces_joined_are_the_whole_text(tokenizer, parts):
 
 
 @given(any_text)
-@settings(max_examples=300)
 @example("🎉👨‍👩‍👧 오늘")
 def test_streamed_pieces_are_whole_characters(tokenizer, text):
     pieces = streamed(tokenizer, tokenizer.encode(text))
@@ -98,7 +95,6 @@ def test_streamed_pieces_are_whole_characters(tokenizer, text):
 
 
 @given(any_text, st.lists(st.integers(1, 5), min_size=1))
-@settings(max_examples=100)
 def test_it_does_not_matter_how_many_ids_come_at_once(tokenizer, text, sizes):
     token_ids = tokenizer.encode(text)
     stream, joined = tokenizer.stream(), ""
@@ -121,7 +117,6 @@ def test_bytes_that_never_become_a_character_come_at_the_end(tokenizer):
 
 
 @given(any_text)
-@settings(max_examples=200)
 @example("\ufffd")
 @example("a\ufffd\ufffd")
 @example("\ufffd 힣\ufffd")
@@ -144,7 +139,6 @@ def test_pieces_name_special_tokens_and_leave_half_characters_empty(tokenizer):
 
 
 @given(any_ids)
-@settings(max_examples=300)
 def test_the_text_of_byte_level_pairs_is_what_the_library_decodes(tokenizer, parts):
     token_ids: list[int] = []
     for part in parts:
@@ -169,7 +163,6 @@ def with_byte_fallback() -> Tokenizer:
 
 
 @given(st.lists(st.one_of(st.integers(0, 265), st.sampled_from("금é힣🎉")), max_size=8))
-@settings(max_examples=500)
 @example(["a", 0xE2 + 2, 0x82 + 2, 0xAC + 2, 0xFF + 2, 3])  # "Invalid prefix" from the library's stream
 def test_with_byte_fallback_the_text_is_that_of_the_bytes(parts):
     tokenizer, token_ids = FALLBACK, list[int]()

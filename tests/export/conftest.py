@@ -4,13 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import onnx_ir as ir
 import pytest
 
-from bundle.manifest import Manifest
+from bundle.manifest import Manifest, load_bundle
 from bundle.names import Precision, Verb
 from export import convert
 from export.exporter import export_bundle, make_graphs
-from export.graphs import DecodeGraph, Graph
+from export.graphs import DecodeGraph, EncodeGraph, Graph, StepGraph
 from export.runtime import Graphs
 from training.run import TrainedModel
 
@@ -51,30 +52,43 @@ def post_int8(random_trained: TrainedModel, bundle_path: Path) -> Exported:
     return _exported(random_trained, Precision.INT8, bundle_path / "int8")
 
 
-def _converted(trained: TrainedModel, precision: Precision, folder: Path) -> Exported:
-    modules = make_graphs(trained, precision)
-    convert.save({verb: convert.convert(module) for verb, module in modules.items()}, folder)
-    return _exported(trained, precision, folder)
+@pytest.fixture(scope="session")
+def converted(made_once) -> Callable[[TrainedModel, Precision, str], Exported]:
+    """Convert a model into a folder of that name."""
+
+    def converted(trained: TrainedModel, precision: Precision, name: str) -> Exported:
+        def make(folder: Path) -> None:
+            modules = make_graphs(trained, precision)
+            convert.save({verb: convert.convert(module) for verb, module in modules.items()}, folder)
+
+        return _exported(trained, precision, made_once(name, make))
+
+    return converted
 
 
 @pytest.fixture(scope="session")
-def pre_fp32(random_pre_norm: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return _converted(random_pre_norm, Precision.FP32, tmp_path_factory.mktemp("pre-norm"))
+def pre_fp32(random_pre_norm: TrainedModel, converted) -> Exported:
+    return converted(random_pre_norm, Precision.FP32, "pre-norm")
 
 
 @pytest.fixture(scope="session")
-def target_tied_fp32(random_target_tied: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return _converted(random_target_tied, Precision.FP32, tmp_path_factory.mktemp("target-tied"))
+def target_tied_fp32(random_target_tied: TrainedModel, converted) -> Exported:
+    return converted(random_target_tied, Precision.FP32, "target-tied")
 
 
 @pytest.fixture(scope="session")
-def untied_fp32(random_untied: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return _converted(random_untied, Precision.FP32, tmp_path_factory.mktemp("untied"))
+def untied_fp32(random_untied: TrainedModel, converted) -> Exported:
+    return converted(random_untied, Precision.FP32, "untied")
 
 
 @pytest.fixture(scope="session")
-def untied_int8(random_untied: TrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return _converted(random_untied, Precision.INT8, tmp_path_factory.mktemp("untied-int8"))
+def untied_int8(random_untied: TrainedModel, converted) -> Exported:
+    return converted(random_untied, Precision.INT8, "untied-int8")
+
+
+@pytest.fixture(scope="session")
+def one_layer_fp32(one_layer_trained: TrainedModel, converted) -> Exported:
+    return converted(one_layer_trained, Precision.FP32, "one-layer")
 
 
 @pytest.fixture
@@ -84,12 +98,24 @@ def exported(request: pytest.FixtureRequest) -> Exported:
 
 
 @pytest.fixture(scope="session")
-def fp16_manifest(
-    one_layer_trained: TrainedModel, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Manifest]:
+def fp16_manifest(one_layer_trained: TrainedModel, made_once) -> tuple[Path, Manifest]:
     """A bundle for CUDA, and its manifest."""
-    path = tmp_path_factory.mktemp("fp16") / "bundle"
-    return path, export_bundle(one_layer_trained, path, [Precision.FP16])
+    make = lambda folder: export_bundle(one_layer_trained, folder / "bundle", [Precision.FP16])  # noqa: E731
+    path = made_once("fp16", make) / "bundle"
+    return path, load_bundle(path).manifest
+
+
+@pytest.fixture(scope="session")
+def graphs_of() -> Callable[[Path], Callable[[Graph], ir.Model]]:
+    """Stands in for `convert.convert`, which takes seconds: gives what it made of the same model before."""
+    verbs = {EncodeGraph: Verb.ENCODE, StepGraph: Verb.STEP, DecodeGraph: Verb.DECODE}
+    return lambda folder: lambda graph: ir.load(folder / f"{verbs[type(graph)]}.onnx")
+
+
+@pytest.fixture
+def quick_conversion(one_layer_fp32: Exported, graphs_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports of the smallest model in fp32 need not convert it again."""
+    monkeypatch.setattr(convert, "convert", graphs_of(one_layer_fp32.folder))
 
 
 @pytest.fixture

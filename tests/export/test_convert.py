@@ -163,13 +163,13 @@ def bf16_files(one_layer_trained, tmp_path_factory) -> tuple[dict[Verb, Graph], 
     return modules, convert.save({verb: convert.convert(module) for verb, module in modules.items()}, folder)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_graphs_for_cuda_hold_short_floats_and_answer_in_float32(dtype, fp16_manifest, bf16_files):
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_graphs_for_cuda_hold_short_floats_and_answer_in_float32(dtype, fp16_manifest, request):
     path, manifest = fp16_manifest
     graphs = manifest.variants[Precision.FP16].graphs
     files = {verb: path / graph.file.file for verb, graph in graphs.items()}
-    if dtype == "bfloat16":
-        graphs, files = bf16_files
+    if dtype == "bfloat16":  # the graphs of float16 but for the type: converted for the long tests only
+        _, files = request.getfixturevalue("bf16_files")
     for verb, spec in graphs.items():
         graph = onnx.load(files[verb], load_external_data=False).graph
         for values, tensors in ((graph.input, spec.inputs), (graph.output, spec.outputs)):
@@ -215,6 +215,7 @@ def widened(path: Path) -> None:
     onnx.save(model, path)
 
 
+@pytest.mark.slow  # float16 is proved by its export, in the same way
 def test_bf16_graphs_compute_what_the_model_does_but_for_the_rounding_of_weights(
     one_layer_trained, bf16_files, tmp_path, monkeypatch
 ):

@@ -77,27 +77,28 @@ def test_a_folder_that_is_there_is_not_replaced_unasked(one_layer_trained, tmp_p
     assert names_in(tmp_path) == ["precious"]
 
 
+@pytest.mark.usefixtures("quick_conversion")
 def test_a_failing_proof_leaves_the_old_bundle_and_nothing_else(
     one_layer_trained, tmp_path, monkeypatch, told
 ):
     path = tmp_path / "bundle"
     path.mkdir()
     (path / "manifest.json").write_text("old")
-    monkeypatch.setitem(TOLERANCES, Precision.FP32, 1e-12)
     lines, report = told
-    with pytest.raises(
-        ExportError, match=r"fp32 differs from the trained model by .*e-0. in a log-probability, and 1e-12"
-    ):
-        export_bundle(one_layer_trained, path, FP32, overwrite=True, report=report)
+    refusal = r"fp32 differs from the trained model by .*e-0. in a log-probability, and 1e-12"
+    with monkeypatch.context() as patch:
+        patch.setitem(TOLERANCES, Precision.FP32, 1e-12)
+        with pytest.raises(ExportError, match=refusal):
+            export_bundle(one_layer_trained, path, FP32, overwrite=True, report=report)
     assert lines == ["fp32: converting", "fp32: comparing with the trained model"]
     assert names_in(tmp_path) == ["bundle"]
     assert (path / "manifest.json").read_text() == "old"
-    monkeypatch.undo()
     export_bundle(one_layer_trained, path, FP32, overwrite=True)
     assert names_in(tmp_path) == ["bundle"]
     load_bundle(path)
 
 
+@pytest.mark.usefixtures("quick_conversion")
 def test_an_interrupt_between_the_two_renames_puts_the_old_bundle_back(
     one_layer_trained, tmp_path, monkeypatch
 ):

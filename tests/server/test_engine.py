@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.backlog import QueueLimits
@@ -83,7 +83,6 @@ sources = st.lists(
 
 
 @given(sources, st.integers(1, 9), st.integers(1, 40), st.integers(0, 2**32))
-@settings(max_examples=150)
 def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(sources, num_slots, max_encode_tokens, seed):
     chance = random.Random(seed)
     driver = Driver(FakeRunner(num_slots), limits=SchedulerLimits(max_encode_tokens=max_encode_tokens))
@@ -106,7 +105,6 @@ def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(sources, num_slot
 
 
 @given(sources, st.integers(1, 6), st.integers(0, 2**32))
-@settings(max_examples=150)
 def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_slots, seed):
     chance = random.Random(seed)
     runner = FakeRunner(num_slots, fail_encode=sources[-1][0], fail_steps=[chance.randint(0, 20)])
@@ -138,7 +136,6 @@ def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_sl
 
 
 @given(sources, st.integers(1, 6), st.integers(0, 2**32))
-@settings(max_examples=60)
 def test_a_forced_prefix_is_told_first_and_gone_on_from(sources, num_slots, seed):
     chance = random.Random(seed)
     driver = Driver(FakeRunner(num_slots))

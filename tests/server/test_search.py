@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bundle.names import SOURCE_IDS, Precision
@@ -170,7 +170,6 @@ def several(chance: random.Random, source: tuple[int, ...], most: int, now: floa
 
 
 @given(sources, st.integers(1, 9), st.integers(0, 2**32))
-@settings(max_examples=100)
 def test_over_any_arrivals_each_gets_what_it_gets_alone_and_nothing_told_is_taken_back(
     sources, num_slots, seed
 ):
@@ -196,7 +195,6 @@ def test_over_any_arrivals_each_gets_what_it_gets_alone_and_nothing_told_is_take
 
 
 @given(sources, st.integers(1, 9), st.integers(0, 2**32))
-@settings(max_examples=100)
 def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_slots, seed):
     chance = random.Random(seed)
     driver = Driver(FakeRunner(num_slots, fail_steps=[chance.randint(0, 20)]))
@@ -345,7 +343,6 @@ class TableRunner(FakeRunner):
     st.sampled_from([0.0, 0.6, 1.0, -0.5]),
     st.booleans(),
 )
-@settings(max_examples=300)
 def test_the_rules_of_the_beam_are_the_oracles_up_to_the_limit(seed, size, limit, alpha, early_stopping):
     model = TableModel(seed, vocab_size=7, max_length=limit)
     expected = search.beam_search(

@@ -1,7 +1,7 @@
 """Running sequences sit in rows 0..n-1, and rows' contents follow them."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.records import Search, Sequence
@@ -16,7 +16,6 @@ def make_sequence(number: int) -> Sequence:
 
 
 @given(st.integers(1, 12), st.lists(st.tuples(st.integers(0, 12), st.sets(st.integers(0, 11))), max_size=30))
-@settings(max_examples=300)
 def test_after_any_history_rows_have_no_hole_and_contents_follow(num_slots, history):
     slots = Slots(num_slots)
     contents: list[Sequence | None] = [None] * num_slots

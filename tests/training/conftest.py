@@ -1,4 +1,5 @@
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
 
@@ -6,8 +7,12 @@ import pytest
 import torch
 from rich.console import Console
 
+from benchmarks.serving import free_ports
+from tests.training.processes import Rank, start_rank
+from training import curves, grammar
 from training.config import TrainingConfig, TransformerConfig
 from training.corpus import Corpus, SentencePair
+from training.grammar import BuiltinCorpus
 from training.presets import Preset
 from training.transformer import Transformer
 
@@ -21,6 +26,25 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def built_in(made_once) -> Callable[[int], BuiltinCorpus]:
+    """The built-in corpus of a seed."""
+    build = grammar.build_corpus
+
+    def built_in(seed: int) -> BuiltinCorpus:
+        make = lambda folder: (folder / "pickle").write_bytes(pickle.dumps(build(seed)))  # noqa: E731
+        return pickle.loads((made_once(f"corpus-{seed}", make) / "pickle").read_bytes())
+
+    return built_in
+
+
+@pytest.fixture(autouse=True)
+def _quick(built_in: Callable[[int], BuiltinCorpus], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings of 20 steps take less time than the corpus and the picture that they begin and end with."""
+    monkeypatch.setattr(grammar, "build_corpus", built_in)
+    monkeypatch.setattr(curves, "save_learning_curve", lambda folder: None)
 
 
 @pytest.fixture
@@ -92,3 +116,30 @@ def corpus_files(corpus: Corpus, tmp_path: Path) -> list[str]:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         flags += [flag, str(path)]
     return flags
+
+
+@pytest.fixture
+def start_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., list[Rank]]]:
+    """Start `python -m training train` in as many processes as asked for, as torchrun would."""
+    started = []
+
+    def start(size: int, *arguments: str) -> list[Rank]:
+        (port,) = free_ports(1)
+        group = {
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": size,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        ranks = []
+        for rank in range(size):
+            variables = group | {"RANK": rank, "LOCAL_RANK": rank} if size > 1 else {}
+            environment = {name: str(value) for name, value in variables.items()}
+            ranks.append(start_rank(environment, tmp_path_factory.mktemp("rank"), *arguments))
+            started.append(ranks[-1])
+        return ranks
+
+    yield start
+    for rank in started:
+        rank.process.kill()
+        rank.process.join()

@@ -1,4 +1,5 @@
 import random
+import shutil
 
 import pytest
 import torch
@@ -144,7 +145,8 @@ def test_two_passes_cost_more_than_one_only_where_dropout_tells_them_apart(
     assert losses[1] > losses[0] + 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.slow  # compiling takes a minute
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler")
 @of_torchs_own
 def test_a_compiled_model_has_the_same_loss_and_gradients_at_all_lengths(
     model: Transformer, batches: list[Batch]

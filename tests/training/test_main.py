@@ -1,9 +1,9 @@
 import dataclasses
 import json
 import logging
+import os
+import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from io import BytesIO, TextIOWrapper
@@ -31,17 +31,33 @@ def _logging_as_before() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _toy_preset(monkeypatch: pytest.MonkeyPatch, preset: Preset) -> None:
     monkeypatch.setitem(PRESETS, "toy", lambda: preset)
+    # Threads of matrices this small wait for each other, on busy cores for most of the time.
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Path]:
+    """Once there is one: a run that the command trained."""
+    return {}
 
 
 @pytest.fixture
-def run(tmp_path: Path, corpus_files: list[str], capsys: pytest.CaptureFixture[str]) -> Path:
-    """A run that the command trained."""
-    out = tmp_path / "run"
-    assert main(["train", "toy", "--out", str(out), "--threads", "1", *corpus_files]) == 0
-    captured = capsys.readouterr()
-    assert captured.out.startswith(f"{out}: dev BLEU ")
-    assert "20 steps" in captured.out
-    return out
+def run(
+    trained: dict[str, Path],
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    corpus_files: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> Path:
+    """A copy of a run that the command trained."""
+    if not trained:
+        out = tmp_path_factory.mktemp("trained") / "run"
+        assert main(["train", "toy", "--out", str(out), "--threads", "1", *corpus_files]) == 0
+        captured = capsys.readouterr()
+        assert captured.out.startswith(f"{out}: dev BLEU ")
+        assert "20 steps" in captured.out
+        trained["run"] = out
+    return Path(shutil.copytree(trained["run"], tmp_path / "run"))
 
 
 def failed(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, *arguments: str) -> str:
@@ -398,7 +414,9 @@ def test_cpus_are_counted_where_affinity_is_unknown(
     tmp_path: Path, corpus_files: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("os.sched_getaffinity")
-    assert main(["train", "toy", "--out", str(tmp_path / "run"), *corpus_files]) == 0
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    assert main(["train", "toy", "--out", str(tmp_path / "run"), *corpus_files, "--max-steps", "1"]) == 0
+    assert torch.get_num_threads() == 3
 
 
 @pytest.mark.parametrize(
@@ -512,18 +530,16 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize(("signal_number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_is_the_exit_code_and_how_to_go_on_is_said(
-    tmp_path: Path, corpus_files: list[str], signal_number: int, exit_code: int
+    tmp_path: Path, corpus_files: list[str], start_ranks, signal_number: int, exit_code: int
 ) -> None:
     out = tmp_path / "run"
-    command = [sys.executable, "-m", "training", "train", "demo", "--out", str(out), *corpus_files]
-    with subprocess.Popen([*command, "--threads", "1"], stderr=subprocess.PIPE, text=True) as process:
-        metrics = RunFolder(out).metrics_file
-        while not (metrics.is_file() and metrics.stat().st_size):  # training is under way
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(signal_number)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == exit_code
-    assert f"go on with: python -m training train demo --out {out} --resume" in errors
-    assert "Traceback" not in errors
+    (training,) = start_ranks(1, "demo", "--out", str(out), *corpus_files, "--threads", "1")
+    metrics = RunFolder(out).metrics_file
+    while not (metrics.is_file() and metrics.stat().st_size):  # training is under way
+        assert training.process.is_alive(), training.stderr
+        time.sleep(0.05)
+    os.kill(training.process.pid, signal_number)
+    assert training.wait() == exit_code
+    assert f"go on with: python -m training train demo --out {out} --resume" in training.stderr
+    assert "Traceback" not in training.stderr
     assert list(RunFolder(out).checkpoints.glob("step-*.pt"))

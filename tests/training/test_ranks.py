@@ -1,19 +1,13 @@
-import multiprocessing
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
 from torch import Tensor, distributed
 
-from benchmarks.serving import free_ports
-from training.__main__ import main
 from training.checkpoint import checkpoint_path, list_checkpoints, load_checkpoint
 from training.ranks import Ranks, joined_ranks
 from training.run import RunFolder
@@ -41,78 +35,13 @@ Trainer.train_step = failing
 sys.exit(main(sys.argv[1:]))
 """
 
-# Processes are copies of one that has imported torch, which takes longer than the trainings do.
-COPIES = multiprocessing.get_context("forkserver")
-
-
-@dataclass(frozen=True)
-class Rank:
-    """One process of a training.
-
-    Attributes:
-        folder: Where it writes what it prints.
-    """
-
-    process: BaseProcess
-    folder: Path
-
-    def wait(self) -> int:
-        """The exit code."""
-        self.process.join(300)
-        assert self.process.exitcode is not None, self.stderr
-        return self.process.exitcode
-
-    @property
-    def stdout(self) -> str:
-        return (self.folder / "stdout").read_text()
-
-    @property
-    def stderr(self) -> str:
-        return (self.folder / "stderr").read_text()
-
-
-@pytest.fixture
-def start_ranks(tmp_path_factory: pytest.TempPathFactory):
-    """Start `python -m training train demo` in as many processes as asked for, as torchrun would."""
-    started = []
-
-    def start(size: int, *arguments: str) -> list[Rank]:
-        (port,) = free_ports(1)
-        ranks = []
-        for rank in range(size):
-            folder = tmp_path_factory.mktemp("rank")
-            numbers = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
-            environment = {name: str(number) for name, number in (numbers | {"MASTER_PORT": port}).items()}
-            environment["MASTER_ADDR"] = "127.0.0.1"
-            process = COPIES.Process(
-                target=run_rank, args=(environment if size > 1 else {}, folder, arguments)
-            )
-            process.start()
-            ranks.append(Rank(process, folder))
-        started.extend(ranks)
-        return ranks
-
-    COPIES.set_forkserver_preload([__name__, "torch._dynamo", "training.curves"])
-    yield start
-    for rank in started:
-        rank.process.kill()
-        rank.process.join()
-
-
-def run_rank(environment: dict[str, str], folder: Path, arguments: tuple[str, ...]) -> None:
-    """In a process of its own: what torchrun runs, with its output in files."""
-    os.environ.update(environment)
-    for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT), descriptor)
-    sys.exit(main(["train", "demo", *arguments]))
-
 
 @pytest.fixture
 def train(start_ranks):
-    """Train in that many processes, to the end; gives what each of them printed."""
+    """Train the demo in that many processes, to the end; gives what each of them printed."""
 
     def train(size: int, *arguments: str) -> list[str]:
-        ranks = start_ranks(size, *arguments)
+        ranks = start_ranks(size, "demo", *arguments)
         assert [rank.wait() for rank in ranks] == [0] * size, [rank.stderr for rank in ranks]
         assert not any("Warning" in rank.stderr for rank in ranks)
         return [rank.stdout for rank in ranks]
@@ -181,7 +110,7 @@ def test_sigterm_to_one_stops_all_processes_at_one_step_and_they_go_on_bit_for_b
 ) -> None:
     settings = ["dropout=0.2", "max_steps=400", "eval_interval_steps=400", "checkpoint_interval_steps=200"]
     out = tmp_path / "run"
-    ranks = start_ranks(2, *new_run(out, flags, *settings))
+    ranks = start_ranks(2, "demo", *new_run(out, flags, *settings))
     metrics = RunFolder(out).metrics_file
     while not (metrics.is_file() and metrics.stat().st_size):  # training is under way
         assert ranks[0].process.is_alive(), ranks[0].stderr
@@ -237,7 +166,7 @@ def test_an_error_is_raised_although_torchrun_wants_to_end_the_process_that_has_
 
 
 def test_what_the_first_process_refuses_ends_all(tmp_path: Path, start_ranks) -> None:
-    ranks = start_ranks(2, "--out", str(tmp_path), "--resume", "--device", "cpu")
+    ranks = start_ranks(2, "demo", "--out", str(tmp_path), "--resume", "--device", "cpu")
     assert [rank.wait() for rank in ranks] == [1, 1]
     assert "has no run to go on with: leave out --resume" in ranks[0].stderr
     assert "process 1: error: the first process failed, and has said why" in ranks[1].stderr
