@@ -4,7 +4,7 @@ import fcntl
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -47,6 +47,14 @@ _DEV = [
 def _one_torch_thread() -> None:
     # Matrices this small only wait for a second thread, ten times longer where the machine is busy.
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_soon() -> Iterator[None]:
+    # Each of the many servers that start and stop in this process would wait for calls on their way to it.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("server.service.calls._QUIET_SECONDS", 0.01)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -217,7 +225,7 @@ def _numbers_preset() -> Preset:
 
 
 @pytest.fixture(autouse=True)
-def _no_log_left():
+def _no_log_left() -> Iterator[None]:
     """A command that runs in this process configures logging, to streams that end with its test."""
     root = logging.getLogger()
     before, level = root.handlers[:], root.level
