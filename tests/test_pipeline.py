@@ -1,19 +1,19 @@
 """The whole way with real processes: a trained bundle, `python -m server`, `python -m client`."""
 
 import json
-import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmarks.serving import RunningServer, serving
+from server.__main__ import main as server_main
 from training.scoring import translate
 
 TEXTS = ["하나 둘 셋", "넷", "다섯 다섯 하나 둘", "둘 하나", " 셋  셋 "]
@@ -126,17 +126,23 @@ def test_sigterm_ends_a_real_server_with_0(trained_run):
         assert running.process.wait(30) == 0
 
 
-def refused_server(bundle: Path, port: int = 0) -> str:
-    """What a server that does not start says; it must exit with 1."""
-    command = [sys.executable, "-m", "server", str(bundle), "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--metrics-port", "0", "--log-level", "warning"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "Traceback" not in done.stderr
-    return done.stderr
+@pytest.fixture
+def refused_server(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What `python -m server` says when it does not start; it must exit with 1."""
+
+    def refused_server(bundle: Path, port: int = 0) -> str:
+        flags = ["--host", "127.0.0.1", "--port", str(port), "--metrics-port", "0", "--log-level", "warning"]
+        with pytest.raises(SystemExit, match=r"^1$"):
+            server_main([str(bundle), *flags])
+        out, errors = capsys.readouterr()
+        assert out == ""
+        assert "Traceback" not in errors
+        return errors
+
+    return refused_server
 
 
-def test_a_damaged_bundle_is_refused_with_one_line(trained_run, tmp_path):
+def test_a_damaged_bundle_is_refused_with_one_line(trained_run, tmp_path, refused_server):
     path = Path(shutil.copytree(trained_run.bundle, tmp_path / "damaged"))
     content = bytearray((path / "fp32" / "weights.bin").read_bytes())
     content[100] ^= 1
@@ -145,7 +151,7 @@ def test_a_damaged_bundle_is_refused_with_one_line(trained_run, tmp_path):
     assert line.startswith(f"error: {path} is not a usable bundle: fp32/weights.bin was changed")
 
 
-def test_all_that_is_wrong_with_a_bundle_is_listed(trained_run, tmp_path):
+def test_all_that_is_wrong_with_a_bundle_is_listed(trained_run, tmp_path, refused_server):
     path = Path(shutil.copytree(trained_run.bundle, tmp_path / "damaged"))
     (path / "fp32" / "step.onnx").unlink()
     (path / "tokenizer.json").write_text("{}")
@@ -155,19 +161,9 @@ def test_all_that_is_wrong_with_a_bundle_is_listed(trained_run, tmp_path):
     assert len(lines) == 4
 
 
-def test_a_port_in_use_is_refused_with_one_line(trained_run):
+def test_a_port_in_use_is_refused_with_one_line(trained_run, refused_server):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         [line] = refused_server(trained_run.bundle, port).splitlines()
     assert line.startswith("error: ")
     assert str(port) in line
-
-
-def test_a_client_without_a_server_says_so_in_one_line():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "client", "translate", "하나", "--address", f"127.0.0.1:{port}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=os.environ)
-    assert (done.returncode, done.stdout) == (1, "")
-    [line] = done.stderr.splitlines()
-    assert line.startswith("error: ")
