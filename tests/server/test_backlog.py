@@ -4,7 +4,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.backlog import LEAST_URGENT, MOST_URGENT, Backlog, QueueLimits
@@ -199,7 +199,6 @@ PRIORITIES = st.integers(MOST_URGENT, LEAST_URGENT)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 12), st.integers(1, 4))
-@settings(max_examples=100)
 def test_at_random_the_next_is_the_least_served_of_the_most_urgent_and_nothing_is_left(
     seed, most, num_callers
 ):

@@ -577,7 +577,6 @@ def expected_alignment(source: tuple[int, ...], fed: list[int]) -> np.ndarray:
     st.integers(1, 9),
     st.integers(0, 2**32),
 )
-@settings(max_examples=100)
 def test_alignments_are_the_same_in_pieces_beside_any_neighbours(wanted, num_slots, max_align_tokens, seed):
     chance = random.Random(seed)
     driver = Driver(FakeRunner(num_slots), limits=SchedulerLimits(max_align_tokens=max_align_tokens))

@@ -2,7 +2,7 @@
 
 import pytest
 import sentencex
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from server.service import sentences as module
@@ -90,7 +90,6 @@ def test_lines_keep_what_is_between_them():
 
 
 @given(st.text(alphabet="ab. \n\r\u2028\u200b\ufeff", max_size=60))
-@settings(max_examples=300)
 def test_lines_and_what_is_between_them_are_the_text(text):
     found = list(lines(text))
     joined = "".join(line + between for line, between in found)
