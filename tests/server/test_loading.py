@@ -185,7 +185,7 @@ def test_no_change_of_its_files_reaches_a_served_bundle(bundle_path, tmp_path, c
         assert str(path) not in Path("/proc/self/maps").read_text()
 
         async def answer() -> Result:
-            with model.submitted(make_request(0), lambda: False) as mailbox:
+            with model.submitted([make_request(0)], lambda: False) as (mailbox,):
                 return await asyncio.wait_for(mailbox.wait_for_result(), 20)
 
         try:
