@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from training import loop, meter
+from training import curves, loop, meter
 from training.batches import Batch, BatchShare
 from training.checkpoint import (
     average_weights,
@@ -24,6 +24,7 @@ from training.checkpoint import (
 )
 from training.config import TrainingConfig, TransformerConfig
 from training.corpus import Corpus
+from training.curves import save_learning_curve
 from training.interrupt import TrainingInterrupted
 from training.loop import Trainer
 from training.loss import BatchLoss
@@ -332,7 +333,9 @@ def test_only_the_newest_and_the_best_checkpoints_are_kept(
 
 def test_metrics_are_written_and_shown_in_tensorboard(
     train: Callable[..., tuple[RunFolder, Summary]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(curves, "save_learning_curve", save_learning_curve)
     folder, summary = train("run")
     (line,) = metrics(folder, "train")
     assert line["step"] == 20
