@@ -100,9 +100,8 @@ def test_two_processes_and_small_pieces_learn_what_one_process_learns(
 
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path, flags: list[str], train) -> None:
     parts = tmp_path / "parts"
-    settings = ["dropout=0.0", "cooldown_share=0"]  # a cool-down of 10 steps is over before one of 20 begins
-    train(1, *new_run(tmp_path / "whole", [*flags, "--max-steps", "20"], *settings))
-    train(2, *new_run(parts, [*flags, "--max-steps", "10"], *settings))
+    train(1, *new_run(tmp_path / "whole", [*flags, "--max-steps", "20"], "dropout=0.0"))
+    train(2, *new_run(parts, [*flags, "--max-steps", "10"], "dropout=0.0"))
     train(1, "--out", str(parts), "--resume", "--max-steps", "20", *ON_CPU)
     assert largest_difference(weights(tmp_path / "whole", 20), weights(parts, 20)) < 1e-5
 
