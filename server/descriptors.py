@@ -72,7 +72,7 @@ class Descriptors:
         try:
             lowest = os.open(os.devnull, os.O_RDONLY)
         except OSError as error:
-            if error.errno != errno.EMFILE:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):  # of this process; of the whole machine
                 raise
             return self.limit
         os.close(lowest)

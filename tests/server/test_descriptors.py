@@ -1,3 +1,4 @@
+import errno
 import logging
 import os
 import resource
@@ -55,3 +56,16 @@ def test_a_warning_comes_once_until_there_is_room_again(limits, monkeypatch, cap
             descriptors.check()
             assert len(caplog.records) == num_warnings
     assert "at least 3700 of 4064 files and sockets are open" in caplog.text
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_a_machine_without_descriptors_does_not_end_the_server(limits, monkeypatch, caplog, number):
+    """The check raised where the whole machine had none left, which ended the loop that serves."""
+
+    def refuse(*_):
+        raise OSError(number, "none left")
+
+    descriptors = Descriptors()
+    monkeypatch.setattr(os, "open", refuse)
+    descriptors.check()
+    assert "at least 4064 of 4064 files and sockets are open" in caplog.text
