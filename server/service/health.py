@@ -50,6 +50,8 @@ class Health:
         self._is_draining = False
         self.is_closed = False
         self._changed = asyncio.Event()
+        self._shown: dict[str, int] = {}
+        self.refresh()
 
     def unhealthy(self) -> str | None:
         """Why the process should be restarted, or None."""
@@ -98,12 +100,19 @@ class Health:
         self.refresh()
 
     def refresh(self) -> None:
-        """Let every watcher look again."""
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        """Show watchers every status as it is now, and wake them where one has changed."""
+        shown = {name: self.status(name) for name in self.names()}
+        if shown != self._shown or self.is_closed:  # not every second: there may be many watchers
+            self._shown = shown
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
+
+    def shown_status(self, service: str) -> int:
+        """The status at the last refresh."""
+        return self._shown.get(service, int(Status.SERVICE_UNKNOWN))
 
     async def wait_for_refresh(self) -> None:
-        """Wait until something may have changed."""
+        """Wait until a status has changed, or the server ends."""
         await self._changed.wait()
 
 
@@ -144,7 +153,7 @@ class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         """Answer with the status now and at every change, until the caller leaves or the server ends."""
         last = None
         while not self._health.is_closed:
-            status = self._health.status(message.service)
+            status = self._health.shown_status(message.service)
             if status != last:
                 await send(context, Status(status=status))
                 last = status

@@ -85,6 +85,26 @@ def test_an_engine_whose_thread_ends_is_reported_and_its_callers_are_answered():
     asyncio.run(run())
 
 
+def test_watchers_are_woken_by_changes_only():
+    """Every second all were: some thousand of them, which need no token, would hold up the event loop."""
+
+    async def run():
+        async with serving() as served:
+            health = served.app._health
+            waiting = asyncio.ensure_future(health.wait_for_refresh())
+            await asyncio.sleep(0)
+            health.refresh()
+            served.model.engines[0].is_healthy = False
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            assert health.shown_status("echo") == SERVING
+            health.refresh()
+            await waiting
+            assert health.shown_status("echo") == NOT_SERVING
+
+    asyncio.run(run())
+
+
 def test_watchers_are_let_go_when_the_server_ends():
     async def run():
         async with serving() as served:
