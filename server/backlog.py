@@ -107,6 +107,10 @@ class _Caller:
         """Work of all its requests."""
         return self.waiting + self.running
 
+    def waiting_before(self, priority: int) -> int:
+        """Work of the waiting requests that are as urgent as this priority, or more."""
+        return sum(line.work for level, line in self.lines.items() if level <= priority)
+
 
 @dataclass(eq=False, slots=True)
 class _Line:
@@ -372,14 +376,16 @@ class Backlog:
         """Seconds until a request would get its slots, where callers are served in turn.
 
         By Little's law: slots are given back at the rate of all slots over the time that a request has one.
-        What is ahead takes time by its work: all that the caller has waiting, and of every other as much.
+        The work ahead is what the caller itself has waiting, and as much of every other one, in both cases
+        only requests that are as urgent or more.
         """
         caller = self._callers.get(request.caller)
-        lines = caller.lines if caller is not None else {}
-        own = sum(line.work for priority, line in lines.items() if priority <= request.priority)
+        own = caller.waiting_before(request.priority) if caller is not None else 0
         share = own + request.work
         ahead = own + sum(
-            min(other.waiting, share) for other in self._callers.values() if other is not caller
+            min(other.waiting_before(request.priority), share)
+            for other in self._callers.values()
+            if other is not caller
         )
         num_missing = request.num_slots + num_reserved - self._num_slots
         seconds = num_missing * self._residence_seconds

@@ -181,6 +181,19 @@ def test_the_expected_wait_is_that_of_the_caller():
         assert caught.value.retry_after_seconds == min(seconds, 30.0)
 
 
+def test_less_urgent_requests_are_not_part_of_the_expected_wait():
+    """The most urgent request was refused for its deadline by those that it would have gone before."""
+    backlog = make_backlog(*requests_of("first", 1))
+    served(backlog, 1)  # takes a second
+    for number in range(10):
+        backlog.add(*requests_of(f"plain {number}", 1), 1, 0.0)
+    with pytest.raises(Overloaded, match=r"a slot is expected in 11\.0 seconds"):
+        backlog.add(*requests_of("hasty", 1, deadline=1.5), 1, 0.0)
+    (urgent,) = requests_of("urgent", 1, deadline=1.5, priority=-1)
+    backlog.add(urgent, 1, 0.0)
+    assert backlog.first(0.0) is urgent
+
+
 def test_the_expected_wait_is_by_what_waiting_requests_take():
     backlog = make_backlog(*requests_of("a", 1))
     served(backlog, 1)
