@@ -167,6 +167,7 @@ class Backlog:
         self._displaced: list[tuple[Request, Overloaded]] = []
         self._order = itertools.count()
         self._num_tokens = 0
+        self._work = 0  # of all that wait
         self._served = 0.0  # by callers on average: where a new one begins
         # Averages over the requests that had slots, however they ended; 0 until one has.
         self._residence_seconds = 0.0
@@ -196,7 +197,9 @@ class Backlog:
         if request.deadline is not None and now >= request.deadline:
             raise DeadlineExceeded("the deadline passed before the request came to the engine")
         with self._lock:
-            if request.deadline is not None:
+            # Most deadlines are met even after all that waits, which is known without asking each caller.
+            longest_seconds = self._wait_seconds(request, self._work, num_reserved)
+            if request.deadline is not None and now + longest_seconds > request.deadline:
                 wait_seconds = self._expected_wait(request, num_reserved)
                 if now + wait_seconds > request.deadline:
                     text = f"a slot is expected in {wait_seconds:.1f} seconds, after the deadline"
@@ -210,6 +213,8 @@ class Backlog:
 
     def first(self, now: float) -> Request | None:
         """The request that is next: the most urgent, of these one of the caller that was served least."""
+        if not self._waiting:
+            return None
         ranked: list[tuple[int, float, int, Request]] = []
         with self._lock:
             for level in self._levels.values():
@@ -312,6 +317,7 @@ class Backlog:
     def _count(self, request: Request, line: _Line, sign: int) -> None:
         self._num_tokens += sign * request.source_length
         self.num_slots_wanted += sign * request.num_slots
+        self._work += sign * request.work
         line.work += sign * request.work
         line.caller.waiting += sign * request.work
 
@@ -375,7 +381,6 @@ class Backlog:
     def _expected_wait(self, request: Request, num_reserved: int) -> float:
         """Seconds until a request would get its slots, where callers are served in turn.
 
-        By Little's law: slots are given back at the rate of all slots over the time that a request has one.
         The work ahead is what the caller itself has waiting, and as much of every other one, in both cases
         only requests that are as urgent or more.
         """
@@ -387,6 +392,13 @@ class Backlog:
             for other in self._callers.values()
             if other is not caller
         )
+        return self._wait_seconds(request, ahead, num_reserved)
+
+    def _wait_seconds(self, request: Request, ahead: int, num_reserved: int) -> float:
+        """Seconds until a request would get its slots after the work that is ahead.
+
+        By Little's law: slots are given back at the rate of all slots over the time that a request has one.
+        """
         num_missing = request.num_slots + num_reserved - self._num_slots
         seconds = num_missing * self._residence_seconds
         if self._residence_work:

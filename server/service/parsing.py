@@ -20,7 +20,7 @@ from server.service.handlers import Continuation, Handler, behaviour_of, remade
 from server.service.status import abort, request_id_of
 from server.service.wire import MAX_FIELDS, TooManyElements, check_elements
 
-# A field takes two bytes or more, so a message of this length cannot have too many and need not be walked over.
+# A field takes two bytes or more, so a message of this length cannot have too many, and is not walked over.
 _SMALL_BYTES = 2 * MAX_FIELDS
 
 

@@ -232,6 +232,8 @@ def test_at_random_the_next_is_the_least_served_of_the_most_urgent_and_nothing_i
                     deadline=deadline,
                     beam=Beam(3) if chance.random() < 0.3 else None,
                 )
+                longest = backlog._wait_seconds(request, backlog._work, 0)
+                assert backlog._expected_wait(request, 0) <= longest
                 try:
                     backlog.add(request, 0, now)
                     waiting.append(request)
@@ -267,7 +269,7 @@ def test_at_random_the_next_is_the_least_served_of_the_most_urgent_and_nothing_i
         backlog.release(request, 1.0, 1)
         backlog.release(request, 1.0, 1)  # a second time changes nothing
     assert not backlog._callers
-    assert backlog._num_tokens == backlog.num_slots_wanted == 0
+    assert backlog._num_tokens == backlog._work == backlog.num_slots_wanted == 0
 
 
 def expected_first(backlog: Backlog, waiting: list[Request], now: float) -> Request:
