@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import ipaddress
 import logging
 import time
@@ -110,7 +109,7 @@ class Access:
         self._clock = clock
         self._looked_at = clock()
         self._stamp = None if path is None else file_stamp(path)
-        self._tokens = () if path is None else _read(path)
+        self._tokens = {} if path is None else _read(path)
 
     def check(self, method: str, metadata: Metadata | None) -> None:
         """Let a call pass.
@@ -156,10 +155,8 @@ class Access:
         if self._path is None or not isinstance(given, str) or not given.lower().startswith(_SCHEME):
             return None
         self._read_again(self._path)
-        digest = hashlib.sha256(given[len(_SCHEME) :].strip().encode()).digest()
-        # All are compared, so that the time says nothing of which one is near.
-        found = [token for token in self._tokens if hmac.compare_digest(token.digest, digest)]
-        return found[0] if found else None
+        # The time of the search shows something of digests only, and nobody can send a token for a digest.
+        return self._tokens.get(hashlib.sha256(given[len(_SCHEME) :].strip().encode()).digest())
 
     def _read_again(self, path: Path) -> None:
         """Take a changed file; one that cannot be used changes nothing."""
@@ -234,7 +231,8 @@ def _refusing(handler: Handler, error: ServerError) -> Handler:
     return remade(handler, refuse)
 
 
-def _read(path: Path) -> tuple[Token, ...]:
+def _read(path: Path) -> dict[bytes, Token]:
+    """The tokens of a file by their digests."""
     try:
         content = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -242,10 +240,12 @@ def _read(path: Path) -> tuple[Token, ...]:
     tables = content.pop("token", None)
     if content or not isinstance(tables, list) or not tables:
         raise ValueError(f"{path}: write a table [[token]] for each token, and nothing else")
-    tokens = tuple(_token(path, number, table) for number, table in enumerate(tables, start=1))
-    if len({token.digest for token in tokens}) < len(tokens):
+    by_digest = {
+        token.digest: token for token in (_token(path, *numbered) for numbered in enumerate(tables, start=1))
+    }
+    if len(by_digest) < len(tables):
         raise ValueError(f"{path}: two tokens are the same")
-    return tokens
+    return by_digest
 
 
 def _token(path: Path, number: int, table: Any) -> Token:
