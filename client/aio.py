@@ -45,7 +45,7 @@ from protos.seq2seq_v1_pb2_grpc import RepositoryStub, Seq2SeqStub
 class AsyncClient:
     """A connection to a server, for one event loop; used as an async context manager, or closed.
 
-    Every method raises `ClientError` where the call fails, and `ValueError` for a text that is not Unicode.
+    Every method raises `ClientError` where the call fails, and `ValueError` for a text that cannot be sent.
     Cancelling the task that awaits a call cancels the call.
 
     Args:

@@ -46,7 +46,7 @@ from protos.seq2seq_v1_pb2_grpc import RepositoryStub, Seq2SeqStub
 class Client:
     """A connection to a server, for any number of threads; used as a context manager, or closed.
 
-    Every method raises `ClientError` where the call fails, and `ValueError` for a text that is not Unicode.
+    Every method raises `ClientError` where the call fails, and `ValueError` for a text that cannot be sent.
 
     Args:
         address: `host:port`.

@@ -22,7 +22,7 @@ from protos.seq2seq_v1_pb2 import (
 
 DEFAULT_ADDRESS = "localhost:50051"
 DEFAULT_TIMEOUT_SECONDS = 60.0
-MAX_MESSAGE_BYTES = 16 * 2**20
+MAX_REQUEST_BYTES, MAX_ANSWER_BYTES = 4 * 2**20, 16 * 2**20  # as the server has them
 
 _SERVICE = DESCRIPTOR.services_by_name["Seq2Seq"]
 
@@ -54,8 +54,8 @@ _SERVICE_CONFIG = {
 }
 
 DIRECT_OPTIONS = (  # for calls about the server, also where it does not serve
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
+    ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
     # A server that vanished during a call is noticed within 80 s.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -72,9 +72,13 @@ def generate_request(source: TextOrIds, model: str, options: GenerateOptions | N
     """The request for one source, a text or its token ids.
 
     Raises:
-        ValueError: The text is not valid Unicode, or a token id is no 64-bit integer.
+        ValueError: The text is not valid Unicode, a token id is not a 64-bit integer, or there is more than
+            any server takes.
     """
-    return GenerateRequest(model=model, sources=[_source(source)], options=options)
+    request = GenerateRequest(model=model, sources=[_source(source)], options=options)
+    if (num_bytes := request.ByteSize()) > MAX_REQUEST_BYTES:
+        raise ValueError(f"the request has {num_bytes} bytes, and at most {MAX_REQUEST_BYTES} can be sent")
+    return request
 
 
 def score_request(source: TextOrIds, target: TextOrIds, model: str) -> ScoreRequest:

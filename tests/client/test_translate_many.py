@@ -38,6 +38,14 @@ async def _opened(address: str) -> AsyncClient:
     return AsyncClient(address)
 
 
+def test_a_text_that_no_server_takes_fails_by_itself_and_at_once(server):
+    """It was sent three times, one call at a time, as after an error that may pass."""
+    results = list(each(Client, server.address, ["x" * 5 * 2**20, "cd"]))
+    assert [result.error is None for result in results] == [False, True]
+    assert results[0].error.is_about_the_text
+    assert "and at most 4194304 can be sent" in results[0].error.message
+
+
 @pytest.fixture(params=[Client, AsyncClient])
 def kind(request):
     return request.param
