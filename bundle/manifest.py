@@ -1,7 +1,7 @@
 """The bundle: a folder with everything that serves one model, and the manifest that describes it.
 
 Export writes it with `write_manifest`, the server reads it with `load_bundle`, which checks everything and
-names every problem at once. What is used of a file are the very bytes that were checked: tokenizers are made
+names every problem at once. The bytes that were checked are the bytes that are used: tokenizers are made
 from them, and `Bundle.read_variant` reads graphs and weights into memory, where no later change of a file can
 reach them. How the graphs are made or run is not known here.
 """
@@ -170,7 +170,7 @@ class Manifest(_Record):
         has_logits_bias: Whether the output projection adds a bias.
         source_language: A BCP 47 tag, by whose rules sources are split into sentences; empty where the
             training did not name one.
-        length_bound: What the training corpus says about target lengths; None bounds nothing.
+        length_bound: The bound of target lengths that the training corpus teaches; None bounds nothing.
         provenance: Commit, preset, corpus and its hash, seed, dev score.
     """
 
@@ -314,7 +314,7 @@ def _read(folder: Path, spec: FileSpec) -> memoryview:
     """The content of a file, whose checksum is that of the very bytes that are returned."""
     if problems := _place_problems(folder, spec):
         raise BundleError(folder, problems)
-    # Memory of its own, which goes back to the system at once when nobody holds it any more.
+    # An anonymous mapping goes back to the system as soon as its last user is gone.
     content = memoryview(mmap.mmap(-1, max(spec.size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     with (folder / spec.file).open("rb") as stream:
         content = content[: stream.readinto(content[: spec.size_bytes])]
@@ -400,7 +400,7 @@ def _graph_files(manifest: Manifest) -> list[FileSpec]:
 
 
 def _place_problems(folder: Path, spec: FileSpec) -> list[str]:
-    """What can be known of a file unread."""
+    """Returns the problems of a file that show without reading it."""
     path = folder / spec.file
     if not path.resolve().is_relative_to(folder.resolve()):
         return [f"{spec.file} lies outside the bundle"]

@@ -39,7 +39,7 @@ WHITE_SPACE = _characters(
 # Dropped. Not among them, because words are spelled with them: U+200C and U+200D, which Persian, the scripts
 # of India and emoji need; variation selectors; Mongolian's U+180E; the Hangul fillers.
 INVISIBLE = _characters(
-    (0x00, 0x08),  # control characters that are no white space
+    (0x00, 0x08),  # control characters other than white space
     (0x0E, 0x1B),
     (0x7F, 0x84),
     (0x86, 0x9F),

@@ -51,7 +51,7 @@ def _lines(stream: BinaryIO, path: Path) -> Iterator[str]:
 
 
 def count_lines(path: Path) -> int | None:
-    """How many lines a file has; None where only reading it all could tell."""
+    """Returns the number of lines of a file; None for a pipe or a compressed file."""
     if not path.is_file() or path.suffix == COMPRESSED:
         return None
     num_lines, chunk = 0, b"\n"

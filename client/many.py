@@ -23,7 +23,7 @@ DEFAULT_GIVE_UP_SECONDS = 300.0
 _MAX_TRIES = 3
 _MAX_FAILED_IN_A_ROW = 5
 _LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.2, 5.0
-# What neither another text nor time mends.
+# Errors that neither another text nor time mends.
 STOPPING_CODES = ("UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND", "UNIMPLEMENTED")
 
 _log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Translated:
-    """What became of one text of `translate_many`.
+    """The result of one text of `translate_many`.
 
     Attributes:
         source: The text, or the token ids, as given.
@@ -78,10 +78,10 @@ class Call:
 class Dispatcher:
     """Decides about the calls of one `translate_many`, whose thread or task owns it.
 
-    Results come in the order of the texts. A call that the server pushes back is sent again when the server
-    said, and half as many are in flight from then on, one more after each round of answers. A call that does
-    not reach a server, or ends with an error that may pass, is sent again after a pause that doubles, and
-    until an answer comes one call at a time is tried.
+    Results come in the order of the texts. A call that the server pushes back is sent again after the time
+    that the server named, and half as many are in flight from then on, one more after each round of answers.
+    A call that does not reach a server, or ends with an error that may pass, is sent again after a pause that
+    doubles, and until an answer comes one call at a time is tried.
 
     Attributes:
         make_request: From a source; its ValueError is that text's failure.
@@ -209,7 +209,7 @@ class Dispatcher:
     def _record_trouble(self, call: Call, error: ClientError) -> None:
         now = self.clock()
         pushback = error.retry_after_seconds
-        if pushback is not None:  # jitter: others were told the same
+        if pushback is not None:  # jitter: other callers got the same time
             self._resume_at = max(self._resume_at, now + pushback * (1 + self.chance() / 10))
         if call.ticket > self._last_cut:
             self._last_cut = self._num_sent

@@ -16,8 +16,8 @@ class Progress:
     Args:
         stream: Of both; gets messages only where `is_shown` is false.
         is_shown: Whether it is a terminal on which nothing else is written.
-        num_lines: Of all work; None where nobody knows.
-        num_skipped: Of them were done before.
+        num_lines: Lines of the whole work; None where that is unknown.
+        num_skipped: Lines of these that an earlier call did.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Progress:
         self._stream.flush()
 
     def show(self, num_done: int, num_failed: int) -> None:
-        """Say how far the work is, unless it was said a moment ago."""
+        """Show how far the work is, at most five times a second."""
         if self._is_shown and self._clock() - self._shown >= _INTERVAL_SECONDS:
             self._shown = self._clock()
             self._line = self._text(num_done, num_failed)

@@ -119,8 +119,8 @@ class Client:
         """The targets of many texts, in their order, each as soon as it and all before it are done.
 
         A text that fails by itself yields its error, and the others go on; a blank one yields an empty target
-        without a call. An overloaded server is asked again when it said, with fewer in flight, and one that
-        restarts is waited for.
+        without a call. An overloaded server is asked again after the time that it named, with fewer in
+        flight, and one that restarts is waited for.
 
         Args:
             texts: Read by a thread of its own, some hundred texts ahead at most: may be endless or slow.

@@ -1,4 +1,4 @@
-"""Which requests wait for a slot, which is next, and whether one more may wait: fair to every caller.
+"""The queue of the requests that wait for a slot, fair to every caller.
 
 Of the most urgent requests, those of the caller that has been served least come first. This is the virtual
 token counter of Sheng et al. 2024 (arXiv:2401.00588), which counts slots times steps here instead of tokens.
@@ -20,7 +20,7 @@ MOST_URGENT, LEAST_URGENT = -10, 10
 
 _RESIDENCE_WEIGHT = 0.1  # of the latest request in the averages
 _LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 30.0
-_MAX_STALE = 16  # entries of a heap that do not count any more, beside as many as do
+_MAX_STALE = 16  # entries of a heap that may be out of date, beyond the number of those that are not
 
 Item = TypeVar("Item")
 
@@ -31,8 +31,8 @@ class QueueLimits:
 
     Attributes:
         max_waiting_requests: Beyond it a request is refused, or takes the place of another one.
-        max_waiting_tokens: The same, of their sources together.
-        aging_seconds: Waiting that outweighs any difference of priority.
+        max_waiting_tokens: The same bound for the tokens of their sources together.
+        aging_seconds: Waiting time that outweighs any difference of priority.
     """
 
     max_waiting_requests: int = 1024
@@ -47,7 +47,7 @@ class QueueLimits:
             raise ValueError(f"aging_seconds is {self.aging_seconds}, and must be above 0")
 
     def excess(self, num_requests: int, num_tokens: int) -> str:
-        """Which limit so much goes beyond, in words; empty where all of it may wait."""
+        """Returns the limit that these numbers exceed, in words; empty where all of it may wait."""
         if num_requests > self.max_waiting_requests:
             return f"{num_requests} requests, and at most {self.max_waiting_requests} may wait"
         if num_tokens > self.max_waiting_tokens:
@@ -58,7 +58,7 @@ class QueueLimits:
 class _Ranking(Generic[Item]):
     """Items by keys that may change, the least first.
 
-    Owned by a backlog. A heap, from which entries that do not count any more are dropped when they come up.
+    Owned by a backlog. Entries of the heap that are out of date are dropped when they come up.
     """
 
     def __init__(self) -> None:
@@ -89,10 +89,10 @@ class _Caller:
     """A caller with requests that wait or run.
 
     Attributes:
-        served: Work of its requests that were admitted, on a scale that all callers share.
+        served: Work of its admitted requests, on a scale that all callers share.
         num_running: Requests that have slots.
-        running: Work of these.
-        waiting: Work of those that wait.
+        running: Work of its running requests.
+        waiting: Work of its waiting requests.
         lines: Its waiting requests by their priority, none of them empty.
     """
 
@@ -117,8 +117,8 @@ class _Line:
     """The waiting requests of one caller and priority.
 
     Attributes:
-        requests: With their places in the order of arrival, the oldest first.
-        work: Of all of them.
+        requests: The requests with their places in the order of arrival, the oldest first.
+        work: Work of all of them.
     """
 
     caller: _Caller
@@ -131,8 +131,8 @@ class _Level:
     """The lines of one priority.
 
     Attributes:
-        firsts: By what their callers were served, and their oldest requests.
-        lasts: By what their callers hold, the most first, and their newest requests.
+        firsts: Ranked by the work that their callers were served, then by their oldest requests.
+        lasts: Ranked by the work that their callers hold, the most first, then by their newest requests.
     """
 
     firsts: _Ranking[_Line] = field(default_factory=_Ranking)
@@ -146,11 +146,11 @@ class Backlog:
     request is in it from its acceptance until it is taken or ends; a caller without any is forgotten.
 
     Args:
-        num_slots: Of the engine.
-        limits: What may wait.
+        num_slots: Slots of the engine.
+        limits: Bounds of the queue.
 
     Attributes:
-        num_slots_wanted: By all that wait.
+        num_slots_wanted: Slots of all waiting requests together.
     """
 
     def __init__(self, num_slots: int, limits: QueueLimits) -> None:
@@ -185,7 +185,7 @@ class Backlog:
         """Take a request in. Where the queue is full, others that would be served after it are displaced.
 
         Args:
-            request: To wait.
+            request: The newcomer.
             num_reserved: Slots that are taken.
             now: Monotonic seconds.
 
@@ -241,9 +241,9 @@ class Backlog:
         """Learn from a request that had slots and has ended, in whatever way; others are ignored.
 
         Args:
-            request: That has ended.
-            held_seconds: How long it had its slots.
-            num_steps: That ran meanwhile.
+            request: One that has ended.
+            held_seconds: Time for which it had its slots.
+            num_steps: Steps that ran in that time.
         """
         with self._lock:
             caller = self._running.pop(request, None)
@@ -272,7 +272,7 @@ class Backlog:
         return expired
 
     def displaced(self) -> list[tuple[Request, Overloaded]]:
-        """The requests that others took the place of since the last call."""
+        """Returns the requests that newcomers have displaced since the last call, with their errors."""
         with self._lock:
             displaced, self._displaced = self._displaced, []
         return displaced

@@ -268,7 +268,7 @@ class Columns:
         bind(binding, names.LOGITS, np.float32, (num_rows, self._vocab_size), pointer)
 
     def write_penalties(self, row: int, penalties: Mapping[int, float]) -> None:
-        """Keep what a request subtracts from some logits in a row from 1 on; row 0 stays zero."""
+        """Write the penalties of a request into a row from 1 on; row 0 stays zero."""
         values = np.zeros((1, self._vocab_size), np.float32)
         values[0, list(penalties)] = list(penalties.values())
         if self._device.is_host:

@@ -12,7 +12,7 @@ from server.records import Constraints
 
 
 def penalties(constraints: Constraints, eos_id: int) -> dict[int, float]:
-    """What is subtracted from the logits of some token ids at every position; infinity forbids a token.
+    """Returns the numbers to subtract from logits at every position, by token id; infinity forbids a token.
 
     An end of sequence that is suppressed is not among them, because it may be allowed after all.
     """

@@ -1,4 +1,4 @@
-"""The file descriptors of this process: as many as it may have, a few of them for the metrics port alone."""
+"""Limits of this process's file descriptors, with a reserve for the metrics port."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Descriptors:
             self._enter(-1)
 
     def check(self) -> None:
-        """Log once when nearly all are in use. Takes no longer with many of them."""
+        """Log once when nearly all are in use; takes the same time however many are open."""
         num_open = self._num_open()
         if num_open >= _NEARLY_ALL * self.limit and not self._is_warned:
             self._is_warned = True
@@ -68,7 +68,7 @@ class Descriptors:
             self._is_warned = False
 
     def _num_open(self) -> int:
-        """At least so many are open: the kernel gives out the lowest number that is free."""
+        """Returns a lower bound of the open ones: the kernel gives out the lowest free number."""
         try:
             lowest = os.open(os.devnull, os.O_RDONLY)
         except OSError as error:

@@ -208,14 +208,14 @@ class Engine:
     def silent_seconds(self) -> float:
         """Since the last sign of life: none while asleep for want of work, else since a turn began.
 
-        Infinity once the thread has ended that should not.
+        Infinity once the thread has ended unexpectedly.
         """
         if self._has_died:
             return math.inf
         return 0.0 if self._is_asleep else self._clock() - self._last_turn_at
 
     def run_turn(self, *first: _Entry) -> None:
-        """Obey the commands there are, those given first, then decide, run, record and tell, once.
+        """Carry out the commands, those given first, then decide, run, record and report, once.
 
         On the engine's thread; a test may drive an engine that was not started by calling it.
         """
@@ -262,18 +262,18 @@ class Engine:
                     self._is_asleep = False
                     self.run_turn(command)
             self._abandon([], Unavailable("the server stopped before the target was complete"))
-        except BaseException:  # whatever ends the thread, nobody may wait for it
+        except BaseException:  # whatever ends the thread, no caller may be left waiting
             self._die()
 
     def _die(self) -> None:
-        """End everything there is and refuse newcomers, because this thread ends and should not."""
+        """End all requests and refuse newcomers: this thread ends unexpectedly."""
         self._has_died, self.is_healthy = True, False
         _log.critical("model %s: the engine's thread ends", self.model_name, exc_info=True)
         self.drain()
         self._abandon([], EngineFailed("the engine's thread ended"))
 
     def _abandon(self, finished: list[Finished], error: ServerError) -> None:
-        """End everything there is. That this too fails must not end the thread: it would seem asleep."""
+        """End all requests. A failure of this, too, must not end the thread: it would seem asleep."""
         try:
             self._report(_Ran(finished + self._scheduler.abandon(error)))
         except Exception:
@@ -325,7 +325,7 @@ class Engine:
         return plan, StepResult(selected, encode_seconds, step_seconds, moved_bytes, attention), failed
 
     def _align(self, piece: Alignment) -> Array | Exception:
-        """The attention of a piece, or what that raised, which concerns its request alone."""
+        """Returns the attention of a piece, or the error that it raised, which ends its request only."""
         row, source_length = piece.row, piece.row.source_length
         assert row.row is not None
         try:
@@ -422,7 +422,7 @@ _NO_PLAN = StepPlan((), (), ())
 
 @dataclass(frozen=True, slots=True)
 class _Ran:
-    """What a turn did, before it is told."""
+    """The work of a turn, before it is reported."""
 
     finished: list[Finished]
     plan: StepPlan = _NO_PLAN

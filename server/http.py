@@ -1,4 +1,4 @@
-"""The metrics port: /metrics for Prometheus, /healthz and /readyz for who restarts and routes.
+"""The metrics port: /metrics for Prometheus, /healthz and /readyz for orchestrators and balancers.
 
 A small threaded WSGI server, so that it answers even while the event loop is busy.
 """
@@ -55,7 +55,7 @@ class _ThreadingServer(ThreadingMixIn, WSGIServer):
         return connection, address
 
     def handle_error(self, *_: Any) -> None:
-        """Log a bug; a client that says nothing, or leaves, is none."""
+        """Log a bug; an error of the connection is the client's."""
         if not isinstance(sys.exception(), OSError):
             _log.exception("the metrics port: a bug")
 

@@ -111,7 +111,7 @@ class Request:
         attention: Whether the result shall hold the alignment.
         stream: Whether every new token is reported, or only the end.
         priority: 0 is the default; a lower number is more urgent.
-        caller: With whose other requests it shares what is fair.
+        caller: Name of the caller; the requests of one caller share its part of slots and queue.
         sampling: None selects the most probable token.
         beam: None follows one hypothesis; not together with `sampling`.
         num_hypotheses: How many the result shall hold: the best of the beam; or so many drawn; or else those
@@ -172,14 +172,14 @@ class Request:
 
     @functools.cached_property
     def expected_steps(self) -> int:
-        """How many steps it may take: a target is about as long as its source."""
+        """Returns the steps it is expected to take: a target is about as long as its source."""
         if self.is_score:
             return 1
         return 1 + max(self.constraints.min_new_tokens, min(self.max_new_tokens, self.source_length))
 
     @functools.cached_property
     def work(self) -> int:
-        """What it is expected to take: steps of single slots, or as much time to encode."""
+        """Returns its expected cost: steps of single slots, and encoding in the same unit of time."""
         num_encoded = self.source_length + len(self.prefix_ids)
         return self.num_slots * self.expected_steps + num_encoded // _ENCODED_PER_STEP
 
@@ -220,7 +220,7 @@ class Selected:
     Attributes:
         token_ids: One per row.
         branches: By row, of those whose requests are not plain.
-        failures: By row, what the selection for it raised; its neighbours are not concerned.
+        failures: The error that the selection raised for a row; other rows are not affected.
     """
 
     token_ids: list[int]
@@ -344,8 +344,8 @@ class Alignment:
     Attributes:
         row: Keeps the memory of the request.
         place: Of the hypothesis in the result.
-        first_position: Target positions before it, which earlier pieces had.
-        target_ids: What the decoder was fed from there on.
+        first_position: Number of target positions before it, which earlier pieces covered.
+        target_ids: Ids that the decoder was fed from there on.
     """
 
     row: Sequence

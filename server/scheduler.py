@@ -1,4 +1,4 @@
-"""Decides who waits, who runs and who leaves: no tensors, no clock, no threads, only small records.
+"""Decides which requests wait, run and leave: no tensors, no clock, no threads, only small records.
 
 The engine calls `schedule`, runs the plan, and hands the result to `record`.
 """
@@ -61,8 +61,9 @@ class _Owed:
     """The alignments that a complete request waits for.
 
     Attributes:
-        row: Keeps its memory; its tokens are the positions that are done of the first of `fed`.
-        fed: By the place of a hypothesis what the decoder was fed, of those that are not done.
+        row: The row that keeps its memory. Its tokens are those of the first of `fed` whose attention is
+            done.
+        fed: The ids that the decoder was fed, by the place of each hypothesis that is not done.
     """
 
     row: Sequence
@@ -115,7 +116,7 @@ class Scheduler:
         return bool(self.running) or self._backlog.has_work
 
     def cancel(self, request: Request, *, is_expired: bool) -> list[Finished]:
-        """End a request that nobody waits for any more; nothing happens where it has ended already."""
+        """End a request whose caller has left; nothing happens if it has ended already."""
         reason = FinishReason.DEADLINE if is_expired else FinishReason.CANCELLED
         error = _late() if is_expired else Cancelled("the caller cancelled")
         if request in self.running:
@@ -123,7 +124,7 @@ class Scheduler:
         return [_turned_away(request, reason, error)] if self._backlog.remove(request) else []
 
     def expire(self, now: float) -> list[Finished]:
-        """End every request whose deadline has passed, or whose place in the queue another one took."""
+        """End every request whose deadline has passed, or that was displaced from the queue."""
         late: list[_End] = [
             (search, FinishReason.DEADLINE, _late())
             for request, search in self.running.items()
@@ -136,7 +137,10 @@ class Scheduler:
         ]
 
     def schedule(self, now: float) -> StepPlan:
-        """Admit who fits, and say what the next step runs. Who needs many slots holds up those behind."""
+        """Admit the requests that fit, and plan the next step.
+
+        A request that needs many slots holds up those behind it.
+        """
         admitted: list[Sequence] = []
         longest, limits = 0, self._limits
         max_tokens = limits.max_encode_tokens_beside if self.slots.rows else limits.max_encode_tokens
@@ -146,7 +150,7 @@ class Scheduler:
             if request.num_slots > self.slots.num_free or (admitted and is_full):
                 break
             if not self._backlog.take(request):
-                continue  # another one has just taken its place
+                continue  # a newcomer has just displaced it
             search = self.running[request] = start(request, self._start_id)
             search.admitted_at, search.admitted_turn = now, self.num_turns
             search.num_slots = request.num_slots
@@ -158,9 +162,9 @@ class Scheduler:
         return StepPlan(moves, tuple(admitted), self.slots.rows, tuple(self._plan_alignments()))
 
     def record(self, plan: StepPlan, result: StepResult, now: float) -> list[Finished]:
-        """Let every row go on by what the step selected, and those leave that are complete.
+        """Extend every row by the selected tokens, and retire complete ones.
 
-        What raises for one request ends that one only.
+        An exception in the handling of one request ends that request only.
         """
         for sequence in plan.admitted:
             sequence.search.encode_seconds = result.encode_seconds
@@ -220,14 +224,14 @@ class Scheduler:
         search.num_slots = 1
 
     def _fed(self, hypothesis: Hypothesis) -> tuple[int, ...]:
-        """What the decoder was fed for a hypothesis: the last token only where the end of sequence came."""
+        """Returns the ids that the decoder was fed: the last token only where eos came after it."""
         fed = (self._start_id, *hypothesis.token_ids)
         return fed if hypothesis.finish_reason is FinishReason.EOS else fed[:-1]
 
     def _plan_alignments(self) -> Iterator[Alignment]:
-        """At least one piece, and more while the turn's bound is not reached; the oldest requests first.
+        """Yields at least one piece, and more up to the turn's bound; the oldest requests come first.
 
-        The pieces of a hypothesis are the same whoever else is there.
+        The pieces of a hypothesis do not depend on other requests.
         """
         longest = num_left = self._limits.max_align_tokens
         for owed in self._owed.values():

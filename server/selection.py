@@ -42,7 +42,7 @@ class _Ask(NamedTuple):
 
 
 class Selector:
-    """Owned by the runner; knows the requests' options, and nothing of how a model computes.
+    """Owned by the runner; knows the requests' options, and not how a model computes.
 
     Args:
         columns: Has the logits, and takes the ids that the next step is fed.
@@ -58,7 +58,7 @@ class Selector:
         self._device = device
         graphs = ("adjust", "penalize", "candidates", "sample", "sample_sorted")
         self._sessions = {name: device.weightless(name) for name in graphs}
-        self._penalty_rows: dict[Request, int] = {}  # of those who had some when one came last
+        self._penalty_rows: dict[Request, int] = {}  # of those running at the last addition
 
     def select(self, rows: tuple[Sequence, ...], token_ids: list[int]) -> Selected:
         """Replace the most probable ids by the selected ones, here and where the next step reads them.

@@ -117,7 +117,7 @@ class Shelf:
         return found
 
     def _children(self, path: Path) -> list[Path]:
-        """What is in a folder; nothing where it cannot be looked into."""
+        """Returns the content of a folder; nothing where it cannot be listed."""
         try:
             children = list(path.iterdir())
         except OSError:

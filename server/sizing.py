@@ -14,8 +14,8 @@ from bundle.names import Axis, Precision, Role
 from server.device import CPU, ProviderPolicy, choose
 from server.machine import usable_cpus
 
-# What the kernels of one runner pack for themselves: the encoder's weights once, the decoder's for a step and
-# for many positions at once. All runners share the weights that were read.
+# Copies that the kernels of one runner pack for themselves: the encoder's weights once, the decoder's for a
+# step and for many positions at once. All runners share the weights that were read.
 _MOST_PACKED_COPIES = 2
 
 

@@ -1,4 +1,4 @@
-"""Targets that end before the first of some stop sequences, wherever tokens have their borders.
+"""Ends targets before the first of some stop sequences, wherever the borders of tokens are.
 
 Stop sequences and tokens are compared as bytes. A stop sequence is text, and so is found in the bytes of a
 target just where it is found in the target's text: bytes that are no character stand between characters.
@@ -14,7 +14,7 @@ from bundle.tokenizer import TextStream
 class StopSequences:
     """Finds the first of some stop sequences that is complete.
 
-    Immutable. It keeps nothing of a target: who follows one holds its tail, the bytes that may begin a stop
+    Immutable. It keeps nothing of a target: each row holds its own tail, the bytes that may begin a stop
     sequence, so that the children of a beam's hypothesis go on from the tail of their parent.
 
     Args:

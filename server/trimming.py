@@ -1,7 +1,7 @@
-"""Gives freed memory back to the machine, which glibc keeps for what may be needed next.
+"""Gives freed memory back to the machine, which glibc would keep for later allocations.
 
-Messages of megabytes that come at once are freed when they are answered, and would count against the limit of
-the container for good. Where the C library is another one than glibc, nothing is done.
+Many messages of megabytes at once are freed when they are answered, and would still count against the limit
+of the container. With another C library than glibc nothing is done.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def resident_bytes() -> int:
 class Trimmer:
     """Asks glibc to give memory back while the process has more than before.
 
-    Owned by the app, which calls `look` every second. What is still in use after `_MAX_TRIMS` times is what
-    the process needs.
+    Owned by the app, which calls `look` every second. Memory that is still in use after
+    `_MAX_TRIMS` attempts is needed, and becomes the new base.
     """
 
     def __init__(self, measure: Callable[[], int] = resident_bytes) -> None:

@@ -1,4 +1,4 @@
-"""Where the weights of a graph lie in its bundle's file of weights, as ONNX's format says it."""
+"""Finds the weights of a graph in its bundle's file of weights, by the rules of ONNX's format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who calls, and who may call what: bearer tokens with roles, from a file that may change."""
+"""Identifies callers and checks their rights: bearer tokens with roles, from a file that may change."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Token:
-    """What is known of a token, which does not include the token.
+    """A known token: its digest, not the token itself.
 
     Attributes:
         digest: Its SHA-256.
@@ -68,11 +68,11 @@ class Token:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sent a call.
+    """The sender of a call.
 
     Attributes:
-        name: The name of the token, or else the address of the peer: those of one name share a queue fairly
-            with those of other names.
+        name: The name of the token, or the address of the peer where there are no tokens. Callers share the
+            queue fairly by their names.
         is_admin: Whether the token has the role admin, or everybody may do what needs it.
     """
 
@@ -143,7 +143,7 @@ class Access:
             _log.info("%s by token %s", method, token.name)
 
     def caller_of(self, context: aio.ServicerContext[Any, Any]) -> Caller:
-        """Who sent a call that has passed."""
+        """Returns the sender of a call that `check` has let pass."""
         token = self._token_of(context.invocation_metadata())
         if token is None:
             return Caller(_address(context.peer()), is_admin=self._path is None and self._is_repository_open)
@@ -155,7 +155,7 @@ class Access:
         if self._path is None or not isinstance(given, str) or not given.lower().startswith(_SCHEME):
             return None
         self._read_again(self._path)
-        # The time of the search shows something of digests only, and nobody can send a token for a digest.
+        # How long the search takes depends on the digest only, and a caller cannot choose a token's digest.
         return self._tokens.get(hashlib.sha256(given[len(_SCHEME) :].strip().encode()).digest())
 
     def _read_again(self, path: Path) -> None:

@@ -18,7 +18,7 @@ _FINISH_REASONS = {
 }
 
 
-# What a token takes in an answer: its text, id and log-probability, or those of an alternative to it.
+# Bytes of a token in an answer: its text, id and log-probability, or those of an alternative to it.
 _TOKEN_BYTES, _ALTERNATIVE_BYTES = 16, 24
 _WEIGHTS_TAG = bytes([pb.Attention.WEIGHTS_FIELD_NUMBER << 3 | 2])  # before the bytes of a packed field
 _WEIGHT_BYTES = 4  # of the attention of a target token to a source token

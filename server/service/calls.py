@@ -1,4 +1,4 @@
-"""What every RPC has in common: its id, its deadline, its end, and its count."""
+"""The frame of every RPC: its id, its deadline, its end, and its count."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Call:
     """One RPC while it is handled; owned by its handler.
 
     Attributes:
-        caller: Who sent it.
+        caller: Its sender.
         arrival: `time.monotonic()` when the handler started.
         deadline: The same clock, when the caller stops waiting; None for never.
-        builder: What builds large answers.
-        texts: Where work with its texts is done.
+        builder: The thread that builds large answers.
+        texts: The threads that work with its texts.
         model_name: The served model's name, once it is known.
         is_counted_by_request: Whether its handler counts every request in it instead.
     """
@@ -87,7 +87,7 @@ class Call:
             yield model
 
     async def built(self, num_bytes: int, build: Callable[[], _Built]) -> _Built:
-        """What `build` returns, an answer of about `num_bytes`; a large one from a thread of its own."""
+        """Returns what `build` makes, about `num_bytes` long; a large one is built on another thread."""
         if num_bytes <= _SMALL_ANSWER_BYTES:
             return build()
         return await asyncio.get_running_loop().run_in_executor(self.builder, build)

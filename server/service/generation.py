@@ -1,4 +1,4 @@
-"""From requests to answers: what every service that generates has in common."""
+"""From requests to answers, for every service that generates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def generate(
     jobs_of_all = []
     for message in messages:
         jobs_of_all.append(await _jobs(message, model, call, stream=False))
-        await asyncio.sleep(0)  # others shall not wait until all texts are cut into tokens
+        await asyncio.sleep(0)  # a turn for other calls before the next text is cut into tokens
     num_bytes = sum(
         estimated_bytes(job, message.options)
         for jobs, message in zip(jobs_of_all, messages, strict=True)
@@ -87,7 +87,7 @@ async def succeeded(mailbox: Mailbox) -> Result:
 
 
 async def _jobs(message: pb.GenerateRequest, model: ServedModel, call: Call, *, stream: bool) -> list[Job]:
-    """What the engine shall do. A text that may be long is cut into tokens while others are served."""
+    """Returns the engine's requests. A text that may be long is cut into tokens while others are served."""
     return await call.texts.run(
         lambda checkpoint: engine_jobs(message, model, call, checkpoint, stream=stream),
         message.ByteSize(),
@@ -98,7 +98,7 @@ async def _jobs(message: pb.GenerateRequest, model: ServedModel, call: Call, *, 
 async def _pieces(
     mailbox: Mailbox, follow: Callable[[], StoppedText], separator: str
 ) -> AsyncIterator[pb.Piece]:
-    """What a request's targets grow by, until they are complete."""
+    """Yields the pieces by which a request's targets grow, until they are complete."""
     texts = defaultdict[int, StoppedText](follow)
     result = None
     while result is None:

@@ -1,4 +1,4 @@
-"""Bytes that are not a message, or one that is too large to build, are the caller's mistake.
+"""Refuses bytes that are not a message, or have too many elements, as the caller's mistake.
 
 gRPC by itself reports the former as an internal error, and builds the latter.
 """

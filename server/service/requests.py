@@ -50,7 +50,7 @@ class Job:
 def engine_jobs(
     message: GenerateRequest, model: ServedModel, call: Call, checkpoint: Checkpoint, *, stream: bool
 ) -> list[Job]:
-    """What the engine shall do for a request: more than one thing where its source is split.
+    """Returns the engine's requests for a call: more than one where its source is split.
 
     Args:
         message: From the caller.
@@ -96,7 +96,7 @@ def engine_jobs(
 
 
 def target_text(request: Request, model: ServedModel) -> StoppedText:
-    """What makes the text of a target from its token ids, up to the first stop sequence of the request."""
+    """Creates the decoder of a target's text, which ends before the first stop sequence of the request."""
     return StoppedText(model.target_tokenizer.stream(), request.stops, len(request.prefix_ids))
 
 
@@ -178,7 +178,7 @@ def _priority(priority: int, call: Call, field: str) -> int:
 
 
 def _length_bound(options: GenerateOptions, model: ServedModel) -> LengthBound | None:
-    """What bounds the targets of a request by their sources, if anything does."""
+    """Returns the bound of a request's targets by their sources, if there is one."""
     if not options.HasField("max_length_ratio"):
         return None if options.HasField("max_new_tokens") else model.length_bound
     ratio = _in_range("max_length_ratio", options.max_length_ratio, 0.0, _MAX_LENGTH_RATIO)
@@ -186,7 +186,7 @@ def _length_bound(options: GenerateOptions, model: ServedModel) -> LengthBound |
 
 
 def _of_part(part: Part, whole: Request, bound: LengthBound | None, model: ServedModel) -> Request:
-    """The request for one part of the source: what bounds its target is the part's own length."""
+    """Returns the request for one part of the source, whose own length bounds its target."""
     request = replace(whole, sources={SOURCE_IDS: part.source_ids})
     if bound is None:
         return request
@@ -234,7 +234,7 @@ def _check_split(options: GenerateOptions) -> None:
 
 
 def _source_language(options: GenerateOptions, model: ServedModel) -> str:
-    """By whose rules sentences are split: the request's, else the bundle's where the splitter knows it."""
+    """Returns the language for splitting: the request's, or the bundle's where the splitter knows it."""
     if not options.source_language:
         return known_language(model.source_language) or DEFAULT_LANGUAGE
     language = known_language(options.source_language)

@@ -28,7 +28,7 @@ trv ttj tyv udm vec vep vls vmf vmw vot vro wls wuu xal xmf yue zea
 """
 _LANGUAGES = frozenset(_CODES.split())
 
-# The library's time grows with the square of what it sees, and it lets no other thread run meanwhile.
+# The library's time grows with the square of the text it is given, and it holds the global lock all the time.
 _WINDOW = 2048  # characters that it sees at once
 _KEPT = 1024  # of these it sees the last ones again, where a sentence goes on
 _LOOKAHEAD = 64  # what follows a place decides whether a sentence ends there

@@ -1,4 +1,4 @@
-"""Checks the sources of a request and makes them token ids, and does with long ones what the request says."""
+"""Checks the sources of a request and cuts them into token ids; long ones are refused, truncated or split."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _TEXT, _TOKEN_IDS = "sources[0].text", "sources[0].token_ids"
 
 @dataclass(frozen=True)
 class Part:
-    """What one target is generated for: a source, or one line or sentence of it.
+    """The source of one target: a whole source, or one line or sentence of it.
 
     Attributes:
         source_ids: `(S,)` int64.
         num_truncated: Tokens that were left out.
-        text: Of a line or sentence.
-        separator: What stands between it and the next, line breaks included.
+        text: The line or sentence; empty for a whole source.
+        separator: White space between it and the next, line breaks included.
     """
 
     source_ids: Array

@@ -1,4 +1,4 @@
-"""Threads for what takes long with a text, so that the event loop and other calls never wait for it."""
+"""Threads for long work with texts, so that the event loop and other calls never wait for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BYTES_PER_SECOND = 500_000  # that one core cuts into tokens or sentences, abou
 
 
 class _Lane:
-    """One thread, and what waits for it or runs on it. Owned by `TextThreads`."""
+    """One thread, and the bytes that wait for it or are in work on it. Owned by `TextThreads`."""
 
     def __init__(self, name: str) -> None:
         self.pool = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -33,8 +33,8 @@ class _Lane:
 class TextThreads:
     """Runs the text work of calls. Long texts have a thread of their own, so that short ones need not wait.
 
-    Owned by the app; used on the event loop only. Invariant: work whose caller has left is not begun, and
-    ends at its next checkpoint where it runs.
+    Owned by the app; used on the event loop only. Invariant: work whose caller has left is not begun, or ends
+    at its next checkpoint.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class TextThreads:
     async def run(
         self, work: Callable[[Checkpoint], _Result], num_bytes: int, deadline: float | None
     ) -> _Result:
-        """What `work` returns.
+        """Returns the result of `work`.
 
         Args:
             work: Touches no state of the event loop, and calls its checkpoint every few milliseconds.
@@ -90,7 +90,7 @@ class TextThreads:
             lane.num_bytes -= num_bytes
 
     def drain(self) -> None:
-        """Let all work end with `Unavailable`: the engines would refuse what comes of it."""
+        """End all work with `Unavailable`: the engines would refuse its requests."""
         self._is_draining = True
 
     def stop(self) -> None:

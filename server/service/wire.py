@@ -1,4 +1,4 @@
-"""Bounds what a message holds by a walk over its bytes, before protobuf builds an object for each element.
+"""Bounds the elements of a message by a walk over its bytes, before protobuf builds an object for each.
 
 A few kilobytes of compressed bytes expand to millions of empty messages, and protobuf takes 50 times their
 bytes for them. The walk keeps nothing and ends at the bound (https://protobuf.dev/programming-guides/encoding).
