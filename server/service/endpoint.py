@@ -27,7 +27,7 @@ from server.service.repository import RepositoryService
 from server.service.seq2seq import Seq2SeqService
 from server.service.tls import server_credentials
 
-# Of a message as it is after decompression; gRPC's own default. Every request that can be served is smaller.
+# Of a message after decompression, which is gRPC's own default. One text that can be served is far smaller.
 MAX_REQUEST_BYTES = 4 * 2**20
 _MAX_PENDING_CALLS = 100_000
 
