@@ -23,7 +23,7 @@ def test_translate_gives_the_best_text(client):
 
 
 def test_every_option_of_the_api_can_be_given(client):
-    options = GenerateOptions(max_new_tokens=2, attention=True, priority=-1)
+    options = GenerateOptions(max_new_tokens=2, attention=True, priority=1)
     answer = client.generate("abc", model="other", options=options, request_id="r9")
     assert (answer.model, answer.request_id) == ("other", "r9")
     assert answer.hypotheses[0].text == "ab"
