@@ -103,6 +103,7 @@ class App:
             raise ValueError(str(error)) from error
         self._health.end_loading()
         host = self._config.host
+        _log.info("at most %d files and sockets may be open", self._descriptors.limit)
         _log.info(
             "ready: gRPC on %s:%d, metrics on %s:%d, models %s",
             host,

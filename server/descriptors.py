@@ -34,15 +34,12 @@ class Descriptors:
         self._lock = threading.Lock()
         self._num_blocks = 0
         self._is_warned = False
-        num_reserved = min(_NUM_RESERVED, self._most // 8)
-        self.limit = self._most - num_reserved
+        self.limit = self._most - min(_NUM_RESERVED, self._most // 8)
         try:
             self._set_soft_limit(self.limit)
         except (OSError, ValueError) as error:
             self._most = self.limit = soft
             _log.warning("the limit of %d open files and sockets stays: %s", soft, error)
-        else:
-            _log.info("%d files and sockets may be open, and %d for probes", self.limit, num_reserved)
 
     @contextmanager
     def reserved(self) -> Iterator[None]:

@@ -40,7 +40,7 @@ _SMALL_ANSWER_BYTES = 2**16  # built in about a millisecond
 _TIMEOUT_ROUNDING = 0.01
 _CLOCK_SECONDS = 0.002
 _QUIET_SECONDS = 0.1
-_NUM_QUIET_TURNS, _MAX_QUIET_TURNS = 2, 40
+_NUM_QUIET_TURNS, _MAX_QUIET_TURNS = 2, 100
 
 _log = logging.getLogger(__name__)
 

@@ -46,7 +46,7 @@ def test_the_graphs_have_the_names_types_and_axes_of_the_manifest(precision, ver
         == {
             Verb.ENCODE: {"batch", "source_length", "memory_capacity"},
             Verb.STEP: {"batch", "cache_capacity", "memory_capacity"},
-            Verb.DECODE: {"batch", "target_length", "cache_capacity", "memory_capacity"},
+            Verb.DECODE: {"batch", "target_length", "label_length", "cache_capacity", "memory_capacity"},
         }[verb]
     )
 
