@@ -111,7 +111,8 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "long_source": (
         _long_source,
         "WHAT",
-        "refuse, truncate or split long texts, or split_always (default: refuse)",
+        "refuse or truncate what is too long; split: every line by itself, and of lines that are too long every "
+        "sentence; split_always: every sentence by itself (default: refuse)",
     ),
     "source_language": (str, "TAG", "by whose rules sentences are split (default: the model's)"),
 }
@@ -132,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             plan = _translation(parser, options)
         elif options.command == "health" and options.metrics_url:
             return _readiness(options.metrics_url, options.timeout_seconds)
-        token = options.token_file.read_text().strip() if options.token_file else ""
+        token = _token(options.token_file) if options.token_file else ""
         with Client(
             options.address, timeout_seconds=options.timeout_seconds, tls=_tls(parser, options), token=token
         ) as client:
@@ -154,6 +155,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         _report(error)
         return 130
+
+
+def _token(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except UnicodeDecodeError as error:
+        raise ClientError("UNAUTHENTICATED", f"{path} is not a file with a token: it has other bytes") from error
 
 
 def _tls(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Tls | None:
@@ -306,7 +314,7 @@ def _parser() -> argparse.ArgumentParser:
         help="deadline of every call (default %(default)g)",
     )
     add = common.add_argument
-    add("--tls", action="store_true", help="encrypt the connection; what follows does that by itself")
+    add("--tls", action="store_true", help="encrypt the connection (implied by any other --tls flag)")
     add("--tls-ca", type=Path, metavar="FILE", help="PEM, who must have signed the server's certificate")
     add("--tls-certificate", type=Path, metavar="FILE", help="PEM, this client's own, where it must have one")
     add("--tls-key", type=Path, metavar="FILE", help="PEM, that certificate's private key")

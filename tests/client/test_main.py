@@ -491,3 +491,11 @@ def test_tls_and_a_token_are_files(tmp_path, capsys):
     assert "none.pem: No such file" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["health", "--tls-key", str(key)])
+
+
+def test_a_token_file_of_other_bytes_is_an_error_in_one_line(tmp_path, capsys):
+    """It was a traceback."""
+    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    assert main(["translate", "--token-file", str(tmp_path / "token"), "abc"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.endswith("token is not a file with a token: it has other bytes")
