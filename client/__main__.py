@@ -111,8 +111,8 @@ _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
     "long_source": (
         _long_source,
         "WHAT",
-        "refuse or truncate what is too long; split: every line by itself, and of lines that are too long every "
-        "sentence; split_always: every sentence by itself (default: refuse)",
+        "refuse or truncate what is too long; split: every line by itself, and of lines that are too long "
+        "every sentence; split_always: every sentence by itself (default: refuse)",
     ),
     "source_language": (str, "TAG", "by whose rules sentences are split (default: the model's)"),
 }
@@ -161,7 +161,8 @@ def _token(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii").strip()
     except UnicodeDecodeError as error:
-        raise ClientError("UNAUTHENTICATED", f"{path} is not a file with a token: it has other bytes") from error
+        text = f"{path} is not a file with a token: it has other bytes"
+        raise ClientError("UNAUTHENTICATED", text) from error
 
 
 def _tls(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Tls | None:
