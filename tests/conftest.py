@@ -114,7 +114,7 @@ def random_trained() -> TrainedModel:
 
 @pytest.fixture(scope="session")
 def random_pre_norm() -> TrainedModel:
-    return make_random_trained(norm="pre")
+    return make_random_trained(norm="pre", num_encoder_layers=1, num_decoder_layers=1)
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,7 @@ def corpus(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow  # each peer has a test of its own
 def test_everybody_takes_turns_and_gives_the_same_tokens(run_small, corpus, tmp_path):
     out = tmp_path / "report.json"
     report, _ = run_small("--multi30k", str(corpus), "--run", str(tmp_path / "mine"), "--out", str(out))

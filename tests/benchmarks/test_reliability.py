@@ -36,22 +36,22 @@ _MODEL = TransformerConfig(
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     cores = sorted(os.sched_getaffinity(0))
-    folder = tmp_path_factory.mktemp("reliability")
-    export_bundle(random_model(_MODEL), folder / TINY, (Precision.INT8,))
-    linked_copy(folder / TINY, folder / BASE)
-    return Place(folder, _SCALE, cores, cores, Progress(disable=True))
+    return Place(tmp_path_factory.mktemp("reliability"), _SCALE, cores, cores, Progress(disable=True))
+
+
+@pytest.fixture(scope="module")
+def bundles(place):
+    export_bundle(random_model(_MODEL), place.folder / TINY, (Precision.INT8,))
+    linked_copy(place.folder / TINY, place.folder / BASE)
 
 
 def new_report() -> dict:
     return {"bars": []}
 
 
-# One part shows that a server is started, asked and judged. The others do the same with other faults, each of
-# which the tests of the server have.
-@pytest.mark.parametrize(
-    "part",
-    [pytest.param(part, marks=[] if part == "sigterm" else pytest.mark.slow) for part in reliability.PARTS],
-)
+@pytest.mark.slow  # real servers under faults, each of which the tests of the server have
+@pytest.mark.usefixtures("bundles")
+@pytest.mark.parametrize("part", reliability.PARTS)
 def test_every_part_meets_its_bars(place, part):
     report = new_report()
     reliability.run(place, [part], report)

@@ -52,6 +52,7 @@ def test_one_head_has_cells_as_large_as_an_alignment(tmp_path: Path) -> None:
     assert one == four
 
 
+@pytest.mark.slow  # 16 panels of 60 labels; the client's test has one of 300
 def test_many_heads_of_a_long_text_still_fit_an_image(tmp_path: Path) -> None:
     weights = torch.zeros(2, 8, 60, 60)
     save_head_heatmaps(weights, ["가"] * 60, [1, 2], range(1, 9), tmp_path / "heads.png")

@@ -449,7 +449,9 @@ def test_pieces_are_smaller_where_each_goes_through_the_model_twice(
     assert 10 < max(sizes) <= 21
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [1, 20])
+@pytest.mark.parametrize(
+    "micro_batch_tokens", [pytest.param(1, marks=pytest.mark.slow), 20]
+)  # 1: each pair alone
 def test_accumulated_pieces_are_one_batch(
     train: Callable[..., tuple[RunFolder, Summary]], preset: Preset, micro_batch_tokens: int
 ) -> None:

@@ -162,6 +162,7 @@ def test_a_compiled_model_has_the_same_loss_and_gradients_at_all_lengths(
         )
 
 
+@pytest.mark.slow  # all of compiling but its last step comes before the compiler is missed
 @of_torchs_own
 def test_where_there_is_no_compiler_it_is_said_so(model: Transformer, batches: list[Batch]) -> None:
     torch._dynamo.reset()
