@@ -100,7 +100,7 @@ def connection(bomb: Bomb) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    """Of a header (RFC 7541): its length, not compressed."""
+    """Returns a header's text as HPACK writes it (RFC 7541): its length, then its bytes, not compressed."""
     assert len(text) < 127
     return bytes([len(text)]) + text.encode()
 

@@ -83,7 +83,7 @@ def bombs(place: Place) -> tuple[Figures, list[Bar]]:
 
 @dataclass
 class _Watch:
-    """What others see meanwhile."""
+    """Measurements of the other callers during an attack."""
 
     peak_bytes: float = 0.0
     stream_gap_seconds: float = 0.0

@@ -189,7 +189,7 @@ _WAYS: tuple[_Call, ...] = (
 
 
 async def _attack(client: AsyncClient, units: tuple[str, ...]) -> Counter[str]:
-    """What every text on every way ends with."""
+    """Returns how often each status ended a call, for every text by every way in."""
     codes, calls = Counter[str](), [(unit, way) for unit in units for way in _WAYS]
     numbers = count()
 
@@ -204,7 +204,7 @@ async def _attack(client: AsyncClient, units: tuple[str, ...]) -> Counter[str]:
 
 
 async def _crowd(client: AsyncClient, number: int) -> Counter[str]:
-    """What as many texts at once as that end with, each of the longest."""
+    """Returns how often each status ended a call, for `number` of the longest texts at once."""
     longest = _WAYS[2]
     calls = (code_of(longest(client, "the ", PATIENT_SECONDS)) for _ in range(number))
     return Counter(await asyncio.gather(*calls))

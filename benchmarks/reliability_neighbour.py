@@ -79,11 +79,11 @@ OPTIONS: Mapping[str, Ask] = {
 
 @dataclass
 class _Round:
-    """What the stream saw beside some callers.
+    """Measurements of the stream beside some callers.
 
     Attributes:
         gaps: Between its pieces, in seconds.
-        codes: What the callers' calls ended with.
+        codes: The statuses that ended the callers' calls.
     """
 
     gaps: list[float] = field(default_factory=list)
@@ -139,7 +139,7 @@ def _median(one: _Round) -> float:
 
 
 async def _round(address: str, ask: Ask, times: int, seconds: float, num_tokens: int) -> _Round:
-    """Let so many callers ask again and again while a stream is read."""
+    """Let a number of callers ask again and again while a stream is read."""
     one, numbers = _Round(), count()
     end = time.monotonic() + seconds
 

@@ -24,13 +24,14 @@ class Tokenizer:
     """A `tokenizers.Tokenizer` in which a special token that a user typed is plain text.
 
     The text of a target is that of its tokens' bytes, joined. For byte-level pairs this is what the library
-    decodes. Of byte fallback the library gives up whole runs of bytes in which one is no character.
+    decodes. With byte fallback the library discards a whole run of bytes if one of them is not part of a
+    character.
 
     Args:
         inner: The library's tokenizer. Owned by this object from here on.
 
     Attributes:
-        token_bytes: What each token id adds to a text, in UTF-8; a special token adds nothing.
+        token_bytes: The UTF-8 bytes that each token id adds to a text; a special token adds none.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:

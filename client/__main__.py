@@ -410,7 +410,7 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         type=_seconds,
         default=DEFAULT_GIVE_UP_SECONDS,
         metavar="SECONDS",
-        help="stop when the server has not answered any call for so long (default %(default)g)",
+        help="stop when the server has not answered any call for this time (default %(default)g)",
     )
     add("--model", default="", help="the model's name (default: the server's first)")
     add("--stream", action="store_true", help="print pieces as they are decoded")

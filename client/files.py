@@ -81,7 +81,7 @@ def skip_answered(texts: Iterator[str], output: BinaryIO, lines_each: int, *, as
     """Take the texts that `output` answers from `texts`, and cut off an incomplete answer at its end.
 
     Args:
-        texts: Of the input.
+        texts: The texts of the input.
         output: At its beginning; left at the end of its last whole answer.
         lines_each: Lines of an answer.
         as_json: Whether they are JSON.

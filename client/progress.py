@@ -14,7 +14,7 @@ class Progress:
     """A line that is rewritten in place, and messages above it. Owned by the command.
 
     Args:
-        stream: Of both; gets messages only where `is_shown` is false.
+        stream: Gets both; only the messages where `is_shown` is false.
         is_shown: Whether it is a terminal on which nothing else is written.
         num_lines: Lines of the whole work; None where that is unknown.
         num_skipped: Lines of these that an earlier call did.

@@ -27,7 +27,7 @@ from protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, Generat
 
 @dataclass(frozen=True)
 class Translation:
-    """What is translated and how.
+    """The settings of one command.
 
     Attributes:
         texts: Where there are none, the lines of `input` are.

@@ -42,7 +42,7 @@ class ProviderPolicy(enum.StrEnum):
     CPU = "cpu"
 
 
-class Session(ort.InferenceSession):  # type: ignore[misc]  # ONNX Runtime has no types
+class Session(ort.InferenceSession):  # type: ignore[misc]  # ONNX Runtime does not ship types
     """A graph that ONNX Runtime runs.
 
     Attributes:

@@ -32,8 +32,8 @@ class ServedModel:
         pad_id: The source token that only fills rows up.
         eos_id: The target token that ends a sequence.
         source_language: A BCP 47 tag, or empty where the bundle names none.
-        queue_limits: Of each engine.
-        length_bound: Of targets whose requests set no limit; None leaves the model's limit.
+        queue_limits: The limits of each engine's queue.
+        length_bound: The bound of targets whose requests do not set a limit; None leaves the model's limit.
     """
 
     engines: tuple[Engine, ...]

@@ -39,7 +39,7 @@ class OnnxRunner:
         bundle: A checked bundle.
         config: Provider, precision, sizes.
         sizing: What `size_up` makes of both, where that is known already.
-        files: What the bundle gives for the sizing's precision, where that is read already. Runners of one
+        files: The bundle's files of the sizing's precision, where they have been read. Runners of one
             bundle should share it, as on the host its weights are used where they are.
 
     Raises:
@@ -164,7 +164,7 @@ class OnnxRunner:
         Args:
             row: Its slot.
             first_position: Where they begin, after as many that are in the row's cache.
-            target_ids: What the decoder was fed there.
+            target_ids: The token ids that the decoder was fed there.
             source_length: Of its source.
         """
         feeds: dict[str, Array] = {

@@ -245,7 +245,7 @@ def _end(child: _Child, eos_id: int) -> FinishReason | None:
 
 
 def _advanced(sequence: Sequence, token_id: int) -> bytes | None:
-    """What a row's tail becomes with one more token; None where that completes a stop sequence."""
+    """Returns a row's tail after one more token; None where that completes a stop sequence."""
     stops = sequence.request.stops
     return sequence.tail if stops is None else stops.advance(sequence.tail, token_id)
 

@@ -31,7 +31,7 @@ class _Ask(NamedTuple):
     """A row to select for; one that several samples are drawn from is asked for each.
 
     Attributes:
-        uniform: What decides a draw.
+        uniform: The uniform number that decides a draw.
         changes: Of the row's logits, by its constraints and its target so far.
     """
 

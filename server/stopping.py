@@ -19,7 +19,7 @@ class StopSequences:
 
     Args:
         texts: None of them empty.
-        token_bytes: Of every token id; another id has none.
+        token_bytes: The bytes of every token id; an unknown id adds none.
     """
 
     def __init__(self, texts: Iterable[str], token_bytes: Sequence[bytes]) -> None:

@@ -66,7 +66,7 @@ def source_parts(
         model: That takes them.
         checkpoint: Is called every few milliseconds; what it raises ends the work.
         long_source: What to do with a text that is too long.
-        language: By whose rules sentences are split.
+        language: The language by whose rules sentences are split.
 
     Raises:
         InvalidRequest: What is wrong, in which field, and what would be right.

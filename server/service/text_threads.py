@@ -48,7 +48,7 @@ class TextThreads:
 
         Args:
             work: Touches no state of the event loop, and calls its checkpoint every few milliseconds.
-            num_bytes: Of its texts.
+            num_bytes: The size of its texts.
             deadline: Monotonic seconds.
 
         Raises:

@@ -41,7 +41,7 @@ class _Layout:
 
     Attributes:
         messages: The types of the fields that are messages.
-        widths: Of the fields that may be packed, the bytes of a number; None where it is a varint.
+        widths: The bytes of a number, for each field that may be packed; None where it is a varint.
     """
 
     messages: dict[int, Descriptor] = field(default_factory=dict)
