@@ -13,7 +13,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from client.errors import ClientError
-from client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT, Call, Dispatcher, Translated
+from client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT, Call, Dispatcher, Translated, check_texts
 from client.wire import (
     CHANNEL_OPTIONS,
     DEFAULT_ADDRESS,
@@ -31,6 +31,7 @@ from protos.seq2seq_v1_pb2 import (
     GenerateRequest,
     GenerateResponse,
     GenerateStreamResponse,
+    GetModelRequest,
     ListModelsRequest,
     ListVersionsRequest,
     LoadModelRequest,
@@ -51,8 +52,8 @@ class AsyncClient:
     Args:
         address: `host:port`.
         timeout_seconds: Deadline of a call that names none; None waits for ever.
-        tls: How the connection is encrypted; None is not at all.
-        token: Says who calls, where the server wants to know.
+        tls: Files for an encrypted connection; None does not encrypt.
+        token: Identifies the caller to a server that requires it.
 
     Raises:
         OSError: A file of `tls` cannot be read.
@@ -76,7 +77,7 @@ class AsyncClient:
         self._health: Any = health_pb2_grpc.HealthStub(self._direct)
 
     async def translate(self, text: str, *, model: str = "", options: GenerateOptions | None = None) -> str:
-        """The best target of one source, as text."""
+        """Returns the best target of one source, as text."""
         answer = await self.generate(text, model=model, options=options)
         return answer.hypotheses[0].text
 
@@ -89,7 +90,7 @@ class AsyncClient:
         timeout_seconds: float | None = None,
         request_id: str = "",
     ) -> GenerateResponse:
-        """The whole answer to one source, a text or its token ids."""
+        """Returns the whole answer to one source, a text or its token ids."""
         return await self._generate(generate_request(source, model, options), timeout_seconds, request_id)
 
     async def translate_many(
@@ -102,7 +103,8 @@ class AsyncClient:
         give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS,
         timeout_seconds: float | None = None,
     ) -> AsyncIterator[Translated]:
-        """As `Client.translate_many`; an iterable that waits for its texts should be an asynchronous one."""
+        """As `Client.translate_many`; pass an asynchronous iterable where its texts are waited for."""
+        check_texts(texts)
         dispatcher = Dispatcher(
             partial(generate_request, model=model, options=options), in_flight, give_up_seconds
         )
@@ -167,7 +169,7 @@ class AsyncClient:
         timeout_seconds: float | None = None,
         request_id: str = "",
     ) -> AsyncIterator[GenerateStreamResponse]:
-        """Pieces as they are decoded, and last the whole answer; closing the iterator cancels the call."""
+        """Yields pieces as they are decoded, then the whole answer; closing the iterator cancels the call."""
         call = self._stub.GenerateStream(
             generate_request(source, model, options),
             **self._defaults.options(timeout_seconds, request_id),
@@ -188,7 +190,7 @@ class AsyncClient:
         timeout_seconds: float | None = None,
         request_id: str = "",
     ) -> ScoreResponse:
-        """The log-probabilities of a given target, a text or its token ids."""
+        """Returns the log-probabilities of a given target, a text or its token ids."""
         with _client_errors(self.address):
             answer: ScoreResponse = await self._stub.Score(
                 score_request(source, target, model),
@@ -197,13 +199,20 @@ class AsyncClient:
         return answer
 
     async def models(self) -> list[Model]:
-        """The models that the server serves, the default one first."""
+        """Returns the models that the server serves, the default one first."""
         with _client_errors(self.address):
             answer = await self._direct_stub.ListModels(ListModelsRequest(), **self._defaults.options())
         return list(answer.models)
 
+    async def model(self, name: str = "") -> Model:
+        """Returns one served model; the empty name means the default one."""
+        with _client_errors(self.address):
+            answer = await self._direct_stub.GetModel(GetModelRequest(model=name), **self._defaults.options())
+        served: Model = answer.model
+        return served
+
     async def versions(self, model: str = "") -> list[Version]:
-        """Every version on disk, of all models or of one, and whether it is served."""
+        """Returns every version on the server's disk, of all models or of one, and whether it is served."""
         with _client_errors(self.address):
             answer = await self._repository.ListVersions(
                 ListVersionsRequest(model=model), **self._defaults.options()
@@ -211,7 +220,7 @@ class AsyncClient:
         return list(answer.versions)
 
     async def load(self, model: str, version: str = "", *, timeout_seconds: float | None = None) -> Model:
-        """Let the server serve a version of a model, by default its newest, and wait until it does."""
+        """Loads a version of a model, by default the newest, and waits until the server serves it."""
         with _client_errors(self.address):
             answer = await self._repository.LoadModel(
                 LoadModelRequest(model=model, version=version), **self._defaults.options(timeout_seconds)
@@ -220,12 +229,12 @@ class AsyncClient:
         return loaded
 
     async def unload(self, model: str) -> None:
-        """Let the server serve a model no more."""
+        """Unloads a model: the server no longer serves it."""
         with _client_errors(self.address):
             await self._repository.UnloadModel(UnloadModelRequest(model=model), **self._defaults.options())
 
     async def health(self, service: str = "") -> str:
-        """`SERVING` or `NOT_SERVING`: of the whole server, of a service, or of a model."""
+        """Returns `SERVING` or `NOT_SERVING` for the whole server, a service, or a model."""
         with _client_errors(self.address):
             answer = await self._health.Check(
                 health_pb2.HealthCheckRequest(service=service), **self._defaults.options()
@@ -234,7 +243,7 @@ class AsyncClient:
         return name
 
     async def close(self) -> None:
-        """End the connection, and with it every call."""
+        """Closes the connection, and cancels every call that uses it."""
         await self._channel.close()
         await self._direct.close()
 

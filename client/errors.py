@@ -1,4 +1,4 @@
-"""What a call can end with instead of an answer."""
+"""The error that a failed call raises."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import grpc
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status  # type: ignore[import-untyped]
 
-_UNHEALTHY = "backend unhealthy"  # in gRPC's words, of a server that says it does not serve
+_UNHEALTHY = "backend unhealthy"  # gRPC's words for a server whose health check says NOT_SERVING
 _REQUEST_ID = "x-request-id"
+_BLANK_SOURCE = "BLANK_SOURCE"  # the server's reason
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,12 @@ class ClientError(Exception):
     """A call failed.
 
     Attributes:
-        code: The gRPC status's name, for example `INVALID_ARGUMENT`.
-        message: What the server said, or why it was not reached.
-        field_violations: Which fields were refused.
-        retry_after_seconds: When an overloaded server asks to be called again; None where it did not say.
-        request_id: The call's name in the server's log; empty where the server was not reached.
+        code: The name of the gRPC status, for example `INVALID_ARGUMENT`.
+        message: The server's own text, or why no server was reached.
+        reason: The server's name for the error, for programs to compare; empty where it sent none.
+        field_violations: The fields of the request that the server refused.
+        retry_after_seconds: How long an overloaded server asks callers to wait; None where it did not ask.
+        request_id: The id of the call in the server's log; empty where no server was reached.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class ClientError(Exception):
         code: str,
         message: str,
         *,
+        reason: str = "",
         field_violations: tuple[FieldViolation, ...] = (),
         retry_after_seconds: float | None = None,
         request_id: str = "",
@@ -44,15 +47,17 @@ class ClientError(Exception):
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+        self.reason = reason
         self.field_violations = field_violations
         self.retry_after_seconds = retry_after_seconds
         self.request_id = request_id
 
     def followed_by(self, event: str) -> ClientError:
-        """The same failure, with what came of it in the message."""
+        """Returns the same error with `event` added to its message."""
         return ClientError(
             self.code,
             f"{self.message}; {event}",
+            reason=self.reason,
             field_violations=self.field_violations,
             retry_after_seconds=self.retry_after_seconds,
             request_id=self.request_id,
@@ -60,14 +65,23 @@ class ClientError(Exception):
 
     @property
     def is_about_the_text(self) -> bool:
-        """Whether it says nothing of other texts, as an error of an option or of the server does."""
+        """Whether the server refused this text, and not an option that all texts have in common.
+
+        The field `options` as a whole stands for an answer that would be too long, as of a very long text.
+        """
         return self.code == "INVALID_ARGUMENT" and all(
-            violation.field.startswith("sources") for violation in self.field_violations
+            violation.field == "options" or violation.field.startswith("sources")
+            for violation in self.field_violations
         )
+
+    @property
+    def is_blank_source(self) -> bool:
+        """Whether the server saw nothing to translate: white space and invisible characters only."""
+        return self.reason == _BLANK_SOURCE
 
     @classmethod
     def from_value_error(cls, error: ValueError) -> ClientError:
-        """A text that cannot be sent."""
+        """Returns the error of a text that cannot be sent."""
         message = str(error)
         if isinstance(error, UnicodeEncodeError):
             message = f"not valid UTF-8 at character {error.start + 1}"
@@ -75,16 +89,15 @@ class ClientError(Exception):
 
     @classmethod
     def from_rpc(cls, error: grpc.RpcError, address: str) -> ClientError:
-        """The same failure without gRPC's classes, and with the details that came in the trailers."""
+        """Returns gRPC's error as one of ours, with the details that the server put into its trailers."""
         code, message = error.code(), error.details() or ""
         call: Any = error  # gRPC's own errors are calls too, which its types do not say
         trailers = dict(call.trailing_metadata() or ())
         request_id = str(trailers.get(_REQUEST_ID, ""))
         if code is grpc.StatusCode.UNAVAILABLE and not request_id:
-            what = "serves now" if _UNHEALTHY in message else "answers"
-            return cls(code.name, f"no server {what} at {address} ({message})")
+            return cls(code.name, _unreached(address, message))
         violations: tuple[FieldViolation, ...] = ()
-        retry_after_seconds = None
+        retry_after_seconds, reason = None, ""
         try:
             status = rpc_status.from_call(error)
         except ValueError:  # the server's details and gRPC's own end crossed, as at a deadline
@@ -99,10 +112,23 @@ class ClientError(Exception):
             elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
                 delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
                 retry_after_seconds = delay.ToTimedelta().total_seconds()
+            elif detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
+                reason = error_details_pb2.ErrorInfo.FromString(detail.value).reason
         return cls(
             code.name,
             message,
+            reason=reason,
             field_violations=violations,
             retry_after_seconds=retry_after_seconds,
             request_id=request_id,
         )
+
+
+def _unreached(address: str, message: str) -> str:
+    if _UNHEALTHY in message:
+        return (
+            f"no server serves now at {address}: its health check says that it is starting or stopping, has "
+            "no model, or fails"
+        )
+    hint = "" if ":" in address else f"; give a port, as in {address}:50051: without one, gRPC takes 443"
+    return f"no server answers at {address} ({message}){hint}"

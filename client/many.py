@@ -1,6 +1,6 @@
-"""Many texts at once, for both clients: which text is sent when, what is sent again, and when to stop.
+"""Decides for both clients' `translate_many` when each text is sent, which are sent again, and when to stop.
 
-Pure: it knows requests, answers, errors and a clock, and no connection.
+Pure: it handles requests, answers, errors and times, and does not know the connection.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import logging
 import random
+import reprlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,10 +24,22 @@ DEFAULT_GIVE_UP_SECONDS = 300.0
 _MAX_TRIES = 3
 _MAX_FAILED_IN_A_ROW = 5
 _LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.2, 5.0
-# Errors that neither another text nor time mends.
+# With these, other texts or later calls would fail, too.
 STOPPING_CODES = ("UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND", "UNIMPLEMENTED")
 
 _log = logging.getLogger(__name__)
+
+
+def check_texts(texts: object) -> None:
+    """Refuse a single text, whose letters would be translated one by one.
+
+    Raises:
+        TypeError: It is a text or bytes.
+    """
+    if isinstance(texts, str | bytes):
+        raise TypeError(
+            f"translate_many takes several texts, such as a list, and this is one: {reprlib.repr(texts)}"
+        )
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ class Call:
         number: Place among the texts.
         request: None where there is nothing to send.
         ticket: Place among all sent calls, by the last time that it was sent.
-        num_failures: How often it failed by what may be its own fault.
+        num_failures: How often it failed with an error that this text may have caused.
     """
 
     number: int
@@ -76,18 +89,18 @@ class Call:
 
 @dataclass
 class Dispatcher:
-    """Decides about the calls of one `translate_many`, whose thread or task owns it.
+    """Schedules the calls of one `translate_many`. Owned by the thread or task that runs it.
 
-    Results come in the order of the texts. A call that the server pushes back is sent again after the time
-    that the server named, and half as many are in flight from then on, one more after each round of answers.
-    A call that does not reach a server, or ends with an error that may pass, is sent again after a pause that
-    doubles, and until an answer comes one call at a time is tried.
+    Results come in the order of the texts. A call that an overloaded server pushes back is sent again after
+    the time that the server named. The limit of calls in flight is then halved, and grows by one with each
+    round of answers. A call that does not reach a server, or ends with an error that may pass, is sent again
+    after a pause, which doubles each time; until an answer comes, one call at a time is sent.
 
     Attributes:
-        make_request: From a source; its ValueError is that text's failure.
+        make_request: Builds the request of a source; where it raises ValueError, that text fails.
         in_flight: The most calls at a time.
-        give_up_seconds: How long nothing but failures may come back.
-        error: Why it ended before the texts did: raise it when `is_over`.
+        give_up_seconds: How long the server may fail to answer any call.
+        error: The reason to stop before all texts are done, to be raised when `is_over`.
     """
 
     make_request: Callable[[TextOrIds], GenerateRequest]
@@ -118,7 +131,7 @@ class Dispatcher:
 
     @property
     def max_held(self) -> int:
-        """How many texts may be read and not yielded, so that a slow one does not hold up all others."""
+        """The most texts that may be read and not yielded yet: a slow one does not hold up all others."""
         return 4 * self.in_flight + 16
 
     @property
@@ -127,7 +140,7 @@ class Dispatcher:
         return self.error is not None or (self._is_read and not self._calls)
 
     def add(self, source: TextOrIds) -> None:
-        """Take in the next text."""
+        """Add the next text."""
         call = Call(self._num_read, source)
         self._num_read += 1
         self._calls.append(call)
@@ -142,7 +155,7 @@ class Dispatcher:
             heapq.heappush(self._waiting, (call.number, call))
 
     def finish(self, error: Exception | None = None) -> None:
-        """Learn that there are no more texts; an error that ended them is raised after their results."""
+        """Record the end of the texts; the error that ended them, if any, is raised after their results."""
         self._is_read = True
         self._read_error = error
 
@@ -157,12 +170,14 @@ class Dispatcher:
         return call
 
     def seconds_to_wait(self) -> float | None:
-        """Until there is a call to send, where nothing else happens; None is for ever."""
+        """How long to wait for an event before there is a call to send; None waits for an event only."""
         return max(0.0, self._resume_at - self.clock()) if self._may_send else None
 
     def end(self, call: Call, outcome: GenerateResponse | Exception) -> None:
-        """Take in how a call ended."""
+        """Record the answer to a call, or its error."""
         self._num_in_flight -= 1
+        if isinstance(outcome, ClientError) and outcome.is_blank_source:
+            outcome = GenerateResponse()
         if isinstance(outcome, GenerateResponse):
             self._record_answer(call)
             call.result = Translated(call.source, outcome)
@@ -179,8 +194,8 @@ class Dispatcher:
     def results(self) -> Iterator[Translated]:
         """The results that are due.
 
-        A failure that may be the server's is held back until an answer shows that others do not fail: where
-        the work stops because of it, its text counts as not done.
+        A failure that the server may have caused is held back until another text is answered. Where the work
+        stops because of it instead, it is never yielded: its text counts as not done.
         """
         while self._calls and (result := self._calls[0].result) is not None:
             is_doubtful = result.error is not None and not result.error.is_about_the_text

@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from client.errors import ClientError
-from client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT, Call, Dispatcher, Translated
+from client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT, Call, Dispatcher, Translated, check_texts
 from client.wire import (
     CHANNEL_OPTIONS,
     DEFAULT_ADDRESS,
@@ -32,6 +32,7 @@ from protos.seq2seq_v1_pb2 import (
     GenerateRequest,
     GenerateResponse,
     GenerateStreamResponse,
+    GetModelRequest,
     ListModelsRequest,
     ListVersionsRequest,
     LoadModelRequest,
@@ -51,8 +52,8 @@ class Client:
     Args:
         address: `host:port`.
         timeout_seconds: Deadline of a call that names none; None waits for ever.
-        tls: How the connection is encrypted; None is not at all.
-        token: Says who calls, where the server wants to know.
+        tls: Files for an encrypted connection; None does not encrypt.
+        token: Identifies the caller to a server that requires it.
 
     Raises:
         OSError: A file of `tls` cannot be read.
@@ -76,7 +77,7 @@ class Client:
         self._health: Any = health_pb2_grpc.HealthStub(self._direct)
 
     def translate(self, text: str, *, model: str = "", options: GenerateOptions | None = None) -> str:
-        """The best target of one source, as text."""
+        """Returns the best target of one source, as text."""
         return self.generate(text, model=model, options=options).hypotheses[0].text
 
     def generate(
@@ -88,7 +89,7 @@ class Client:
         timeout_seconds: float | None = None,
         request_id: str = "",
     ) -> GenerateResponse:
-        """The whole answer to one source, a text or its token ids."""
+        """Returns the whole answer to one source, a text or its token ids."""
         pending = self.submit(
             source, model=model, options=options, timeout_seconds=timeout_seconds, request_id=request_id
         )
@@ -116,16 +117,16 @@ class Client:
         give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS,
         timeout_seconds: float | None = None,
     ) -> Iterator[Translated]:
-        """The targets of many texts, in their order, each as soon as it and all before it are done.
+        """Yields the targets of many texts, in their order, each as soon as it and all before it are done.
 
-        A text that fails by itself yields its error, and the others go on; a blank one yields an empty target
-        without a call. An overloaded server is asked again after the time that it named, with fewer in
-        flight, and one that restarts is waited for.
+        Where a single text fails, its result has the error, and the others go on; a blank text has an empty
+        target. A call that an overloaded server refuses is sent again after the time that it named, with
+        fewer in flight. A server that restarts is waited for.
 
         Args:
             texts: Read by a thread of its own, some hundred texts ahead at most: may be endless or slow.
             model: As for `generate`.
-            options: Of every text.
+            options: The options of every text.
             in_flight: The most calls at a time.
             give_up_seconds: How long the server may fail to answer any call.
             timeout_seconds: Deadline of each call.
@@ -133,7 +134,9 @@ class Client:
         Raises:
             ClientError: The server did not answer for that long, refuses all calls (as without a token), or
                 failed several texts in a row. The results so far have been yielded.
+            TypeError: `texts` is a single text, or one of them is neither a text nor token ids.
         """
+        check_texts(texts)
         dispatcher = Dispatcher(
             partial(generate_request, model=model, options=options), in_flight, give_up_seconds
         )
@@ -193,7 +196,7 @@ class Client:
         timeout_seconds: float | None = None,
         request_id: str = "",
     ) -> Iterator[GenerateStreamResponse]:
-        """Pieces as they are decoded, and last the whole answer; leaving the loop cancels the call."""
+        """Yields pieces as they are decoded, then the whole answer; leaving the loop cancels the call."""
         call = self._stub.GenerateStream(
             generate_request(source, model, options),
             **self._defaults.options(timeout_seconds, request_id),
@@ -213,7 +216,7 @@ class Client:
         timeout_seconds: float | None = None,
         request_id: str = "",
     ) -> ScoreResponse:
-        """The log-probabilities of a given target, a text or its token ids."""
+        """Returns the log-probabilities of a given target, a text or its token ids."""
         with _client_errors(self.address):
             answer: ScoreResponse = self._stub.Score(
                 score_request(source, target, model),
@@ -222,13 +225,20 @@ class Client:
         return answer
 
     def models(self) -> list[Model]:
-        """The models that the server serves, the default one first."""
+        """Returns the models that the server serves, the default one first."""
         with _client_errors(self.address):
             answer = self._direct_stub.ListModels(ListModelsRequest(), **self._defaults.options())
         return list(answer.models)
 
+    def model(self, name: str = "") -> Model:
+        """Returns one served model; the empty name means the default one."""
+        with _client_errors(self.address):
+            answer = self._direct_stub.GetModel(GetModelRequest(model=name), **self._defaults.options())
+        served: Model = answer.model
+        return served
+
     def versions(self, model: str = "") -> list[Version]:
-        """Every version on disk, of all models or of one, and whether it is served."""
+        """Returns every version on the server's disk, of all models or of one, and whether it is served."""
         with _client_errors(self.address):
             answer = self._repository.ListVersions(
                 ListVersionsRequest(model=model), **self._defaults.options()
@@ -236,7 +246,7 @@ class Client:
         return list(answer.versions)
 
     def load(self, model: str, version: str = "", *, timeout_seconds: float | None = None) -> Model:
-        """Let the server serve a version of a model, by default its newest, and wait until it does."""
+        """Loads a version of a model, by default the newest, and waits until the server serves it."""
         with _client_errors(self.address):
             answer = self._repository.LoadModel(
                 LoadModelRequest(model=model, version=version), **self._defaults.options(timeout_seconds)
@@ -245,12 +255,12 @@ class Client:
         return loaded
 
     def unload(self, model: str) -> None:
-        """Let the server serve a model no more."""
+        """Unloads a model: the server no longer serves it."""
         with _client_errors(self.address):
             self._repository.UnloadModel(UnloadModelRequest(model=model), **self._defaults.options())
 
     def health(self, service: str = "") -> str:
-        """`SERVING` or `NOT_SERVING`: of the whole server, of a service, or of a model."""
+        """Returns `SERVING` or `NOT_SERVING` for the whole server, a service, or a model."""
         with _client_errors(self.address):
             answer = self._health.Check(
                 health_pb2.HealthCheckRequest(service=service), **self._defaults.options()
@@ -259,7 +269,7 @@ class Client:
         return name
 
     def close(self) -> None:
-        """End the connection, and with it every call."""
+        """Closes the connection, and cancels every call that uses it."""
         self._channel.close()
         self._direct.close()
 
@@ -273,31 +283,31 @@ class Client:
 
 
 class Pending:
-    """A call whose answer has not been waited for yet. Made by `Client.submit`."""
+    """A call under way, as `Client.submit` returns it."""
 
     def __init__(self, call: Any, address: str) -> None:
         self._call = call
         self._address = address
 
     def result(self) -> GenerateResponse:
-        """Wait for the answer."""
+        """Waits for the answer and returns it."""
         with _client_errors(self._address):
             answer: GenerateResponse = self._call.result()
         return answer
 
     def outcome(self) -> GenerateResponse | ClientError:
-        """The answer, or why there is none."""
+        """Waits, and returns the answer or the error."""
         try:
             return self.result()
         except ClientError as error:
             return error
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Let a thread of gRPC call `callback` when there is an answer or a failure."""
+        """Registers a callback, which a thread of gRPC calls when the answer or an error is there."""
         self._call.add_done_callback(lambda _: callback())
 
     def cancel(self) -> None:
-        """Give up; the server frees the request's slot."""
+        """Cancels the call; the server frees its slot."""
         self._call.cancel()
 
 

@@ -1,8 +1,9 @@
-"""What both clients send, and how their connections behave."""
+"""The requests that both clients send, and the settings of their connections."""
 
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +27,8 @@ MAX_REQUEST_BYTES, MAX_ANSWER_BYTES = 4 * 2**20, 16 * 2**20  # as the server has
 
 _SERVICE = DESCRIPTOR.services_by_name["Seq2Seq"]
 
-# A server whose health says that it will end gets no new calls, and one that drains or restarts is retried,
-# somewhere else where the name has several addresses. An answer that says that the request is wrong never is.
+# A server whose health check says NOT_SERVING gets no new calls. Calls that end with UNAVAILABLE, as those to
+# a server that drains or restarts, are tried again, on another server where the name has several addresses.
 _SERVICE_CONFIG = {
     "loadBalancingConfig": [{"round_robin": {}}],
     "healthCheckConfig": {"serviceName": _SERVICE.full_name},
@@ -72,6 +73,7 @@ def generate_request(source: TextOrIds, model: str, options: GenerateOptions | N
     """The request for one source, a text or its token ids.
 
     Raises:
+        TypeError: The source is neither a text nor a sequence of token ids.
         ValueError: The text is not valid Unicode, a token id is not a 64-bit integer, or there is more than
             any server takes.
     """
@@ -85,32 +87,44 @@ def score_request(source: TextOrIds, target: TextOrIds, model: str) -> ScoreRequ
     """The request to score one target of one source, each a text or token ids.
 
     Raises:
+        TypeError: As `generate_request`.
         ValueError: As `generate_request`.
     """
-    value = Target(text=target) if isinstance(target, str) else Target(token_ids=TokenIds(values=target))
+    value = Target(text=target) if isinstance(target, str) else Target(token_ids=_token_ids(target, "target"))
     return ScoreRequest(model=model, sources=[_source(source)], target=value)
 
 
 def _source(source: TextOrIds) -> Source:
-    if source is None or isinstance(source, bytes):
-        raise TypeError(f"a source is a text or a list of token ids, and this is {type(source).__name__}")
-    return Source(text=source) if isinstance(source, str) else Source(token_ids=TokenIds(values=source))
+    if isinstance(source, str):
+        return Source(text=source)
+    return Source(token_ids=_token_ids(source, "source"))
+
+
+def _token_ids(given: Sequence[int], what: str) -> TokenIds:
+    try:
+        if given is None or isinstance(given, bytes):  # protobuf takes None for no ids, and bytes for numbers
+            raise TypeError
+        return TokenIds(values=given)
+    except TypeError:
+        text = f"a {what} is a text or a list of token ids, and this is {reprlib.repr(given)}"
+        raise TypeError(text) from None
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What all calls of a client have.
+    """The settings that all calls of a client share.
 
     Attributes:
         timeout_seconds: Deadline of a call that names none; None waits for ever.
-        token: Says who calls; empty says nothing. It is readable on the way unless the connection has TLS.
+        token: Bearer token that identifies the caller; empty sends none. Without TLS others on the network
+            can read it.
     """
 
     timeout_seconds: float | None
     token: str = field(default="", repr=False)
 
     def options(self, timeout_seconds: float | None = None, request_id: str = "") -> dict[str, Any]:
-        """Timeout and metadata of a call; an empty id leaves the choice to the server."""
+        """Returns the timeout and metadata of a call; with an empty id the server makes one."""
         given = {"x-request-id": request_id, "authorization": self.token and f"Bearer {self.token}"}
         return {
             "timeout": self.timeout_seconds if timeout_seconds is None else timeout_seconds,
@@ -120,12 +134,12 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Tls:
-    """How a connection is encrypted: PEM files.
+    """The PEM files of an encrypted connection.
 
     Attributes:
-        ca: Who must have signed the server's certificate; None asks the authorities that gRPC knows.
-        certificate: The client's own, where the server wants one.
-        key: Its private key.
+        ca: Certificate of the authority that signed the server's; None trusts those that gRPC knows.
+        certificate: This client's own certificate, for a server that asks for one (mTLS).
+        key: The private key of that certificate.
     """
 
     ca: Path | str | None = None
@@ -133,7 +147,7 @@ class Tls:
     key: Path | str | None = None
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """What a channel is made with.
+        """Returns the credentials for gRPC's channel.
 
         Raises:
             OSError: A file cannot be read.

@@ -1,7 +1,8 @@
 """What can go wrong in the server, as one tree.
 
     ServerError
-    ├── InvalidRequest     what the caller sent cannot be served: empty, too long, unknown option
+    ├── InvalidRequest     what the caller sent cannot be served: too long, unknown option
+    │   └── BlankSource    a text in which there is nothing to see
     ├── Unauthenticated    no known token came
     ├── Forbidden          the token has not the role that the call needs
     ├── UnknownModel       no model of that name
@@ -34,6 +35,10 @@ class InvalidRequest(ServerError):
     def __init__(self, message: str, *, field: str) -> None:
         super().__init__(message)
         self.field = field
+
+
+class BlankSource(InvalidRequest):
+    """The source text is empty, or white space and characters that are not seen: there is nothing to do."""
 
 
 class Unauthenticated(ServerError):

@@ -18,7 +18,7 @@ from protos.seq2seq_v1_pb2 import (
     LongSource,
     Source,
 )
-from server.errors import InvalidRequest
+from server.errors import BlankSource, InvalidRequest
 from server.models import ServedModel
 from server.records import Array
 from server.service.sentences import DEFAULT_LANGUAGE, lines, sentences
@@ -118,9 +118,9 @@ def _text_parts(
 ) -> list[Part]:
     limit = model.max_source_length
     if not text:
-        raise InvalidRequest("the text is empty", field=_TEXT)
+        raise BlankSource("the text is empty", field=_TEXT)
     if is_blank(text):
-        raise InvalidRequest("the text has only white space and characters that are not seen", field=_TEXT)
+        raise BlankSource("the text has only white space and characters that are not seen", field=_TEXT)
     is_split = long_source in SPLITTING
     may_be_long = is_split or long_source == LONG_SOURCE_TRUNCATE
     check_bytes(text, limit * (MAX_TIMES_TOO_LONG if may_be_long else 1), model, _TEXT)

@@ -17,6 +17,7 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from grpc import aio
 
 from server.errors import (
+    BlankSource,
     Cancelled,
     DeadlineExceeded,
     EngineFailed,
@@ -41,6 +42,7 @@ BUG_TEXT = "internal error: the server's log has the details under this request'
 # Error class to status, and the reason that a program can compare.
 _STATUSES: dict[type[ServerError], tuple[grpc.StatusCode, str]] = {
     InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
+    BlankSource: (grpc.StatusCode.INVALID_ARGUMENT, "BLANK_SOURCE"),
     Unauthenticated: (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
     Forbidden: (grpc.StatusCode.PERMISSION_DENIED, "FORBIDDEN"),
     UnknownModel: (grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL"),

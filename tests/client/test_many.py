@@ -17,6 +17,7 @@ CALL_SECONDS = 0.1
 DOWN = ClientError("UNAVAILABLE", "no server answers")
 TOO_LONG = ClientError("INVALID_ARGUMENT", "long", field_violations=(FieldViolation("sources[0].text", ""),))
 BAD_OPTION = ClientError("INVALID_ARGUMENT", "bad", field_violations=(FieldViolation("options.top_k", ""),))
+BLANK = ClientError("INVALID_ARGUMENT", "only white space", reason="BLANK_SOURCE")
 BUG = ClientError("INTERNAL", "a bug")
 
 
@@ -218,6 +219,11 @@ def test_blank_and_unsendable_texts_are_not_sent():
     assert outcomes(results) == ["A", "", "", "INVALID_ARGUMENT", "B"]
     assert results[3].error.message == "not valid UTF-8 at character 1"
     assert [text for _, text, _ in simulation.sent] == ["a", "b"]
+
+
+def test_what_the_server_takes_for_blank_is_an_empty_target_and_no_failure():
+    simulation = Simulation(lambda text, now: BLANK if text == "\u200b" else answer(text))
+    assert outcomes(simulation.run(["a", *["\u200b"] * 9, "b"])) == ["A", *[""] * 9, "B"]
 
 
 def test_failures_that_may_be_the_servers_hold_up_no_more_than_is_read_ahead():

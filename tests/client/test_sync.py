@@ -1,6 +1,4 @@
-import grpc
 import pytest
-from google.rpc import status_pb2
 
 from client import Client, ClientError, GenerateOptions
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
@@ -49,6 +47,8 @@ def test_many_calls_can_be_in_flight(client):
 def test_models_and_health(client):
     assert [model.name for model in client.models()] == ["echo", "other"]
     assert client.health() == client.health("other") == "SERVING"
+    assert client.model() == client.models()[0]
+    assert client.model("other").name == "other"
     with pytest.raises(ClientError, match="NOT_FOUND: unknown service 'nobody'"):
         client.health("nobody")
 
@@ -63,6 +63,14 @@ def test_a_refusal_says_which_field(client):
     assert [violation.field for violation in error.field_violations] == ["options.max_new_tokens"]
     assert error.retry_after_seconds is None
     assert error.request_id
+    assert error.reason == "INVALID_REQUEST"
+
+
+@pytest.mark.parametrize("text", ["", "\u200b"])
+def test_a_blank_text_has_a_reason_of_its_own(client, text):
+    with pytest.raises(ClientError, match="INVALID_ARGUMENT") as caught:
+        client.generate(text)
+    assert caught.value.is_blank_source
 
 
 def test_text_that_is_not_unicode_is_refused_here(client):
@@ -96,25 +104,10 @@ def test_a_server_that_is_not_there_is_said_to_be_not_there():
             client.generate("abc")
 
 
-@pytest.mark.parametrize("source", [None, b"abc"])
-def test_what_is_no_source_is_a_type_error(source):
-    with Client("127.0.0.1:1") as client, pytest.raises(TypeError, match="a text or a list of token ids"):
-        client.generate(source)
-
-
-def test_details_that_do_not_fit_the_status_are_left_out():
-    """A server's answer and gRPC's own deadline may cross."""
-
-    class Crossed(grpc.RpcError):
-        def code(self):
-            return grpc.StatusCode.DEADLINE_EXCEEDED
-
-        def details(self):
-            return "Stream removed"
-
-        def trailing_metadata(self):
-            status = status_pb2.Status(code=4, message="the deadline passed")
-            return (("grpc-status-details-bin", status.SerializeToString()),)
-
-    error = ClientError.from_rpc(Crossed(), "here")
-    assert (error.code, error.message) == ("DEADLINE_EXCEEDED", "Stream removed")
+@pytest.mark.parametrize("given", [None, b"abc", 5, ["a"], [1.5]])
+def test_what_is_neither_text_nor_token_ids_is_a_type_error(given):
+    with Client("127.0.0.1:1") as client:
+        with pytest.raises(TypeError, match="a source is a text or a list of token ids, and this is "):
+            client.generate(given)
+        with pytest.raises(TypeError, match="a target is a text or a list of token ids, and this is "):
+            client.score("abc", given)

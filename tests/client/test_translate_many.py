@@ -163,6 +163,17 @@ def test_texts_may_come_asynchronously(server):
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("text", ["abc", b"abc"])
+def test_a_single_text_is_not_taken_letter_by_letter(kind, server, text):
+    with pytest.raises(TypeError, match=r"takes several texts, such as a list, and this is one: b?'abc'"):
+        list(each(kind, server.address, text))
+
+
+def test_what_is_no_text_is_a_type_error(kind, server):
+    with pytest.raises(TypeError, match="a source is a text or a list of token ids, and this is 5"):
+        list(each(kind, server.address, ["a", 5]))
+
+
 def test_an_error_of_the_texts_is_raised_after_the_results(kind, server):
     def texts():
         yield "a"

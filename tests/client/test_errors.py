@@ -1,0 +1,67 @@
+import grpc
+import pytest
+from google.rpc import status_pb2
+
+from client import ClientError, FieldViolation
+
+
+class Failure(grpc.RpcError):
+    """As gRPC raises it, without trailers that fit."""
+
+    def __init__(self, code, details, trailers=()):
+        self._code, self._details, self._trailers = code, details, trailers
+
+    def code(self):
+        return self._code
+
+    def details(self):
+        return self._details
+
+    def trailing_metadata(self):
+        return self._trailers
+
+
+def test_details_that_do_not_fit_the_status_are_left_out():
+    """A server's answer and gRPC's own deadline may cross."""
+    status = status_pb2.Status(code=4, message="the deadline passed")
+    trailers = (("grpc-status-details-bin", status.SerializeToString()),)
+    failure = Failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Stream removed", trailers)
+    error = ClientError.from_rpc(failure, "here")
+    assert (error.code, error.message) == ("DEADLINE_EXCEEDED", "Stream removed")
+
+
+@pytest.mark.parametrize(
+    ("address", "details", "message"),
+    [
+        ("host:1", "refused", "no server answers at host:1 (refused)"),
+        (
+            "host",
+            "refused",
+            "no server answers at host (refused); give a port, as in host:50051: without one, gRPC takes 443",
+        ),
+        (
+            "host:1",
+            "connections to all backends failing; last error: backend unhealthy",
+            "no server serves now at host:1: its health check says that it is starting or stopping, has no "
+            "model, or fails",
+        ),
+    ],
+)
+def test_an_unreached_server_is_reported_with_what_may_help(address, details, message):
+    error = ClientError.from_rpc(Failure(grpc.StatusCode.UNAVAILABLE, details), address)
+    assert (error.code, error.message) == ("UNAVAILABLE", message)
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "expected"),
+    [
+        ("INVALID_ARGUMENT", ["sources[0].text"], True),
+        ("INVALID_ARGUMENT", ["options"], True),  # a too long answer
+        ("INVALID_ARGUMENT", ["options.top_k"], False),
+        ("INVALID_ARGUMENT", ["sources", "options.top_k"], False),
+        ("INTERNAL", [], False),
+    ],
+)
+def test_an_error_about_one_text_says_nothing_about_others(code, fields, expected):
+    violations = tuple(FieldViolation(field, "") for field in fields)
+    assert ClientError(code, "", field_violations=violations).is_about_the_text is expected
