@@ -1,7 +1,7 @@
 """Call a server from the command line: `python -m client translate "오늘은 금요일 입니다"`.
 
-Answers go to stdout, one line for each text; errors go to stderr. The exit code is 0 when everything was
-answered, 1 when anything failed, 2 for wrong usage.
+Answers go to stdout, errors and warnings to stderr. The exit code is 0 when everything was answered, 1 when
+anything failed, 2 for wrong usage.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import Message
 
-# gRPC's own log repeats in its words what our messages say; read when the first channel is made.
+# gRPC's own log would repeat our error messages in other words. It reads this when the first channel is made.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from client.errors import ClientError
@@ -41,6 +40,7 @@ from protos.seq2seq_v1_pb2 import (
 )
 
 _IMAGE, _DATA = ".png", ".json"
+_TEXT_SECONDS = 10.0  # to wait for a server where texts were typed: enough to connect anew
 _SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
 
 
@@ -79,42 +79,43 @@ def _long_source(text: str) -> int:
     return LongSource.Value(f"LONG_SOURCE_{text.upper()}")
 
 
-# The fields of GenerateOptions: type, name of the value, help.
+# For each field of GenerateOptions: its type, the name of its value, its help.
 _OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
-    "max_new_tokens": (int, "N", "the most target tokens (default: as --max-length-ratio leaves)"),
+    "max_new_tokens": (int, "N", "the most target tokens (default: the limit of --max-length-ratio)"),
     "max_length_ratio": (
         float,
         "X",
-        "bound a target by X times its source's tokens and a constant of the bundle (default: the bundle's "
-        "own ratio; 0: no bound)",
+        "limit a target to X times its source's tokens, plus a constant of the model; 0: only to the model's "
+        "longest target (default: the model's own ratio; with --max-new-tokens: 0)",
     ),
     "priority": (int, "N", "-10 to 10, lower is more urgent; below 0 needs the role admin (default: 0)"),
-    "min_new_tokens": (int, "N", "do not end before so many target tokens (default: 0)"),
-    "repetition_penalty": (float, "X", "above 1 makes tokens that came already less likely (default: 1)"),
-    "no_repeat_ngram_size": (int, "N", "let no N tokens come twice in the same order (default: off)"),
-    "suppressed_token_ids": (_ids, "ID,ID", "tokens that are never selected"),
-    "logit_bias": (_biases, "ID=X,ID=X", "what is added to the logits of tokens"),
-    "stop_sequences": (_texts, "TEXT", "end before TEXT; several, one a line"),
-    "target_prefix": (_prefix, "TEXT", "what the target is forced to start with"),
+    "min_new_tokens": (int, "N", "the fewest target tokens (default: 0)"),
+    "repetition_penalty": (float, "X", "above 1: makes tokens less likely to come again (default: 1)"),
+    "no_repeat_ngram_size": (int, "N", "never repeat a sequence of N tokens (default: off)"),
+    "suppressed_token_ids": (_ids, "ID,ID", "never select these tokens"),
+    "logit_bias": (_biases, "ID=X,ID=X", "add X to the logit of token ID"),
+    "stop_sequences": (_texts, "TEXT", "end the target before TEXT; several: a line each"),
+    "target_prefix": (_prefix, "TEXT", "start the target with TEXT"),
     "beam_size": (int, "N", "search with N hypotheses at once (default: take the most probable token)"),
-    "length_penalty": (float, "X", "of a beam: alpha of Wu et al. 2016; 0 is none (default: 0.6)"),
-    "early_stopping": (_truth, "BOOL", "of a beam: stop when N hypotheses are complete (default: true)"),
+    "length_penalty": (float, "X", "with --beam-size: alpha of Wu et al. 2016; 0: no penalty (default: 0.6)"),
+    "early_stopping": (_truth, "BOOL", "with --beam-size N: stop at N complete hypotheses (default: true)"),
     "num_hypotheses": (int, "N", "print N hypotheses for each text, one a line (default: 1)"),
-    "temperature": (float, "X", "draw tokens at this temperature (default: take the most probable)"),
+    "temperature": (float, "X", "draw tokens; the next four flags need it (default: take the best)"),
     "top_k": (int, "N", "draw from the N best tokens (default: all)"),
-    "top_p": (float, "X", "draw from the fewest best tokens with this probability in sum (default: 1)"),
+    "top_p": (float, "X", "draw from the fewest best tokens whose probabilities add up to X (default: 1)"),
     "min_p": (float, "X", "draw from tokens at least X times as probable as the best (default: 0)"),
-    "seed": (int, "N", "the same seed draws the same tokens (default: the server chooses)"),
-    "log_probabilities": (bool, "", "answer with every token's log-probability (with --json)"),
-    "num_alternatives": (int, "N", "answer with the N best tokens at every position (with --json)"),
-    "word_alignment": (bool, "", "answer with the words that belong together (with --json)"),
+    "seed": (int, "N", "draw the same tokens each time (default: the server chooses a seed)"),
+    "log_probabilities": (bool, "", "print the log-probability of every token (needs --json)"),
+    "num_alternatives": (int, "N", "print the N best tokens at every position (needs --json)"),
+    "word_alignment": (bool, "", "print which source and target words belong together (needs --json)"),
     "long_source": (
         _long_source,
         "WHAT",
-        "refuse or truncate what is too long; split: every line by itself, and of lines that are too long "
-        "every sentence; split_always: every sentence by itself (default: refuse)",
+        "refuse: a text that is too long for the model is an error; truncate: leave out its end; split: "
+        "translate each of its lines by itself, and lines that are too long sentence by sentence; "
+        "split_always: translate every sentence by itself, also those of a short text (default: refuse)",
     ),
-    "source_language": (str, "TAG", "by whose rules sentences are split (default: the model's)"),
+    "source_language": (str, "TAG", "language by whose rules sentences are split (default: the model's)"),
 }
 
 _ONLY_IN_JSON = ("log_probabilities", "num_alternatives", "word_alignment")
@@ -122,20 +123,21 @@ _ONLY_IN_JSON = ("log_probabilities", "num_alternatives", "word_alignment")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     # Translations hold every alphabet, whatever the terminal's locale.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8")
     try:
         if options.command == "translate":
-            plan = _translation(parser, options)
+            plan = _translation(options)
         elif options.command == "health" and options.metrics_url:
             return _readiness(options.metrics_url, options.timeout_seconds)
         token = _token(options.token_file) if options.token_file else ""
         with Client(
-            options.address, timeout_seconds=options.timeout_seconds, tls=_tls(parser, options), token=token
+            options.address, timeout_seconds=options.timeout_seconds, tls=_tls(options), token=token
         ) as client:
             if options.command == "translate":
                 return translate(client, plan)
@@ -165,10 +167,10 @@ def _token(path: Path) -> str:
         raise ClientError("UNAUTHENTICATED", text) from error
 
 
-def _tls(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Tls | None:
+def _tls(options: argparse.Namespace) -> Tls | None:
     files = Tls(options.tls_ca, options.tls_certificate, options.tls_key)
     if (files.certificate is None) != (files.key is None):
-        parser.error("--tls-certificate and --tls-key go together")
+        options.parser.error("--tls-certificate and --tls-key go together")
     return files if options.tls or files != Tls() else None
 
 
@@ -240,8 +242,8 @@ def _version_line(version: Version) -> str:
     return f"{version.model}, version {version.version}: {state}{reason}"
 
 
-def _check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    input_, output = options.input, options.output
+def _check_files(options: argparse.Namespace) -> None:
+    parser, input_, output = options.parser, options.input, options.output
     if options.texts and input_ != STANDARD:
         parser.error("TEXT and --input are both given")
     if not options.texts and input_ == STANDARD and sys.stdin is None:
@@ -261,8 +263,9 @@ def _check_files(parser: argparse.ArgumentParser, options: argparse.Namespace) -
             parser.error(f"{output} exists: continue it with --resume, or write it anew with --overwrite")
 
 
-def _translation(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Translation:
-    _check_files(parser, options)
+def _translation(options: argparse.Namespace) -> Translation:
+    parser: argparse.ArgumentParser = options.parser
+    _check_files(options)
     attention_file: Path | None = options.attention
     if attention_file is not None:
         if attention_file.suffix not in (_IMAGE, _DATA):
@@ -293,7 +296,8 @@ def _translation(parser: argparse.ArgumentParser, options: argparse.Namespace) -
         resume=options.resume,
         overwrite=options.overwrite,
         in_flight=options.in_flight,
-        give_up_seconds=options.give_up_seconds,
+        give_up_seconds=options.give_up_seconds
+        or (_TEXT_SECONDS if options.texts else DEFAULT_GIVE_UP_SECONDS),
         model=options.model,
         options=generate_options,
         stream=options.stream,
@@ -305,33 +309,47 @@ def _translation(parser: argparse.ArgumentParser, options: argparse.Namespace) -
 def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
-        "--address", default=DEFAULT_ADDRESS, metavar="HOST:PORT", help="the server (default %(default)s)"
+        "--address",
+        default=DEFAULT_ADDRESS,
+        metavar="HOST:PORT",
+        help="the server's address (default %(default)s)",
     )
     common.add_argument(
         "--timeout-seconds",
         type=_seconds,
         default=DEFAULT_TIMEOUT_SECONDS,
         metavar="SECONDS",
-        help="deadline of every call (default %(default)g)",
+        help="deadline of each call to the server (default %(default)g)",
     )
     add = common.add_argument
-    add("--tls", action="store_true", help="encrypt the connection (implied by any other --tls flag)")
-    add("--tls-ca", type=Path, metavar="FILE", help="PEM, who must have signed the server's certificate")
-    add("--tls-certificate", type=Path, metavar="FILE", help="PEM, this client's own, where it must have one")
-    add("--tls-key", type=Path, metavar="FILE", help="PEM, that certificate's private key")
-    add("--token-file", type=Path, metavar="FILE", help="has the token that says who calls")
+    add("--tls", action="store_true", help="encrypt the connection (any other --tls flag does so, too)")
+    add(
+        "--tls-ca",
+        type=Path,
+        metavar="FILE",
+        help="PEM file: trust servers whose certificate this authority signed",
+    )
+    add("--tls-certificate", type=Path, metavar="FILE", help="PEM file: this client's certificate, for mTLS")
+    add("--tls-key", type=Path, metavar="FILE", help="PEM file: the private key of that certificate")
+    add("--token-file", type=Path, metavar="FILE", help="file with the access token of this client")
     parser = argparse.ArgumentParser(
         prog="python -m client",
         description="Call a seq2seq server.",
         epilog='example: python -m client translate "오늘은 금요일 입니다" --attention attention.png',
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    # Without abbreviations: `--target HOST` must not be a shorter `--target-prefix`.
-    command = partial(commands.add_parser, parents=[common], allow_abbrev=False)
+
+    def command(name: str, text: str, *, description: str = "", epilog: str = "") -> argparse.ArgumentParser:
+        description = description or f"{text[0].upper()}{text[1:]}."
+        # Without abbreviations: `--target HOST` must not be a shorter `--target-prefix`.
+        return commands.add_parser(
+            name, parents=[common], allow_abbrev=False, help=text, description=description, epilog=epilog
+        )
+
     _add_translate(command)
     score = command(
         "score",
-        help="score a given target of a source",
+        "score a given target of a source",
         description="Print the log-probability of every target token, the end last, and their sum.",
         epilog='example: python -m client score "나는 학생이다" "I am a student."',
     )
@@ -339,44 +357,57 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("target", metavar="TARGET", help="the target text")
     score.add_argument("--model", default="", help="the model's name (default: the server's first)")
     score.add_argument("--json", action="store_true", help="print everything that the server answers")
-    models = command("models", help="list the models that the server serves")
+    models = command("models", "list the models that the server serves")
     versions = command(
         "versions",
-        help="list the versions on the server's disk, and whether they are served",
+        "list the versions on the server's disk, and whether they are served (needs the role admin)",
     )
-    versions.add_argument("model", nargs="?", default="", metavar="MODEL", help="only this one's")
+    versions.add_argument(
+        "model", nargs="?", default="", metavar="MODEL", help="the model's name (default: all models)"
+    )
     load = command(
         "load",
-        help="let the server serve another version of a model, which needs the role admin",
+        "load a version of a model, and serve it from then on (needs the role admin)",
         epilog="example: python -m client load demo --version 2 --timeout-seconds 300",
     )
-    load.add_argument("model", metavar="MODEL", help="its name")
-    load.add_argument("--version", default="", help="the name of its folder (default: the newest)")
-    unload = command("unload", help="let the server serve a model no more, which needs the role admin")
-    unload.add_argument("model", metavar="MODEL", help="its name")
-    for listing in (models, versions, load):
-        listing.add_argument("--json", action="store_true", help="one JSON object a line")
-    health = command("health", help="say whether the server serves; the exit code is 0 only if it does")
-    health.add_argument(
-        "--metrics-url", metavar="URL", help="ask this port instead, such as http://localhost:9464, by HTTP"
+    load.add_argument("model", metavar="MODEL", help="the model's name")
+    load.add_argument(
+        "--version", default="", metavar="NAME", help="the version's folder (default: the newest)"
     )
-    health.add_argument("service", nargs="?", default="", help="a service or a model (default: the server)")
+    unload = command("unload", "stop serving a model (needs the role admin)")
+    unload.add_argument("model", metavar="MODEL", help="the model's name")
+    for listing in (models, versions, load):
+        listing.add_argument("--json", action="store_true", help="print one JSON object a line")
+    health = command("health", "print whether the server serves; the exit code is 0 if it does, and 1 if not")
+    health.add_argument(
+        "--metrics-url", metavar="URL", help="ask the metrics port instead, such as http://localhost:9464"
+    )
+    health.add_argument(
+        "service",
+        nargs="?",
+        default="",
+        metavar="NAME",
+        help="a service or a model (default: the whole server)",
+    )
+    for each in commands.choices.values():
+        each.set_defaults(parser=each)  # an error shows its usage
     return parser
 
 
 def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
     translation = command(
         "translate",
-        help="translate texts, or the lines of a file",
+        "translate texts, or the lines of a file",
         description="Translate texts, or the lines of a file or of standard input. The output has one line "
-        "for each (with --num-hypotheses N: N lines), in order. It is blank where the input is, and where a "
-        "text failed: stderr says why, the others go on, and the exit code is 1. A server that restarts or "
-        "is overloaded is waited for.",
+        "for each (with --num-hypotheses N: N lines), in order. The line is blank where the input is, and "
+        "where a text fails: stderr has the error, the others go on, and the exit code is 1. The answer to a "
+        "single TEXT keeps its line breaks, and where it fails, nothing is printed. The client waits for a "
+        "server that restarts or is overloaded.",
         epilog="examples: python -m client translate 오늘은 --stream; "
         "python -m client translate --input corpus.ko --output corpus.en --resume",
     )
     add = translation.add_argument
-    add("texts", nargs="*", metavar="TEXT", help="what to translate; without any, the lines of --input")
+    add("texts", nargs="*", metavar="TEXT", help="a text to translate; without any, the lines of --input")
     add(
         "--input",
         type=Path,
@@ -389,31 +420,32 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         type=Path,
         default=STANDARD,
         metavar="FILE",
-        help="where the answers go; an existing file is refused (default: -, which is standard output)",
+        help="where the answers go; an existing file needs --resume or --overwrite (default: -, which is "
+        "standard output)",
     )
     existing = translation.add_mutually_exclusive_group()
     existing.add_argument(
         "--resume",
         action="store_true",
-        help="go on with --output where an earlier call of the same command was interrupted, if it was",
+        help="go on after the last whole line of --output, where the same command was interrupted",
     )
-    existing.add_argument("--overwrite", action="store_true", help="write an existing --output anew")
+    existing.add_argument("--overwrite", action="store_true", help="replace an existing --output")
     add(
         "--in-flight",
         type=_count,
         default=DEFAULT_IN_FLIGHT,
         metavar="N",
-        help="the most calls at a time; fewer while the server is overloaded (default %(default)s)",
+        help="the most calls at a time; while the server is overloaded, fewer (default %(default)s)",
     )
     add(
         "--give-up-seconds",
         type=_seconds,
-        default=DEFAULT_GIVE_UP_SECONDS,
         metavar="SECONDS",
-        help="stop when the server has not answered any call for this time (default %(default)g)",
+        help="stop when the server has not answered any call for this time (default "
+        f"{DEFAULT_GIVE_UP_SECONDS:g}; {_TEXT_SECONDS:g} where a TEXT is given)",
     )
     add("--model", default="", help="the model's name (default: the server's first)")
-    add("--stream", action="store_true", help="print pieces as they are decoded")
+    add("--stream", action="store_true", help="print the pieces of an answer as they are decoded")
     add(
         "--json", action="store_true", help="print everything that the server answers, one JSON object a line"
     )
@@ -421,7 +453,7 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--attention",
         type=Path,
         metavar="FILE",
-        help="write the alignment: .png a heatmap, .json the numbers",
+        help="also write the alignment of a TEXT: as a heatmap (.png) or as numbers (.json)",
     )
     for name, (type_, metavar, text) in _OPTIONS.items():
         flag = f"--{name.replace('_', '-')}"

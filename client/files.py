@@ -1,4 +1,4 @@
-"""Texts from a file and answers to a file, a line each; an output that was interrupted can be continued."""
+"""Reads texts from a file and writes answers to a file, a line each; can continue an interrupted output."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ COMPRESSED = ".gz"
 
 
 class WrongOutput(Exception):
-    """A file cannot be continued, since it is not the output of the given input."""
+    """The file to continue is not the output of the given input."""
 
 
 @contextmanager
 def open_input(path: Path) -> Iterator[Iterator[str]]:
-    """The lines of a file, each as soon as it is there; bytes that are not UTF-8 become surrogates.
+    """Yields the lines of a file, each as soon as it is there; bytes that are not UTF-8 become surrogates.
 
     Raises:
         OSError: The file cannot be read.
@@ -64,11 +64,11 @@ def count_lines(path: Path) -> int | None:
 
 @contextmanager
 def open_output(path: Path, *, resume: bool, overwrite: bool) -> Iterator[BinaryIO]:
-    """A file that is on the disk when it is closed.
+    """Opens the file for answers; when it is closed, they are on the disk.
 
     Raises:
-        FileExistsError: It exists, and neither `resume` nor `overwrite` is set.
-        OSError: It cannot be written.
+        FileExistsError: The file exists, and neither `resume` nor `overwrite` is set.
+        OSError: The file cannot be written.
     """
     mode = "w+b" if overwrite else "r+b" if resume and path.exists() else "x+b"
     with path.open(mode) as stream:
@@ -78,19 +78,19 @@ def open_output(path: Path, *, resume: bool, overwrite: bool) -> Iterator[Binary
 
 
 def skip_answered(texts: Iterator[str], output: BinaryIO, lines_each: int, *, as_json: bool) -> int:
-    """Take the texts that `output` answers from `texts`, and cut off an incomplete answer at its end.
+    """Skip the texts that `output` answers already, and cut off an incomplete answer at its end.
 
     Args:
-        texts: The texts of the input.
-        output: At its beginning; left at the end of its last whole answer.
-        lines_each: Lines of an answer.
-        as_json: Whether they are JSON.
+        texts: The texts of the input; advanced to the first without an answer.
+        output: The file of answers, at its beginning; left at the end of its last whole answer.
+        lines_each: How many lines an answer has.
+        as_json: Whether answers are JSON.
 
     Returns:
-        How many texts were taken.
+        The number of texts skipped.
 
     Raises:
-        WrongOutput: It does not answer these texts.
+        WrongOutput: The output does not answer these texts.
     """
     num_answered = num_bytes = 0
     while (lines := [output.readline() for _ in range(lines_each)])[-1].endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""Answers as JSON and as lines of text."""
+"""Turns answers and errors into JSON and lines of text."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _LINE_BREAKS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), "
 
 
 def to_json(content: dict[str, Any]) -> str:
-    """One line of JSON in which people can read any alphabet."""
+    """Returns one line of JSON, with the characters of every alphabet as they are."""
     return json.dumps(content, ensure_ascii=False)
 
 
 def message_dict(message: Message) -> dict[str, Any]:
-    """A message by its field names, zeros included, absent optional fields left out.
+    """Returns a message as a dict by field names, with zeros and without unset optional fields.
 
-    protobuf's own JSON writes 64-bit integers, so also token ids, as strings.
+    protobuf's own JSON writes 64-bit integers, such as token ids, as strings.
     """
     content: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
@@ -38,7 +38,7 @@ def message_dict(message: Message) -> dict[str, Any]:
 
 
 def error_dict(error: ClientError) -> dict[str, Any]:
-    """A failed call for `--json`."""
+    """Returns the error of a failed call, as `--json` prints it."""
     content: dict[str, Any] = {"code": error.code, "message": error.message}
     if error.field_violations:
         content["field_violations"] = [
@@ -53,7 +53,7 @@ def error_dict(error: ClientError) -> dict[str, Any]:
 
 
 def attention_dict(attention: Attention) -> dict[str, Any]:
-    """An alignment with its weights as rows, one a target token."""
+    """Returns an alignment with a row of weights for each target token."""
     width = len(attention.source_tokens)
     weights = [round(weight, 6) for weight in attention.weights]
     return {
@@ -64,12 +64,12 @@ def attention_dict(attention: Attention) -> dict[str, Any]:
 
 
 def one_line(text: str) -> str:
-    """`text` with its line breaks as spaces, so that line n of the output answers line n of the input."""
+    """Returns `text` with spaces for its line breaks: line n of the output answers line n of the input."""
     return text.translate(_LINE_BREAKS)
 
 
 def valid_unicode(text: str) -> str:
-    """`text` with replacement characters for the surrogates that stand for bytes which are not UTF-8."""
+    """Returns `text` with a replacement character for each byte that is not UTF-8 (a surrogate in `text`)."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

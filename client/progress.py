@@ -1,4 +1,4 @@
-"""How far the work is, on one line of a terminal."""
+"""Shows the progress of the work on one line of a terminal."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _CLEAR = "\r\x1b[K"
 
 
 class Progress:
-    """A line that is rewritten in place, and messages above it. Owned by the command.
+    """Writes a progress line, which is rewritten in place, and messages above it. Owned by the command.
 
     Args:
-        stream: Gets both; only the messages where `is_shown` is false.
-        is_shown: Whether it is a terminal on which nothing else is written.
+        stream: Where both are written.
+        is_shown: Whether to write the progress line: `stream` is a terminal that shows nothing else.
         num_lines: Lines of the whole work; None where that is unknown.
-        num_skipped: Lines of these that an earlier call did.
+        num_skipped: How many of these an earlier command did.
     """
 
     def __init__(
@@ -38,15 +38,15 @@ class Progress:
         self._line = ""
 
     def write(self, message: str) -> None:
-        """Write lines above the progress, as a stream does."""
+        """Write a message above the progress line. Named as the method of a stream, for logging."""
         self._stream.write((_CLEAR if self._line else "") + message + self._line)
 
     def flush(self) -> None:
-        """Write out what was written."""
+        """Flush the stream."""
         self._stream.flush()
 
     def show(self, num_done: int, num_failed: int) -> None:
-        """Show how far the work is, at most five times a second."""
+        """Rewrite the progress line, at most five times a second."""
         if self._is_shown and self._clock() - self._shown >= _INTERVAL_SECONDS:
             self._shown = self._clock()
             self._line = self._text(num_done, num_failed)
@@ -54,7 +54,7 @@ class Progress:
             self.flush()
 
     def close(self, num_done: int, num_failed: int) -> None:
-        """Leave the last numbers on the terminal."""
+        """Write the final numbers, and end the line."""
         if self._is_shown:
             self._line = self._text(num_done, num_failed) + "\n"
             self.write("")

@@ -1,8 +1,9 @@
-"""Translates texts and writes the answers in their order: always as many lines for a text as were asked for.
+"""Translates texts and writes the answers in their order, a line for each text, or N with N hypotheses.
 
-The lines of a blank text are blank, and so are those of a text that fails, which is reported; the others go
-on. Under --stream the pieces that came before a failure stay. A target that ended at a limit is written, and
-reported with a warning on stderr.
+The lines of a blank text are blank. So are those of a text that fails: its error goes to stderr, and the
+others go on. The answer to a single TEXT keeps its own line breaks, and where it fails, nothing is written.
+Under --stream the pieces that came before a failure stay. Warnings go to stderr at the end, each once: that
+targets ended at their length limit, that sources were truncated.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class Translation:
     """The settings of one command.
 
     Attributes:
-        texts: Where there are none, the lines of `input` are.
-        resume: Whether `output` is continued where it exists.
-        overwrite: Whether it is written anew where it exists.
+        texts: Given on the command line; where there are none, the lines of `input` are translated.
+        resume: Whether an existing `output` is continued.
+        overwrite: Whether an existing `output` is written anew.
     """
 
     texts: tuple[str, ...]
@@ -53,16 +54,21 @@ class Translation:
         """Lines that a text has in the output."""
         return 1 if self.as_json else max(1, self.options.num_hypotheses)
 
+    @property
+    def has_one_text(self) -> bool:
+        """Whether the whole output is the answer to one text, so that its lines need no numbers."""
+        return len(self.texts) == 1
+
 
 def translate(client: Client, plan: Translation) -> int:
     """Translate and write; returns the exit code.
 
     Raises:
-        ClientError: No server answers, or it was of no use to go on.
+        ClientError: No server answers, or the work stopped before all texts were done.
         OSError: The input cannot be read, or a result cannot be written.
-        WrongOutput: The output that is to be continued is another input's.
+        WrongOutput: The output to continue belongs to another input.
     """
-    client.health()  # a wrong address is reported at once, and not after `give_up_seconds`
+    _check_model(client, plan)
     with ExitStack() as stack:
         texts = iter(plan.texts) if plan.texts else stack.enter_context(open_input(plan.input))
         output, num_skipped = sys.stdout, 0
@@ -94,8 +100,36 @@ def translate(client: Client, plan: Translation) -> int:
     return 1 if answers.num_failed else 0
 
 
+def _check_model(client: Client, plan: Translation) -> None:
+    """Report at once why no text can be translated, and not after `give_up_seconds`.
+
+    Raises:
+        ClientError: No server answers, or it does not serve the model. A server that serves no model at all
+            may be loading them: where lines of an input are to be translated, that is only a warning.
+    """
+    try:
+        client.model(plan.model)
+    except ClientError as error:
+        has_answered = error.code == "UNAVAILABLE" and error.request_id
+        if plan.texts or plan.stream or not has_answered:
+            raise
+        sys.stderr.write(f"warning: {error}\n")
+
+
+@dataclass
+class _Warned:
+    """The texts that a warning is about. Owned by `_Answers`."""
+
+    first_number: int = 0
+    num_texts: int = 0
+
+    def add(self, number: int) -> None:
+        self.first_number = self.first_number or number
+        self.num_texts += 1
+
+
 class _Answers:
-    """Writes answers to the output, and failures to stderr. Owned by `translate`."""
+    """Writes answers to the output, and errors and warnings to stderr. Owned by `translate`."""
 
     def __init__(self, plan: Translation, output: TextIO, progress: Progress, num_skipped: int) -> None:
         self._plan = plan
@@ -103,9 +137,11 @@ class _Answers:
         self._progress = progress
         self.num_done = num_skipped
         self.num_failed = 0
+        self._at_limit, self._truncated = _Warned(), _Warned()
+        self._num_left_out = 0  # tokens of truncated sources
 
     def take(self, client: Client, texts: Iterator[str]) -> None:
-        """Translate the texts and write what comes."""
+        """Translate the texts and write their answers."""
         plan = self._plan
         if plan.stream:
             for text in texts:
@@ -124,7 +160,23 @@ class _Answers:
             self._write(result)
 
     def close(self) -> None:
+        """Write the last progress, and the warnings."""
         self._progress.close(self.num_done, self.num_failed)
+        self._warn(
+            self._at_limit,
+            "the target ended at its length limit: it may repeat itself or lack its end "
+            f"({_length_advice(self._plan.options)})",
+        )
+        self._warn(
+            self._truncated,
+            f"the source is too long, and {self._num_left_out} tokens at its end were left out "
+            "(--long-source split translates them, too)",
+        )
+
+    def _warn(self, about: _Warned, text: str) -> None:
+        if about.num_texts:
+            place = self._place(about.first_number, num_more=about.num_texts - 1)
+            self._progress.write(f"warning: {place}{text}\n")
 
     def _write(self, result: Translated) -> None:
         assert isinstance(result.source, str)
@@ -133,53 +185,63 @@ class _Answers:
             content |= message_dict(result.answer)
         else:
             content |= {"line": self.num_done + 1, "error": error_dict(result.error)}
-            self._progress.write(f"error: {self._place()}{result.error}\n")
+            self._progress.write(f"error: {self._place(self.num_done + 1)}{result.error}\n")
             self.num_failed += 1
-        self._print(to_json(content) if self._plan.as_json else "\n".join(self._lines(result.answer)))
-        self._warn_of_limits(result.answer)
+        if self._plan.as_json:
+            self._print(to_json(content))
+        elif result.error is None or not self._plan.has_one_text:
+            self._print("\n".join(self._lines(result.answer)))
+        self._note_limits(result.answer)
         self._save_attention(result.answer)
         self.num_done += 1
         self._progress.show(self.num_done, self.num_failed)
 
     def _stream(self, client: Client, text: str) -> None:
         """Write pieces as they come; the last line ends with the whole answer."""
+        is_line_begun = False
         try:
             for event in client.stream(text, model=self._plan.model, options=self._plan.options):
                 if self._plan.as_json:
                     self._print(to_json({"source": text} | message_dict(event)))
                 elif event.WhichOneof("event") == "piece":
                     if event.piece.hypothesis == 0:
-                        self._print(one_line(event.piece.text), end="")
+                        self._print(self._shown(event.piece.text), end="")
+                        is_line_begun = True
                 else:
                     self._print("\n".join(["", *self._lines(event.result)[1:]]))
                     self._save_attention(event.result)
                 if event.HasField("result"):
-                    self._warn_of_limits(event.result)
+                    self._note_limits(event.result)
         except ValueError as error:
             self._write(Translated(text, GenerateResponse(), ClientError.from_value_error(error)))
         except ClientError as error:
+            if is_line_begun and self._plan.has_one_text:
+                self._print("")
             if error.code in (*STOPPING_CODES, "UNAVAILABLE"):
                 raise
-            self._write(Translated(text, GenerateResponse(), error))
+            self._write(Translated(text, GenerateResponse(), None if error.is_blank_source else error))
         else:
             self.num_done += 1
 
     def _lines(self, answer: GenerateResponse) -> list[str]:
-        lines = [one_line(hypothesis.text) for hypothesis in answer.hypotheses]
+        lines = [self._shown(hypothesis.text) for hypothesis in answer.hypotheses]
         return lines + [""] * (self._plan.lines_each - len(lines))
 
-    def _warn_of_limits(self, answer: GenerateResponse) -> None:
-        if any(hypothesis.finish_reason == FINISH_REASON_LENGTH for hypothesis in answer.hypotheses):
-            self._progress.write(
-                f"warning: {self._place()}the target ended at its length limit: it may repeat itself or lack "
-                "its end (--max-new-tokens and --max-length-ratio set the limit)\n"
-            )
+    def _shown(self, text: str) -> str:
+        return text if self._plan.has_one_text and self._plan.lines_each == 1 else one_line(text)
 
-    def _place(self) -> str:
-        number = self.num_done + 1
-        if not self._plan.texts:
-            return f"line {number}: "
-        return f"text {number}: " if len(self._plan.texts) > 1 else ""
+    def _note_limits(self, answer: GenerateResponse) -> None:
+        if any(hypothesis.finish_reason == FINISH_REASON_LENGTH for hypothesis in answer.hypotheses):
+            self._at_limit.add(self.num_done + 1)
+        if num_tokens := answer.usage.truncated_source_tokens:
+            self._truncated.add(self.num_done + 1)
+            self._num_left_out += num_tokens
+
+    def _place(self, number: int, *, num_more: int = 0) -> str:
+        if self._plan.has_one_text:
+            return ""
+        kind = "text" if self._plan.texts else "line"
+        return f"{kind} {number}" + (f" and {num_more} more: " if num_more else ": ")
 
     def _save_attention(self, answer: GenerateResponse) -> None:
         path = self._plan.attention_file
@@ -196,3 +258,11 @@ class _Answers:
     def _print(self, text: str, end: str = "\n") -> None:
         self._output.write(text + end)
         self._output.flush()
+
+
+def _length_advice(options: GenerateOptions) -> str:
+    if options.HasField("max_new_tokens"):
+        return "raise --max-new-tokens" + (" or --max-length-ratio" if options.max_length_ratio else "")
+    if options.HasField("max_length_ratio") and not options.max_length_ratio:
+        return "the model makes no longer ones"
+    return "--max-length-ratio 0 lets it be as long as the model allows"

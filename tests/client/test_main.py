@@ -9,10 +9,12 @@ import sys
 import pytest
 import trustme
 
-from client.__main__ import _parser, main
+from client.__main__ import _parser, _translation, main
 from protos.seq2seq_v1_pb2 import GenerateOptions
 from server.config import TlsFiles
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
+
+GIVE_UP = ["--give-up-seconds", "7"]
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +69,21 @@ def test_empty_standard_input_is_nothing_to_do(run):
     assert run("translate", stdin=b"") == (0, [], [])
 
 
-def test_a_text_with_line_breaks_takes_one_line_of_the_output(run):
-    assert run("translate", "a\nb")[1] == ["a b"]
-    assert run("translate", "--stream", "a\nb")[1] == ["a b"]
+@pytest.mark.parametrize("flags", [(), ("--stream",)])
+def test_only_the_answer_to_a_single_text_keeps_its_line_breaks(run, flags):
+    """They became spaces, also those of a text that was split into paragraphs."""
+    assert run("translate", *flags, "a\n\nb")[1] == ["a", "", "b"]
+    assert run("translate", *flags, "--long-source", "split", "a\n\nb")[1] == ["a", "", "b"]
+    assert run("translate", *flags, "a\nb", "c")[1] == ["a b", "c"]
+    assert run("translate", *flags, "--num-hypotheses", "2", "a\nb")[1] == ["a b", ""]
+
+
+@pytest.mark.parametrize("flags", [(), ("--stream",)])
+def test_what_the_server_takes_for_blank_is_blank(run, flags):
+    """A line of a zero-width space was an error."""
+    stdin = "가\n\u200b\n\ufeff\u3000\n나\n".encode()
+    assert run("translate", *flags, stdin=stdin) == (0, ["가", "", "", "나"], [])
+    assert run("translate", *flags, "\u200b") == (0, [""], [])
 
 
 @pytest.mark.parametrize("flags", [(), ("--stream",)])
@@ -92,10 +106,46 @@ def test_every_line_has_as_many_lines_as_were_asked_for(run, flags):
     assert out[0] != out[3] != out[9]
 
 
-def test_a_single_text_that_fails_is_one_clear_line(run):
-    code, out, [line] = run("translate", "x" * 100)
-    assert (code, out) == (1, [""])
+@pytest.mark.parametrize("flags", [(), ("--stream",), ("--beam-size", "2", "--num-hypotheses", "2")])
+def test_a_single_text_that_fails_is_one_clear_line_and_no_output(run, flags):
+    """Standard output had a blank line."""
+    code, out, [line] = run("translate", *flags, "x" * 100)
+    assert (code, out) == (1, [])
     assert line.startswith("error: INVALID_ARGUMENT: the source has 101 tokens")
+
+
+def test_pieces_before_a_failure_end_with_a_line_break(run, server, monkeypatch):
+    step = server.runner.step
+
+    def fail_at_the_second_token(rows):
+        if rows[0].token_ids:
+            raise RuntimeError("broken")
+        return step(rows)
+
+    monkeypatch.setattr(server.runner, "step", fail_at_the_second_token)
+    code, out, err = run("translate", "--stream", "ab")
+    assert (code, out) == (1, ["a"])
+    assert err[-1].startswith("error: INTERNAL: ")
+
+
+def test_a_server_without_a_model_is_reported_in_its_own_words_and_only_lines_wait_for_it(run):
+    """A TEXT waited for 300 seconds, and the message was about the connection."""
+    words = "UNAVAILABLE: no model is served: the server is loading them, or they were unloaded"
+    assert run("unload", "echo")[0] == 0
+    try:
+        assert run("translate", "a", "b") == (1, [], [f"error: {words}"])
+        assert run("translate", "--stream", stdin=b"a\n") == (1, [], [f"error: {words}"])
+        code, out, err = run("translate", "--give-up-seconds", "0.1", stdin=b"a\n")
+        assert (code, out, err[0]) == (1, [], f"warning: {words}")
+        assert "has no model, or fails; trying again for up to 0.1 seconds" in err[1]
+        assert err[2].endswith("gave up after 0.1 seconds without an answer")
+    finally:
+        run("load", "echo")
+
+
+def test_a_text_waits_for_a_server_less_long_than_lines():
+    options = [_parser().parse_args(["translate", *texts]) for texts in (["a"], [], ["a", *GIVE_UP])]
+    assert [_translation(each).give_up_seconds for each in options] == [10, 300, 7]
 
 
 def test_an_argument_that_is_not_utf8_is_refused(run):
@@ -145,14 +195,51 @@ def test_json_has_everything_the_server_answered(run):
 
 
 @pytest.mark.parametrize("flags", [(), ("--stream",), ("--json",), ("--json", "--stream")])
-def test_a_target_that_ends_at_a_limit_is_printed_with_a_warning_of_its_line(run, flags):
-    code, out, err = run("translate", *flags, "--max-length-ratio", "0.5", stdin=b"abcdefg\nx\nabcde\n")
+def test_targets_that_end_at_a_limit_are_printed_with_one_warning(run, flags):
+    """There was one a line."""
+    stdin = b"\nabcdefg\nx\nabcde\n"
+    code, out, err = run("translate", *flags, "--max-length-ratio", "0.5", stdin=stdin)
     assert code == 0
     if not flags:
-        assert out == ["abcd", "x", "abc"]
-    assert [line[: len("warning: line 1: the target ended at its length limit")] for line in err] == [
-        f"warning: line {number}: the target ended at its length limit" for number in (1, 2, 3)
+        assert out == ["", "abcd", "x", "abc"]
+    assert err == [
+        "warning: line 2 and 2 more: the target ended at its length limit: it may repeat itself or lack its "
+        "end (--max-length-ratio 0 lets it be as long as the model allows)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "advice"),
+    [
+        ("--max-new-tokens 2", "raise --max-new-tokens"),
+        ("--max-new-tokens 2 --max-length-ratio 0.5", "raise --max-new-tokens or --max-length-ratio"),
+        ("--max-new-tokens 2 --max-length-ratio 0", "raise --max-new-tokens"),
+        ("--max-length-ratio 0.5", "--max-length-ratio 0 lets it be as long as the model allows"),
+        ("--max-length-ratio 0 --long-source truncate", "the model makes no longer ones"),
+    ],
+)
+def test_a_warning_names_the_option_that_set_the_limit(run, server, monkeypatch, flags, advice):
+    monkeypatch.setattr(server.runner, "_next", lambda source, position: 10)  # never ends by itself
+    _, _, err = run("translate", *flags.split(), "abc", "d")
+    assert err == [
+        "warning: text 1 and 1 more: the target ended at its length limit: it may repeat itself or lack its "
+        f"end ({advice})"
+    ]
+    assert run("translate", *flags.split(), "abc")[2][0].startswith("warning: the target ended at its")
+
+
+@pytest.mark.parametrize("flags", [(), ("--stream",)])
+def test_sources_that_were_truncated_are_a_warning(run, flags):
+    """Nothing was said about them."""
+    stdin = b"ab\n" + b"x" * 100 + b"\n" + b"y" * 70 + b"\n"
+    assert run("translate", *flags, "--long-source", "truncate", "--max-length-ratio", "9", stdin=stdin) == (
+        0,
+        ["ab", "x" * 63, "y" * 63],
+        [
+            "warning: line 2 and 1 more: the source is too long, and 44 tokens at its end were left out "
+            "(--long-source split translates them, too)"
+        ],
+    )
 
 
 def test_json_of_a_failed_line_is_its_error(run):
@@ -217,6 +304,7 @@ def test_attention_that_cannot_be_written_fails_after_the_translation(run, tmp_p
         (["translate", "--output", "b.gz"], "--output b.gz: an output is not compressed"),
         (["translate", "--resume"], "--resume and --overwrite are about a file: give --output"),
         (["translate", "--output", "b", "--resume", "--overwrite"], "not allowed with argument --resume"),
+        (["health", "--tls-key", "a"], "--tls-certificate and --tls-key go together"),
         (["translate", "a", "--nothing"], "unrecognized arguments: --nothing"),
         (["translate", "a", "--target", "localhost:1"], "unrecognized arguments: --target"),
         ([], "the following arguments are required: COMMAND"),
@@ -226,7 +314,9 @@ def test_wrong_usage_exits_2(arguments, message, capsys):
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.startswith(" ".join(["usage: python -m client", *arguments[:1], "[-h]"]))
 
 
 def test_every_option_of_the_api_has_a_flag_spelled_like_its_field(capsys):
@@ -489,8 +579,6 @@ def test_tls_and_a_token_are_files(tmp_path, capsys):
         assert "UNAUTHENTICATED: send a token" in capsys.readouterr().err
     assert main(["health", "--address", "x:1", "--tls-ca", str(tmp_path / "none.pem")]) == 1
     assert "none.pem: No such file" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        main(["health", "--tls-key", str(key)])
 
 
 def test_a_token_file_of_other_bytes_is_an_error_in_one_line(tmp_path, capsys):
