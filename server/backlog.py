@@ -9,7 +9,8 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -126,19 +127,6 @@ class _Line:
     work: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Level:
-    """The lines of one priority.
-
-    Attributes:
-        firsts: Ranked by the work that their callers were served, then by their oldest requests.
-        lasts: Ranked by the work that their callers hold, the most first, then by their newest requests.
-    """
-
-    firsts: _Ranking[_Line] = field(default_factory=_Ranking)
-    lasts: _Ranking[_Line] = field(default_factory=_Ranking)
-
-
 class Backlog:
     """The requests that wait, with what each caller has and has had.
 
@@ -162,7 +150,8 @@ class Backlog:
         self._callers: dict[str, _Caller] = {}
         self._waiting: dict[Request, _Line] = {}
         self._running: dict[Request, _Caller] = {}
-        self._levels = {priority: _Level() for priority in range(MOST_URGENT, LEAST_URGENT + 1)}
+        # Lines by their priority, ranked by the work that their callers were served, then by their oldest.
+        self._levels = {each: _Ranking[_Line]() for each in range(MOST_URGENT, LEAST_URGENT + 1)}
         self._deadlines = _Ranking[Request]()
         self._displaced: list[tuple[Request, Overloaded]] = []
         self._order = itertools.count()
@@ -181,35 +170,41 @@ class Backlog:
         """Whether anything waits, or has yet to be reported as displaced."""
         return bool(self._waiting or self._displaced)
 
-    def add(self, request: Request, num_reserved: int, now: float) -> None:
-        """Take a request in. Where the queue is full, others that would be served after it are displaced.
+    def add(self, requests: Sequence[Request], num_reserved: int, now: float) -> None:
+        """Take in the requests of a call, all or none.
+
+        Where the queue is full, others that would be served after them are displaced, if that makes room.
 
         Args:
-            request: The newcomer.
+            requests: Of one caller, priority and deadline; an empty queue would take them all.
             num_reserved: Slots that are taken.
             now: Monotonic seconds.
 
         Raises:
             DeadlineExceeded: The deadline has passed.
-            Overloaded: The queue is full, or the deadline would pass before there are slots.
+            Overloaded: The queue is full, or the deadline would pass before there are slots for the last one.
         """
-        assert MOST_URGENT <= request.priority <= LEAST_URGENT
-        if request.deadline is not None and now >= request.deadline:
+        last = requests[-1]
+        assert MOST_URGENT <= last.priority <= LEAST_URGENT
+        assert not self._limits.excess(len(requests), _num_tokens(requests)), "more than an empty queue takes"
+        if last.deadline is not None and now >= last.deadline:
             raise DeadlineExceeded("the deadline passed before the request came to the engine")
         with self._lock:
             # Most deadlines are met even after all that waits, which is known without asking each caller.
-            longest_seconds = self._wait_seconds(request, self._work, num_reserved)
-            if request.deadline is not None and now + longest_seconds > request.deadline:
-                wait_seconds = self._expected_wait(request, num_reserved)
-                if now + wait_seconds > request.deadline:
+            ahead = self._work + _work(requests[:-1])
+            longest_seconds = self._wait_seconds(last, ahead, num_reserved)
+            if last.deadline is not None and now + longest_seconds > last.deadline:
+                wait_seconds = self._expected_wait(requests, num_reserved)
+                if now + wait_seconds > last.deadline:
                     text = f"a slot is expected in {wait_seconds:.1f} seconds, after the deadline"
                     raise _overloaded(text, wait_seconds)
-            for displaced in self._make_room(request, num_reserved, now):
+            for displaced in self._make_room(requests, num_reserved, now):
                 self._remove(displaced)
                 text = "the queue is full, and a request that is more urgent, or of a caller with less, came"
-                error = _overloaded(text, self._expected_wait(displaced, num_reserved))
+                error = _overloaded(text, self._expected_wait([displaced], num_reserved))
                 self._displaced.append((displaced, error))
-            self._insert(request)
+            for request in requests:
+                self._insert(request)
 
     def first(self, now: float) -> Request | None:
         """The request that is next: the most urgent, of these one of the caller that was served least."""
@@ -218,7 +213,7 @@ class Backlog:
         ranked: list[tuple[int, float, int, Request]] = []
         with self._lock:
             for level in self._levels.values():
-                if (found := level.firsts.first()) is not None:
+                if (found := level.first()) is not None:
                     (served, place), line = found
                     request = next(iter(line.requests))
                     ranked.append((self._urgency(request, now), served, place, request))
@@ -307,9 +302,7 @@ class Backlog:
         self._count(request, line, -1)
         if not line.requests:
             del caller.lines[request.priority]
-            level = self._levels[request.priority]
-            level.firsts.discard(line)
-            level.lasts.discard(line)
+            self._levels[request.priority].discard(line)
         self._rank(caller)
         self._forget_idle(request.caller)
         return True
@@ -330,9 +323,8 @@ class Backlog:
     def _rank(self, caller: _Caller) -> None:
         """Put a caller's lines where they belong now."""
         for priority, line in caller.lines.items():
-            level, requests = self._levels[priority], line.requests
-            level.firsts.put(line, caller.served, requests[next(iter(requests))])
-            level.lasts.put(line, -caller.held, -requests[next(reversed(requests))])
+            oldest = next(iter(line.requests))
+            self._levels[priority].put(line, caller.served, line.requests[oldest])
 
     def _forget_idle(self, name: str) -> None:
         caller = self._callers[name]
@@ -343,49 +335,71 @@ class Backlog:
         """The priority as it is by now; waiting makes a request more urgent, up to the most urgent."""
         return max(request.priority - int((now - request.arrival) / self._level_seconds), MOST_URGENT)
 
-    def _make_room(self, newcomer: Request, num_reserved: int, now: float) -> list[Request]:
-        """The requests that a newcomer displaces; none while there is room.
-
-        They are the last to be served: the newest of one caller, of the least urgent those of the caller that
-        holds most. A caller does not displace its own, but for less urgent ones.
+    def _make_room(self, newcomers: Sequence[Request], num_reserved: int, now: float) -> list[Request]:
+        """Returns the requests that newcomers displace; none while there is room for all of them.
 
         Raises:
-            Overloaded: They would be served before the newcomer, or are not enough.
+            Overloaded: Those would be served before the newcomers, or are not enough.
         """
-        num_requests, num_tokens = len(self._waiting) + 1, self._num_tokens + newcomer.source_length
+        num_requests = len(self._waiting) + len(newcomers)
+        num_tokens = self._num_tokens + _num_tokens(newcomers)
         excess = self._limits.excess(num_requests, num_tokens)
         if not excess:
             return []
-        caller = self._callers.get(newcomer.caller)
-        rank = (self._urgency(newcomer, now), newcomer.work + (caller.held if caller is not None else 0))
-        lasts: list[tuple[int, int, float, _Line]] = []
-        for level in self._levels.values():
-            if (found := level.lasts.first()) is not None:
-                (_, place), line = found
-                urgency = self._urgency(next(reversed(line.requests)), now)
-                lasts.append((urgency, 0 if line.caller is caller else line.caller.held, -place, line))
-        _, held, _, line = max(lasts)
         displaced: list[Request] = []
-        for request in reversed(line.requests):
-            if not excess or (self._urgency(request, now), held) <= rank:
-                break
+        for request in self._behind(newcomers, now):
             displaced.append(request)
-            held -= request.work
             num_requests, num_tokens = num_requests - 1, num_tokens - request.source_length
-            excess = self._limits.excess(num_requests, num_tokens)
-        if excess:
-            text = f"the queue is full: with this request it would have {excess}"
-            raise _overloaded(text, self._expected_wait(newcomer, num_reserved))
-        return displaced
+            if not self._limits.excess(num_requests, num_tokens):
+                return displaced
+        text = f"the queue is full: with this call it would have {excess}"
+        raise _overloaded(text, self._expected_wait(newcomers, num_reserved))
 
-    def _expected_wait(self, request: Request, num_reserved: int) -> float:
-        """Seconds until a request would get its slots, where callers are served in turn.
+    def _behind(self, newcomers: Sequence[Request], now: float) -> Iterator[Request]:
+        """Yields the waiting requests that would be served after newcomers, the last to be served first.
 
-        The work ahead is what the caller itself has waiting, and as much of every other one, in both cases
-        only requests that are as urgent or more.
+        They are the least urgent, of these those of the caller that holds most, of these the newest; each is
+        compared as if those before it had left and all newcomers had come. Beside its own newcomers a caller
+        counts as holding nothing, so that they go before its less urgent requests only.
         """
+        own = self._callers.get(newcomers[0].caller)
+        held = _work(newcomers) + (own.held if own is not None else 0)
+        bound = (self._urgency(newcomers[0], now), held)
+        left = Counter[_Caller]()  # work of those before
+        heap: list[tuple[int, int, int, Request, _Line, Iterator[Request]]] = []
+
+        def rank(request: Request, line: _Line) -> tuple[int, int]:
+            caller = line.caller
+            return self._urgency(request, now), 0 if caller is own else caller.held - left[caller]
+
+        def push(request: Request | None, line: _Line, older: Iterator[Request]) -> None:
+            if request is not None and (its := rank(request, line)) > bound:
+                urgency, held = its
+                heapq.heappush(heap, (-urgency, -held, -line.requests[request], request, line, older))
+
+        for caller in self._callers.values():
+            for priority, line in caller.lines.items():
+                if (priority, caller.held) > bound:  # which no request of the line is above
+                    older = reversed(line.requests)
+                    push(next(older), line, older)
+        while heap:
+            urgency, held, _, request, line, older = heapq.heappop(heap)
+            if (-urgency, -held) != rank(request, line):  # its caller holds less by now
+                push(request, line, older)
+                continue
+            yield request
+            left[line.caller] += request.work
+            push(next(older, None), line, older)
+
+    def _expected_wait(self, requests: Sequence[Request], num_reserved: int) -> float:
+        """Seconds until the last of a caller's requests would get its slots, with callers served in turn.
+
+        The work ahead is the other requests, what the caller itself has waiting, and as much of every other
+        caller, in both cases only requests that are as urgent or more.
+        """
+        *before, request = requests
         caller = self._callers.get(request.caller)
-        own = caller.waiting_before(request.priority) if caller is not None else 0
+        own = _work(before) + (caller.waiting_before(request.priority) if caller is not None else 0)
         share = own + request.work
         ahead = own + sum(
             min(other.waiting_before(request.priority), share)
@@ -404,6 +418,14 @@ class Backlog:
         if self._residence_work:
             seconds += ahead * self._residence_seconds / self._residence_work
         return max(seconds, 0.0) / self._num_slots
+
+
+def _num_tokens(requests: Sequence[Request]) -> int:
+    return sum(request.source_length for request in requests)
+
+
+def _work(requests: Sequence[Request]) -> int:
+    return sum(request.work for request in requests)
 
 
 def _overloaded(text: str, wait_seconds: float) -> Overloaded:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from server.engine import Engine
@@ -78,29 +78,32 @@ class Deliveries:
 
     @contextmanager
     def submitted(
-        self, engine: Engine, request: Request, is_expired: Callable[[], bool]
-    ) -> Iterator[Mailbox]:
-        """Give `request` to the engine, and take it back when the block is left before the end.
+        self, engine: Engine, requests: Sequence[Request], is_expired: Callable[[], bool]
+    ) -> Iterator[dict[Request, Mailbox]]:
+        """Give requests to an engine, all or none, and take back those that have not ended with the block.
 
-        `is_expired` says then whether that is because its deadline passed.
+        `is_expired` says then whether that is because the deadline passed.
 
         Raises:
-            ServerError: The engine refuses it.
+            ServerError: The engine refuses them.
         """
-        mailbox = self._mailboxes[request] = Mailbox()
+        mailboxes = {request: Mailbox() for request in requests}
+        self._mailboxes |= mailboxes
         try:
             try:
-                engine.submit(request)
+                engine.submit(*requests)
             except ServerError:
-                self.statistics.failed.count += 1
+                self.statistics.failed.count += len(requests)
                 raise
             try:
-                yield mailbox
+                yield mailboxes
             finally:
-                if not mailbox.has_result:
-                    engine.cancel(request, is_expired=is_expired())
+                for request, mailbox in mailboxes.items():
+                    if not mailbox.has_result:
+                        engine.cancel(request, is_expired=is_expired())
         finally:
-            del self._mailboxes[request]
+            for request in requests:
+                del self._mailboxes[request]
 
     def _dispatch(self, turn: Turn) -> None:
         for update in turn.updates:

@@ -151,8 +151,11 @@ class Engine:
         self._thread.start()
         self._warm_up.result()
 
-    def submit(self, request: Request) -> None:
-        """Take a request in; thread-safe, never waits.
+    def submit(self, *requests: Request) -> None:
+        """Take the requests of a call in, all or none; thread-safe, never waits.
+
+        Args:
+            requests: Of one caller, priority and deadline; an empty queue would take them all.
 
         Raises:
             Unavailable: Draining or stopped.
@@ -162,7 +165,7 @@ class Engine:
         with self._door:
             if self._is_draining:
                 raise Unavailable(f"model {self.model_name} is shutting down")
-            self._backlog.add(request, self._scheduler.slots.num_reserved, self._clock())
+            self._backlog.add(requests, self._scheduler.slots.num_reserved, self._clock())
             # With the door, so that it comes before the STOP of whoever drains.
             self._commands.put((_Command.WAKE, None))
 

@@ -88,23 +88,41 @@ class ServedModel:
     def submitted(
         self, requests: Sequence[Request], is_expired: Callable[[], bool]
     ) -> Iterator[list[Mailbox]]:
-        """Give each of a call's requests to the engine with the least to do.
+        """Give each of a call's requests to the engine with the least to do. An engine takes its all or none.
 
         They are taken back when the block is left early.
 
         Raises:
             InvalidRequest: They could not wait together in an empty queue, however often they came again.
-            ServerError: An engine refuses one.
+            ServerError: An engine refuses its part.
         """
-        excess = self.queue_limits.excess(len(requests), sum(request.source_length for request in requests))
+        self.check_size(len(requests), sum(request.source_length for request in requests))
+        with ExitStack() as stack:
+            mailboxes: dict[Request, Mailbox] = {}
+            for engine, part in self._shared_out(requests).items():
+                mailboxes |= stack.enter_context(self.deliveries.submitted(engine, part, is_expired))
+            yield [mailboxes[request] for request in requests]
+
+    def check_size(self, num_requests: int, num_tokens: int) -> None:
+        """Refuse a call of more requests or source tokens than an empty queue takes.
+
+        Raises:
+            InvalidRequest: It has more.
+        """
+        excess = self.queue_limits.excess(num_requests, num_tokens)
         if excess:
             raise InvalidRequest(f"the call has {excess} here: send less at once", field="sources")
-        with ExitStack() as stack:
-            mailboxes = []
-            for request in requests:
-                engine = min(self.engines, key=Engine.num_slots_wanted)
-                mailboxes.append(stack.enter_context(self.deliveries.submitted(engine, request, is_expired)))
-            yield mailboxes
+
+    def _shared_out(self, requests: Sequence[Request]) -> dict[Engine, list[Request]]:
+        """Returns the requests by the engine that gets them: a sound one, unless all fail."""
+        engines = [engine for engine in self.engines if engine.is_healthy] or self.engines
+        num_slots = {engine: engine.num_slots_wanted() for engine in engines}
+        parts: dict[Engine, list[Request]] = {}
+        for request in requests:
+            engine = min(num_slots, key=num_slots.__getitem__)
+            num_slots[engine] += request.num_slots
+            parts.setdefault(engine, []).append(request)
+        return parts
 
     def silent_seconds(self) -> float:
         """Since the last sign of life of the engine that has been silent longest."""

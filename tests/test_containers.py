@@ -210,7 +210,7 @@ def test_prometheus_scrapes_the_server(stack):
 
 
 OVERLOADED = (
-    "RESOURCE_EXHAUSTED: the queue is full: with this request it would have 1025 requests, and at most 1024 "
+    "RESOURCE_EXHAUSTED: the queue is full: with this call it would have 1025 requests, and at most 1024 "
     "may wait"
 )
 

@@ -23,7 +23,7 @@ def requests_of(caller: str, count: int, **options) -> list[Request]:
 def make_backlog(*requests: Request, num_slots: int = 1, **limits) -> Backlog:
     backlog = Backlog(num_slots, QueueLimits(**limits))
     for request in requests:
-        backlog.add(request, 0, request.arrival)
+        backlog.add([request], 0, request.arrival)
     return backlog
 
 
@@ -52,7 +52,7 @@ def test_a_caller_who_comes_after_a_crowd_gets_every_other_slot():
     backlog = make_backlog(*requests_of("crowd", 500))
     assert set(served(backlog, 100)) == {"crowd"}
     for request in requests_of("late", 10):
-        backlog.add(request, 1, 0.0)
+        backlog.add([request], 1, 0.0)
     assert served(backlog, 20).count("late") == 10
 
 
@@ -80,7 +80,7 @@ def test_nobody_saves_up_a_share_by_asking_for_nothing():
     backlog = make_backlog(*requests_of("busy", 200), *requests_of("idle", 1))
     served(backlog, 100)
     for request in requests_of("idle", 50):
-        backlog.add(request, 1, 0.0)
+        backlog.add([request], 1, 0.0)
     assert served(backlog, 40).count("idle") == pytest.approx(20, abs=1)
 
 
@@ -88,7 +88,7 @@ def test_a_stream_of_ever_new_callers_does_not_starve_one_that_has_much_waiting(
     backlog = make_backlog(*requests_of("crowd", 200))
     callers = []
     for number in range(100):
-        backlog.add(*requests_of(f"new {number}", 1), 1, 0.0)
+        backlog.add(requests_of(f"new {number}", 1), 1, 0.0)
         callers += served(backlog, 1)
     assert callers.count("crowd") > 8  # of the 100, a part as large as that of each who waits
 
@@ -114,7 +114,7 @@ def test_whoever_waits_for_as_long_as_it_takes_comes_before_any_stream_of_urgent
     while True:
         for number in range(10):
             for request in requests_of(f"urgent {number}", 1, priority=MOST_URGENT, arrival=now):
-                backlog.add(request, 1, now)
+                backlog.add([request], 1, now)
         if served(backlog, 1, now) == ["patient"]:
             break
         now += 0.1
@@ -125,14 +125,14 @@ def test_in_a_full_queue_the_newcomer_of_a_caller_with_little_takes_the_place_of
     crowd = requests_of("crowd", 8)
     backlog = make_backlog(*crowd, *requests_of("small", 2), max_waiting_requests=10)
     (newcomer,) = requests_of("new", 1)
-    backlog.add(newcomer, 1, 0.0)
+    backlog.add([newcomer], 1, 0.0)
     [(displaced, error)] = backlog.displaced()
     assert displaced is crowd[-1]
     assert isinstance(error, Overloaded)
     assert error.retry_after_seconds > 0
     assert backlog.displaced() == []
-    with pytest.raises(Overloaded, match="the queue is full: with this request it would have 11 requests"):
-        backlog.add(*requests_of("crowd", 1), 1, 0.0)
+    with pytest.raises(Overloaded, match="the queue is full: with this call it would have 11 requests"):
+        backlog.add(requests_of("crowd", 1), 1, 0.0)
     assert len(backlog) == 10
 
 
@@ -141,7 +141,7 @@ def test_callers_end_with_equal_parts_of_a_full_queue_and_nothing_goes_back_and_
     for _ in range(20):
         for caller in "bc":
             try:
-                backlog.add(*requests_of(caller, 1), 1, 0.0)
+                backlog.add(requests_of(caller, 1), 1, 0.0)
             except Overloaded:
                 continue
     assert Counter(request.caller for request in backlog.clear()) == {"a": 4, "b": 4, "c": 4}
@@ -152,20 +152,43 @@ def test_in_a_full_queue_the_most_urgent_newcomer_takes_the_place_of_the_least_u
     low, plain = requests_of("a", 2, priority=5), requests_of("b", 1)
     backlog = make_backlog(*low, *plain, max_waiting_requests=3)
     (urgent,) = requests_of("a", 1, priority=-1)
-    backlog.add(urgent, 1, 0.0)
+    backlog.add([urgent], 1, 0.0)
     assert [request for request, _ in backlog.displaced()] == [low[1]]
     with pytest.raises(Overloaded):
-        backlog.add(*requests_of("c", 1, priority=6), 1, 0.0)
+        backlog.add(requests_of("c", 1, priority=6), 1, 0.0)
 
 
 def test_a_long_source_displaces_as_many_as_it_needs_or_none():
     crowd = requests_of("crowd", 5)
     backlog = make_backlog(*crowd, *requests_of("small", 1), max_waiting_tokens=60)
     with pytest.raises(Overloaded, match="would have 120 source tokens, and at most 60 may wait"):
-        backlog.add(make_request(SOURCE * 6, caller="new", max_new_tokens=64), 1, 0.0)
+        backlog.add([make_request(SOURCE * 6, caller="new", max_new_tokens=64)], 1, 0.0)
     assert backlog.displaced() == []
-    backlog.add(make_request(SOURCE * 2, caller="new"), 1, 0.0)
+    backlog.add([make_request(SOURCE * 2, caller="new")], 1, 0.0)
     assert [request for request, _ in backlog.displaced()] == [crowd[4], crowd[3]]
+
+
+def test_a_call_of_several_requests_is_taken_whole_or_displaces_nobody():
+    """Its requests came one by one, and the first displaced others before the last was refused."""
+    crowds = {caller: requests_of(caller, 4) for caller in "ab"}
+    backlog = make_backlog(*crowds["a"], *crowds["b"], max_waiting_requests=8)
+    with pytest.raises(Overloaded, match="the queue is full: with this call it would have 11 requests"):
+        backlog.add(requests_of("new", 3), 1, 0.0)  # which would then hold as much as the others
+    assert backlog.displaced() == []
+    assert len(backlog) == 8
+    newcomers = requests_of("new", 2)
+    backlog.add(newcomers, 1, 0.0)
+    assert [request for request, _ in backlog.displaced()] == [crowds["b"][3], crowds["a"][3]]
+    assert set(newcomers) < set(backlog.clear())
+
+
+def test_a_call_is_refused_where_its_last_request_would_come_too_late():
+    backlog = make_backlog(*requests_of("a", 1))
+    served(backlog, 1)  # takes a second
+    with pytest.raises(Overloaded, match=r"a slot is expected in 3\.0 seconds"):
+        backlog.add(requests_of("a", 3, deadline=2.9), 1, 0.0)
+    assert len(backlog) == 0
+    backlog.add(requests_of("a", 3, deadline=3.1), 1, 0.0)
 
 
 def test_the_expected_wait_is_that_of_the_caller():
@@ -173,11 +196,11 @@ def test_the_expected_wait_is_that_of_the_caller():
     served(learning, 1)  # takes a second
     for caller, seconds in (("crowd", 101.0), ("new", 2.0)):  # the latter after one of the crowd
         (patient,) = requests_of(caller, 1, deadline=seconds + 0.1)
-        learning.add(patient, 1, 0.0)
+        learning.add([patient], 1, 0.0)
         assert learning.remove(patient)
         (hasty,) = requests_of(caller, 1, deadline=seconds - 0.1)
         with pytest.raises(Overloaded, match=f"a slot is expected in {seconds} seconds") as caught:
-            learning.add(hasty, 1, 0.0)
+            learning.add([hasty], 1, 0.0)
         assert caught.value.retry_after_seconds == min(seconds, 30.0)
 
 
@@ -186,11 +209,11 @@ def test_less_urgent_requests_are_not_part_of_the_expected_wait():
     backlog = make_backlog(*requests_of("first", 1))
     served(backlog, 1)  # takes a second
     for number in range(10):
-        backlog.add(*requests_of(f"plain {number}", 1), 1, 0.0)
+        backlog.add(requests_of(f"plain {number}", 1), 1, 0.0)
     with pytest.raises(Overloaded, match=r"a slot is expected in 11\.0 seconds"):
-        backlog.add(*requests_of("hasty", 1, deadline=1.5), 1, 0.0)
+        backlog.add(requests_of("hasty", 1, deadline=1.5), 1, 0.0)
     (urgent,) = requests_of("urgent", 1, deadline=1.5, priority=-1)
-    backlog.add(urgent, 1, 0.0)
+    backlog.add([urgent], 1, 0.0)
     assert backlog.first(0.0) is urgent
 
 
@@ -198,9 +221,9 @@ def test_the_expected_wait_is_by_what_waiting_requests_take():
     backlog = make_backlog(*requests_of("a", 1))
     served(backlog, 1)
     wide = requests_of("a", 1, beam=Beam(5))
-    backlog.add(*wide, 1, 0.0)
+    backlog.add(wide, 1, 0.0)
     with pytest.raises(Overloaded, match=r"a slot is expected in 6\.0 seconds"):
-        backlog.add(*requests_of("a", 1, deadline=5.9), 1, 0.0)
+        backlog.add(requests_of("a", 1, deadline=5.9), 1, 0.0)
 
 
 def test_a_deadline_that_has_passed_is_refused():
@@ -222,23 +245,26 @@ def test_at_random_the_next_is_the_least_served_of_the_most_urgent_and_nothing_i
         now += chance.random()
         match chance.randrange(5):
             case 0 | 1:
-                source = tuple(chance.choices(range(3, 9), k=chance.randint(1, 10)))
                 deadline = now + 9 * chance.random() if chance.random() < 0.3 else None
-                request = make_request(
-                    source,
-                    caller=f"caller {chance.randrange(num_callers)}",
-                    priority=chance.choice([0, 0, 0, -1, 3, MOST_URGENT]),
-                    arrival=now,
-                    deadline=deadline,
-                    beam=Beam(3) if chance.random() < 0.3 else None,
-                )
-                longest = backlog._wait_seconds(request, backlog._work, 0)
-                assert backlog._expected_wait(request, 0) <= longest
+                options = {
+                    "caller": f"caller {chance.randrange(num_callers)}",
+                    "priority": chance.choice([0, 0, 0, -1, 3, MOST_URGENT]),
+                    "arrival": now,
+                    "deadline": deadline,
+                    "beam": Beam(3) if chance.random() < 0.3 else None,
+                }
+                requests = [
+                    make_request(tuple(chance.choices(range(3, 9), k=chance.randint(1, 10))), **options)
+                    for _ in range(chance.randint(1, min(most, 3)))
+                ]
+                ahead = backlog._work + sum(request.work for request in requests[:-1])
+                longest = backlog._wait_seconds(requests[-1], ahead, 0)
+                assert backlog._expected_wait(requests, 0) <= longest
                 try:
-                    backlog.add(request, 0, now)
-                    waiting.append(request)
+                    backlog.add(requests, 0, now)
+                    waiting += requests
                 except Overloaded:
-                    assert backlog.displaced() == [], "displaced for a request that was refused"
+                    assert backlog.displaced() == [], "displaced for a call that was refused"
                 for displaced, _ in backlog.displaced():
                     waiting.remove(displaced)
             case 2:
@@ -290,10 +316,9 @@ def test_what_is_remembered_is_bounded_by_what_waits():
     backlog = make_backlog(*requests_of("stays", 3))
     for number in range(2000):
         (request,) = requests_of(f"caller {number}", 1, deadline=1e9, priority=number % 3)
-        backlog.add(request, 0, 0.0)
+        backlog.add([request], 0, 0.0)
         assert backlog.remove(request)
-    rankings = [backlog._deadlines]
-    rankings += [ranking for level in backlog._levels.values() for ranking in (level.firsts, level.lasts)]
+    rankings = [backlog._deadlines, *backlog._levels.values()]
     assert sum(len(ranking._heap) for ranking in rankings) < 2 * 20 * len(rankings)
-    assert sum(len(ranking._keys) for ranking in rankings) == 2
+    assert sum(len(ranking._keys) for ranking in rankings) == 1
     assert len(backlog._callers) == 1

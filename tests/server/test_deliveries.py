@@ -28,10 +28,10 @@ class _Engine:
     def __init__(self, error=None):
         self.error, self.submitted, self.cancelled = error, [], []
 
-    def submit(self, request):
+    def submit(self, *requests):
         if self.error is not None:
             raise self.error
-        self.submitted.append(request)
+        self.submitted += requests
 
     def cancel(self, request, *, is_expired):
         self.cancelled.append((request, is_expired))
@@ -58,7 +58,8 @@ def test_a_turn_reaches_the_mailbox_of_its_request_and_the_metrics():
         metrics, engine = _Metrics(), _Engine()
         deliveries = Deliveries("echo", asyncio.get_running_loop(), metrics)
         mine, other = request(), request()
-        with deliveries.submitted(engine, mine, never) as mailbox:
+        with deliveries.submitted(engine, [mine], never) as mailboxes:
+            mailbox = mailboxes[mine]
             turn = Turn((Update(other, {0: [9]}, None), Update(mine, {0: [1]}, None)), STATS)
             await asyncio.to_thread(deliveries.deliver, turn)
             assert await mailbox.take() == ({0: [1]}, None)
@@ -78,7 +79,7 @@ def test_a_request_left_before_its_end_is_cancelled():
         for is_expired in (never, lambda: True):
             with (
                 pytest.raises(RuntimeError, match="the handler gave up"),
-                deliveries.submitted(engine, mine, is_expired),
+                deliveries.submitted(engine, [mine], is_expired),
             ):
                 raise RuntimeError("the handler gave up")
         assert engine.cancelled == [(mine, False), (mine, True)]
@@ -91,7 +92,7 @@ def test_a_refused_request_leaves_nothing_behind():
     async def run():
         engine = _Engine(error=Unavailable("draining"))
         deliveries = Deliveries("echo", asyncio.get_running_loop(), _Metrics())
-        with pytest.raises(Unavailable, match="draining"), deliveries.submitted(engine, request(), never):
+        with pytest.raises(Unavailable, match="draining"), deliveries.submitted(engine, [request()], never):
             pass
         assert not engine.cancelled
         assert not deliveries._mailboxes

@@ -357,7 +357,7 @@ def test_finished_requests_are_not_remembered_while_others_run():
         driver.turn()
     backlog = driver.engine._backlog
     assert 0 < len(driver.engine._scheduler.running) <= 2
-    assert max(len(backlog._deadlines._heap), len(backlog._levels[10].firsts._heap)) <= 2 * len(backlog) + 17
+    assert max(len(backlog._deadlines._heap), len(backlog._levels[10]._heap)) <= 2 * len(backlog) + 17
     driver.finish()
 
 
@@ -456,12 +456,10 @@ def test_while_others_run_an_encode_call_is_shorter():
 def test_a_full_queue_refuses_by_requests_and_by_tokens():
     driver = Driver(FakeRunner(1), queue_limits=QueueLimits(max_waiting_requests=2, max_waiting_tokens=5))
     driver.submit(make_request((3, 4, 5)))
-    with pytest.raises(
-        Overloaded, match="the queue is full: with this request it would have 6 source tokens"
-    ):
+    with pytest.raises(Overloaded, match="the queue is full: with this call it would have 6 source tokens"):
         driver.submit(make_request((3, 4, 5)))
     driver.submit(make_request((3,)))
-    with pytest.raises(Overloaded, match="the queue is full: with this request it would have 3 requests"):
+    with pytest.raises(Overloaded, match="the queue is full: with this call it would have 3 requests"):
         driver.submit(make_request((4,)))
     driver.turn()
     driver.submit(make_request((5,)))

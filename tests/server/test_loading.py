@@ -86,17 +86,25 @@ def test_instances_share_slots_and_threads_and_each_has_a_queue(bundle_path):
     assert len({result.best.token_ids for result in results}) == 1
 
 
-def test_a_request_goes_to_the_engine_with_the_least_to_do(bundle_path, deliveries):
+def test_requests_go_to_the_sound_engine_with_the_least_to_do(bundle_path, deliveries):
+    """An engine whose steps fail seemed to have the least to do, and took them all."""
     runner = RunnerConfig(provider="cpu", num_threads=3, max_slots=6, num_instances=3)
     model = load_model(bundle_path, ServerConfig(runner=runner), deliveries)
     model.stop()
     taken: list[int] = []
     for place, engine in enumerate(model.engines):
         engine._backlog.num_slots_wanted = (2, 1, 3)[place]
-        engine.submit = lambda request, place=place: taken.append(place)
+        engine.submit = lambda *requests, place=place: taken.extend(place for _ in requests)
         engine.cancel = lambda request, is_expired: None
-    with model.submitted([make_request(0)], lambda: False):
-        assert taken == [1]
+    with model.submitted([make_request(i) for i in range(5)], lambda: False):
+        assert sorted(taken) == [0, 0, 1, 1, 1]
+    model.engines[1].is_healthy = False
+    for expected in (0, 1):  # the latter where all fail
+        taken.clear()
+        with model.submitted([make_request(0)], lambda: False):
+            assert taken == [expected]
+        for engine in model.engines:
+            engine.is_healthy = False
 
 
 def test_each_instance_needs_a_thread(bundle_path, deliveries):

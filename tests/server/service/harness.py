@@ -134,13 +134,13 @@ class Turns:
 
 
 class _CountingEngine(Engine):
-    """An engine that says when it took a request."""
+    """An engine that says when it took requests."""
 
     turns: Turns
 
-    def submit(self, request: Request) -> None:
-        super().submit(request)
-        self.turns.num_submitted += 1
+    def submit(self, *requests: Request) -> None:
+        super().submit(*requests)
+        self.turns.num_submitted += len(requests)
         self.turns._changed.set()
 
 

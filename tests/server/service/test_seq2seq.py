@@ -349,7 +349,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again():
             async with AsyncClient(served.address) as client:
                 with pytest.raises(
                     ClientError,
-                    match="RESOURCE_EXHAUSTED: the queue is full: with this request it would have 2",
+                    match="RESOURCE_EXHAUSTED: the queue is full: with this call it would have 2",
                 ) as overloaded:
                     await client.generate("abc")
                 assert overloaded.value.retry_after_seconds > 0
