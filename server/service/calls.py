@@ -6,7 +6,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from server.errors import InvalidRequest, LoadFailed, ServerError, Unavailable
 from server.metrics import Metrics
 from server.models import Models, ServedModel
 from server.service.access import Access, Caller
+from server.service.lanes import Lane
 from server.service.status import (
     MAX_REQUEST_ID_LENGTH,
     REQUEST_ID,
@@ -53,7 +53,7 @@ class Call:
         caller: Its sender.
         arrival: `time.monotonic()` when the handler started.
         deadline: The same clock, when the caller stops waiting; None for never.
-        builder: The thread that builds large answers.
+        answers: The thread that builds large answers.
         texts: The threads that work with its texts.
         model_name: The served model's name, once it is known.
         is_counted_by_request: Whether its handler counts every request in it instead.
@@ -65,7 +65,7 @@ class Call:
     arrival: float
     deadline: float | None
     models: Models
-    builder: Executor
+    answers: Lane
     texts: TextThreads
     model_name: str = ""
     is_counted_by_request: bool = False
@@ -90,7 +90,7 @@ class Call:
         """Returns what `build` makes, about `num_bytes` long; a large one is built on another thread."""
         if num_bytes <= _SMALL_ANSWER_BYTES:
             return build()
-        return await asyncio.get_running_loop().run_in_executor(self.builder, build)
+        return await self.answers.run(build, num_bytes, self.caller.name)
 
 
 class Calls:
@@ -109,14 +109,13 @@ class Calls:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = asyncio.Event()
-        # One thread: more would only take the interpreter from the event loop and the engines more often.
-        self._builder = ThreadPoolExecutor(1, "answers")
+        self._answers = Lane("answers")
         self._texts = TextThreads()
 
     def close(self) -> None:
         """End the threads that cut texts and that build answers."""
         self._texts.stop()
-        self._builder.shutdown(cancel_futures=True)
+        self._answers.stop()
 
     def drain(self) -> None:
         """Let calls end that wait for their caller's next message, or for their texts to be cut."""
@@ -172,7 +171,7 @@ class Calls:
         metadata = context.invocation_metadata()
         given_id, request_id = given_request_id(metadata), request_id_of(metadata)
         caller = self._access.caller_of(context)
-        call = Call(method, request_id, caller, arrival, deadline, self._models, self._builder, self._texts)
+        call = Call(method, request_id, caller, arrival, deadline, self._models, self._answers, self._texts)
         self.num_open += 1
         self._num_opened += 1
         self._idle.clear()

@@ -91,6 +91,7 @@ async def _jobs(message: pb.GenerateRequest, model: ServedModel, call: Call, *, 
     return await call.texts.run(
         lambda checkpoint: engine_jobs(message, model, call, checkpoint, stream=stream),
         message.ByteSize(),
+        call.caller.name,
         call.deadline,
     )
 

@@ -51,7 +51,10 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
         async with self._calls.open("Score", context) as call:
             with call.using(message.model) as model:
                 request = await call.texts.run(
-                    partial(score_request, message, model, call), message.ByteSize(), call.deadline
+                    partial(score_request, message, model, call),
+                    message.ByteSize(),
+                    call.caller.name,
+                    call.deadline,
                 )
                 with model.submitted([request], call.is_expired) as (mailbox,):
                     result = await succeeded(mailbox)

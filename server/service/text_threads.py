@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from server.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
+from server.service.lanes import Lane
 
 _Result = TypeVar("_Result")
 
@@ -22,14 +23,6 @@ _MAX_WAITING_BYTES = 8 * 2**20
 _BYTES_PER_SECOND = 500_000  # that one core cuts into tokens or sentences, about, where that takes longest
 
 
-class _Lane:
-    """One thread, and the bytes that wait for it or are in work on it. Owned by `TextThreads`."""
-
-    def __init__(self, name: str) -> None:
-        self.pool = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self.num_bytes = 0
-
-
 class TextThreads:
     """Runs the text work of calls. Long texts have a thread of their own, so that short ones need not wait.
 
@@ -38,21 +31,22 @@ class TextThreads:
     """
 
     def __init__(self) -> None:
-        self._short, self._long = _Lane("short-texts"), _Lane("long-texts")
+        self._short, self._long = Lane("short-texts"), Lane("long-texts")
         self._is_draining = False
 
     async def run(
-        self, work: Callable[[Checkpoint], _Result], num_bytes: int, deadline: float | None
+        self, work: Callable[[Checkpoint], _Result], num_bytes: int, caller: str, deadline: float | None
     ) -> _Result:
         """Returns the result of `work`.
 
         Args:
             work: Touches no state of the event loop, and calls its checkpoint every few milliseconds.
             num_bytes: The size of its texts.
+            caller: The name of the caller.
             deadline: Monotonic seconds.
 
         Raises:
-            Overloaded: Too much is waiting.
+            Overloaded: Too much is waiting, and the caller has its share of it.
             DeadlineExceeded: The deadline passes before it is done.
             Unavailable: The server is ending.
         """
@@ -61,12 +55,7 @@ class TextThreads:
         if self._is_draining:
             raise Unavailable("the server is shutting down")
         lane = self._short if num_bytes <= _SHORT_BYTES else self._long
-        if lane.num_bytes and lane.num_bytes + num_bytes > _MAX_WAITING_BYTES:
-            raise Overloaded(
-                f"texts of {lane.num_bytes} bytes are waiting to be cut into tokens, and the limit is "
-                f"{_MAX_WAITING_BYTES}",
-                retry_after_seconds=lane.num_bytes / _BYTES_PER_SECOND,
-            )
+        _check_room(lane.num_bytes, num_bytes, caller)
         has_left = threading.Event()
 
         def checkpoint() -> None:
@@ -79,15 +68,13 @@ class TextThreads:
             checkpoint()
             return work(checkpoint)
 
-        lane.num_bytes += num_bytes
         try:
             async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
-                return await asyncio.get_running_loop().run_in_executor(lane.pool, begin)
+                return await lane.run(begin, num_bytes, caller)
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the text was cut into tokens") from None
         finally:
             has_left.set()
-            lane.num_bytes -= num_bytes
 
     def drain(self) -> None:
         """End all work with `Unavailable`: the engines would refuse its requests."""
@@ -97,4 +84,26 @@ class TextThreads:
         """End the threads; what runs ends at its next checkpoint."""
         self.drain()
         for lane in (self._short, self._long):
-            lane.pool.shutdown(wait=False, cancel_futures=True)
+            lane.stop()
+
+
+def _check_room(waiting: Counter[str], num_bytes: int, caller: str) -> None:
+    """Refuse a text where too much is waiting, and its caller would have more than its share of it.
+
+    Args:
+        waiting: The bytes that wait or are in work, by caller.
+        num_bytes: The size of the text.
+        caller: The name of its caller.
+
+    Raises:
+        Overloaded: That is so; callers without anything waiting are taken up to their share.
+    """
+    num_waiting, num_own = waiting.total(), waiting[caller]
+    num_callers = len(waiting.keys() | {caller})
+    has_room = not num_waiting or num_waiting + num_bytes <= _MAX_WAITING_BYTES
+    if not has_room and num_own + num_bytes > _MAX_WAITING_BYTES // num_callers:
+        raise Overloaded(
+            f"texts of {num_waiting} bytes wait to be cut into tokens, {num_own} of them this caller's: "
+            f"the limit is {_MAX_WAITING_BYTES}, shared by {num_callers} callers",
+            retry_after_seconds=num_waiting / _BYTES_PER_SECOND,
+        )
