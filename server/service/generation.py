@@ -10,7 +10,7 @@ from functools import partial
 from protos import seq2seq_v1_pb2 as pb
 from server.deliveries import Mailbox
 from server.models import ServedModel
-from server.records import Result
+from server.records import Request, Result
 from server.service.answers import estimated_bytes, generate_response
 from server.service.calls import Call, check_answer_bytes
 from server.service.requests import Job, engine_jobs, target_text
@@ -25,17 +25,18 @@ async def generate(
     Raises:
         ServerError: Of the first that is refused or fails.
     """
-    jobs_of_all = []
+    jobs_of_all: list[list[Job]] = []
+    requests: list[Request] = []
+    num_bytes = num_tokens = 0
     for message in messages:
-        jobs_of_all.append(await _jobs(message, model, call, stream=False))
+        jobs = await _jobs(message, model, call, stream=False)
+        jobs_of_all.append(jobs)
+        requests += [job.request for job in jobs]
+        num_bytes += sum(estimated_bytes(job, message.options) for job in jobs)
+        num_tokens += sum(job.request.source_length for job in jobs)
+        check_answer_bytes(num_bytes)  # by what is known so far: no more is cut of a call that is refused
+        model.check_size(len(requests), num_tokens)
         await asyncio.sleep(0)  # a turn for other calls before the next text is cut into tokens
-    num_bytes = sum(
-        estimated_bytes(job, message.options)
-        for jobs, message in zip(jobs_of_all, messages, strict=True)
-        for job in jobs
-    )
-    check_answer_bytes(num_bytes)
-    requests = [job.request for jobs in jobs_of_all for job in jobs]
     with model.submitted(requests, call.is_expired) as mailboxes:
         boxes = iter(mailboxes)
         results_of_all = [[await succeeded(next(boxes)) for _ in jobs] for jobs in jobs_of_all]

@@ -13,13 +13,12 @@ from protos import open_inference_pb2 as pb
 from protos.seq2seq_v1_pb2 import GenerateOptions, GenerateRequest, Source, Target, TokenIds
 from server.errors import InvalidRequest
 from server.records import Array
-from server.service.tensors import BYTES, INT32, INT64, Tensor, read_tensors
+from server.service.tensors import BYTES, INT32, INT64, MAX_ROWS, Tensor, read_tensors
 
 TEXT_INPUT, INPUT_IDS, INPUT_LENGTHS = "text_input", "input_ids", "input_lengths"
 TEXT_OUTPUT, OUTPUT_IDS, OUTPUT_LENGTHS = "text_output", "output_ids", "output_lengths"
 FINISH_REASON, SCORE, LOG_PROBABILITIES = "finish_reason", "score", "log_probabilities"
 
-MAX_ROWS = 256
 _MAX_TEXT, _MAX_ID = 65_536, 128  # characters
 _DEFAULT_OUTPUTS = (TEXT_OUTPUT, OUTPUT_IDS, OUTPUT_LENGTHS, FINISH_REASON)
 _SCORED_OUTPUTS = (SCORE, LOG_PROBABILITIES)
@@ -30,7 +29,17 @@ _MICROSECONDS = 1e-6
 
 # Options whose answers have no place in tensors.
 _NOT_HERE = ("attention", "word_alignment", "num_alternatives")
-_INTEGERS = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64)
+_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string"}
+_INTEGERS = {
+    FieldDescriptor.CPPTYPE_INT32: "an integer of 32 bits",
+    FieldDescriptor.CPPTYPE_INT64: "an integer of 64 bits",
+    FieldDescriptor.CPPTYPE_UINT64: "an integer of 64 bits, not below 0",
+}
+_TYPES = _INTEGERS | {
+    FieldDescriptor.CPPTYPE_BOOL: "true or false",
+    FieldDescriptor.CPPTYPE_FLOAT: "a number",
+    FieldDescriptor.CPPTYPE_STRING: "a string",
+}
 
 
 @dataclass(frozen=True)
@@ -195,20 +204,21 @@ def _set_option(options: GenerateOptions, name: str, value: Any) -> None:
         raise InvalidRequest(
             f"no parameter is named {name[:100]!r}: there are {', '.join(names)}", field=_field(name)
         )
+    put, expected = _FROM_TEXT.get(name) or (None, _TYPES[field.cpp_type])
     try:
-        if name in _FROM_TEXT:
-            if not isinstance(value, str):
-                raise TypeError("it must be a string")
-            _FROM_TEXT[name](options, value)
+        if isinstance(value, bool) != (field.cpp_type == FieldDescriptor.CPPTYPE_BOOL):
+            raise TypeError
+        if put is not None:
+            put(options, value)
         elif field.cpp_type in _INTEGERS and isinstance(value, float) and value.is_integer():
             setattr(options, name, int(value))
-        elif isinstance(value, bool) != (field.cpp_type == FieldDescriptor.CPPTYPE_BOOL):
-            raise TypeError(f"it is of another type than {name}")
         else:
             setattr(options, name, value)
     except (TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        sent = json.dumps(value, ensure_ascii=False)[:100]
         raise InvalidRequest(
-            f"the parameter {name} cannot be {str(value)[:100]!r}: {str(error)[:200]}", field=_field(name)
+            f"the parameter {name} is the {_KINDS[type(value)]} {sent}, and must be {expected}",
+            field=_field(name),
         ) from error
 
 
@@ -234,13 +244,13 @@ def _set_long_source(options: GenerateOptions, text: str) -> None:
     options.MergeFrom(GenerateOptions(long_source=f"LONG_SOURCE_{text.upper()}"))
 
 
-# Options that are no single number, and so come as a string: JSON, a text, or a word.
-_FROM_TEXT: dict[str, Callable[[GenerateOptions, str], None]] = {
-    "stop_sequences": _set_stop_sequences,
-    "suppressed_token_ids": _set_suppressed,
-    "logit_bias": _set_bias,
-    "target_prefix": _set_prefix,
-    "long_source": _set_long_source,
+# Options that are no single number, and so come as a string: who sets each of them, and what it must be.
+_FROM_TEXT: dict[str, tuple[Callable[[GenerateOptions, str], None], str]] = {
+    "stop_sequences": (_set_stop_sequences, "a text, or a JSON list of texts"),
+    "suppressed_token_ids": (_set_suppressed, "a string with a JSON list of token ids"),
+    "logit_bias": (_set_bias, "a string with a JSON object of biases by token id"),
+    "target_prefix": (_set_prefix, "a text"),
+    "long_source": (_set_long_source, "refuse, truncate, split or split_always"),
 }
 
 

@@ -25,7 +25,8 @@ _TYPED_FIELDS = {
 }
 _LENGTH = struct.Struct("<I")  # before every element of BYTES in raw contents
 _MAX_AXES = 8
-_MAX_NUMBERS, _MAX_TEXTS = 2**20, 2**12  # elements of a tensor; each text is an object
+_MAX_NUMBERS = 2**20  # elements of a tensor
+MAX_ROWS = 256  # of a request, and so texts of a tensor
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def read_tensors(message: pb.ModelInferRequest) -> dict[str, Tensor]:
         if raw and spec.HasField("contents"):
             raise InvalidRequest("contents and raw_input_contents are both set", field=f"{field}.contents")
         size = math.prod(spec.shape)
-        most = _MAX_TEXTS if spec.datatype == BYTES else _MAX_NUMBERS
+        most = MAX_ROWS if spec.datatype == BYTES else _MAX_NUMBERS
         if size > most or any(axis > most for axis in spec.shape):
             raise InvalidRequest(
                 f"shape {list(spec.shape)} is for more than {most} elements of {spec.datatype}",

@@ -8,9 +8,11 @@ import time
 import grpc
 import pytest
 
+from bundle.tokenizer import Tokenizer
 from protos import open_inference_pb2 as pb
 from protos import seq2seq_v1_pb2 as seq2seq
 from protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from server.backlog import QueueLimits
 from tests.server.service.harness import EOS, EchoRunner, serving
 
 KOREAN = "오늘은 금요일 입니다"
@@ -156,9 +158,9 @@ BAD = {
     "a negative shape": (lambda m: m.inputs[0].shape.__setitem__(0, -2), "none below 0"),
     "a huge shape": (
         lambda m: m.inputs[0].shape.extend([2**62, 2**62]),
-        "for more than 4096 elements of BYTES",
+        "for more than 256 elements of BYTES",
     ),
-    "a huge shape of nothing": (lambda m: m.inputs[0].shape.extend([0, 2**62]), "for more than 4096"),
+    "a huge shape of nothing": (lambda m: m.inputs[0].shape.extend([0, 2**62]), "for more than 256 "),
     "a long id": (lambda m: setattr(m, "id", "x" * 129), "the id has 129 characters"),
     "a long text": (
         lambda m: m.parameters["target_prefix"].CopyFrom(parameter("x" * 70_000)),
@@ -166,15 +168,15 @@ BAD = {
     ),
     "deep JSON": (
         lambda m: m.parameters["suppressed_token_ids"].CopyFrom(parameter("[" * 60_000)),
-        "suppressed_token_ids cannot be",
+        r"suppressed_token_ids is the string \"\[+, and must be a string with a JSON list of token ids",
     ),
     "a long number": (
         lambda m: m.parameters["logit_bias"].CopyFrom(parameter('{"5": ' + "9" * 400 + "}")),
-        "logit_bias cannot be",
+        "logit_bias is the string .*, and must be a string with a JSON object of biases by token id",
     ),
     "a word that is none": (
         lambda m: m.parameters["long_source"].CopyFrom(parameter("x" * 5000)),
-        "long_source cannot be 'x",
+        'long_source is the string "x+, and must be refuse, truncate, split or split_always',
     ),
     "a truth that is a word": (
         lambda m: m.parameters["triton_enable_empty_final_response"].CopyFrom(parameter("false")),
@@ -197,13 +199,36 @@ BAD = {
     "a parameter without a value": (lambda m: m.parameters["seed"].SetInParent(), "has no value"),
     "a parameter of another type": (
         lambda m: m.parameters["beam_size"].CopyFrom(parameter("four")),
-        "beam_size cannot be 'four'",
+        'beam_size is the string "four", and must be an integer of 64 bits',
     ),
     "a truth for a number": (
         lambda m: m.parameters["beam_size"].CopyFrom(parameter(True)),
-        "beam_size cannot be 'True'",
+        "beam_size is the boolean true, and must be an integer of 64 bits",
     ),
-    "a broken list": (lambda m: m.parameters["stop_sequences"].CopyFrom(parameter("[1")), "cannot be '\\[1'"),
+    "a broken list": (
+        lambda m: m.parameters["stop_sequences"].CopyFrom(parameter("[1")),
+        "JSON list of texts",
+    ),
+    "a number for a text": (
+        lambda m: m.parameters["source_language"].CopyFrom(parameter(5)),
+        "the parameter source_language is the integer 5, and must be a string",
+    ),
+    "a text for a number": (
+        lambda m: m.parameters["max_length_ratio"].CopyFrom(parameter("1")),
+        'the parameter max_length_ratio is the string "1", and must be a number',
+    ),
+    "a number for a list": (
+        lambda m: m.parameters["suppressed_token_ids"].CopyFrom(parameter(5)),
+        "suppressed_token_ids is the integer 5, and must be a string with a JSON list of token ids",
+    ),
+    "a list for an object": (
+        lambda m: m.parameters["logit_bias"].CopyFrom(parameter("[5]")),
+        r"logit_bias is the string \"\[5\]\", and must be a string with a JSON object",
+    ),
+    "a number of too many bits": (
+        lambda m: m.parameters["priority"].CopyFrom(parameter(2**40)),
+        "priority is the integer 1099511627776, and must be an integer of 32 bits",
+    ),
     "a timeout below 0": (lambda m: m.parameters["timeout"].CopyFrom(parameter(-1)), "must be microseconds"),
     "an option out of range": (
         lambda m: m.parameters["beam_size"].CopyFrom(parameter(99)),
@@ -223,6 +248,33 @@ def test_what_does_not_fit_is_refused_with_its_reason(name):
             with pytest.raises(grpc.aio.AioRpcError, match=expected) as caught:
                 await stub_of(served).ModelInfer(message)
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("options", "num_cut", "expected"),
+    [
+        ({}, 3, "the call has 3 requests, and at most 2 may wait"),
+        ({"num_hypotheses": 4}, 1, "the answer would"),
+    ],
+)
+def test_no_more_texts_are_cut_of_a_call_that_is_refused(monkeypatch, options, num_cut, expected):
+    """All rows were cut into tokens before anything was added up."""
+    texts = []
+
+    def counted(self, text, max_length, inner=Tokenizer.encode_truncated):
+        texts.append(text)
+        return inner(self, text, max_length)
+
+    monkeypatch.setattr(Tokenizer, "encode_truncated", counted)
+    monkeypatch.setattr("server.service.calls.MAX_ANSWER_BYTES", 4000)
+
+    async def run():
+        async with serving(queue=QueueLimits(max_waiting_requests=2)) as served:
+            with pytest.raises(grpc.aio.AioRpcError, match=expected):
+                await stub_of(served).ModelInfer(infer_request(*"abcdefgh", **options))
+            assert len(texts) == num_cut
 
     asyncio.run(run())
 

@@ -50,6 +50,7 @@ def test_it_streams_pieces_past_a_refused_request(seen):
 def test_it_gets_statuses_for_what_goes_wrong(seen):
     assert seen["timeout"][0] == "StatusCode.DEADLINE_EXCEEDED"
     assert seen["bad"][0] == "StatusCode.INVALID_ARGUMENT"
+    assert "priority is 11, and must be from -10 to 10" in seen["urgent"][1]
     assert seen["cancelled"]
 
 

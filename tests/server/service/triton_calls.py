@@ -28,6 +28,7 @@ def main(address: str, model: str) -> None:
         "compressed": client.infer(model, [text_input([TEXT])], compression_algorithm="gzip")
         .as_numpy("text_output")[0, 0]
         .decode(),
+        "urgent": error_of(lambda: client.infer(model, [text_input([TEXT])], priority=11)),
         "ids": infer_ids(client, model),
         "stream": stream(client, model),
         "timeout": error_of(lambda: infer(client, model, [TEXT], client_timeout=1e-4)),
