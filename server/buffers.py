@@ -6,7 +6,6 @@ ONNX Runtime: what must be done on a device is asked of a `Device`.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -219,14 +218,20 @@ class Columns:
             names.SOURCE_LENGTHS: np.ones(num_slots, np.int32),
         }
         self._logits: Any = np.zeros((num_slots, vocab_size), np.float32)
+        # A host gives memory to rows in use only.
+        self._penalties: Any = np.zeros((1 + num_slots, vocab_size), np.float32)
         if device.is_host:
             self._pointers = {name: int(array.ctypes.data) for name, array in self._host.items()}
             self._logits_pointer = int(self._logits.ctypes.data)
+            self._penalties_pointer = int(self._penalties.ctypes.data)
         else:
             self._values = {name: device.value(array) for name, array in self._host.items()}
             self._pointers = {name: int(value.data_ptr()) for name, value in self._values.items()}
             self._logits = device.value(self._logits)
             self._logits_pointer = int(self._logits.data_ptr())
+            self._penalties = device.value(self._penalties)
+            self._penalties_pointer = int(self._penalties.data_ptr())
+            self._writer = device.weightless("write")
 
     def fill(self, rows: tuple[Sequence, ...], *, is_same: bool) -> None:
         """Write what the step of `rows` is fed; the same rows as last time only grew by a position."""
@@ -278,26 +283,14 @@ class Columns:
         self.bind_penalties(binding, names.BUFFER)
         binding.bind_cpu_input(names.TO_ROWS, np.array([[row]]))
         binding.bind_cpu_input(names.VALUES, values)
-        shape, pointer = (1 + self.num_slots, self._vocab_size), self._penalties.data_ptr()
+        shape, pointer = (1 + self.num_slots, self._vocab_size), self._penalties_pointer
         self._device.bind_output(binding, names.out(names.BUFFER), np.float32, shape, pointer)
         self._writer.run_with_iobinding(binding)
 
     def bind_penalties(self, binding: Any, name: str = names.PENALTIES) -> None:
         """Bind all rows of penalties as a graph's input."""
-        host = self._device.is_host
-        pointer = int(self._penalties.ctypes.data if host else self._penalties.data_ptr())
         shape = (1 + self.num_slots, self._vocab_size)
-        self._device.bind_input(binding, name, np.float32, shape, pointer)
-
-    @functools.cached_property
-    def _penalties(self) -> Any:
-        """`(1 + N, V)`, made for the first request with some; a host gives memory to rows in use only."""
-        zeros = np.zeros((1 + self.num_slots, self._vocab_size), np.float32)
-        return zeros if self._device.is_host else self._device.value(zeros)
-
-    @functools.cached_property
-    def _writer(self) -> Any:
-        return self._device.weightless("write")
+        self._device.bind_input(binding, name, np.float32, shape, self._penalties_pointer)
 
     def bind_selected(self, binding: Any, num_rows: int) -> None:
         """Bind the ids of the next step as the selection's output."""

@@ -135,11 +135,22 @@ class Selector:
         self._penalty_rows[request] = row
 
     def _constrained(self, asks: list[_Ask], num_rows: int) -> _BindLogits:
-        """What binds the logits of the asked rows, under their requests' constraints, as a graph's input."""
+        """Returns what binds the logits of the asked rows, under their constraints, as a graph's input."""
+        bind = self._adjusted(asks, num_rows)
+        rows = [self._penalty_rows.get(ask.sequence.request, _NO_PENALTY) for ask in asks]
+        if not any(rows):
+            return bind
+
+        def bind_both(binding: Any) -> None:
+            bind(binding)
+            self._columns.bind_penalties(binding)
+
+        return self._change("penalize", bind_both, {names.PENALTY_ROWS: np.array(rows)})
+
+    def _adjusted(self, asks: list[_Ask], num_rows: int) -> _BindLogits:
+        """Returns what binds the logits of the asked rows, changed by their targets so far."""
         first = asks[0].row
-        if all(
-            ask.row == row and not ask.sequence.request.is_constrained for row, ask in enumerate(asks, first)
-        ):
+        if all(ask.row == row and not ask.changes for row, ask in enumerate(asks, first)):
             return lambda binding: self._columns.bind_logits(
                 self._device.bind_input, binding, len(asks), first_row=first
             )
@@ -159,20 +170,10 @@ class Selector:
             names.BIASES: biases,
         }
         bind = functools.partial(self._columns.bind_logits, self._device.bind_input, num_rows=num_rows)
-        logits = self._change("adjust", bind, feeds)
-        rows = [self._penalty_rows.get(ask.sequence.request, _NO_PENALTY) for ask in asks]
-        if any(rows):
+        return self._change("adjust", bind, feeds)
 
-            def bind_both(binding: Any) -> None:
-                binding.bind_ortvalue_input(names.LOGITS, logits)
-                self._columns.bind_penalties(binding)
-
-            changed = self._change("penalize", bind_both, {names.PENALTY_ROWS: np.array(rows)})
-            return lambda binding: binding.bind_ortvalue_input(names.LOGITS, changed)
-        return lambda binding: binding.bind_ortvalue_input(names.LOGITS, logits)
-
-    def _change(self, graph: str, bind: _BindLogits, feeds: dict[str, Array]) -> Any:
-        """Logits as a graph changes them, on the device."""
+    def _change(self, graph: str, bind: _BindLogits, feeds: dict[str, Array]) -> _BindLogits:
+        """Runs a graph that changes logits, on the device; returns what binds the changed ones."""
         session = self._sessions[graph]
         binding = session.io_binding()
         bind(binding)
@@ -180,7 +181,8 @@ class Selector:
             binding.bind_cpu_input(name, array)
         self._device.bind_new_output(binding, _CHANGED)
         session.run_with_iobinding(binding)
-        return binding.get_outputs()[0]
+        changed = binding.get_outputs()[0]
+        return lambda binding: binding.bind_ortvalue_input(names.LOGITS, changed)
 
     def _draw(self, graph: str, num_candidates: int, asks: list[_Ask], bind_logits: _BindLogits) -> _Picked:
         samplings = [s for ask in asks if (s := ask.sequence.request.sampling)]

@@ -201,6 +201,51 @@ def test_on_a_device_that_is_not_the_host_penalties_are_written_there(random_bun
         assert other.best.token_ids == one.best.token_ids
 
 
+def test_a_device_is_asked_for_graphs_and_memory_before_the_first_request_only(
+    random_bundle, requests, monkeypatch
+):
+    asked = []
+
+    class AskedDevice(FarDevice):
+        def session(self, name, *given, **named):
+            asked.append(name)
+            return super().session(name, *given, **named)
+
+        def value(self, array):
+            asked.append(array.shape)
+            return super().value(array)
+
+    monkeypatch.setattr(runner_module, "OnnxDevice", AskedDevice)
+    driver = Driver(OnnxRunner(random_bundle, RunnerConfig(provider="cpu", num_threads=2, max_slots=6)))
+    assert {"write", "penalize", (7, VOCAB_SIZE)} <= {*asked}
+    asked.clear()
+    driver.submit(*requests)
+    driver.finish()
+    assert asked == []
+
+
+def test_a_graph_runs_only_where_it_changes_a_logit(random_bundle, monkeypatch):
+    runs = []
+    change = Selector._change
+    monkeypatch.setattr(
+        Selector, "_change", lambda self, *given: (runs.append(given[0]), change(self, *given))[1]
+    )
+
+    def graphs_of(constraints: Constraints) -> list[str]:
+        runs.clear()
+        source = {SOURCE_IDS: np.array([5, 6, EOS_ID])}
+        [result] = run(
+            random_bundle, [Request("r", source, 1, arrival=0.0, constraints=constraints)], num_slots=1
+        )
+        assert result.error is None
+        return runs
+
+    assert graphs_of(Constraints(suppressed_token_ids=frozenset({7}))) == ["penalize"]
+    assert graphs_of(Constraints(min_new_tokens=1)) == ["adjust"]
+    assert graphs_of(Constraints(min_new_tokens=1, logit_bias={7: 1.0})) == ["adjust", "penalize"]
+    assert graphs_of(Constraints(no_repeat_ngram_size=2)) == []
+
+
 def test_what_a_request_always_forbids_is_written_once_and_its_place_is_given_on(random_bundle, monkeypatch):
     written = []
     write = Columns.write_penalties
