@@ -14,8 +14,6 @@ from protos.seq2seq_v1_pb2 import GenerateOptions
 from server.config import TlsFiles
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
 
-GIVE_UP = ["--give-up-seconds", "7"]
-
 
 @pytest.fixture(scope="module")
 def server():
@@ -144,7 +142,8 @@ def test_a_server_without_a_model_is_reported_in_its_own_words_and_only_lines_wa
 
 
 def test_a_text_waits_for_a_server_less_long_than_lines():
-    options = [_parser().parse_args(["translate", *texts]) for texts in (["a"], [], ["a", *GIVE_UP])]
+    commands = ["translate a", "translate", "translate a --give-up-seconds 7"]
+    options = [_parser().parse_args(command.split()) for command in commands]
     assert [_translation(each).give_up_seconds for each in options] == [10, 300, 7]
 
 
