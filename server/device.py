@@ -57,8 +57,7 @@ class OnnxDevice:
 
     Args:
         provider: Its short name.
-        num_threads: Of the CPU, for one graph's run.
-        shares_threads: Whether they are those of `share_threads`, or each session's own.
+        num_threads: Of the CPU, for one graph's run; once `share_threads` was called, graphs use its pool.
 
     Attributes:
         num_threads: As given.
@@ -67,8 +66,7 @@ class OnnxDevice:
         can_capture: Whether a run can be captured once and replayed, which saves the launch of each kernel.
     """
 
-    def __init__(self, provider: str, num_threads: int, *, shares_threads: bool = False) -> None:
-        self._shares_threads = shares_threads
+    def __init__(self, provider: str, num_threads: int) -> None:
         self.num_threads = num_threads
         self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="device")
         self.is_host = provider == CPU
@@ -91,8 +89,9 @@ class OnnxDevice:
             ValueError: ONNX Runtime would run it elsewhere, or a weight lies outside of `weights`.
         """
         options = ort.SessionOptions()
-        options.use_per_session_threads = not self._shares_threads
-        if not self._shares_threads:
+        # ONNX Runtime refuses sessions with threads of their own once there is a shared pool.
+        options.use_per_session_threads = not share_threads.cache_info().currsize
+        if options.use_per_session_threads:
             options.intra_op_num_threads = self.num_threads
             options.inter_op_num_threads = 1
         # Patterns of memory are kept for every shape that ever came: tens of megabytes, and no faster.

@@ -64,7 +64,7 @@ class OnnxRunner:
         self.start_id, self.eos_id = manifest.special_ids.decoder_start_id, manifest.special_ids.eos_id
         if config.shares_threads:
             share_threads(sizing.num_pool_threads)
-        self._device = OnnxDevice(self.provider, self.num_threads, shares_threads=config.shares_threads)
+        self._device = OnnxDevice(self.provider, self.num_threads)
         self._graphs = manifest.variants[self.precision].graphs
         self._buffers: dict[str, Buffers] = {}
         for specs in sizing.groups:

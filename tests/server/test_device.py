@@ -2,6 +2,8 @@
 
 import dataclasses
 import logging
+import subprocess
+import sys
 
 import onnxruntime
 import pytest
@@ -122,3 +124,9 @@ def test_a_cuda_build_without_a_device_falls_back_to_the_cpu_and_says_so(random_
     assert "CUDAExecutionProvider does not work here: " in caplog.text
     with pytest.raises(ValueError, match="CUDA is required: CUDAExecutionProvider does not work here"):
         choose(bundle, ProviderPolicy.REQUIRE, None)
+
+
+def test_a_device_can_be_tried_again_once_the_graphs_of_the_process_share_threads():
+    """In a process of its own, which keeps its pool: where a model was served, CUDA seemed not to work."""
+    retry = "share_threads(1); OnnxDevice(CPU, num_threads=1).weightless('greedy')"
+    subprocess.run([sys.executable, "-c", f"from server.device import *; {retry}"], check=True)

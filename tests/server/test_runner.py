@@ -212,8 +212,8 @@ def test_the_attention_of_an_answer_is_that_of_torch(limit, trained_run, trained
 class FarDevice(OnnxDevice):
     """The CPU, treated as a device whose memory numpy cannot reach."""
 
-    def __init__(self, provider: str, num_threads: int, **options) -> None:
-        super().__init__(provider, num_threads, **options)
+    def __init__(self, provider: str, num_threads: int) -> None:
+        super().__init__(provider, num_threads)
         self.is_host = False
 
 
@@ -242,8 +242,8 @@ class CapturingDevice(OnnxDevice):
         graph_ids: Of the runs since it was last cleared.
     """
 
-    def __init__(self, provider: str, num_threads: int, **options) -> None:
-        super().__init__(provider, num_threads, **options)
+    def __init__(self, provider: str, num_threads: int) -> None:
+        super().__init__(provider, num_threads)
         self.can_capture = True
         self.captured: set[object] = set()
         self.graph_ids: list[int] = []
