@@ -131,7 +131,7 @@ class App:
         while not stopping.is_set():
             self._health.refresh()
             self._descriptors.check()
-            trimmer.look()
+            await asyncio.to_thread(trimmer.look)
             if time.monotonic() - collected_at >= _COLLECT_SECONDS:
                 gc.collect()
                 collected_at = time.monotonic()

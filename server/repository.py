@@ -14,6 +14,7 @@ from server.models import Models, ServedModel
 from server.shelf import Shelf, Version
 
 _LOADING_SECONDS = 1.0  # a load cannot be interrupted
+_NOT_LOADED = "not loaded; whether its files are sound shows when it is"
 
 _log = logging.getLogger(__name__)
 
@@ -61,11 +62,14 @@ class Repository:
         return bool(self._loading)
 
     async def index(self) -> list[tuple[Version, State, str]]:
-        """Every version on disk or in use, what became of it, and why, where that is known."""
+        """Returns every version on disk or in use with its state, and why it is unavailable if it is."""
         found = await asyncio.to_thread(self._shelf.all)
         ending = [version for _, version in self._ending.values()]
-        versions = dict.fromkeys([*found, *ending, *self._served.values()])
-        return [(one, self._state(one, ending), self._reasons.get(one, "")) for one in versions]
+        states = {one: self._state(one, ending) for one in (*found, *ending, *self._served.values())}
+        return [
+            (one, state, self._reasons.get(one, _NOT_LOADED if state is State.UNAVAILABLE else ""))
+            for one, state in states.items()
+        ]
 
     def _state(self, version: Version, ending: Collection[Version]) -> State:
         if self._served.get(version.model_name) == version:

@@ -27,8 +27,8 @@ def resident_bytes() -> int:
 class Trimmer:
     """Asks glibc to give memory back while the process has more than before.
 
-    Owned by the app, which calls `look` every second. Memory that is still in use after
-    `_MAX_TRIMS` attempts is needed, and becomes the new base.
+    Owned by the app, which calls `look` every second, on a thread beside the event loop. Memory that is still
+    in use after `_MAX_TRIMS` attempts is needed, and becomes the new base.
     """
 
     def __init__(self, measure: Callable[[], int] = resident_bytes) -> None:
@@ -38,7 +38,7 @@ class Trimmer:
         self._num_trims = 0
 
     def look(self) -> None:
-        """Trim where the process has grown. Takes some milliseconds then."""
+        """Trim where the process has grown. That takes long where the heap is large; the GIL is released."""
         now = self._measure()
         self._base_bytes = min(self._base_bytes, now)
         if self._malloc_trim is None or now <= self._base_bytes + _SLACK_BYTES:

@@ -94,6 +94,19 @@ def test_the_newest_version_is_served_and_numbers_count_as_numbers(shelf):
     asyncio.run(run())
 
 
+def test_a_version_that_was_never_loaded_says_so(shelf):
+    """It was listed as unavailable without a reason, a damaged bundle like a sound one."""
+    for version in "12":
+        shelf.add("demo", version)
+
+    async def run():
+        await shelf.repository.load("demo")
+        reasons = {version.version: reason for version, _, reason in await shelf.repository.index()}
+        assert reasons == {"1": "not loaded; whether its files are sound shows when it is", "2": ""}
+
+    asyncio.run(run())
+
+
 def test_an_old_version_ends_when_its_last_caller_has_left(shelf):
     shelf.add("demo", "1")
 
