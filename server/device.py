@@ -27,6 +27,9 @@ _FULL_NAMES = {CPU: "CPUExecutionProvider", CUDA: "CUDAExecutionProvider"}
 # and would silently run on the CPU. fp16 has no fast kernels on the CPU, and bf16 none.
 _PRECISIONS = {CPU: (Precision.INT8, Precision.FP32), CUDA: (Precision.FP16, Precision.BF16)}
 
+# What the driver of an NVIDIA GPU makes; under Windows that of any GPU.
+_GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+
 _EMPTY = Path("/dev/null")  # the file that a graph names for the weights that it is given from memory
 _WEIGHTS_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
@@ -38,7 +41,7 @@ class ProviderPolicy(enum.StrEnum):
     """What may run the graphs."""
 
     REQUIRE = "require"  # CUDA, or nothing
-    PREFER = "prefer"  # CUDA where it works and the bundle has graphs for it, else the CPU, with a warning
+    PREFER = "prefer"  # CUDA where it works and the bundle has graphs for it, else the CPU, with a log line
     CPU = "cpu"
 
 
@@ -189,7 +192,8 @@ def choose(bundle: Bundle, policy: ProviderPolicy, precision: Precision | None) 
         problem = f"{_listed(asked)} graphs do not run on the CPU, which takes {_listed(_PRECISIONS[CPU])}"
         raise ValueError(f"{problem}; and not on CUDA: {reason}" if reason else problem)
     if reason:
-        _log.warning("the graphs run on the CPU, though CUDA is preferred: %s", reason)
+        level = logging.WARNING if _has_gpu() else logging.INFO  # nothing is wrong where there is none
+        _log.log(level, "the graphs run on the CPU, though CUDA is preferred: %s", reason)
     return CPU, _fastest(CPU, asked)
 
 
@@ -214,6 +218,11 @@ def _why_not_cuda(asked: tuple[Precision, ...]) -> str:
     if not problem and not set(asked) & set(_PRECISIONS[CUDA]):
         return f"{_listed(asked)} graphs do not run there, it takes {_listed(_PRECISIONS[CUDA])}"
     return problem
+
+
+def _has_gpu() -> bool:
+    """Whether this machine shows a GPU that CUDA may run on."""
+    return any(path.exists() for path in _GPU_FILES)
 
 
 def _cuda_problem() -> str:

@@ -115,7 +115,8 @@ def test_each_instance_needs_a_thread(bundle_path, deliveries):
 
 def test_instances_complain_once(bundle_path, deliveries, caplog):
     runner = RunnerConfig(num_threads=2, num_instances=2)
-    load_model(bundle_path, ServerConfig(runner=runner), deliveries).stop()
+    with caplog.at_level(logging.INFO, "server.device"):
+        load_model(bundle_path, ServerConfig(runner=runner), deliveries).stop()
     if "onnxruntime has no" not in caplog.text and not caplog.messages:
         pytest.skip("CUDA works here")
     assert sum("though CUDA is preferred" in message for message in caplog.messages) == 1
