@@ -30,12 +30,17 @@ from server.service.tls import server_credentials
 # Of a message after decompression, which is gRPC's own default. One text that can be served is far smaller.
 MAX_REQUEST_BYTES = 4 * 2**20
 _MAX_PENDING_CALLS = 100_000
+# Open calls of one connection; its client lets the next ones wait. Four times as many as wait in a queue by
+# default: a gateway with one connection can fill queues and slots, and is refused with a time to come again
+# before its calls wait unseen. An idle call takes about 50 KiB: those of a connection 200 MiB at most.
+_MAX_STREAMS = 4096
 
 _OPTIONS = (
     # Two servers on one port would each get a part of the calls; the second one must fail to start.
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_ANSWER_BYTES),
+    ("grpc.max_concurrent_streams", _MAX_STREAMS),
     # Calls received and not handled yet. Beyond its own limit of 1000 gRPC cancels some, which no client
     # retries; the engine's queue refuses what is too much, and says when to come again.
     ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),

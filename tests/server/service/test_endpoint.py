@@ -3,9 +3,12 @@ import asyncio
 import grpc
 import pytest
 from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos import seq2seq_v1_pb2 as pb
+from server.backlog import QueueLimits
+from server.service import endpoint
 from server.service.endpoint import MAX_REQUEST_BYTES
 from tests.server.service.harness import serving
 
@@ -37,6 +40,32 @@ def test_a_message_over_the_limit_is_refused_before_it_is_read():
                 await served.stub.Generate(request)
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert served.turns.num_submitted == 0
+
+    asyncio.run(run())
+
+
+def test_a_connection_has_a_bounded_number_of_open_calls_and_the_next_ones_wait(monkeypatch):
+    """One connection could open any number of calls."""
+    assert dict(endpoint._OPTIONS)["grpc.max_concurrent_streams"] > 2 * QueueLimits().max_waiting_requests
+    options = [
+        (name, 2 if name.endswith("concurrent_streams") else value) for name, value in endpoint._OPTIONS
+    ]
+    monkeypatch.setattr(endpoint, "_OPTIONS", options)
+
+    async def run():
+        async with serving() as served:
+            stub = health_pb2_grpc.HealthStub(served.channel)
+            request = health_pb2.HealthCheckRequest()
+            watches = [stub.Watch(request) for _ in range(2)]
+            for watch in watches:
+                await watch.read()
+            with pytest.raises(aio.AioRpcError) as caught:
+                await stub.Check(request, timeout=0.2)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            waiting = asyncio.ensure_future(stub.Check(request))
+            watches[0].cancel()
+            assert (await waiting).status == health_pb2.HealthCheckResponse.SERVING
+            watches[1].cancel()
 
     asyncio.run(run())
 
