@@ -84,8 +84,9 @@ class OnnxDevice:
         Args:
             name: For messages.
             graph: An ONNX model.
-            weights: The content of its file of weights. All sessions of the host use it where it is; another
-                device copies what it needs.
+            weights: The content of its file of weights. All sessions of the host use it where it is; those of
+                another device have copied what they need when this returns (the contract of ONNX Runtime's
+                `AddExternalInitializersFromFilesInMemory`).
             is_captured: Whether its runs are captured; only where the device can.
 
         Raises:

@@ -77,7 +77,7 @@ class OnnxRunner:
             names.CACHE_CAPACITY: np.array(self.max_target_length, np.int32),
             names.MEMORY_CAPACITY: np.array(self.max_source_length, np.int32),
         }
-        self._files = files or bundle.read_variant(self.precision)
+        self._files: VariantFiles | None = files or bundle.read_variant(self.precision)
         self._sessions = {verb: self._load(verb) for verb in (Verb.ENCODE, Verb.DECODE)}
         self._selector = Selector(self._columns, self.vocab_size, self.eos_id, self._device)
         self._buckets = buckets_up_to(self.num_slots)
@@ -102,6 +102,10 @@ class OnnxRunner:
         self._or_uncaptured(self._step_every_bucket)
         self.step((Sequence(Search(request), self.start_id, request.source_length),))
         self.align(0, 0, (self.start_id,), request.source_length)
+        if not self._device.is_host:
+            self._files = (
+                None  # sessions have copied their weights to the device, and no other one will be made
+            )
 
     def encode(self, first_row: int, requests: list[Request]) -> None:
         """Encode newcomers into the memory of the rows from `first_row` on."""
@@ -246,6 +250,7 @@ class OnnxRunner:
             self._run_step(num_rows)
 
     def _load(self, verb: Verb, *, is_captured: bool = False) -> Session:
+        assert self._files is not None
         graph, weights = self._files.graphs[verb], self._files.weights
         return self._device.session(verb, graph, weights, is_captured=is_captured)
 

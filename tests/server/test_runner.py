@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import weakref
 from collections import defaultdict
 from pathlib import Path
 
@@ -224,6 +225,11 @@ def test_a_device_that_is_not_the_host_gives_the_same_answers(trained_run, train
         monkeypatch.setattr(runner_module, "OnnxDevice", device)
         runner = OnnxRunner(trained_bundle, RunnerConfig(provider="cpu", num_threads=2, max_slots=3))
         assert runner._device.is_host is (device is not FarDevice)
+        content = weakref.ref(runner._files)
+        runner.warm_up()
+        assert (content() is None) is (device is FarDevice), (
+            "the host keeps weights that the device has copied"
+        )
         driver = Driver(runner)
         requests = [make_request(source, attention=True) for source in sources]
         driver.submit(*requests)
