@@ -1,7 +1,7 @@
-"""The tensors that live as long as the server, a row a slot, on whichever device runs the graphs.
+"""The tensors with one row for each slot, on the device that runs the graphs.
 
-They are allocated once and never moved, so that graphs can be bound to them by pointer. Nothing here imports
-ONNX Runtime: what must be done on a device is asked of a `Device`.
+They are allocated once and never moved, so that graphs can be bound to them by pointer. This module does not
+import ONNX Runtime: a `Device` does what must be done there.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Device(Protocol):
 
     Attributes:
         is_host: Whether its memory is the process's own, so that numpy may read and write it.
-        num_threads: How many of the CPU there are to work with.
-        pool: So many, for work outside of graphs.
+        num_threads: Number of CPU threads that may be used.
+        pool: A pool of that many threads, for work outside of graphs.
     """
 
     is_host: bool
@@ -50,7 +50,7 @@ class Device(Protocol):
         """Let the run allocate an output, on the device."""
 
     def weightless(self, name: str) -> Any:
-        """A session of one of the graphs beside the server."""
+        """Creates a session of one of the graphs that come with the server."""
 
 
 class Buffers:
@@ -64,7 +64,7 @@ class Buffers:
         device: Where they lie.
 
     Attributes:
-        capacity_axis: Which capacity a row has that is only filled up to its length; None: rows are full.
+        capacity_axis: The axis of a row that is filled only up to the row's length; None where rows are full.
     """
 
     def __init__(self, specs: tuple[TensorSpec, ...], shape: tuple[int, ...], device: Device) -> None:
@@ -94,9 +94,9 @@ class Buffers:
             self._mover = device.weightless("move")
 
     def fit(self, capacity: int, num_rows: int) -> None:
-        """On the host, give rows room for `capacity` positions; what the first `num_rows` rows hold stays.
+        """Lay out the rows anew, on the host, with room for `capacity` positions each.
 
-        Processors read ahead over rows that are full, and not over gaps between them.
+        The first `num_rows` rows keep their content. Rows without gaps between them are read faster.
         """
         assert self._live_axis is not None
         before = self._positions[:, :num_rows]
@@ -133,15 +133,15 @@ class Buffers:
         self._device.bind_input(binding, name, self._element_type, (num_rows, *self._row_shape), pointer)
 
     def bind_output(self, binding: Any, output: str, first_row: int, num_rows: int) -> None:
-        """Bind the same rows as the output that is the tensor's twin."""
+        """Bind rows of the tensor that a graph writes `output` to, as that output."""
         pointer = self._pointer(names.buffer_of(output), first_row)
         self._device.bind_output(binding, output, self._element_type, (num_rows, *self._row_shape), pointer)
 
     def move_all(self, moves: Iterable[Move]) -> int:
         """Carry out moves in order; returns the bytes copied.
 
-        On the host a row's live positions are copied, on a device whole rows, of many moves at once. A move
-        without live positions of these tensors leaves them as they are.
+        The host copies the live positions of a row; a device copies whole rows, several moves at once. A move
+        without live positions in these tensors copies nothing.
         """
         if not self._device.is_host:
             touching = [move for move in moves if self._live(move)]
@@ -163,7 +163,7 @@ class Buffers:
         return slice(start, stop) if self._live_axis is not None else slice(0, 1)
 
     def _move_on_device(self, moves: list[Move]) -> int:
-        """All tensors are one matrix with a row a tensor and slot, of words whatever the element type."""
+        """Copy rows of all tensors at once, as rows of one matrix of words, whatever the element type."""
         first_rows = np.arange(len(self.index))[:, None] * self._num_rows  # (G, 1)
         from_rows = (first_rows + [move.from_row for move in moves]).ravel()  # (G*moves,)
         to_rows = (first_rows + [move.to_row for move in moves]).reshape(-1, 1)
@@ -187,7 +187,7 @@ def _copy_rows(tensors: Array, copies: list[tuple[int, int, slice]]) -> None:
 
 
 def independent_batches(moves: Iterable[Move]) -> list[list[Move]]:
-    """Split moves, keeping their order, into batches within which no row that is written has another part."""
+    """Split moves, in order, into batches in which no row is written that another move reads or writes."""
     batches: list[list[Move]] = []
     read: set[int] = set()
     written: set[int] = set()
@@ -203,7 +203,7 @@ def independent_batches(moves: Iterable[Move]) -> list[list[Move]]:
 
 
 class Columns:
-    """What a step is fed and answers: one element, or one row of logits, a row.
+    """Inputs and outputs of a step with one element, or one row of logits, for each row.
 
     Owned by the runner. The selection writes its ids where the next step reads them.
     """
@@ -234,7 +234,10 @@ class Columns:
             self._writer = device.weightless("write")
 
     def fill(self, rows: tuple[Sequence, ...], *, is_same: bool) -> None:
-        """Write what the step of `rows` is fed; the same rows as last time only grew by a position."""
+        """Write the inputs of a step of `rows`.
+
+        Where they are the rows of the step before, each has only become longer by one position.
+        """
         num_rows = len(rows)
         if is_same:
             self._host[names.CACHE_LENGTHS][:num_rows] += 1
@@ -258,7 +261,7 @@ class Columns:
         return ids
 
     def write_token_ids(self, token_ids: list[int]) -> None:
-        """Let the next step be fed other ids than the most probable ones."""
+        """Replace the ids that the next step is fed, which are the most probable ones."""
         self._host[names.TOKEN_IDS][: len(token_ids)] = token_ids
         self._write(names.TOKEN_IDS)
 

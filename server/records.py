@@ -38,7 +38,7 @@ class Constraints:
     """What is done to the logits before a token is selected; `server.constraints` says how.
 
     Attributes:
-        min_new_tokens: The end of sequence is forbidden before so many tokens.
+        min_new_tokens: Number of tokens before which the end of sequence is forbidden.
         repetition_penalty: 1 is none.
         no_repeat_ngram_size: 0 is off.
         suppressed_token_ids: Never selected.
@@ -64,11 +64,11 @@ NO_CONSTRAINTS = Constraints()
 class Sampling:
     """How a token is drawn.
 
-    With `top_k` or `top_p` the candidates are the `top_k` best tokens, best first, of which those stay whose
-    predecessors' probabilities sum up to less than `top_p`; else all tokens in the order of their ids.
+    Without `top_k` and `top_p` every token is a candidate, in the order of the ids. Otherwise the candidates
+    are the `top_k` most probable tokens, best first, up to where their probabilities reach `top_p`.
 
     Attributes:
-        temperature: What the logits are divided by.
+        temperature: The logits are divided by it.
         top_k: 0 is the whole vocabulary.
         top_p: Nucleus sampling (Holtzman et al. 2020, arXiv:1904.09751); 1 is off.
         min_p: Drops tokens less probable than this share of the best (Nguyen et al. 2024, arXiv:2407.01082).
@@ -87,10 +87,10 @@ class Beam:
     """Beam search; `server.search` says how.
 
     Attributes:
-        size: How many hypotheses are extended at once.
-        alpha: Of the length penalty; 0 ranks by log-probability.
-        early_stopping: Whether it ends with `size` finished hypotheses, or not before no running one can come
-            to a better score.
+        size: Number of hypotheses that are extended at once.
+        alpha: Exponent of the length penalty; 0 ranks by log-probability.
+        early_stopping: Whether the search ends as soon as `size` hypotheses are complete; otherwise it ends
+            when no running one can reach a better score.
     """
 
     size: int
@@ -108,19 +108,20 @@ class Request:
         max_new_tokens: At least 1, and not over the model's limit.
         arrival: When the server received it.
         deadline: When the caller stops waiting; None for never.
-        attention: Whether the result shall hold the alignment.
+        attention: Whether the result contains the alignment.
         stream: Whether every new token is reported, or only the end.
         priority: 0 is the default; a lower number is more urgent.
         caller: Name of the caller; the requests of one caller share its part of slots and queue.
         sampling: None selects the most probable token.
         beam: None follows one hypothesis; not together with `sampling`.
-        num_hypotheses: How many the result shall hold: the best of the beam; or so many drawn; or else those
-            that start with the most probable tokens after the prefix, each gone on from greedily.
-        prefix_ids: What the target is forced to start with; not counted in `max_new_tokens`.
-        stops: What ends a target wherever it comes after the prefix; None where nothing does.
-        is_score: Whether the prefix is a whole target, whose log-probabilities are all that is asked for.
-        log_probabilities: Whether the result shall hold that of every generated token.
-        num_alternatives: How many of the most probable tokens at each position the result shall hold.
+        num_hypotheses: Number of hypotheses in the result. With a beam they are its best, with sampling they
+            are drawn independently. Otherwise they start with the most probable tokens after the prefix, and
+            each is continued greedily.
+        prefix_ids: Ids that the target is forced to start with; not counted in `max_new_tokens`.
+        stops: Texts that end a target wherever they come after the prefix; None for none.
+        is_score: Whether the prefix is a whole target, and only its log-probabilities are asked for.
+        log_probabilities: Whether the result contains the log-probability of every generated token.
+        num_alternatives: Number of most probable tokens that the result contains for each position.
         is_bounded: Whether `max_new_tokens` is the bound of the model's bundle, for the metrics.
     """
 
@@ -146,7 +147,7 @@ class Request:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the most probable token of each position is all that it takes."""
+        """Whether a step only has to select its most probable token."""
         return (
             self.sampling is None
             and self.beam is None
@@ -162,7 +163,7 @@ class Request:
 
     @property
     def is_detailed(self) -> bool:
-        """Whether the result shall hold more of every token than its id."""
+        """Whether the result contains more of every token than its id."""
         return self.log_probabilities or self.num_alternatives > 0
 
     @property
@@ -202,10 +203,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """The ways to go on that a step selected for a row, best first, or in the order of their drawing.
+    """The tokens that a step selected for a row, best first, or in the order in which they were drawn.
 
     Attributes:
-        alternatives: What the row's request asked to be told besides.
+        alternatives: The most probable tokens, if the row's request asked for them.
     """
 
     token_ids: list[int]
@@ -254,11 +255,12 @@ class Search:
     Attributes:
         rows: The hypotheses that go on; of a beam the best first.
         ended: Those that are complete, by their place in the result: of a beam their rank, else their index.
-        num_told: By place, how many tokens a streaming request has been told.
-        num_slots: That it holds.
+        num_told: By place, the number of tokens that a streaming request has been sent.
+        num_slots: Number of slots that it holds.
         finish_reason: None until the request has ended.
         admitted_turn: The number of the turn that admitted it; None where none has.
-        alignments: By place, the attention of complete hypotheses, so far, in pieces of their positions.
+        alignments: By place, the attention of complete hypotheses, as far as it is computed, in pieces of
+            consecutive positions.
     """
 
     request: Request
@@ -283,12 +285,12 @@ class Sequence:
         search: Of the request that it decodes for.
         row: Its slot while it runs; None while it waits and when it has finished.
         next_token_id: What the next step is fed.
-        index: Which of its request's hypotheses; 0 in a beam.
-        num_branches: How many ways to go on its next step shall select; 0 for a row that only keeps the
-            memory of a complete request until its alignments are there.
+        index: Number of the hypothesis in its request; 0 in a beam.
+        num_branches: Number of tokens that its next step selects; 0 for a row that only keeps the memory of a
+            complete request until its alignments are computed.
         token_ids: Target tokens so far, the prefix included, without the start token and the end of sequence.
         log_probability: The sum over its generated tokens; 0 for a plain request.
-        choices: What its request asked for besides each token, the end of sequence included.
+        choices: The details that its request asked for of each token, the end of sequence included.
         tail: The end of the target that may begin one of the request's stop sequences.
         is_plain: Its request's.
     """
@@ -307,7 +309,7 @@ class Sequence:
 
     @property
     def request(self) -> Request:
-        """What it decodes for."""
+        """The request that it decodes for."""
         return self.search.request
 
     @property
@@ -327,7 +329,7 @@ class Move:
 
     Attributes:
         source_length: 0 leaves the other row's memory as it is: both rows are one request's.
-        num_shared: Cache positions in which the two rows are alike, so that only those behind are copied.
+        num_shared: Number of first cache positions that are alike in both rows, and are not copied.
     """
 
     from_row: int

@@ -1,6 +1,6 @@
-"""How the hypotheses of a request grow by what a step selected: functions over small records, no tensors.
+"""Extends the hypotheses of a request by the tokens that a step selected: functions over records, no tensors.
 
-`training.search` defines the same by itself, and tests compare the two.
+`training.search` implements the same search independently, and tests compare the two.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from server.records import (
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A row that goes on from another's cache; without a slot yet, it needs that and the memory, too.
+    """A row, `child`, whose next step continues from the cache of another one.
+
+    The scheduler copies the cache. A child without a slot first gets one, with a copy of the memory.
 
     Attributes:
-        num_shared: Positions in which its own cache is like the other's already.
+        num_shared: Number of first positions in which the two caches are alike already.
     """
 
     parent: Sequence
@@ -37,7 +39,7 @@ class Fork:
 
 @dataclass(eq=False, slots=True)
 class _Child:
-    """A hypothesis by one token longer than the row that it comes from."""
+    """A hypothesis that extends the one of a row by a token."""
 
     parent: Sequence
     token_id: int
@@ -53,7 +55,7 @@ class _Child:
 
 
 def start(request: Request, start_id: int) -> Search:
-    """The search of a new request, with the one row that its source is encoded for."""
+    """Creates the search of a new request, with one row, whose memory the encoder will fill."""
     search = Search(request)
     prefix, num_branches = list(request.prefix_ids), request.num_hypotheses
     if request.beam is not None:
@@ -71,7 +73,7 @@ def start(request: Request, start_id: int) -> Search:
 
 
 def note(sequence: Sequence, branches: Branches) -> None:
-    """Keep what was selected besides the token that a row goes on with."""
+    """Add the log-probability of a row's next token, and its alternatives where they were asked for."""
     (log_probability,) = branches.log_probabilities
     sequence.log_probability += log_probability
     if sequence.request.is_detailed:
@@ -79,7 +81,7 @@ def note(sequence: Sequence, branches: Branches) -> None:
 
 
 def extend(sequence: Sequence, token_id: int, eos_id: int) -> bool:
-    """Let a row go on by one token. Where that completes its hypothesis, the row leaves: then true."""
+    """Append a token to a row. Returns whether that completed its hypothesis; the row has then left."""
     request = sequence.search.request
     reason: FinishReason | None = None
     # A scored target is complete before its first step, which it only takes to keep its row.
@@ -103,9 +105,10 @@ def extend(sequence: Sequence, token_id: int, eos_id: int) -> bool:
 
 
 def branch(search: Search, branches: Mapping[int, Branches], eos_id: int) -> list[Fork]:
-    """Let a request's rows go on together, by what was selected for each row's slot.
+    """Extend the rows of a request together, each by the tokens that were selected for its slot.
 
-    Rows that do not go on are no longer in `search.rows`.
+    Returns:
+        The rows that continue from the cache of another one. Rows that ended have left `search.rows`.
     """
     if search.request.beam is not None:
         return _place(search, _extend_beam(search, search.request.beam, branches, eos_id))
@@ -136,9 +139,9 @@ def abandon(search: Search, reason: FinishReason) -> None:
 
 
 def untold(search: Search) -> dict[int, list[int]]:
-    """The tokens that a streaming request has not been told yet, and is told now, by hypothesis.
+    """Returns the tokens that a streaming request is sent now, by hypothesis, and counts them as sent.
 
-    Of a beam those that all live hypotheses share, so that none is ever taken back.
+    A beam's are those that all of its hypotheses share, so that none is ever taken back.
     """
     targets = {row.index: row.token_ids for row in search.rows}
     if search.request.beam is None:
@@ -167,10 +170,10 @@ def length_penalty(num_tokens: int, alpha: float) -> float:
 
 
 def _extend_beam(search: Search, beam: Beam, branches: Mapping[int, Branches], eos_id: int) -> list[_Child]:
-    """The hypotheses that go on, best first; none where the search is over. The complete ones are in `ended`.
+    """Returns the hypotheses that go on, best first; none where the search is over.
 
-    Of the 2 * size best extensions one that ends its hypothesis is kept if it is among the first `size`, and
-    the first `size` others go on.
+    Looks at the 2 * size best extensions. One that completes its hypothesis is kept in `search.ended` if it
+    is among the first `size`. Of the others the first `size` go on.
     """
     num_tokens = search.rows[0].num_generated + 1
     penalty = length_penalty(num_tokens, beam.alpha)
@@ -205,9 +208,9 @@ def _best(hypotheses: list[Hypothesis], number: int) -> list[Hypothesis]:
 
 
 def _children(rows: list[Sequence], branches: Mapping[int, Branches], number: int) -> list[_Child]:
-    """The best ways to go on from some rows, best first, or those drawn from one; no forbidden token.
+    """Returns the best extensions of some rows, best first, or those drawn from one row.
 
-    Of equal ones the better parent's comes first, then the lower id.
+    Forbidden tokens are left out. Among equals the better parent's comes first, then the lower id.
     """
     selected = []
     for row in rows:
@@ -234,7 +237,7 @@ def _children(rows: list[Sequence], branches: Mapping[int, Branches], number: in
 
 
 def _end(child: _Child, eos_id: int) -> FinishReason | None:
-    """Whether, and why, a token completes its hypothesis."""
+    """Returns why a token completes its hypothesis; None where it does not."""
     if child.token_id == eos_id:
         return FinishReason.EOS
     tail = _advanced(child.parent, child.token_id)
@@ -251,7 +254,10 @@ def _advanced(sequence: Sequence, token_id: int) -> bytes | None:
 
 
 def _place(search: Search, children: list[_Child]) -> list[Fork]:
-    """Give each child a row: the first of a parent its own, others those of parents without, or new ones."""
+    """Give each child a row.
+
+    The first child of a parent takes its row. Others take rows of parents without children, or new ones.
+    """
     by_parent: dict[Sequence, list[_Child]] = {}
     for child in children:
         by_parent.setdefault(child.parent, []).append(child)
@@ -294,7 +300,7 @@ def _new_row(parent: Sequence) -> Sequence:
 
 
 def _ended(child: _Child, reason: FinishReason, penalty: float = 1.0) -> Hypothesis:
-    """The hypothesis that a last token completes."""
+    """Returns the hypothesis that its last token has completed."""
     parent, is_eos = child.parent, reason is FinishReason.EOS
     return Hypothesis(
         token_ids=(*parent.token_ids, *(() if is_eos else (child.token_id,))),
@@ -311,7 +317,7 @@ def _as_it_is(sequence: Sequence, reason: FinishReason) -> Hypothesis:
 
 
 def _num_shared(one: list[int], other: list[int]) -> int:
-    """How many tokens two targets have in common from the beginning on."""
+    """Returns the length of the longest common beginning of two targets."""
     least, most = 0, min(len(one), len(other))
     while least < most:
         length = (least + most + 1) // 2
