@@ -272,14 +272,13 @@ def load_bundle(path: Path) -> Bundle:
     problems = _checksum_problems(path, digest) + _contradictions(manifest)
     for spec in _graph_files(manifest):
         problems += _file_problems(path, spec)
-    tokenizers: list[Tokenizer] = []
-    for spec in (manifest.source_tokenizer, manifest.target_tokenizer):
+    tokenizers: dict[FileSpec, Tokenizer] = {}
+    for spec in dict.fromkeys((manifest.source_tokenizer, manifest.target_tokenizer)):
         try:
-            tokenizer = _read_tokenizer(path, spec)
+            tokenizer = tokenizers[spec] = _read_tokenizer(path, spec)
         except BundleError as error:
             problems += error.problems
             continue
-        tokenizers.append(tokenizer)
         if tokenizer.vocab_size > manifest.sizes.get("vocab_size", 0):
             problems.append(
                 f"{spec.file} has {tokenizer.vocab_size} tokens, more than the model's vocabulary "
@@ -287,7 +286,8 @@ def load_bundle(path: Path) -> Bundle:
             )
     if problems:
         raise BundleError(path, list(dict.fromkeys(problems)))
-    source_tokenizer, target_tokenizer = tokenizers
+    source_tokenizer = tokenizers[manifest.source_tokenizer]
+    target_tokenizer = tokenizers[manifest.target_tokenizer]
     return Bundle(path, manifest, digest[:_VERSION_DIGITS], source_tokenizer, target_tokenizer)
 
 
