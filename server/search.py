@@ -189,9 +189,10 @@ def _extend_beam(search: Search, beam: Beam, branches: Mapping[int, Branches], e
     ended = _best(ended, beam.size)
     if children and len(ended) == beam.size:
         # Further tokens have log-probabilities of at most 0, so only the penalty can raise a score: most at
-        # the limit where alpha is positive, else with the next token.
-        longest = search.request.max_new_tokens if beam.alpha > 0 else num_tokens + 1
-        bound = children[0].total / length_penalty(longest, beam.alpha)
+        # the limit where alpha is positive, else with the next token. At the limit it counts as it is.
+        limit = search.request.max_new_tokens
+        best_length = limit if beam.alpha > 0 else min(num_tokens + 1, limit)
+        bound = children[0].total / length_penalty(best_length, beam.alpha)
         if beam.early_stopping or bound <= ended[-1].score:
             children = []
     if num_tokens == search.request.max_new_tokens:

@@ -381,7 +381,8 @@ def _can_improve(
     """Whether a running hypothesis could still come to a better score than the worst finished one.
 
     Further tokens have log-probabilities of at most 0, so only the penalty can raise its score: most at the
-    limit where alpha is positive, else with the next token.
+    limit where alpha is positive, else with the next token. At the limit it counts as it is.
     """
-    penalty = length_penalty(max_new_tokens if alpha > 0 else num_tokens + 1, alpha)
+    best_length = max_new_tokens if alpha > 0 else min(num_tokens + 1, max_new_tokens)
+    penalty = length_penalty(best_length, alpha)
     return max(hypothesis.log_probability for hypothesis in running) / penalty > finished[-1].score

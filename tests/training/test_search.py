@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -363,6 +363,14 @@ def test_greedy_and_a_beam_of_one_are_the_definition_under_every_constraint(
     beam_size=st.integers(1, 5),
     alpha=st.sampled_from([-0.5, 0.0, 0.6, 2.0]),
     early_stopping=st.booleans(),
+)
+@example(  # at the limit, what runs is as good as it is, and not as it would be with one more token
+    seed=536,
+    constraints=Constraints(repetition_penalty=0.5, no_repeat_ngram_size=1, prefix_ids=(4, 0)),
+    limit=3,
+    beam_size=4,
+    alpha=-0.5,
+    early_stopping=False,
 )
 def test_a_beam_is_the_definition_under_every_constraint(
     seed: int, constraints: Constraints, limit: int, beam_size: int, alpha: float, early_stopping: bool
