@@ -72,9 +72,11 @@ def _draw_contents(seed: int) -> list[Content]:
         num_voices = 1 if pattern.size() > _PAIRS_PER_PATTERN else 4
         num_pairs = 0
         for filling in fillings:
+            if num_pairs >= _PAIRS_PER_PATTERN:
+                break
             voices = _VOICES if filling is anchor else rng.sample(_VOICES, num_voices)
             content = pattern.content(filling, voices)
-            if content is not None and num_pairs < _PAIRS_PER_PATTERN:
+            if content is not None:
                 contents.append(content)
                 num_pairs += len(content.sources)
     return contents
