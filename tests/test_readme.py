@@ -40,33 +40,45 @@ def write_corpus(folder: Path) -> None:
             (folder / f"{split}.{language}").write_text("".join(lines), encoding="utf-8")
 
 
-def test_train_export_serve_and_call(tmp_path):
-    write_corpus(tmp_path)
-    commands, program, async_program, *_ = code_blocks("Train, export, serve, call")
-    train, export, serve, call = commands.strip().splitlines()
-    run(f"{train} --max-steps 3", tmp_path, timeout=300)
-    run(export, tmp_path, timeout=300)
+COMMANDS, PROGRAM, ASYNC_PROGRAM, *_ = code_blocks("Train, export, serve, call")
+TRAIN, EXPORT, SERVE, CALL = COMMANDS.strip().splitlines()
+
+
+def serve_and_call(folder: Path) -> None:
     port, metrics_port = free_ports(2)
-    serve = serve.replace("50051", str(port)).replace("9464", str(metrics_port))
+    serve = SERVE.replace("50051", str(port)).replace("9464", str(metrics_port))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     server = subprocess.Popen(
         ["bash", "-c", f"exec {serve}"],
-        cwd=tmp_path,
+        cwd=folder,
         env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)},
     )
     try:
         wait_until_ready(server, f"http://127.0.0.1:{metrics_port}/readyz")
-        answer = run(f"{call} --address localhost:{port} --max-new-tokens 5", tmp_path, timeout=60)
+        answer = run(f"{CALL} --address localhost:{port} --max-new-tokens 5", folder, timeout=60)
         assert answer.stdout.count("\n") == 1
         printed = []
-        for text in (program, async_program):
-            (tmp_path / "program.py").write_text(text.replace("50051", str(port)), encoding="utf-8")
-            printed.append(run("python program.py", tmp_path, timeout=60).stdout.splitlines())
+        for text in (PROGRAM, ASYNC_PROGRAM):
+            (folder / "program.py").write_text(text.replace("50051", str(port)), encoding="utf-8")
+            printed.append(run("python program.py", folder, timeout=60).stdout.splitlines())
         assert float(printed[0][0].split()[-1]) > 0
         assert len(ast.literal_eval(printed[1][0])) == 2
     finally:
         server.terminate()
         assert server.wait(60) == 0
+
+
+def test_serve_and_call(trained_run, tmp_path):
+    shutil.copytree(trained_run.bundle, tmp_path / EXPORT.split()[4])
+    serve_and_call(tmp_path)
+
+
+@pytest.mark.slow  # new to the test above are only the words of two commands
+def test_train_export_serve_and_call(tmp_path):
+    write_corpus(tmp_path)
+    run(f"{TRAIN} --max-steps 3", tmp_path, timeout=300)
+    run(EXPORT, tmp_path, timeout=600)
+    serve_and_call(tmp_path)
 
 
 def make_demo(folder: Path, flags: str) -> str:

@@ -86,11 +86,6 @@ def untied_int8(random_untied: TrainedModel, converted) -> Exported:
     return converted(random_untied, Precision.INT8, "untied-int8")
 
 
-@pytest.fixture(scope="session")
-def one_layer_fp32(one_layer_trained: TrainedModel, converted) -> Exported:
-    return converted(one_layer_trained, Precision.FP32, "one-layer")
-
-
 @pytest.fixture
 def exported(request: pytest.FixtureRequest) -> Exported:
     """The fixture that the parameter names."""
@@ -113,9 +108,9 @@ def graphs_of() -> Callable[[Path], Callable[[Graph], ir.Model]]:
 
 
 @pytest.fixture
-def quick_conversion(one_layer_fp32: Exported, graphs_of, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exports of the smallest model in fp32 need not convert it again."""
-    monkeypatch.setattr(convert, "convert", graphs_of(one_layer_fp32.folder))
+def quick_conversion(bundle_path: Path, graphs_of, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exports of the random model in fp32 need not convert it again."""
+    monkeypatch.setattr(convert, "convert", graphs_of(bundle_path / "fp32"))
 
 
 @pytest.fixture

@@ -70,17 +70,15 @@ def test_a_bundle_is_for_everybody_to_read(bundle_path):
     assert stat.S_IMODE(bundle_path.stat().st_mode) == 0o755
 
 
-def test_a_folder_that_is_there_is_not_replaced_unasked(one_layer_trained, tmp_path):
+def test_a_folder_that_is_there_is_not_replaced_unasked(random_trained, tmp_path):
     (tmp_path / "precious").write_text("")
     with pytest.raises(ExportError, match=r"is there already; give another folder, or --overwrite"):
-        export_bundle(one_layer_trained, tmp_path, FP32, report=refuse_to_go_on)
+        export_bundle(random_trained, tmp_path, FP32, report=refuse_to_go_on)
     assert names_in(tmp_path) == ["precious"]
 
 
 @pytest.mark.usefixtures("quick_conversion")
-def test_a_failing_proof_leaves_the_old_bundle_and_nothing_else(
-    one_layer_trained, tmp_path, monkeypatch, told
-):
+def test_a_failing_proof_leaves_the_old_bundle_and_nothing_else(random_trained, tmp_path, monkeypatch, told):
     path = tmp_path / "bundle"
     path.mkdir()
     (path / "manifest.json").write_text("old")
@@ -89,19 +87,17 @@ def test_a_failing_proof_leaves_the_old_bundle_and_nothing_else(
     with monkeypatch.context() as patch:
         patch.setitem(TOLERANCES, Precision.FP32, 1e-12)
         with pytest.raises(ExportError, match=refusal):
-            export_bundle(one_layer_trained, path, FP32, overwrite=True, report=report)
+            export_bundle(random_trained, path, FP32, overwrite=True, report=report)
     assert lines == ["fp32: converting", "fp32: comparing with the trained model"]
     assert names_in(tmp_path) == ["bundle"]
     assert (path / "manifest.json").read_text() == "old"
-    export_bundle(one_layer_trained, path, FP32, overwrite=True)
+    export_bundle(random_trained, path, FP32, overwrite=True)
     assert names_in(tmp_path) == ["bundle"]
     load_bundle(path)
 
 
 @pytest.mark.usefixtures("quick_conversion")
-def test_an_interrupt_between_the_two_renames_puts_the_old_bundle_back(
-    one_layer_trained, tmp_path, monkeypatch
-):
+def test_an_interrupt_between_the_two_renames_puts_the_old_bundle_back(random_trained, tmp_path, monkeypatch):
     path = tmp_path / "bundle"
     path.mkdir()
     (path / "manifest.json").write_text("old")
@@ -114,19 +110,19 @@ def test_an_interrupt_between_the_two_renames_puts_the_old_bundle_back(
 
     monkeypatch.setattr(Path, "rename", rename_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
-        export_bundle(one_layer_trained, path, FP32, overwrite=True)
+        export_bundle(random_trained, path, FP32, overwrite=True)
     assert names_in(tmp_path) == ["bundle"]
     assert (path / "manifest.json").read_text() == "old"
 
 
-def test_what_is_no_bundle_is_never_replaced(one_layer_trained, tmp_path):
+def test_what_is_no_bundle_is_never_replaced(random_trained, tmp_path):
     folder, file = tmp_path / "thesis", tmp_path / "file"
     folder.mkdir()
     (folder / "chapter 1").write_text("precious")
     file.write_text("precious")
     for path in (folder, file):
         with pytest.raises(ExportError, match="is no bundle, and is not replaced; give another folder"):
-            export_bundle(one_layer_trained, path, FP32, overwrite=True, report=refuse_to_go_on)
+            export_bundle(random_trained, path, FP32, overwrite=True, report=refuse_to_go_on)
     assert (folder / "chapter 1").read_text() == file.read_text() == "precious"
 
 
@@ -183,36 +179,36 @@ def test_a_difference_that_is_not_a_number_is_no_proof(random_trained, post_fp32
         exporter._prove(random_trained, post_fp32.graphs, post_fp32.decode, Precision.FP32)
 
 
-def test_ctrl_c_leaves_nothing(one_layer_trained, tmp_path):
+def test_ctrl_c_leaves_nothing(random_trained, tmp_path):
     def interrupt(line: str) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        export_bundle(one_layer_trained, tmp_path / "new" / "bundle", FP32, report=interrupt)
+        export_bundle(random_trained, tmp_path / "new" / "bundle", FP32, report=interrupt)
     assert names_in(tmp_path / "new") == []
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_write_permission_is_named(one_layer_trained, tmp_path):
+def test_a_folder_without_write_permission_is_named(random_trained, tmp_path):
     tmp_path.chmod(0o555)
     try:
         with pytest.raises(ExportError, match=r"cannot write into .*: Permission denied"):
-            export_bundle(one_layer_trained, tmp_path / "bundle", FP32, report=refuse_to_go_on)
+            export_bundle(random_trained, tmp_path / "bundle", FP32, report=refuse_to_go_on)
     finally:
         tmp_path.chmod(0o755)
 
 
-def test_a_parent_that_is_a_file_is_named(one_layer_trained, tmp_path):
+def test_a_parent_that_is_a_file_is_named(random_trained, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ExportError, match=r"cannot write into .*/file: "):
-        export_bundle(one_layer_trained, tmp_path / "file" / "bundle", FP32, report=refuse_to_go_on)
+        export_bundle(random_trained, tmp_path / "file" / "bundle", FP32, report=refuse_to_go_on)
 
 
-def test_a_full_disk_leaves_nothing(one_layer_trained, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_nothing(random_trained, tmp_path, monkeypatch):
     def full(*_) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(exporter, "_export_variant", full)
     with pytest.raises(OSError, match="No space left"):
-        export_bundle(one_layer_trained, tmp_path / "bundle", FP32)
+        export_bundle(random_trained, tmp_path / "bundle", FP32)
     assert names_in(tmp_path) == []

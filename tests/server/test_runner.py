@@ -4,6 +4,7 @@ import dataclasses
 import random
 import weakref
 from collections import defaultdict
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -92,9 +93,21 @@ def alone(random_bundle, trained_bundle):
     return answers
 
 
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
-@pytest.mark.parametrize("name", ["random", "trained"])
-@pytest.mark.parametrize("num_slots", [1, 2, 3, 5, 16])
+_QUICK = {
+    ("random", Precision.FP32, 1),
+    ("random", Precision.INT8, 3),
+    ("random", Precision.FP32, 16),
+    ("trained", Precision.INT8, 16),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "num_slots"),
+    [
+        pytest.param(*case, marks=() if case in _QUICK else pytest.mark.slow)
+        for case in product(("random", "trained"), (Precision.FP32, Precision.INT8), (1, 2, 3, 5, 16))
+    ],
+)
 def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(
     name, precision, num_slots, alone, random_bundle, trained_bundle
 ):
@@ -376,7 +389,7 @@ def test_lower_limits_are_honoured_and_change_no_answer(trained_run, trained_bun
     assert answers[0] == answers[1]
     assert (runner.max_source_length, runner.max_target_length) == (12, 9)
     assert (driver.engine.max_source_length, driver.engine.max_target_length) == (12, 9)
-    assert runner.slot_bytes == 4 * 2 * 2 * 64 * (12 + 9 + 1)
+    assert runner.slot_bytes == 4 * 2 * 64 * (12 + 9 + 1)
 
 
 @pytest.mark.parametrize("name", ["max_source_length", "max_target_length"])

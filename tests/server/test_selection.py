@@ -122,8 +122,15 @@ def test_every_mode_in_one_batch_gives_what_the_oracle_gives(random_trained, ran
     assert reasons == {FinishReason.EOS, FinishReason.LENGTH}
 
 
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
-@pytest.mark.parametrize("num_slots", [2, 16])
+@pytest.mark.parametrize(
+    ("num_slots", "precision"),
+    [
+        (2, Precision.INT8),
+        (16, Precision.FP32),
+        pytest.param(2, Precision.FP32, marks=pytest.mark.slow),
+        pytest.param(16, Precision.INT8, marks=pytest.mark.slow),
+    ],
+)
 def test_a_request_gets_the_same_alone_and_in_any_batch(num_slots, precision, random_bundle, requests):
     alone = run(random_bundle, requests, num_slots=1, precision=precision)
     for seed in (1, 2):

@@ -131,6 +131,7 @@ def test_sigterm_to_one_stops_all_processes_at_one_step_and_they_go_on_bit_for_b
     )
 
 
+@pytest.mark.slow  # the race in it is what the next test is about
 def test_a_process_that_fails_says_why_and_the_others_end(tmp_path: Path, flags: list[str]) -> None:
     """Under torchrun itself, which ends the others with SIGTERM as soon as the first has exited."""
     script = tmp_path / "failing.py"
