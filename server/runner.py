@@ -103,9 +103,8 @@ class OnnxRunner:
         self.step((Sequence(Search(request), self.start_id, request.source_length),))
         self.align(0, 0, (self.start_id,), request.source_length)
         if not self._device.is_host:
-            self._files = (
-                None  # sessions have copied their weights to the device, and no other one will be made
-            )
+            # Sessions have copied their weights to the device, and no other one will be made.
+            self._files = None
 
     def encode(self, first_row: int, requests: list[Request]) -> None:
         """Encode newcomers into the memory of the rows from `first_row` on."""
