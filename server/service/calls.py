@@ -40,7 +40,7 @@ _SMALL_ANSWER_BYTES = 2**16  # built in about a millisecond
 _TIMEOUT_ROUNDING = 0.01
 _CLOCK_SECONDS = 0.002
 _QUIET_SECONDS = 0.1
-_NUM_QUIET_TURNS, _MAX_QUIET_TURNS = 2, 100
+_NUM_QUIET_TURNS, _NUM_AFTER_NEWCOMERS, _MAX_QUIET_TURNS = 2, 6, 100
 
 _log = logging.getLogger(__name__)
 
@@ -148,14 +148,16 @@ class Calls:
 
         It would end those itself when the server stops, as cancelled.
         """
-        num_quiet = 0
+        num_quiet, num_needed = 0, _NUM_QUIET_TURNS
         for _ in range(_MAX_QUIET_TURNS):
             num_opened, end = self._num_opened, time.monotonic() + 2 * _QUIET_SECONDS
             await asyncio.sleep(_QUIET_SECONDS)
             # Where the loop was late, calls may still be on their way to it.
             is_quiet = num_opened == self._num_opened and not self.num_open and time.monotonic() < end
-            num_quiet = num_quiet + 1 if is_quiet else 0
-            if num_quiet == _NUM_QUIET_TURNS:
+            num_quiet += 1
+            if not is_quiet:  # whoever still sends may pause for a moment
+                num_quiet, num_needed = 0, _NUM_AFTER_NEWCOMERS
+            if num_quiet == num_needed:
                 return
 
     @asynccontextmanager
