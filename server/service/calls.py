@@ -40,7 +40,7 @@ _SMALL_ANSWER_BYTES = 2**16  # built in about a millisecond
 _TIMEOUT_ROUNDING = 0.01
 _CLOCK_SECONDS = 0.002
 _QUIET_SECONDS = 0.1
-_NUM_QUIET_TURNS, _NUM_AFTER_NEWCOMERS, _MAX_QUIET_TURNS = 2, 6, 100
+_NUM_QUIET_TURNS, _NUM_AFTER_NEWCOMERS, _MAX_QUIET_TURNS = 2, 6, 300
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class Calls:
         await self._idle.wait()
 
     async def wait_until_quiet(self) -> None:
-        """Wait until calls that gRPC has received have come to their handlers, or for a moment at most.
+        """Wait until calls that gRPC has received have come to their handlers, half a minute at most.
 
         It would end those itself when the server stops, as cancelled.
         """
