@@ -6,6 +6,7 @@ import enum
 import functools
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import onnxruntime as ort
 
 from bundle.manifest import Bundle
 from bundle.names import Precision
+from server.readers_writer import ReadersWriterLock
 from server.records import Array
 from server.weights import Weight, take_weights
 
@@ -32,6 +34,10 @@ _GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
 _EMPTY = Path("/dev/null")  # the file that a graph names for the weights that it is given from memory
 _WEIGHTS_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
+
+# A run that is captured fails, and so does the other one, where another thread allocates memory, copies to
+# the device or waits for it meanwhile: captures are global to the process. All else may run side by side.
+_capturing = ReadersWriterLock()
 
 if _FULL_NAMES[CUDA] in ort.get_available_providers():
     ort.preload_dlls()  # the CUDA and cuDNN libraries that pip installed
@@ -76,6 +82,14 @@ class OnnxDevice:
         self.can_capture = provider == CUDA
         self._provider = provider
 
+    def in_use(self) -> AbstractContextManager[None]:
+        """Hold it during every use of the device but `session`, `value` and a capture; it is not nested."""
+        return nullcontext() if self.is_host else _capturing.reading()
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Hold it while a run is captured: no other thread uses the device then."""
+        return nullcontext() if self.is_host else _capturing.writing()
+
     def session(
         self, name: str, graph: bytes, weights: memoryview | None = None, *, is_captured: bool = False
     ) -> Session:
@@ -118,7 +132,8 @@ class OnnxDevice:
                 )
         full_name = _FULL_NAMES[self._provider]
         provider_options = {"enable_cuda_graph": "1"} if is_captured else {}
-        session = Session(graph, options, providers=[(full_name, provider_options)])
+        with self.in_use():
+            session = Session(graph, options, providers=[(full_name, provider_options)])
         session.weights = values
         if session.get_providers()[0] != full_name:
             raise ValueError(f"{name} would run on {session.get_providers()[0]} instead of {full_name}")
@@ -139,7 +154,8 @@ class OnnxDevice:
         session.run_with_iobinding(binding, options)
 
     def value(self, array: Array) -> ort.OrtValue:
-        return ort.OrtValue.ortvalue_from_numpy(array, self._provider, _DEVICE_ID)
+        with self.in_use():
+            return ort.OrtValue.ortvalue_from_numpy(array, self._provider, _DEVICE_ID)
 
     def bind_input(
         self, binding: ort.IOBinding, name: str, dtype: Any, shape: tuple[int, ...], pointer: int

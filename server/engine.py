@@ -83,6 +83,9 @@ class Runner(Protocol):
     def align(self, row: int, first_position: int, target_ids: tuple[int, ...], source_length: int) -> Array:
         """The attention `(T, source_length)` of some positions, after those that the row's cache has."""
 
+    def close(self) -> None:
+        """Give everything back, on the same thread; nothing else is called any more."""
+
 
 class _Command(enum.Enum):
     WAKE = enum.auto()
@@ -252,6 +255,7 @@ class Engine:
         try:
             self._runner.warm_up()
         except Exception as error:
+            self._runner.close()
             self._warm_up.set_exception(error)
             return
         self._warm_up.set_result(None)
@@ -265,6 +269,7 @@ class Engine:
                     self._is_asleep = False
                     self.run_turn(command)
             self._abandon([], Unavailable("the server stopped before the target was complete"))
+            self._runner.close()
         except BaseException:  # whatever ends the thread, no caller may be left waiting
             self._die()
 

@@ -8,9 +8,10 @@ kind.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -27,6 +28,19 @@ from server.sizing import RunnerConfig, Sizing, size_up
 _log = logging.getLogger(__name__)
 
 _MEMORY_STEP = 16  # positions by which memory grows
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _on_device(method: _Method) -> _Method:
+    """No run of another thread is captured while the method uses the device."""
+
+    @functools.wraps(method)
+    def run(self: OnnxRunner, *args: Any) -> Any:
+        with self._device.in_use():
+            return method(self, *args)
+
+    return cast(_Method, run)
 
 
 class OnnxRunner:
@@ -106,6 +120,7 @@ class OnnxRunner:
             # Sessions have copied their weights to the device, and no other one will be made.
             self._files = None
 
+    @_on_device
     def encode(self, first_row: int, requests: list[Request]) -> None:
         """Encode newcomers into the memory of the rows from `first_row` on."""
         lengths = np.array([request.source_length for request in requests], np.int32)
@@ -117,6 +132,7 @@ class OnnxRunner:
         binding = self._bind(Verb.ENCODE, first_row, len(requests), feeds)
         self._sessions[Verb.ENCODE].run_with_iobinding(binding)
 
+    @_on_device
     def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
         """Fill the caches of the rows from `first_row` on from their prefixes, by one call.
 
@@ -141,6 +157,7 @@ class OnnxRunner:
             for row, ids, sequence in zip(scores, labels, sequences, strict=True)
         ]
 
+    @_on_device
     def step(self, rows: tuple[Sequence, ...]) -> Selected:
         """Feed every row its last token, and select its next one."""
         num_rows = len(rows)
@@ -156,11 +173,13 @@ class OnnxRunner:
             return Selected(token_ids)
         return self._selector.select(rows, token_ids)
 
+    @_on_device
     def move(self, moves: Iterable[Move]) -> int:
         """Carry out moves in order; returns the bytes copied."""
         moves = tuple(moves)
         return sum(buffers.move_all(moves) for buffers in self._groups_of_buffers)
 
+    @_on_device
     def align(self, row: int, first_position: int, target_ids: tuple[int, ...], source_length: int) -> Array:
         """The attention `(T, source_length)` of some positions of a row whose memory is in place.
 
@@ -176,6 +195,15 @@ class OnnxRunner:
             names.SOURCE_LENGTHS: np.array([source_length], np.int32),
         }
         return self._decode(row, 1, first_position, feeds, names.ATTENTION)[0, :, :source_length].copy()
+
+    @_on_device
+    def close(self) -> None:
+        """Give all memory back to the device; nothing can be run any more."""
+        self._bindings.clear()
+        self._sessions.clear()
+        self._buffers.clear()
+        self._groups_of_buffers = ()
+        del self._columns, self._selector, self._select
 
     def _decode(
         self, first_row: int, num_rows: int, first_position: int, feeds: dict[str, Array], output: str
@@ -246,7 +274,8 @@ class OnnxRunner:
     def _step_every_bucket(self) -> None:
         # The largest first: the memory that it takes serves the others.
         for num_rows in reversed(self._buckets):
-            self._run_step(num_rows)
+            with self._device.alone():
+                self._run_step(num_rows)
 
     def _load(self, verb: Verb, *, is_captured: bool = False) -> Session:
         assert self._files is not None

@@ -70,6 +70,7 @@ class FakeRunner:
         self.num_steps = 0
         self.batch_sizes: list[int] = []
         self.encoded: list[list[tuple[int, ...]]] = []
+        self.is_closed = False
         self._fail_encode = fail_encode
         self._fail_steps = frozenset(fail_steps)
 
@@ -131,3 +132,7 @@ class FakeRunner:
         seen = np.cumsum(self.cache[row])[first_position:]
         weights = (seen[:, None] + memory).astype(np.float32)
         return weights / weights.sum(axis=1, keepdims=True)
+
+    def close(self) -> None:
+        assert not self.is_closed
+        self.is_closed = True

@@ -689,6 +689,29 @@ def test_the_thread_sleeps_when_idle_wakes_for_work_and_stops():
         engine.submit(make_request((3,)))
 
 
+def test_its_thread_closes_the_runner_at_the_end_also_where_that_cannot_warm_up():
+    """What is freed on another thread, at any time, would break into a capture on a device."""
+    threads: list[threading.Thread] = []
+
+    class NotingRunner(FakeRunner):
+        def close(self):
+            super().close()
+            threads.append(threading.current_thread())
+
+    class ColdRunner(NotingRunner):
+        def warm_up(self):
+            raise RuntimeError("too cold")
+
+    engine = Engine(NotingRunner(1), model_name="fake", deliver=lambda turn: None)
+    engine.start()
+    assert not threads
+    engine.stop()
+    cold = Engine(ColdRunner(1), model_name="fake", deliver=lambda turn: None)
+    with pytest.raises(RuntimeError, match="too cold"):
+        cold.start()
+    assert threads == [engine._thread, cold._thread]
+
+
 def test_what_is_unfinished_when_the_engine_stops_is_told_so():
     results: list[Result] = []
     entered, leave = threading.Event(), threading.Event()

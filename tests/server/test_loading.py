@@ -230,7 +230,6 @@ def test_what_was_read_is_what_runs(bundle_path, tmp_path, change):
 def test_instances_use_the_same_weights(bundle_path, deliveries):
     runner = RunnerConfig(provider="cpu", num_threads=2, max_slots=4, num_instances=2)
     model = load_model(bundle_path, ServerConfig(runner=runner), deliveries)
-    model.stop()
     values = [
         value for engine in model.engines for s in engine._runner._sessions.values() for value in s.weights
     ]
@@ -238,6 +237,8 @@ def test_instances_use_the_same_weights(bundle_path, deliveries):
     start = content.ctypes.data
     assert values
     assert all(start <= value.data_ptr() < start + len(content) for value in values)
+    del values
+    model.stop()
 
 
 def test_a_damaged_bundle_is_named(bundle_path, tmp_path, deliveries):

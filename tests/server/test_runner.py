@@ -4,6 +4,7 @@ import dataclasses
 import random
 import weakref
 from collections import defaultdict
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -255,26 +256,45 @@ def test_a_device_that_is_not_the_host_gives_the_same_answers(trained_run, train
 
 
 class CapturingDevice(OnnxDevice):
-    """The CPU, as a device that captures steps.
+    """The CPU, as a device that captures steps, and whose rules about that are kept.
 
     Attributes:
         graph_ids: Of the runs since it was last cleared.
+        held: How it is held now.
     """
 
     def __init__(self, provider: str, num_threads: int) -> None:
         super().__init__(provider, num_threads)
         self.can_capture = True
-        self.captured: set[object] = set()
+        self.captured: dict[object, set[int]] = {}
         self.graph_ids: list[int] = []
+        self.held = ""
+
+    @contextmanager
+    def _holding(self, how):
+        assert not self.held
+        self.held = how
+        try:
+            yield
+        finally:
+            self.held = ""
+
+    def in_use(self):
+        return self._holding("in use")
+
+    def alone(self):
+        return self._holding("alone")
 
     def session(self, *graph, is_captured=False):
         session = super().session(*graph)
         if is_captured:
-            self.captured.add(session)
+            self.captured[session] = set()
         return session
 
     def replay(self, session, binding, graph_id):
-        assert session in self.captured
+        captured = self.captured[session]
+        assert self.held == ("in use" if graph_id in captured else "alone")
+        captured.add(graph_id)
         self.graph_ids.append(graph_id)
         super().replay(session, binding, graph_id)
 

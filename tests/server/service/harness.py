@@ -109,6 +109,9 @@ class EchoRunner:
         """Every target token attends to the source token that it repeats."""
         return np.eye(len(target_ids), source_length, first_position, dtype=np.float32)
 
+    def close(self) -> None:
+        """Nothing to do."""
+
     def _next(self, source: np.ndarray[Any, Any], position: int) -> int:
         return int(source[position]) if position < len(source) else EOS
 

@@ -1,0 +1,48 @@
+"""A readers-writer lock, which Python's library does not have."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class ReadersWriterLock:
+    """Many may read at once, and who writes is alone. Thread-safe.
+
+    Writers go first: while one waits, nobody begins to read. So a thread that reads must not ask again.
+    """
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._num_reading = 0
+        self._num_waiting = 0  # to write
+        self._is_writing = False
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Nobody writes while the block runs."""
+        with self._condition:
+            self._condition.wait_for(lambda: not self._is_writing and not self._num_waiting)
+            self._num_reading += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._num_reading -= 1
+                self._condition.notify_all()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Nobody else reads or writes while the block runs."""
+        with self._condition:
+            self._num_waiting += 1
+            self._condition.wait_for(lambda: not self._is_writing and not self._num_reading)
+            self._num_waiting -= 1
+            self._is_writing = True
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._is_writing = False
+                self._condition.notify_all()
