@@ -67,8 +67,8 @@ def converted(made_once) -> Callable[[TrainedModel, Precision, str], Exported]:
 
 
 @pytest.fixture(scope="session")
-def pre_fp32(random_pre_norm: TrainedModel, converted) -> Exported:
-    return converted(random_pre_norm, Precision.FP32, "pre-norm")
+def pre_fp32(trained_run) -> Exported:
+    return _exported(trained_run.trained, Precision.FP32, trained_run.bundle / "fp32")
 
 
 @pytest.fixture(scope="session")

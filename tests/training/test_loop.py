@@ -99,12 +99,13 @@ def assert_equal_weights(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(
     ("at_step", "changes"),
     [
-        (3, {}),
-        (10, {}),
-        (13, {}),
         (13, {"bpe_dropout": 0.2}),
         (13, {"micro_batch_tokens": 20}),
-        (13, {"r_drop": 5.0}),
+        # Less than these, or another way through the same.
+        pytest.param(3, {}, marks=pytest.mark.slow),
+        pytest.param(10, {}, marks=pytest.mark.slow),
+        pytest.param(13, {}, marks=pytest.mark.slow),
+        pytest.param(13, {"r_drop": 5.0}, marks=pytest.mark.slow),
     ],
 )
 def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(
@@ -130,7 +131,14 @@ def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize(("evaluation", "at_step"), [(1, 10), (2, 20), (3, 20)])
+@pytest.mark.parametrize(
+    ("evaluation", "at_step"),
+    [
+        pytest.param(1, 10, marks=pytest.mark.slow),
+        pytest.param(2, 20, marks=pytest.mark.slow),
+        (3, 20),
+    ],
+)
 def test_an_evaluation_is_interrupted_between_its_steps_and_made_again(
     train: Callable[..., tuple[RunFolder, Summary]],
     monkeypatch: pytest.MonkeyPatch,
@@ -197,13 +205,12 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [cut, flip_a_bit, Path.unlink])
 @pytest.mark.parametrize(
-    ("damaged", "weights"),
+    ("damage", "damaged", "weights"),
     [
-        ([10], "average of the checkpoints at steps 15, 20"),  # the best one
-        ([10, 15], "average of the checkpoints at steps 20"),
-        ([10, 15, 20], "weights of step 20"),
+        (cut, [10], "average of the checkpoints at steps 15, 20"),  # the best one
+        (flip_a_bit, [10, 15], "average of the checkpoints at steps 20"),
+        (Path.unlink, [10, 15, 20], "weights of step 20"),
     ],
 )
 def test_a_run_is_finished_whatever_checkpoints_are_damaged(
