@@ -169,7 +169,7 @@ def test_graphs_for_cuda_hold_short_floats_and_answer_in_float32(dtype, fp16_man
     graphs = manifest.variants[Precision.FP16].graphs
     files = {verb: path / graph.file.file for verb, graph in graphs.items()}
     if dtype == "bfloat16":  # the graphs of float16 but for the type: converted for the long tests only
-        _, files = request.getfixturevalue("bf16_files")
+        graphs, files = request.getfixturevalue("bf16_files")
     for verb, spec in graphs.items():
         graph = onnx.load(files[verb], load_external_data=False).graph
         for values, tensors in ((graph.input, spec.inputs), (graph.output, spec.outputs)):
