@@ -441,7 +441,7 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--give-up-seconds",
         type=_seconds,
         metavar="SECONDS",
-        help="stop when the server has not answered any call for this time (default "
+        help="stop after this time without any answer from the server (default "
         f"{DEFAULT_GIVE_UP_SECONDS:g}; {_TEXT_SECONDS:g} where a TEXT is given)",
     )
     add("--model", default="", help="the model's name (default: the server's first)")

@@ -283,22 +283,24 @@ class Columns:
             self._penalties[row] = values[0]
             return
         binding = self._writer.io_binding()
-        self.bind_penalties(binding, names.BUFFER)
+        self._bind_penalties(self._device.bind_input, binding, names.BUFFER)
         binding.bind_cpu_input(names.TO_ROWS, np.array([[row]]))
         binding.bind_cpu_input(names.VALUES, values)
-        shape, pointer = (1 + self.num_slots, self._vocab_size), self._penalties_pointer
-        self._device.bind_output(binding, names.out(names.BUFFER), np.float32, shape, pointer)
+        self._bind_penalties(self._device.bind_output, binding, names.out(names.BUFFER))
         self._writer.run_with_iobinding(binding)
 
-    def bind_penalties(self, binding: Any, name: str = names.PENALTIES) -> None:
-        """Bind all rows of penalties as a graph's input."""
-        shape = (1 + self.num_slots, self._vocab_size)
-        self._device.bind_input(binding, name, np.float32, shape, self._penalties_pointer)
+    def bind_penalties(self, binding: Any) -> None:
+        """Bind all rows of penalties as the selection's input."""
+        self._bind_penalties(self._device.bind_input, binding, names.PENALTIES)
 
     def bind_selected(self, binding: Any, num_rows: int) -> None:
         """Bind the ids of the next step as the selection's output."""
         pointer = self._pointers[names.TOKEN_IDS]
         self._device.bind_output(binding, names.TOKEN_IDS, np.int64, (num_rows, 1), pointer)
+
+    def _bind_penalties(self, bind: BindPointer, binding: Any, name: str) -> None:
+        shape = (1 + self.num_slots, self._vocab_size)
+        bind(binding, name, np.float32, shape, self._penalties_pointer)
 
     def _write(self, name: str) -> None:
         if not self._device.is_host:

@@ -35,8 +35,8 @@ _GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 _EMPTY = Path("/dev/null")  # the file that a graph names for the weights that it is given from memory
 _WEIGHTS_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
-# A run that is captured fails, and so does the other one, where another thread allocates memory, copies to
-# the device or waits for it meanwhile: captures are global to the process. All else may run side by side.
+# Captures are global to the process: while one thread captures a run, no other may allocate memory on the
+# device, copy to it or wait for it, or both fail. Everything else may run side by side.
 _capturing = ReadersWriterLock()
 
 if _FULL_NAMES[CUDA] in ort.get_available_providers():
@@ -209,7 +209,8 @@ def choose(bundle: Bundle, policy: ProviderPolicy, precision: Precision | None) 
         problem = f"{_listed(asked)} graphs do not run on the CPU, which takes {_listed(_PRECISIONS[CPU])}"
         raise ValueError(f"{problem}; and not on CUDA: {reason}" if reason else problem)
     if reason:
-        level = logging.WARNING if _has_gpu() else logging.INFO  # nothing is wrong where there is none
+        has_gpu = any(path.exists() for path in _GPU_FILES)
+        level = logging.WARNING if has_gpu else logging.INFO  # nothing is wrong where there is none
         _log.log(level, "the graphs run on the CPU, though CUDA is preferred: %s", reason)
     return CPU, _fastest(CPU, asked)
 
@@ -235,11 +236,6 @@ def _why_not_cuda(asked: tuple[Precision, ...]) -> str:
     if not problem and not set(asked) & set(_PRECISIONS[CUDA]):
         return f"{_listed(asked)} graphs do not run there, it takes {_listed(_PRECISIONS[CUDA])}"
     return problem
-
-
-def _has_gpu() -> bool:
-    """Whether this machine shows a GPU that CUDA may run on."""
-    return any(path.exists() for path in _GPU_FILES)
 
 
 def _cuda_problem() -> str:

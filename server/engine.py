@@ -255,8 +255,10 @@ class Engine:
         try:
             self._runner.warm_up()
         except Exception as error:
-            self._runner.close()
-            self._warm_up.set_exception(error)
+            try:
+                self._runner.close()
+            finally:  # whatever happens, `start` must not be left waiting
+                self._warm_up.set_exception(error)
             return
         self._warm_up.set_result(None)
         try:

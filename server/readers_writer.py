@@ -8,9 +8,10 @@ from contextlib import contextmanager
 
 
 class ReadersWriterLock:
-    """Many may read at once, and who writes is alone. Thread-safe.
+    """Many threads may read at once, or one may write. Thread-safe.
 
-    Writers go first: while one waits, nobody begins to read. So a thread that reads must not ask again.
+    Writers go first: while one waits, no other thread begins to read. A thread that is reading must not ask to
+    read again: it would wait for a writer that waits for it.
     """
 
     def __init__(self) -> None:

@@ -690,7 +690,7 @@ def test_the_thread_sleeps_when_idle_wakes_for_work_and_stops():
 
 
 def test_its_thread_closes_the_runner_at_the_end_also_where_that_cannot_warm_up():
-    """What is freed on another thread, at any time, would break into a capture on a device."""
+    """Memory that another thread frees at any time could break a capture on a device."""
     threads: list[threading.Thread] = []
 
     class NotingRunner(FakeRunner):

@@ -11,7 +11,7 @@ def lock():
 
 
 class Holder:
-    """A thread that takes a lock, and keeps it until it is told to give it back."""
+    """A thread that takes a lock, and keeps it until `give_back`."""
 
     def __init__(self, hold) -> None:
         self.has_it = threading.Event()

@@ -110,7 +110,7 @@ def test_what_waits_is_bounded_and_who_comes_too_late_hears_when_to_come_again(m
 
 
 def test_callers_have_the_thread_in_turn():
-    """What one caller had waiting, all others had to wait for."""
+    """Calls ran in the order in which they came: a caller with many held up everybody else."""
 
     async def run():
         async with threads() as made:
