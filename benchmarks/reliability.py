@@ -51,7 +51,7 @@ from benchmarks.reliability_hostile import hostile
 from benchmarks.reliability_load import overload, sigterm, unsteady
 from benchmarks.reliability_machine import clock, logs
 from benchmarks.reliability_neighbour import neighbour
-from benchmarks.reliability_place import Bar, Figures, Place
+from benchmarks.reliability_place import Bar, Figures, Place, at_most
 from benchmarks.reliability_reload import reload
 from benchmarks.reliability_report import bar_record, failed_bar, for_people, markdown
 from benchmarks.reliability_slow import slow
@@ -114,6 +114,9 @@ def run(place: Place, parts: Sequence[str], report: Figures) -> None:
         except Exception as error:
             place.progress.console.print_exception()
             figures, bars = {"problem": f"{type(error).__name__}: {error}"}, [failed_bar()]
+        log = place.take_log()
+        place.progress.console.out(log, end="", highlight=False)
+        bars.append(at_most("tracebacks in the servers' log", log.count("Traceback"), 0))
         place.progress.update(task, total=1, completed=1)
         report[part] = figures
         report["bars"] += [bar_record(part, bar) for bar in bars]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.progress import Progress
 
@@ -100,18 +100,35 @@ class Place:
         return path
 
     @contextmanager
-    def serving(self, model: str | Path, flags: Sequence[str] = (), **how: Any) -> Iterator[RunningServer]:
-        """A server of a model, or of a folder, on its own cores; who asks it is on others."""
+    def serving(
+        self, model: str | Path, flags: Sequence[str] = (), *, stderr: IO[bytes] | None = None, **how: Any
+    ) -> Iterator[RunningServer]:
+        """A server of a model, or of a folder, on its own cores; who asks it is on others.
+
+        Its log goes to `stderr`, or to where `take_log` finds it.
+        """
         path = self.bundle(model) if isinstance(model, str) else model
         flags = ["--provider", "cpu", *(_BASE_FLAGS if model == BASE else ()), *flags]
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, self.server_cores)
         try:
-            with serving(path, flags, **how) as server:
+            with self._log.open("ab") as log, serving(path, flags, stderr=stderr or log, **how) as server:
                 os.sched_setaffinity(0, self.client_cores)
                 yield server
         finally:
             os.sched_setaffinity(0, before)
+
+    def take_log(self) -> str:
+        """What the servers that have ended wrote since this was asked last."""
+        with self._log.open("a+", encoding="utf-8", errors="replace") as log:
+            log.seek(0)
+            text = log.read()
+            log.truncate(0)
+        return text
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "servers.log"
 
 
 def _export(preset: str, path: Path) -> None:

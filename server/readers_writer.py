@@ -10,7 +10,7 @@ from contextlib import contextmanager
 class ReadersWriterLock:
     """Many threads may read at once, or one may write. Thread-safe.
 
-    Writers go first: while one waits, no other thread begins to read. A thread that is reading must not ask to
+    Writers go first: while one waits, no other thread begins to read. A thread that reads must not ask to
     read again: it would wait for a writer that waits for it.
     """
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from server.errors import LoadFailed, Unavailable, UnknownModel
+from server.futures import retrieve
 from server.models import Models, ServedModel
 from server.shelf import Shelf, Version
 
@@ -108,6 +109,7 @@ class Repository:
         loading = asyncio.create_task(self._load_and_put(name, version))
         self._loading.add(loading)
         loading.add_done_callback(self._loading.discard)
+        loading.add_done_callback(retrieve)
         return await asyncio.shield(loading)
 
     async def _load_and_put(self, name: str, version: str) -> ServedModel:

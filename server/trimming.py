@@ -13,7 +13,9 @@ from pathlib import Path
 
 _STATM = Path("/proc/self/statm")  # Linux
 _SLACK_BYTES = 64 * 2**20
-_MAX_TRIMS = 30
+_MANY_LOOKS = 30
+_SELDOM = 4
+_MAX_LOOKS = 600
 
 
 def resident_bytes() -> int:
@@ -27,24 +29,26 @@ def resident_bytes() -> int:
 class Trimmer:
     """Asks glibc to give memory back while the process has more than before.
 
-    Owned by the app, which calls `look` every second, on a thread beside the event loop. Memory that is still
-    in use after `_MAX_TRIMS` attempts is needed, and becomes the new base.
+    Owned by the app, which calls `look` every second, on a thread beside the event loop. It trims at each of
+    the first `_MANY_LOOKS` that find more, then at every fourth. What is in use at `_MAX_LOOKS` in a row is
+    needed, and becomes the new base.
     """
 
     def __init__(self, measure: Callable[[], int] = resident_bytes) -> None:
         self._measure = measure
         self._malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._base_bytes = measure()
-        self._num_trims = 0
+        self._num_looks = 0  # in a row that found more
 
     def look(self) -> None:
         """Trim where the process has grown. That takes long where the heap is large; the GIL is released."""
         now = self._measure()
         self._base_bytes = min(self._base_bytes, now)
         if self._malloc_trim is None or now <= self._base_bytes + _SLACK_BYTES:
-            self._num_trims = 0
-        elif self._num_trims < _MAX_TRIMS:
-            self._num_trims += 1
-            self._malloc_trim(0)
-        else:
+            self._num_looks = 0
+            return
+        self._num_looks += 1
+        if self._num_looks > _MAX_LOOKS:
             self._base_bytes = now
+        elif self._num_looks <= _MANY_LOOKS or self._num_looks % _SELDOM == 0:
+            self._malloc_trim(0)

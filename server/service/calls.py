@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from server.errors import InvalidRequest, LoadFailed, ServerError, Unavailable
+from server.futures import retrieve
 from server.metrics import Metrics
 from server.models import Models, ServedModel
 from server.service.access import Access, Caller
@@ -129,6 +130,7 @@ class Calls:
             Unavailable: None should come any more.
         """
         following = asyncio.ensure_future(anext(messages, None))
+        following.add_done_callback(retrieve)
         draining = asyncio.ensure_future(self._draining.wait())
         try:
             await asyncio.wait({following, draining}, return_when=asyncio.FIRST_COMPLETED)

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
+from server.futures import retrieve
+
 _Result = TypeVar("_Result")
 
 
@@ -44,6 +46,7 @@ class Lane:
         try:
             async with own_turn, self._turn:
                 working = asyncio.get_running_loop().run_in_executor(self._pool, work)
+                working.add_done_callback(retrieve)
                 return await asyncio.shield(working)
         finally:
             if working is None:

@@ -1,6 +1,7 @@
 """Versions come and go while callers use them; nobody's call fails."""
 
 import asyncio
+import gc
 import os
 import shutil
 import threading
@@ -331,6 +332,25 @@ def test_a_load_goes_on_when_its_caller_leaves_and_is_counted(shelf):
         assert shelf.used == [0, 1]
 
     asyncio.run(run())
+
+
+def test_a_load_that_fails_after_its_caller_left_logs_no_traceback(shelf, caplog):
+    shelf.add("demo", "1")
+    shelf.broken["1"] = ValueError("damaged")
+
+    async def run():
+        shelf.gate.clear()
+        caller = asyncio.create_task(shelf.repository.load("demo"))
+        await asyncio.sleep(0.05)
+        caller.cancel()
+        shelf.gate.set()
+        await shelf.repository.stop()
+        assert caller.cancelled()
+        assert await shelf.states() == {"1": State.UNAVAILABLE}
+
+    asyncio.run(run())
+    gc.collect()  # an exception that nobody asked for is logged when its task is freed
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_the_end_waits_for_loads_and_stops_what_is_ending(shelf):

@@ -32,14 +32,30 @@ def test_memory_is_trimmed_while_the_process_has_more_than_before(library):
 
 
 def test_memory_that_stays_in_use_is_what_the_process_needs(library):
-    sizes = iter([100, *[300] * 40, 340, 200, 300, 100])
+    sizes = iter([100, *[300] * 601, 340, 200, 300, 100])
     trimmer = Trimmer(lambda: next(sizes) * MIB)
-    for _ in range(41):
+    for _ in range(30):
         trimmer.look()
     assert library.num_trims == 30
-    for num_trims in (30, 31):  # less than ever, and then more than that
+    for _ in range(571):
         trimmer.look()
-        assert library.num_trims == num_trims
+    num_trims = 30 + 570 // 4 + 1
+    assert library.num_trims == num_trims
+    for num_more in (0, 0, 1):  # not enough more, less than ever, and then more than that
+        trimmer.look()
+        assert library.num_trims == num_trims + num_more
+
+
+def test_memory_that_a_long_attack_needed_is_given_back_soon_after_it(library):
+    """After half a minute it was taken for what the process needs, and kept."""
+    sizes = iter([100, *[900] * 124])
+    trimmer = Trimmer(lambda: next(sizes) * MIB)
+    for _ in range(120):
+        trimmer.look()
+    num_trims = library.num_trims
+    for _ in range(4):
+        trimmer.look()
+    assert library.num_trims == num_trims + 1
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
