@@ -24,6 +24,9 @@ endif
 
 INSTALLED := $(VENV)/.installed-$(RUNTIME)
 
+# Else every run of the tests compiles them anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help demo serve test test-all pytest coverage lint types bench figures stubs lock install clean
 .DEFAULT_GOAL := help
 

@@ -28,7 +28,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.logging import RichHandler
-from sacremoses import MosesDetokenizer
 
 from benchmarks.demo import translate_all
 from benchmarks.flags import positive
@@ -243,6 +242,8 @@ def score_set(task: Task, scored: ScoredSet, texts: dict[Precision, dict[str, li
 
 def detokenise(texts: Sequence[str], detokenised: Detokenised) -> list[str]:
     """Undo Moses' tokens, spaces before punctuation and escapes such as &apos;."""
+    from sacremoses import MosesDetokenizer  # takes long to import
+
     detokenizer = MosesDetokenizer(lang=detokenised.language)
     return [detokenizer.detokenize(text.split()) for text in texts]
 

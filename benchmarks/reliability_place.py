@@ -101,7 +101,12 @@ class Place:
 
     @contextmanager
     def serving(
-        self, model: str | Path, flags: Sequence[str] = (), *, stderr: IO[bytes] | None = None, **how: Any
+        self,
+        model: str | Path,
+        flags: Sequence[str] = (),
+        *,
+        stderr: IO[bytes] | int | None = None,
+        **how: Any,
     ) -> Iterator[RunningServer]:
         """A server of a model, or of a folder, on its own cores; who asks it is on others.
 

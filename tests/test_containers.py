@@ -26,7 +26,7 @@ import pytest
 from client import Client, ClientError
 from client.sync import Pending
 from server.config import ServerConfig
-from tests.conftest import TrainedRun
+from tests.models import TrainedRun
 
 pytestmark = pytest.mark.docker
 

@@ -78,6 +78,7 @@ def test_everybody_takes_turns_and_gives_the_same_tokens(run_small, corpus, tmp_
             assert len({bleu["score"] for bleu in row["bleu"].values()}) == 1
 
 
+@pytest.mark.slow
 def test_only_chooses_works_by_their_names_and_a_peer_may_be_missing(run_small, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     report, told = run_small("--only", "greedy x 1")

@@ -6,12 +6,13 @@ Bars that depend on the machine's speed are looked at by nobody here; all others
 import json
 import os
 import re
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from rich.progress import Progress
 
-from benchmarks import reliability
+from benchmarks import reliability, reliability_place
 from benchmarks.load_mix import VOCAB_SIZE
 from benchmarks.peers_work import random_model
 from benchmarks.reliability_damage import linked_copy
@@ -72,7 +73,31 @@ def test_a_part_that_cannot_run_is_recorded_and_the_others_go_on(place, monkeypa
     report = new_report()
     reliability.run(place, ["broken", "sound"], report)
     assert report["broken"] == {"problem": "RuntimeError: no server"}
-    assert [(bar["part"], bar["met"]) for bar in report["bars"]] == [("broken", False), ("sound", True)]
+    met = {"broken": [False, True], "sound": [True, True]}  # the second is that no log has a traceback
+    assert [(bar["part"], bar["met"]) for bar in report["bars"]] == [
+        (part, is_met) for part in met for is_met in met[part]
+    ]
+
+
+def test_tracebacks_in_the_log_of_a_parts_servers_are_counted(place, monkeypatch):
+    @contextmanager
+    def serving(bundle, flags, *, stderr):
+        stderr.write(b"Traceback (most recent call last):\n")
+        yield
+
+    def part(place):
+        for _ in range(2):
+            with place.serving(place.folder):
+                pass
+        return {}, []
+
+    monkeypatch.setattr(reliability_place, "serving", serving)
+    monkeypatch.setattr(reliability, "PARTS", {"part": part})
+    for _ in range(2):  # the log of one part is not the next one's
+        report = new_report()
+        reliability.run(place, ["part"], report)
+        [bar] = report["bars"]
+        assert (bar["name"], bar["value"], bar["met"]) == ("tracebacks in the servers' log", 2, False)
 
 
 def test_a_bar_that_is_no_number_is_not_met():

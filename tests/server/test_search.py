@@ -153,9 +153,11 @@ def test_several_hypotheses_are_the_same_alone_and_in_any_batch(precision, rando
 
 
 def test_a_beam_of_one_is_greedy_search(random_trained, random_bundle, requests):
-    for request in requests[:10]:
-        plain = dataclasses.replace(request, beam=None, sampling=None, num_hypotheses=1)
-        (beam, greedy) = run(random_bundle, [dataclasses.replace(plain, beam=Beam(1)), plain], num_slots=2)
+    plain = [
+        dataclasses.replace(request, beam=None, sampling=None, num_hypotheses=1) for request in requests[:10]
+    ]
+    beams = run(random_bundle, [dataclasses.replace(request, beam=Beam(1)) for request in plain], num_slots=2)
+    for beam, greedy in zip(beams, run(random_bundle, plain, num_slots=2), strict=True):
         assert beam.best.token_ids == greedy.best.token_ids
 
 

@@ -3,8 +3,6 @@ import shutil
 
 import pytest
 import torch
-from torch._inductor import config
-from torch._inductor.utils import fresh_cache
 from torch.nn import functional
 
 from training import loss
@@ -165,9 +163,11 @@ def test_a_compiled_model_has_the_same_loss_and_gradients_at_all_lengths(
 @pytest.mark.slow  # all of compiling but its last step comes before the compiler is missed
 @of_torchs_own
 def test_where_there_is_no_compiler_it_is_said_so(model: Transformer, batches: list[Batch]) -> None:
+    from torch._inductor import config, utils  # takes long to import
+
     torch._dynamo.reset()
     with (
-        fresh_cache(),
+        utils.fresh_cache(),
         config.patch({"cpp.cxx": (None, "/no/compiler")}),
         pytest.raises(
             ValueError, match=r"InvalidCxxCompiler.*: install a C\+\+ compiler .* leave out --compile"

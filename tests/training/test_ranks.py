@@ -98,6 +98,7 @@ def test_two_processes_and_small_pieces_learn_what_one_process_learns(
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
+@pytest.mark.slow  # that the number makes no difference, and that a run goes on, are the tests beside it
 def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path, flags: list[str], train) -> None:
     parts = tmp_path / "parts"
     train(1, *new_run(tmp_path / "whole", [*flags, "--max-steps", "20"], "dropout=0.0"))
