@@ -85,6 +85,7 @@ TEMPERATURES = "temperatures"  # (m, 1) float32
 TOP_PS = "top_ps"  # (m, 1) float32
 MIN_PS = "min_ps"  # (m, 1) float32
 UNIFORMS = "uniforms"  # (m, 1) float64, at least 0 and below 1
+IS_COVERED = "is_covered"  # (m, 1) bool: whether all that might have been drawn were candidates
 
 
 # The graph that moves rows

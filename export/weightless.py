@@ -170,38 +170,41 @@ def sample_sorted() -> onnx.ModelProto:
     so those up to a row's own last candidate have the same terms, and weights of zero behind it add nothing.
     """
     nodes = [
-        _top(["best_logits", "best_ids"]),
-        *_weights("best_logits"),
-        *_keep_by_min_p(),
-        _node("Cast", ["weights"], "weights_double", to=TensorProto.DOUBLE),
-        _node("CumSum", ["weights_double", "along_1"], "before", exclusive=1),
-        _node("Add", ["before", "weights_double"], "sums"),
+        *_sorted_weights(),
         _node("Sub", [names.TOP_KS, "along_1"], "last_place"),
         _node("GatherElements", ["sums", "last_place"], "total", axis=1),
         _node("Shape", ["best_ids"], "num_ranks", start=1, end=2),
         _node("Squeeze", ["num_ranks"], "end_rank"),
         _node("Range", ["zero_int", "end_rank", "one_int"], "ranks"),
         _node("Less", ["ranks", names.TOP_KS], "is_own"),
-        _node("Clip", [names.TOP_PS, "smallest", "one"], "top_share"),
-        _node("Cast", ["top_share"], "top_share_double", to=TensorProto.DOUBLE),
-        _node("Mul", ["top_share_double", "total"], "top_weight"),
-        _node("Less", ["before", "top_weight"], "is_in_top"),
-        _node("And", ["is_kept", "is_in_top"], "is_likely"),
+        *_keep_by_top_p("is_likely"),
         _node("And", ["is_likely", "is_own"], "remains"),
-        _node("Cast", ["remains"], "remaining", to=TensorProto.DOUBLE),
-        _node("Mul", ["weights_double", "remaining"], "remaining_weights"),
-        *_draw("remaining_weights", names.UNIFORMS, "drawn_place"),
-        _node("GatherElements", ["best_ids", "drawn_place"], names.TOKEN_IDS, axis=1),
-        *_log_probabilities(),
+        *_draw_remaining(),
     ]
-    inputs = [
-        _logits(),
-        _tensor(names.NUM_CANDIDATES, TensorProto.INT64, 1),
-        _tensor(names.TOP_KS, TensorProto.INT64, "rows", 1),
-        *_per_row(names.TEMPERATURES, names.TOP_PS, names.MIN_PS),
-        _uniforms(),
-    ]
+    inputs = [*_sorted_inputs(), _tensor(names.TOP_KS, TensorProto.INT64, "rows", 1)]
     return _selection("sample_sorted", nodes, inputs, _tokens(1))
+
+
+def sample_top_p() -> onnx.ModelProto:
+    """A token of each row drawn from the fewest that sum to `top_p`, best first: `(m, V)` to `(m, 1)`.
+
+    As `sample_sorted` with all tokens as a row's own (nucleus sampling, Holtzman et al. 2020, section 3.1),
+    but no more candidates are sorted than it is told. Where a row's tokens that remain may go on behind them,
+    it is not covered, and is to be drawn again from more. The sum over all tokens is one of its own, so that
+    here, too, the number of candidates does not change a bit of a row that is covered.
+    """
+    nodes = [
+        *_sorted_weights(),
+        *_weights(names.LOGITS, "all_"),
+        _node("Cast", ["all_weights"], "all_weights_double", to=TensorProto.DOUBLE),
+        _node("ReduceSum", ["all_weights_double", "axis_1"], "total"),
+        *_keep_by_top_p("remains"),
+        *_draw_remaining(),
+        _node("Gather", ["remains", "last"], "remains_to_the_last", axis=1),
+        _node("Not", ["remains_to_the_last"], names.IS_COVERED),
+    ]
+    is_covered = _tensor(names.IS_COVERED, TensorProto.BOOL, "rows", 1)
+    return _selection("sample_top_p", nodes, _sorted_inputs(), [*_tokens(1), is_covered])
 
 
 def all_graphs() -> dict[str, onnx.ModelProto]:
@@ -215,6 +218,7 @@ def all_graphs() -> dict[str, onnx.ModelProto]:
         "candidates.onnx": candidates(),
         "sample.onnx": sample(),
         "sample_sorted.onnx": sample_sorted(),
+        "sample_top_p.onnx": sample_top_p(),
     }
 
 
@@ -225,13 +229,59 @@ def main() -> None:
         onnx.save(model, FOLDER / name)
 
 
-def _weights(logits: str) -> list[onnx.NodeProto]:
+def _weights(logits: str, prefix: str = "") -> list[onnx.NodeProto]:
     """Probabilities over that of the best: 1 for the best at any temperature, and nothing overflows."""
+    best, below, tempered, weights = (
+        prefix + part for part in ("best_logit", "below_best", "tempered", "weights")
+    )
     return [
-        _node("ReduceMax", [logits, "axis_1"], "best_logit"),
-        _node("Sub", [logits, "best_logit"], "below_best"),
-        _node("Div", ["below_best", names.TEMPERATURES], "tempered"),
-        _node("Exp", ["tempered"], "weights"),
+        _node("ReduceMax", [logits, "axis_1"], best),
+        _node("Sub", [logits, best], below),
+        _node("Div", [below, names.TEMPERATURES], tempered),
+        _node("Exp", [tempered], weights),
+    ]
+
+
+def _sorted_inputs() -> list[onnx.ValueInfoProto]:
+    return [
+        _logits(),
+        _tensor(names.NUM_CANDIDATES, TensorProto.INT64, 1),
+        *_per_row(names.TEMPERATURES, names.TOP_PS, names.MIN_PS),
+        _uniforms(),
+    ]
+
+
+def _sorted_weights() -> list[onnx.NodeProto]:
+    """Those of the candidates, best first, and their sums up to each, without it and with it."""
+    return [
+        _top(["best_logits", "best_ids"]),
+        *_weights("best_logits"),
+        *_keep_by_min_p(),
+        _node("Cast", ["weights"], "weights_double", to=TensorProto.DOUBLE),
+        _node("CumSum", ["weights_double", "along_1"], "before", exclusive=1),
+        _node("Add", ["before", "weights_double"], "sums"),
+    ]
+
+
+def _keep_by_top_p(kept: str) -> list[onnx.NodeProto]:
+    """Which `min_p` and `top_p` keep: the candidates before them sum to less than that share of the total."""
+    return [
+        _node("Clip", [names.TOP_PS, "smallest", "one"], "top_share"),
+        _node("Cast", ["top_share"], "top_share_double", to=TensorProto.DOUBLE),
+        _node("Mul", ["top_share_double", "total"], "top_weight"),
+        _node("Less", ["before", "top_weight"], "is_in_top"),
+        _node("And", ["is_kept", "is_in_top"], kept),
+    ]
+
+
+def _draw_remaining() -> list[onnx.NodeProto]:
+    """A token of the candidates that remain, and its log-probability."""
+    return [
+        _node("Cast", ["remains"], "remaining", to=TensorProto.DOUBLE),
+        _node("Mul", ["weights_double", "remaining"], "remaining_weights"),
+        *_draw("remaining_weights", names.UNIFORMS, "drawn_place"),
+        _node("GatherElements", ["best_ids", "drawn_place"], names.TOKEN_IDS, axis=1),
+        *_log_probabilities(),
     ]
 
 

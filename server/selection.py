@@ -22,9 +22,10 @@ from server.records import Alternatives, Array, Branches, Request, Sampling, Sel
 _CHANGED = names.out(names.LOGITS)
 _NO_ADJUSTMENT = {0: (1.0, 0.0)}
 _NO_PENALTY = 0  # the row of penalties that stays zero
+_NUM_LIKELY = 1024  # candidates that hardly any `top_p` goes beyond
 
 _BindLogits = Callable[[Any], None]
-_Picked = tuple[list[list[int]], list[list[float]]]  # token ids and log-probabilities, (m, K) each
+_Picked = list[list[list[Any]]]  # token ids and log-probabilities, (m, K) each
 
 
 class _Ask(NamedTuple):
@@ -56,7 +57,7 @@ class Selector:
         self._vocab_size = vocab_size
         self._eos_id = eos_id
         self._device = device
-        graphs = ("adjust", "penalize", "candidates", "sample", "sample_sorted")
+        graphs = ("adjust", "penalize", "candidates", "sample", "sample_sorted", "sample_top_p")
         self._sessions = {name: device.weightless(name) for name in graphs}
         self._penalty_rows: dict[Request, int] = {}  # of those running at the last addition
 
@@ -117,11 +118,8 @@ class Selector:
             uniform(sampling.seed, sample, sequence.num_generated)
             for sample in range(sequence.index, sequence.index + sequence.num_branches)
         )
-        num_candidates = _num_candidates(sampling, self._vocab_size)
-        return (
-            ("sample_sorted" if num_candidates else "sample", num_candidates),
-            [_Ask(row, sequence, each, changes) for each in uniforms],
-        )
+        asks = [_Ask(row, sequence, each, changes) for each in uniforms]
+        return _graph_and_candidates(sampling, self._vocab_size), asks
 
     def _keep_penalties(self, request: Request, rows: tuple[Sequence, ...]) -> None:
         """Bring a new request's penalties to the device, in place of those of a request that has left."""
@@ -185,6 +183,7 @@ class Selector:
         return lambda binding: binding.bind_ortvalue_input(names.LOGITS, changed)
 
     def _draw(self, graph: str, num_candidates: int, asks: list[_Ask], bind_logits: _BindLogits) -> _Picked:
+        """A token for each ask; where candidates may be missing, it is drawn again from all."""
         samplings = [s for ask in asks if (s := ask.sequence.request.sampling)]
         feeds = {
             names.TEMPERATURES: _column([s.temperature for s in samplings]),
@@ -192,23 +191,28 @@ class Selector:
             names.UNIFORMS: np.array([[ask.uniform] for ask in asks]),
         }
         if num_candidates:
-            own = [min(s.top_k or self._vocab_size, self._vocab_size) for s in samplings]
             feeds[names.NUM_CANDIDATES] = np.array([num_candidates])
-            feeds[names.TOP_KS] = np.array(own)[:, None]
             feeds[names.TOP_PS] = _column([s.top_p for s in samplings])
-        return self._run(graph, bind_logits, feeds)
+        if graph == "sample_sorted":
+            feeds[names.TOP_KS] = np.array([min(s.top_k, self._vocab_size) for s in samplings])[:, None]
+        if graph != "sample_top_p":
+            return self._run(graph, bind_logits, feeds)
+        *picked, is_covered = self._run(graph, bind_logits, feeds, names.IS_COVERED)
+        if num_candidates == self._vocab_size or all(one for (one,) in is_covered):
+            return picked
+        return self._draw(graph, self._vocab_size, asks, bind_logits)
 
-    def _run(self, graph: str, bind_logits: _BindLogits, feeds: dict[str, Array]) -> _Picked:
+    def _run(self, graph: str, bind_logits: _BindLogits, feeds: dict[str, Array], *more: str) -> _Picked:
+        """Token ids and log-probabilities of a graph, and `more` of its outputs."""
         session = self._sessions[graph]
         binding = session.io_binding()
         bind_logits(binding)
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
-        for name in (names.TOKEN_IDS, names.LOG_PROBABILITIES):
+        for name in (names.TOKEN_IDS, names.LOG_PROBABILITIES, *more):
             binding.bind_output(name, "cpu")
         session.run_with_iobinding(binding)
-        token_ids, log_probabilities = (value.numpy().tolist() for value in binding.get_outputs())
-        return token_ids, log_probabilities
+        return [value.numpy().tolist() for value in binding.get_outputs()]
 
 
 def uniform(seed: int, sample: int, position: int) -> float:
@@ -221,15 +225,16 @@ def uniform(seed: int, sample: int, position: int) -> float:
     return float((int.from_bytes(digest, "little") >> 11) * 2.0**-53)
 
 
-def _num_candidates(sampling: Sampling, vocab_size: int) -> int:
-    """How many of the best tokens are sorted for a row; 0 where it draws from all, in the order of their ids.
+def _graph_and_candidates(sampling: Sampling, vocab_size: int) -> tuple[str, int]:
+    """The graph that draws, and of how many of the best; of all it draws in the order of their ids.
 
-    A power of four, so that there are few groups whatever the rows ask for, and none sorts much more than its
-    own candidates.
+    For a `top_k` a power of four, so that there are few groups whatever the rows ask for, and none sorts many
+    more than its own candidates.
     """
     if sampling.top_k:
-        return min(1 << (((sampling.top_k - 1).bit_length() + 1) // 2 * 2), vocab_size)
-    return vocab_size if sampling.top_p < 1 else 0
+        num_candidates = 1 << (((sampling.top_k - 1).bit_length() + 1) // 2 * 2)
+        return "sample_sorted", min(num_candidates, vocab_size)
+    return ("sample_top_p", min(_NUM_LIKELY, vocab_size)) if sampling.top_p < 1 else ("sample", 0)
 
 
 def _column(values: list[float]) -> Array:

@@ -61,7 +61,7 @@ def candidates() -> ort.InferenceSession:
     return session("candidates")
 
 
-@pytest.fixture(scope="module", params=["sample", "sample_sorted"])
+@pytest.fixture(scope="module", params=["sample", "sample_sorted", "sample_top_p"])
 def draw(request) -> "Draw":
     return Draw(request.param)
 
@@ -72,11 +72,13 @@ def draw_sorted() -> "Draw":
 
 
 class Draw:
-    """One of the two graphs that draw, and what it is to do, in float64."""
+    """One of the graphs that draw, and what it is to do, in float64."""
 
     def __init__(self, name: str):
         self.session = session(name)
-        self.is_sorted = name == "sample_sorted"
+        self.is_sorted = name != "sample"
+        self.has_top_k = name == "sample_sorted"
+        self.is_covered = None
 
     def __call__(
         self, logits, uniforms, *, temperature=1.0, min_p=0.0, top_p=1.0, num_candidates=None, top_ks=None
@@ -91,9 +93,10 @@ class Draw:
         }
         if self.is_sorted:
             feeds["num_candidates"] = np.array([num_candidates or V])
-            feeds["top_ks"] = np.full((m, 1), num_candidates or V) if top_ks is None else top_ks
             feeds["top_ps"] = column(top_p, m, np.float32)
-        token_ids, log_probabilities = self.session.run(None, feeds)
+        if self.has_top_k:
+            feeds["top_ks"] = np.full((m, 1), num_candidates or V) if top_ks is None else top_ks
+        token_ids, log_probabilities, *self.is_covered = self.session.run(None, feeds)
         assert token_ids.shape == log_probabilities.shape == (m, 1)
         return token_ids[:, 0], log_probabilities[:, 0]
 
@@ -234,6 +237,24 @@ def test_a_sorted_draw_is_from_the_best_only(draw_sorted, m, V, settings):
             draw_sorted.check(token_id, row, uniform, num_candidates=K, **settings)
         expected = log_softmax(logits)[np.arange(m), token_ids]
         np.testing.assert_allclose(log_probabilities, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"top_p": 0.5}, {"top_p": 0.999}, {"top_p": 0.9, "min_p": 0.05, "temperature": 1.5}]
+)
+def test_few_candidates_draw_what_all_do_bit_for_bit_where_they_cover_a_row(settings):
+    rng = np.random.default_rng(19)
+    draw, V = Draw("sample_top_p"), 4097
+    for sharpness in (0.1, 1.0, 4.0):
+        logits, uniforms = sharpness * random_logits(rng, 60, V, forbidden=0.3), rng.random(60)
+        expected = np.stack(draw(logits, uniforms, **settings))
+        for K in (1, 16, 256, V):
+            drawn = np.stack(draw(logits, uniforms, num_candidates=K, **settings))
+            [is_covered] = draw.is_covered
+            num_remaining = [np.count_nonzero(draw.probabilities(row, **settings)[1]) for row in logits]
+            np.testing.assert_array_equal(is_covered[:, 0], np.array(num_remaining) < K)
+            is_covered |= K == V
+            assert drawn[:, is_covered[:, 0]].tobytes() == expected[:, is_covered[:, 0]].tobytes()
 
 
 @pytest.mark.parametrize("V", [6, 300])

@@ -292,6 +292,24 @@ def test_rows_with_any_top_k_share_few_runs_of_a_graph(random_bundle, monkeypatc
     assert sorted(runs) == [1, 4, 16, 64]
 
 
+def test_a_row_that_few_candidates_do_not_cover_is_drawn_from_all(random_bundle, requests, monkeypatch):
+    sampled = [
+        dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, top_k=0, top_p=0.6))
+        for request in requests
+        if request.sampling
+    ]
+    expected = run(random_bundle, sampled, num_slots=2)
+    asked, draw = [], Selector._draw
+    monkeypatch.setattr(
+        Selector, "_draw", lambda self, *given: (asked.append(given[1]), draw(self, *given))[1]
+    )
+    monkeypatch.setattr("server.selection._NUM_LIKELY", 30)
+    for one, other in zip(run(random_bundle, sampled, num_slots=2), expected, strict=True):
+        assert one.best == other.best
+    assert set(asked) == {30, VOCAB_SIZE}
+    assert asked.count(30) > asked.count(VOCAB_SIZE), "some steps need no more"
+
+
 def test_constraints_that_raise_for_one_row_end_its_request_only(random_bundle, requests, monkeypatch):
     expected = run(random_bundle, requests, num_slots=7)
     broken = dataclasses.replace(requests[1], log_probabilities=True)
