@@ -140,7 +140,9 @@ class Dispatcher:
         return self.error is not None or (self._is_read and not self._calls)
 
     def add(self, source: TextOrIds) -> None:
-        """Add the next text."""
+        """Add the next text; one of another type ends the texts."""
+        if self._read_error is not None:
+            return
         call = Call(self._num_read, source)
         self._num_read += 1
         self._calls.append(call)
@@ -151,13 +153,16 @@ class Dispatcher:
             call.request = self.make_request(source)
         except ValueError as error:
             self._fail(call, ClientError.from_value_error(error))
+        except TypeError as error:
+            self._calls.pop()
+            self.finish(error)
         else:
             heapq.heappush(self._waiting, (call.number, call))
 
     def finish(self, error: Exception | None = None) -> None:
         """Record the end of the texts; the error that ended them, if any, is raised after their results."""
         self._is_read = True
-        self._read_error = error
+        self._read_error = self._read_error or error
 
     def next_call(self) -> Call | None:
         """The call to send now, if any."""

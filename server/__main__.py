@@ -191,7 +191,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=[policy.value for policy in ProviderPolicy],
         default=runner.provider.value,
         help="what may run the graphs: require is CUDA or no start; prefer is CUDA where it works and the "
-        "bundle has graphs for it, else the CPU; the log says why (a warning where there is a GPU) "
+        "bundle has graphs for it, else the CPU; the log says why "
         "(default %(default)s)",
     )
     add(

@@ -201,7 +201,7 @@ class Backlog:
             for displaced in self._make_room(requests, num_reserved, now):
                 self._remove(displaced)
                 text = "the queue is full, and a request that is more urgent, or of a caller with less, came"
-                error = _overloaded(text, self._expected_wait([displaced], num_reserved))
+                error = _overloaded(text, self._wait_seconds(displaced, self._work, num_reserved))
                 self._displaced.append((displaced, error))
             for request in requests:
                 self._insert(request)
@@ -353,7 +353,8 @@ class Backlog:
             if not self._limits.excess(num_requests, num_tokens):
                 return displaced
         text = f"the queue is full: with this call it would have {excess}"
-        raise _overloaded(text, self._expected_wait(newcomers, num_reserved))
+        ahead = self._work + _work(newcomers[:-1])
+        raise _overloaded(text, self._wait_seconds(newcomers[-1], ahead, num_reserved))
 
     def _behind(self, newcomers: Sequence[Request], now: float) -> Iterator[Request]:
         """Yields the waiting requests that would be served after newcomers, the last to be served first.

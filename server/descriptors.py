@@ -52,7 +52,15 @@ class Descriptors:
 
     def check(self) -> None:
         """Log once when nearly all are in use; takes the same time however many are open."""
-        num_open = self._num_open()
+        try:
+            num_open = self._num_open()
+        except OSError as error:
+            if error.errno != errno.ENFILE:
+                raise
+            if not self._is_warned:
+                self._is_warned = True
+                _log.warning("the whole machine has no free file descriptor (its limit is fs.file-max)")
+            return
         if num_open >= _NEARLY_ALL * self.limit and not self._is_warned:
             self._is_warned = True
             _log.warning(
@@ -69,7 +77,7 @@ class Descriptors:
         try:
             lowest = os.open(os.devnull, os.O_RDONLY)
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE):  # of this process; of the whole machine
+            if error.errno != errno.EMFILE:
                 raise
             return self.limit
         os.close(lowest)

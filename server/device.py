@@ -209,8 +209,11 @@ def choose(bundle: Bundle, policy: ProviderPolicy, precision: Precision | None) 
         problem = f"{_listed(asked)} graphs do not run on the CPU, which takes {_listed(_PRECISIONS[CPU])}"
         raise ValueError(f"{problem}; and not on CUDA: {reason}" if reason else problem)
     if reason:
-        has_gpu = any(path.exists() for path in _GPU_FILES)
-        level = logging.WARNING if has_gpu else logging.INFO  # nothing is wrong where there is none
+        # Nothing is wrong where there is no GPU, and nobody installed what is for one.
+        is_for_gpu = _FULL_NAMES[CUDA] in ort.get_available_providers() or any(
+            path.exists() for path in _GPU_FILES
+        )
+        level = logging.WARNING if is_for_gpu else logging.INFO
         _log.log(level, "the graphs run on the CPU, though CUDA is preferred: %s", reason)
     return CPU, _fastest(CPU, asked)
 

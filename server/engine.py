@@ -46,6 +46,7 @@ _log = logging.getLogger(__name__)
 
 _FAILURES_TO_UNHEALTHY = 3  # turns in a row that raised
 _STOP_SECONDS = 10.0
+_RETRY_SECONDS = 10.0  # after which an engine whose steps fail is tried again
 
 
 class Runner(Protocol):
@@ -190,6 +191,14 @@ class Engine:
         if self._thread.is_alive():
             self._commands.put((_Command.STOP, None))
             self._thread.join(_STOP_SECONDS)
+
+    def may_take(self) -> bool:
+        """Whether it should get requests beside engines that are healthy; thread-safe.
+
+        Where its steps fail it is tried with some now and then: only a step that succeeds shows that it is
+        healthy again.
+        """
+        return self.is_healthy or (not self._has_died and self._clock() - self._last_turn_at > _RETRY_SECONDS)
 
     def num_waiting(self) -> int:
         """Requests that were accepted and have no slot yet; thread-safe."""

@@ -1,4 +1,4 @@
-"""What asyncio leaves to those who wait for work that others may have given up."""
+"""Keeps asyncio from logging the exceptions of work that nobody waits for any more."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from typing import Any
 
 
 def retrieve(future: asyncio.Future[Any]) -> None:
-    """Take note of how a future ended: asyncio logs a traceback of each exception that nobody asked for.
-
-    To be added as a callback where whoever waits may leave first, such as beside `asyncio.shield`.
-    """
+    """Ask a future for its exception: a callback for where whoever waits may leave first."""
     if not future.cancelled():
         future.exception()

@@ -88,7 +88,9 @@ class ServedModel:
     def submitted(
         self, requests: Sequence[Request], is_expired: Callable[[], bool]
     ) -> Iterator[list[Mailbox]]:
-        """Give each of a call's requests to the engine with the least to do. An engine takes its all or none.
+        """Give each of a call's requests to the engine with the least to do.
+
+        Each engine takes all that are given to it, or none.
 
         They are taken back when the block is left early.
 
@@ -114,8 +116,8 @@ class ServedModel:
             raise InvalidRequest(f"the call has {excess} here: send less at once", field="sources")
 
     def _shared_out(self, requests: Sequence[Request]) -> dict[Engine, list[Request]]:
-        """Returns the requests by the engine that gets them: a sound one, unless all fail."""
-        engines = [engine for engine in self.engines if engine.is_healthy] or self.engines
+        """Returns the requests by the engine that gets them: one that may take some, if there is any."""
+        engines = [engine for engine in self.engines if engine.may_take()] or self.engines
         num_slots = {engine: engine.num_slots_wanted() for engine in engines}
         parts: dict[Engine, list[Request]] = {}
         for request in requests:

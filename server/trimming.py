@@ -19,7 +19,7 @@ _MAX_LOOKS = 600
 
 
 def resident_bytes() -> int:
-    """Memory that this process has; 0 where it cannot be read."""
+    """Memory that this process has; 0 where it cannot be read, such as for want of a file descriptor."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -41,9 +41,14 @@ class Trimmer:
         self._num_looks = 0  # in a row that found more
 
     def look(self) -> None:
-        """Trim where the process has grown. That takes long where the heap is large; the GIL is released."""
+        """Trim where the process has grown: about a millisecond for each megabyte that is given back.
+
+        The GIL is released, but other threads wait where they need the heap.
+        """
         now = self._measure()
-        self._base_bytes = min(self._base_bytes, now)
+        if not now:
+            return
+        self._base_bytes = min(self._base_bytes or now, now)
         if self._malloc_trim is None or now <= self._base_bytes + _SLACK_BYTES:
             self._num_looks = 0
             return

@@ -148,14 +148,17 @@ class Calls:
     async def wait_until_quiet(self) -> None:
         """Wait until calls that gRPC has received have come to their handlers, half a minute at most.
 
-        It would end those itself when the server stops, as cancelled.
+        It would end those itself when the server stops, as cancelled. Calls that were open before are not
+        waited for: they had their time, and the answer of some of them may never be read.
         """
+        num_left = self.num_open
         num_quiet, num_needed = 0, _NUM_QUIET_TURNS
         for _ in range(_MAX_QUIET_TURNS):
             num_opened, end = self._num_opened, time.monotonic() + 2 * _QUIET_SECONDS
             await asyncio.sleep(_QUIET_SECONDS)
             # Where the loop was late, calls may still be on their way to it.
-            is_quiet = num_opened == self._num_opened and not self.num_open and time.monotonic() < end
+            is_in_time = time.monotonic() < end
+            is_quiet = is_in_time and num_opened == self._num_opened and self.num_open <= num_left
             num_quiet += 1
             if not is_quiet:  # whoever still sends may pause for a moment
                 num_quiet, num_needed = 0, _NUM_AFTER_NEWCOMERS

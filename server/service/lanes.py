@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 from weakref import WeakValueDictionary
-
-from server.futures import retrieve
 
 _Result = TypeVar("_Result")
 
@@ -34,25 +32,28 @@ class Lane:
 
     async def run(self, work: Callable[[], _Result], num_bytes: int, caller: str) -> _Result:
         """Returns the result of `work`, which is not begun where its caller has left."""
-        own_turn = self._turns.setdefault(caller, asyncio.Lock())
+        loop, own_turn = asyncio.get_running_loop(), self._turns.setdefault(caller, asyncio.Lock())
         self.num_bytes[caller] += num_bytes
-        working: asyncio.Future[_Result] | None = None
+        job: Future[_Result] | None = None
 
-        def give_back(_: object) -> None:
+        def give_back() -> None:
             self.num_bytes[caller] -= num_bytes
             if not self.num_bytes[caller]:
                 del self.num_bytes[caller]
 
+        def give_back_soon(_: object) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(give_back)
+
         try:
             async with own_turn, self._turn:
-                working = asyncio.get_running_loop().run_in_executor(self._pool, work)
-                working.add_done_callback(retrieve)
-                return await asyncio.shield(working)
+                job = self._pool.submit(work)
+                return await asyncio.wrap_future(job)  # which takes a job back that has not begun
         finally:
-            if working is None:
-                give_back(None)
+            if job is None:
+                give_back()
             else:
-                working.add_done_callback(give_back)
+                job.add_done_callback(give_back_soon)
 
     def stop(self) -> None:
         """End the thread after what it works on."""

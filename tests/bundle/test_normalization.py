@@ -35,9 +35,10 @@ def test_a_text_is_normalised_as_the_steps_say(form, text):
 
 
 def test_every_character_is_normalised_once_and_for_all():
+    unknown = "Cn", "Co", "Cs"
     for form in ("nfc", "nfkc"):
         one = normalizer(form)
-        every = " ".join(one for one in map(chr, range(0x110000)) if unicodedata.category(one)[0] != "C")
+        every = " ".join(one for one in map(chr, range(0x110000)) if unicodedata.category(one) not in unknown)
         normalised = one.normalize_str(every)
         assert one.normalize_str(normalised) == normalised
 

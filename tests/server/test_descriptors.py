@@ -58,8 +58,14 @@ def test_a_warning_comes_once_until_there_is_room_again(limits, monkeypatch, cap
     assert "at least 3700 of 4064 files and sockets are open" in caplog.text
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
-def test_a_machine_without_descriptors_does_not_end_the_server(limits, monkeypatch, caplog, number):
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (errno.EMFILE, "at least 4064 of 4064 files and sockets are open"),
+        (errno.ENFILE, "the whole machine has no free file descriptor"),
+    ],
+)
+def test_a_machine_without_descriptors_does_not_end_the_server(limits, monkeypatch, caplog, number, text):
     """The check raised where the whole machine had none left, which ended the loop that serves."""
 
     def refuse(*_):
@@ -67,5 +73,7 @@ def test_a_machine_without_descriptors_does_not_end_the_server(limits, monkeypat
 
     descriptors = Descriptors()
     monkeypatch.setattr(os, "open", refuse)
-    descriptors.check()
-    assert "at least 4064 of 4064 files and sockets are open" in caplog.text
+    for _ in range(2):
+        descriptors.check()
+    [record] = caplog.records
+    assert text in record.getMessage()

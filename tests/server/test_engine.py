@@ -689,6 +689,7 @@ def test_the_thread_sleeps_when_idle_wakes_for_work_and_stops():
         engine.submit(make_request((3,)))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_its_thread_closes_the_runner_at_the_end_also_where_that_cannot_warm_up():
     """Memory that another thread frees at any time could break a capture on a device."""
     threads: list[threading.Thread] = []
@@ -701,6 +702,10 @@ def test_its_thread_closes_the_runner_at_the_end_also_where_that_cannot_warm_up(
     class ColdRunner(NotingRunner):
         def warm_up(self):
             raise RuntimeError("too cold")
+
+        def close(self):
+            super().close()
+            raise RuntimeError("and cannot be closed")
 
     engine = Engine(NotingRunner(1), model_name="fake", deliver=lambda turn: None)
     engine.start()

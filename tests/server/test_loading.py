@@ -99,12 +99,18 @@ def test_requests_go_to_the_sound_engine_with_the_least_to_do(bundle_path, deliv
     with model.submitted([make_request(i) for i in range(5)], lambda: False):
         assert sorted(taken) == [0, 0, 1, 1, 1]
     model.engines[1].is_healthy = False
+    model.engines[1]._last_turn_at = model.engines[1]._clock()
     for expected in (0, 1):  # the latter where all fail
         taken.clear()
         with model.submitted([make_request(0)], lambda: False):
             assert taken == [expected]
         for engine in model.engines:
             engine.is_healthy = False
+    for engine in model.engines:
+        engine.is_healthy = engine is not model.engines[1]
+    model.engines[1]._last_turn_at -= 11
+    with model.submitted([make_request(0)], lambda: False):
+        assert taken == [1, 1], "only a step that succeeds shows that it is healthy again"
 
 
 def test_each_instance_needs_a_thread(bundle_path, deliveries):

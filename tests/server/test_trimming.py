@@ -58,6 +58,15 @@ def test_memory_that_a_long_attack_needed_is_given_back_soon_after_it(library):
     assert library.num_trims == num_trims + 1
 
 
+def test_a_look_that_cannot_read_is_no_look(library):
+    """For want of a file descriptor, memory seemed to be 0, and everything more than before."""
+    sizes = iter([0, 300, 0, *[310] * 9])
+    trimmer = Trimmer(lambda: next(sizes) * MIB)
+    for _ in range(11):
+        trimmer.look()
+    assert library.num_trims == 0
+
+
 def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     sizes = iter([100, 900])

@@ -130,6 +130,18 @@ def test_who_leaves_while_the_server_waits_for_them_to_read_has_cancelled_and_is
     assert caplog.records == []
 
 
+def test_the_end_does_not_wait_for_calls_that_nobody_reads():
+    """A stream that was not read held the server up for half a minute beyond its time to drain."""
+
+    async def run():
+        metrics = Metrics()
+        calls = Calls(Models(metrics), metrics, Access(None))
+        async with calls.open("GenerateStream", GoneContext()), asyncio.timeout(10):
+            await calls.wait_until_quiet()
+
+    asyncio.run(run())
+
+
 def test_a_refusal_carries_what_a_program_can_compare():
     async def run():
         async with serving() as served:
