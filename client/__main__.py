@@ -13,6 +13,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -219,8 +220,9 @@ def _readiness(url: str, timeout_seconds: float) -> int:
     except urllib.error.HTTPError as error:
         with error:
             sys.stdout.write(f"NOT_SERVING: {error.read().decode().strip()}\n")
-    except (OSError, ValueError) as error:
-        sys.stderr.write(f"error: no server answers at {url} ({error})\n")
+    except (OSError, ValueError, HTTPException) as error:
+        hint = "" if "://" in url else f"; write http://{url}"
+        sys.stderr.write(f"error: no server answers at {url} ({error}){hint}\n")
     return 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import json
@@ -45,6 +46,8 @@ def _lines(stream: BinaryIO, path: Path) -> Iterator[str]:
     lines = gzip.GzipFile(fileobj=stream) if path.suffix == COMPRESSED else stream
     try:
         for number, line in enumerate(lines):
+            if not number and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise OSError(None, "it is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`", str(path))
             yield line.rstrip(b"\r\n").decode("utf-8" if number else "utf-8-sig", "surrogateescape")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise OSError(None, str(error), str(path)) from error
@@ -64,17 +67,19 @@ def count_lines(path: Path) -> int | None:
 
 @contextmanager
 def open_output(path: Path, *, resume: bool, overwrite: bool) -> Iterator[BinaryIO]:
-    """Opens the file for answers; when it is closed, they are on the disk.
+    """Opens the file for answers, or a pipe or device; when a file is closed, they are on the disk.
 
     Raises:
         FileExistsError: The file exists, and neither `resume` nor `overwrite` is set.
         OSError: The file cannot be written.
     """
-    mode = "w+b" if overwrite else "r+b" if resume and path.exists() else "x+b"
+    is_special = path.exists() and not path.is_file()
+    mode = "wb" if is_special else "w+b" if overwrite else "r+b" if resume and path.exists() else "x+b"
     with path.open(mode) as stream:
         yield cast(BinaryIO, stream)
         stream.flush()
-        os.fsync(stream.fileno())
+        if not is_special:
+            os.fsync(stream.fileno())
 
 
 def skip_answered(texts: Iterator[str], output: BinaryIO, lines_each: int, *, as_json: bool) -> int:

@@ -170,7 +170,7 @@ class _Answers:
         self._warn(
             self._truncated,
             f"the source is too long, and {self._num_left_out} tokens at its end were left out "
-            "(--long-source split translates them, too)",
+            "(--long-source split_always translates each sentence)",
         )
 
     def _warn(self, about: _Warned, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from protos.seq2seq_v1_pb2 import (
 
 DEFAULT_ADDRESS = "localhost:50051"
 DEFAULT_TIMEOUT_SECONDS = 60.0
+_LONGEST_SECONDS = 1e9  # that gRPC takes; a longer deadline would have passed at once
 MAX_REQUEST_BYTES, MAX_ANSWER_BYTES = 4 * 2**20, 16 * 2**20  # as the server has them
 
 _SERVICE = DESCRIPTOR.services_by_name["Seq2Seq"]
@@ -124,10 +126,20 @@ class Defaults:
     token: str = field(default="", repr=False)
 
     def options(self, timeout_seconds: float | None = None, request_id: str = "") -> dict[str, Any]:
-        """Returns the timeout and metadata of a call; with an empty id the server makes one."""
+        """Returns the timeout and metadata of a call; with an empty id the server makes one.
+
+        Raises:
+            ValueError: The timeout is no number.
+        """
+        if timeout_seconds is None:
+            timeout_seconds = self.timeout_seconds
+        if timeout_seconds is not None and math.isnan(timeout_seconds):
+            raise ValueError("the timeout is not a number")
+        if timeout_seconds is not None and timeout_seconds > _LONGEST_SECONDS:
+            timeout_seconds = None
         given = {"x-request-id": request_id, "authorization": self.token and f"Bearer {self.token}"}
         return {
-            "timeout": self.timeout_seconds if timeout_seconds is None else timeout_seconds,
+            "timeout": timeout_seconds,
             "metadata": tuple((key, value) for key, value in given.items() if value),
         }
 

@@ -92,15 +92,21 @@ class App:
         """Answer from now on, first with "loading"; ready when it returns.
 
         Raises:
-            ValueError: A bundle cannot be used.
+            ValueError: A model that was asked for by its folder cannot be served, or none can.
         """
         await self.endpoint.start()
         self._loop = asyncio.get_running_loop()
-        try:
-            for name in self._shelf.names:
+        problem: ServerError | None = None
+        for name in self._shelf.names:
+            try:
                 await self._repository.load_one(name)
-        except ServerError as error:
-            raise ValueError(str(error)) from error
+            except ServerError as error:
+                if self._shelf.is_given(name):
+                    raise ValueError(str(error)) from error
+                problem = error
+                _log.error("model %s: not served: %s", name, error)
+        if problem is not None and not list(self._models):
+            raise ValueError(str(problem)) from problem
         self._health.end_loading()
         host = self._config.host
         _log.info("at most %d files and sockets may be open", self._descriptors.limit)

@@ -266,8 +266,9 @@ class Engine:
         except Exception as error:
             try:
                 self._runner.close()
-            finally:  # whatever happens, `start` must not be left waiting
-                self._warm_up.set_exception(error)
+            except Exception:
+                _log.exception("model %s: what it took cannot be given back", self.model_name)
+            self._warm_up.set_exception(error)
             return
         self._warm_up.set_result(None)
         try:

@@ -68,11 +68,16 @@ class Shelf:
         return list(dict.fromkeys(version.model_name for version in self.all()))
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Make sure that there can be models of these names.
+        """Make sure that there can be models of these names; warn where there is none at all.
 
         Raises:
             ValueError: One is missing, and cannot be put into the repository later.
         """
+        if not self.names:
+            _log.warning(
+                "there is no model in %s: each has a folder, with a manifest.json or a folder a version",
+                self._folder,
+            )
         for name in names:
             if self._folder is None and name not in self._bundles:
                 raise ValueError(
@@ -80,6 +85,10 @@ class Shelf:
                 )
             if not self.versions(name):
                 _log.warning("there are settings for a model %r, and no bundle yet", name)
+
+    def is_given(self, name: str) -> bool:
+        """Whether a model was asked for by its own folder, not as one of the repository's."""
+        return name in self._bundles
 
     def versions(self, name: str) -> list[Version]:
         """The versions of a model, the newest last: numbers in their names count as numbers."""

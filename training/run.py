@@ -415,7 +415,7 @@ def _check_files(folder: RunFolder, *finished: Path) -> None:
         raise ValueError(
             f"{folder.path} lacks {', '.join(missing)}: training has not finished "
             f"(go on with `python -m training train {preset} --out {folder.path} --resume`, "
-            "or score a checkpoint with --step)"
+            "or `python -m training score` a checkpoint with --step)"
         )
 
 

@@ -236,7 +236,7 @@ def test_sources_that_were_truncated_are_a_warning(run, flags):
         ["ab", "x" * 63, "y" * 63],
         [
             "warning: line 2 and 1 more: the source is too long, and 44 tokens at its end were left out "
-            "(--long-source split translates them, too)"
+            "(--long-source split_always translates each sentence)"
         ],
     )
 
@@ -412,11 +412,31 @@ def test_health_exits_0_only_when_serving(run, server):
         server.model.engines[0].is_healthy = True
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "nonsense"])
-def test_a_metrics_port_that_does_not_answer_is_an_error(run, url):
+@pytest.mark.parametrize(
+    ("url", "end"),
+    [
+        ("http://127.0.0.1:1", "refused>)"),
+        ("http://local host:1", ")"),
+        ("localhost:9464", "; write http://localhost:9464"),
+    ],
+)
+def test_a_metrics_port_that_does_not_answer_is_an_error(run, url, end):
     code, out, [line] = run("health", "--metrics-url", url)
     assert (code, out) == (1, [])
     assert line.startswith(f"error: no server answers at {url} (")
+    assert line.endswith(end)
+
+
+def test_a_device_is_written_to_as_it_is_and_utf16_is_refused_by_name(run, files, tmp_path):
+    source, _, _ = files
+    both = ["--input", str(source), "--output", "/dev/null"]
+    code, _, lines = run("translate", *both, "--overwrite")
+    assert not [line for line in lines if "output" in line], lines
+    wide = tmp_path / "wide.txt"
+    wide.write_text("a\nb\n", encoding="utf-16")
+    code, out, lines = run("translate", "--input", str(wide))
+    assert (code, out) == (1, [])
+    assert lines[-1] == f"error: {wide}: it is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"
 
 
 @pytest.mark.parametrize(

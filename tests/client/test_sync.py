@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from client import Client, ClientError, GenerateOptions
@@ -102,6 +104,14 @@ def test_a_server_that_is_not_there_is_said_to_be_not_there():
         assert caught.value.request_id == ""
         with pytest.raises(ClientError, match="no server answers"):
             client.generate("abc")
+
+
+def test_an_infinite_timeout_is_none():
+    """It passed before the call was sent."""
+    with serving_on_a_thread() as served, Client(served.address) as client:
+        assert client.generate("abc", timeout_seconds=math.inf).hypotheses[0].text == "abc"
+        with pytest.raises(ValueError, match="the timeout is not a number"):
+            client.generate("abc", timeout_seconds=math.nan)
 
 
 @pytest.mark.parametrize("given", [None, b"abc", 5, ["a"], [1.5]])

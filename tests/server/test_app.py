@@ -111,6 +111,41 @@ def test_while_models_load_calls_are_refused_and_probes_answer():
     asyncio.run(run())
 
 
+def test_a_model_of_the_repository_that_cannot_be_served_leaves_the_others_alone(tmp_path, caplog):
+    """One damaged copy, and no model was served after the next start."""
+    for name in ("bad", "echo"):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "1" / "manifest.json").touch()
+
+    async def run():
+        turns = Turns()
+        load = loader_of({"echo": EchoRunner()}, turns, 1)
+
+        def loader(path, *given):
+            if path.parent.name == "bad":
+                raise ValueError("it is damaged")
+            return load(path, *given[:2])
+
+        app = App([], replace(local_config(), repository=tmp_path), loader)
+        await app.start()
+        assert [model.name for model in app._models] == ["echo"]
+        await app.stop()
+        (tmp_path / "echo" / "1" / "manifest.json").unlink()
+        for bundles, repository in (([], tmp_path), ([tmp_path / "bad"], None)):
+            app = App(bundles, replace(local_config(), repository=repository), loader)
+            with pytest.raises(ValueError, match="it is damaged"):
+                await app.start()
+            await app.stop()
+
+    asyncio.run(run())
+    assert "model bad: not served: it is damaged" in caplog.text
+
+
+def test_a_repository_without_a_model_is_worth_a_warning(tmp_path, caplog):
+    Shelf([], tmp_path).check_names([])
+    assert f"there is no model in {tmp_path}: each has a folder" in caplog.text
+
+
 def test_two_bundles_of_one_name_are_refused():
     bundles = [Path("a/echo"), Path("b/echo")]
     with pytest.raises(ValueError, match="two bundles have the same name: rename one of the folders"):

@@ -689,8 +689,7 @@ def test_the_thread_sleeps_when_idle_wakes_for_work_and_stops():
         engine.submit(make_request((3,)))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_its_thread_closes_the_runner_at_the_end_also_where_that_cannot_warm_up():
+def test_its_thread_closes_the_runner_at_the_end_also_where_that_cannot_warm_up(caplog):
     """Memory that another thread frees at any time could break a capture on a device."""
     threads: list[threading.Thread] = []
 
@@ -715,6 +714,7 @@ def test_its_thread_closes_the_runner_at_the_end_also_where_that_cannot_warm_up(
     with pytest.raises(RuntimeError, match="too cold"):
         cold.start()
     assert threads == [engine._thread, cold._thread]
+    assert "and cannot be closed" in caplog.text
 
 
 def test_what_is_unfinished_when_the_engine_stops_is_told_so():

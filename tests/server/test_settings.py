@@ -1,5 +1,6 @@
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,25 @@ def test_check_says_what_would_be_served(bundle_path, capsys):
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("random: version ")
     assert "int8 on cpu, 7 slots, at most" in line
+
+
+def test_check_takes_the_newest_version_that_can_be_served_as_the_start_does(bundle_path, tmp_path, capsys):
+    for name in ("good", "bad"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "good" / "1").symlink_to(bundle_path)
+    for broken in ("good/2", "bad/1"):
+        shutil.copytree(bundle_path, tmp_path / broken)
+        (tmp_path / broken / "tokenizer.json").write_text("{}")
+    command = ["--check", "--repository", str(tmp_path), "--provider", "cpu"]
+    main(command)
+    out, err = capsys.readouterr()
+    (line,) = out.splitlines()
+    assert line.startswith("good: version 1, int8 on cpu")
+    assert "model good: version 2 cannot be served: " in err
+    assert "model bad: version 1 cannot be served: " in err
+    (tmp_path / "good" / "1").unlink()
+    with pytest.raises(SystemExit, match="1"):
+        main(command)
 
 
 @pytest.mark.parametrize(
