@@ -130,5 +130,11 @@ def _unreached(address: str, message: str) -> str:
             f"no server serves now at {address}: its health check says that it is starting or stopping, has "
             "no model, or fails"
         )
-    hint = "" if ":" in address else f"; give a port, as in {address}:50051: without one, gRPC takes 443"
+    hint = ""
+    if ":" not in address:
+        hint = f"; give a port, as in {address}:50051: without one, gRPC takes 443"
+    elif "Socket closed" in message:
+        hint = "; a server with TLS closes a connection without it: is that so?"
+    elif "%5B::1%5D" in message and address.startswith("localhost:"):
+        hint = f"; where it listens on IPv4 only, ask 127.0.0.1{address.removeprefix('localhost')}"
     return f"no server answers at {address} ({message}){hint}"

@@ -261,7 +261,8 @@ def _token(path: Path, number: int, table: Any) -> Token:
         digest = b""
     if not digest:
         raise ValueError(
-            f"{where}: sha256 must be {_HEX_DIGITS} hexadecimal digits: `printf %s TOKEN | sha256sum`"
+            f"{where}: sha256 must be {_HEX_DIGITS} hexadecimal digits, as from "
+            f"`printf %s TOKEN | sha256sum | cut -c1-{_HEX_DIGITS}`"
         )
     if digest == _NO_TOKEN:
         raise ValueError(f"{where}: sha256 is that of the empty text: was the variable with the token set?")

@@ -41,6 +41,18 @@ def test_details_that_do_not_fit_the_status_are_left_out():
         ),
         (
             "host:1",
+            "Socket closed",
+            "no server answers at host:1 (Socket closed); a server with TLS closes a connection without it: "
+            "is that so?",
+        ),
+        (
+            "localhost:5",
+            "ipv6:%5B::1%5D:5: refused",
+            "no server answers at localhost:5 (ipv6:%5B::1%5D:5: refused); where it listens on IPv4 only, "
+            "ask 127.0.0.1:5",
+        ),
+        (
+            "host:1",
             "connections to all backends failing; last error: backend unhealthy",
             "no server serves now at host:1: its health check says that it is starting or stopping, has no "
             "model, or fails",
