@@ -39,12 +39,12 @@ demo: $(BUNDLE)/manifest.json ## install, train, export, serve, translate, show 
 serve: $(BUNDLE)/manifest.json ## serve the demo bundle in the foreground
 	$(PY) -m server $(BUNDLE) $(SERVE_FLAGS)
 
-test: $(INSTALLED) lint ## what CI runs: lint, types, stubs, and the tests that each prove something new
+test: $(INSTALLED) lint ## lint, types, stubs, and the tests that each prove something new
 	$(MAKE) --no-print-directory --jobs 2 types pytest
 
 # The long tests, and many more examples of what quick ones try a few of.
 test-all: export PYTEST_FLAGS = -m "not gpu and not docker" --hypothesis-profile thorough
-test-all: test ## the same and the long tests
+test-all: test ## the same and the long tests: what CI runs
 
 pytest: $(INSTALLED)
 	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
