@@ -124,7 +124,7 @@ class Place:
             os.sched_setaffinity(0, before)
 
     def take_log(self) -> str:
-        """What the servers that have ended wrote since this was asked last."""
+        """Returns the log of the servers that have ended, and empties it."""
         with self._log.open("a+", encoding="utf-8", errors="replace") as log:
             log.seek(0)
             text = log.read()

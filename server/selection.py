@@ -226,10 +226,10 @@ def uniform(seed: int, sample: int, position: int) -> float:
 
 
 def _graph_and_candidates(sampling: Sampling, vocab_size: int) -> tuple[str, int]:
-    """The graph that draws, and of how many of the best; of all it draws in the order of their ids.
+    """Returns the graph that draws a token, and the number of candidates that it sorts (0: it sorts none).
 
-    For a `top_k` a power of four, so that there are few groups whatever the rows ask for, and none sorts many
-    more than its own candidates.
+    For a `top_k` that number is a power of four: rows of any `top_k` form few groups, and no group sorts many
+    more candidates than its rows ask for.
     """
     if sampling.top_k:
         num_candidates = 1 << (((sampling.top_k - 1).bit_length() + 1) // 2 * 2)

@@ -1,4 +1,4 @@
-"""What every test has around it. The models are in `tests.models`."""
+"""Hooks and fixtures for all tests; `tests.models` makes the models and bundles."""
 
 import logging
 import os

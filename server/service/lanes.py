@@ -48,7 +48,7 @@ class Lane:
         try:
             async with own_turn, self._turn:
                 job = self._pool.submit(work)
-                return await asyncio.wrap_future(job)  # which takes a job back that has not begun
+                return await asyncio.wrap_future(job)  # a cancellation cancels a job that waits
         finally:
             if job is None:
                 give_back()

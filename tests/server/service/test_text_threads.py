@@ -114,7 +114,7 @@ def test_what_waits_is_bounded_and_who_comes_too_late_hears_when_to_come_again(m
 
 
 def test_callers_have_the_thread_in_turn():
-    """Calls ran in the order in which they came: a caller with many held up everybody else."""
+    """The thread ran calls in order of arrival, so a caller with many calls held up all others."""
 
     async def run():
         async with threads() as made:
