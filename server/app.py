@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,15 +24,11 @@ from server.service.calls import Calls
 from server.service.endpoint import Endpoint
 from server.service.health import Health
 from server.shelf import Shelf
-from server.trimming import Trimmer
+from server.trimming import Trimmer, spare_what_lives
 
 Loader = Callable[[Path, ServerConfig, Deliveries, int], ServedModel]
 
 _REFRESH_SECONDS = 1.0  # how soon a health watcher hears of an engine that failed
-# Python's collector of cycles looks at everything that lives, which stops all threads for a tenth of a second
-# where a thousand requests wait. So by itself it looks at what is young, and at the whole only now and then.
-_GC_THRESHOLDS = (2_000, 10, 2**31 - 1)
-_COLLECT_SECONDS = 60.0
 
 _log = logging.getLogger(__name__)
 
@@ -133,14 +127,10 @@ class App:
     async def run_until(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping` is set, keep health watchers informed, and give memory back."""
         trimmer = Trimmer()
-        collected_at = time.monotonic()
         while not stopping.is_set():
             self._health.refresh()
             self._descriptors.check()
-            await asyncio.to_thread(trimmer.look)
-            if time.monotonic() - collected_at >= _COLLECT_SECONDS:
-                gc.collect()
-                collected_at = time.monotonic()
+            await trimmer.look()
             try:
                 await asyncio.wait_for(stopping.wait(), _REFRESH_SECONDS)
             except TimeoutError:
@@ -200,9 +190,7 @@ async def serve(bundles: Sequence[Path], config: ServerConfig, loader: Loader) -
     app = App(bundles, config, loader)
     try:
         if await _is_first(app.start(), stopping):
-            gc.collect()
-            gc.freeze()  # what is there now stays
-            gc.set_threshold(*_GC_THRESHOLDS)
+            spare_what_lives()
             await app.run_until(stopping)
             await app.drain(notice_seconds)
     finally:

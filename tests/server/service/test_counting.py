@@ -7,12 +7,15 @@ from grpc import aio
 
 from client import AsyncClient, ClientError
 from protos import seq2seq_v1_pb2 as pb
+from protos.open_inference_pb2 import ModelInferRequest
 from server.errors import InvalidRequest
 from server.metrics import Metrics
 from server.service.counting import CountingInterceptor
 from tests.server.service.harness import serving
 
 SERVICE = "seq2seq.v1.Seq2Seq"
+STRICT = (("triton_grpc_error", "true"),)
+EMPTY_INFERENCE = ModelInferRequest(model_name="echo").SerializeToString()
 
 
 async def handled(served, code: str, **labels: str) -> float:
@@ -118,16 +121,25 @@ def test_what_comes_too_late_for_a_caller_who_has_gone_counts_as_it_was_meant(me
 
 
 @pytest.mark.parametrize(
-    "raw", [b"\xff", pb.GenerateRequest(sources=[pb.Source(text=" ")]).SerializeToString()]
+    ("method", "kind", "raws"),
+    [
+        ("Generate", "unary", [b"\xff"]),
+        ("Generate", "unary", [pb.GenerateRequest(sources=[pb.Source(text=" ")]).SerializeToString()]),
+        ("ModelStreamInfer", "bidi_stream", [b"\xff"]),
+        ("ModelStreamInfer", "bidi_stream", [EMPTY_INFERENCE, EMPTY_INFERENCE, b"\xff"]),
+        ("ModelStreamInfer", "bidi_stream", [EMPTY_INFERENCE, EMPTY_INFERENCE]),
+    ],
 )
-def test_a_refused_message_is_freed_without_the_garbage_collector(raw):
+def test_a_refused_message_is_freed_without_the_garbage_collector(method, kind, raws):
     """24 refused messages of 4 MiB stayed for up to a minute."""
+    service = SERVICE if kind == "unary" else "inference.GRPCInferenceService"
 
     async def run():
         async with serving() as served:
+            call = served.channel.stream_stream(f"/{service}/{method}")(iter(raws), metadata=STRICT)
             with pytest.raises(aio.AioRpcError, match="INVALID_ARGUMENT"):
-                await served.channel.unary_unary(f"/{SERVICE}/Generate")(raw)
-            await handled(served, "InvalidArgument", **labels_of("Generate"))
+                await anext(aiter(call))
+            await handled(served, "InvalidArgument", **labels_of(method, kind, service))
             await asyncio.sleep(0)
             assert refusals() == others
 
