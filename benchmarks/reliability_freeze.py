@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -62,10 +65,15 @@ _Call = Callable[[AsyncClient, str, float], Awaitable[Any]]
 
 @dataclass
 class _Watch:
-    """The longest pauses of a stream that is read throughout, and of `/healthz`."""
+    """The longest pauses of a stream that is read throughout, and of `/healthz`.
+
+    Attributes:
+        lag_seconds: By which this process itself woke up late: as much of the others may be its own.
+    """
 
     stream_seconds: float = 0.0
     probe_seconds: float = 0.0
+    lag_seconds: float = 0.0
     num_failed: int = 0
 
 
@@ -73,11 +81,17 @@ def freeze(place: Place) -> tuple[Figures, list[Bar]]:
     """Every text on every way in, some callers in a hurry; then many of the longest at once, and SIGTERM."""
     units = _UNITS[: place.count(len(_UNITS), 3)]
     num_many = place.count(_MANY, 20)
-    with place.serving(TINY) as server:
+    with (
+        place.serving(TINY) as server,
+        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as callers,
+    ):
         before = state(server)
-        idle = asyncio.run(_watched(server, lambda _: asyncio.sleep(place.seconds(5))))[0]
-        hard, codes = asyncio.run(_watched(server, lambda client: _attack(client, units)))
-        many, many_codes = asyncio.run(_watched(server, lambda client: _crowd(client, num_many)))
+        watched = partial(_watched, server, callers)
+        idle = asyncio.run(watched(partial(time.sleep, place.seconds(5))))[0]
+        hard, codes = asyncio.run(watched(partial(_by_client, server.address, partial(_attack, units=units))))
+        many, many_codes = asyncio.run(
+            watched(partial(_by_client, server.address, partial(_crowd, number=num_many)))
+        )
         after = settled(server, before)
         end_seconds, code, ended = asyncio.run(_end_under(server, num_many))
     watches = {"idle": idle, "hard": hard, "many": many}
@@ -86,6 +100,7 @@ def freeze(place: Place) -> tuple[Figures, list[Bar]]:
         "ended": ended,
         "stream_seconds": {name: watch.stream_seconds for name, watch in watches.items()},
         "probe_seconds": {name: watch.probe_seconds for name, watch in watches.items()},
+        "lag_seconds": {name: watch.lag_seconds for name, watch in watches.items()},
     }
     num_failed = sum(watch.num_failed for watch in watches.values())
     return figures, [
@@ -115,9 +130,9 @@ def freeze(place: Place) -> tuple[Figures, list[Bar]]:
 
 
 async def _watched(
-    server: RunningServer, work: Callable[[AsyncClient], Awaitable[Any]]
+    server: RunningServer, callers: ProcessPoolExecutor, work: Callable[[], Any]
 ) -> tuple[_Watch, Any]:
-    """What `work` returns, and how long others waited meanwhile."""
+    """What `work` returns, which the callers' process does, and how long others waited meanwhile."""
     watch, is_over = _Watch(), asyncio.Event()
 
     async def read() -> None:
@@ -144,13 +159,15 @@ async def _watched(
                 await asyncio.to_thread(ask)
             except OSError:
                 watch.num_failed += 1
-            watch.probe_seconds = max(watch.probe_seconds, time.perf_counter() - begun)
+            ended = time.perf_counter()
+            watch.probe_seconds = max(watch.probe_seconds, ended - begun)
             await asyncio.sleep(_PROBE_SECONDS)
+            lag_seconds = time.perf_counter() - ended - _PROBE_SECONDS
+            watch.lag_seconds = max(watch.lag_seconds, lag_seconds)
 
     watching = asyncio.gather(read(), probe())
     try:
-        async with AsyncClient(server.address, timeout_seconds=PATIENT_SECONDS) as client:
-            return watch, await work(client)
+        return watch, await asyncio.get_running_loop().run_in_executor(callers, work)
     finally:
         is_over.set()
         await watching
@@ -186,6 +203,16 @@ _WAYS: tuple[_Call, ...] = (
     _prefixed,
     _scored,
 )
+
+
+def _by_client(address: str, work: Callable[[AsyncClient], Awaitable[Counter[str]]]) -> Counter[str]:
+    """Returns what `work` does with a client of its own."""
+
+    async def run() -> Counter[str]:
+        async with AsyncClient(address, timeout_seconds=PATIENT_SECONDS) as client:
+            return await work(client)
+
+    return asyncio.run(run())
 
 
 async def _attack(client: AsyncClient, units: tuple[str, ...]) -> Counter[str]:
