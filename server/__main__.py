@@ -102,6 +102,7 @@ def _model_config(options: argparse.Namespace) -> ModelConfig:
         num_threads=options.threads,
         num_instances=options.instances,
         cuda_graphs=options.cuda_graphs,
+        cuda_libraries=options.cuda_libraries,
         memory_budget_bytes=options.memory_budget,
         max_slots=options.max_slots,
         max_source_length=options.max_source_length,
@@ -221,6 +222,14 @@ def _parser() -> argparse.ArgumentParser:
         action="store_false",
         default=runner.cuda_graphs,
         help="on CUDA launch each kernel of a step by itself, instead of replaying captured steps",
+    )
+    add(
+        "--cuda-libraries",
+        type=Path,
+        default=runner.cuda_libraries,
+        metavar="FOLDER",
+        help="with the libraries of CUDA and cuDNN, in it or in any folder below it (default: the packages "
+        "nvidia-* of this Python, then where the system looks)",
     )
     add(
         "--memory-budget",

@@ -10,12 +10,14 @@ from contextlib import AbstractContextManager, nullcontext
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import onnxruntime as ort
 
 from bundle.manifest import Bundle
 from bundle.names import Precision
+from server.libraries import load_cuda_libraries
 from server.readers_writer import ReadersWriterLock
 from server.records import Array
 from server.weights import Weight, take_weights
@@ -32,6 +34,12 @@ _PRECISIONS = {CPU: (Precision.INT8, Precision.FP32), CUDA: (Precision.FP16, Pre
 # What the driver of an NVIDIA GPU makes; under Windows that of any GPU.
 _GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
+# On GPUs since Hopper, ONNX Runtime prefers cuDNN's attention, which builds a plan at every new shape, some
+# hundred milliseconds each (onnxruntime#28849). Flash (1), memory-efficient (2) and unfused (16) need none.
+_SDPA_KERNELS = "19"
+# Every session has an arena of its own: it grows by what is asked for, not to the next power of two.
+_CUDA_OPTIONS = {"sdpa_kernel": _SDPA_KERNELS, "arena_extend_strategy": "kSameAsRequested"}
+
 _EMPTY = Path("/dev/null")  # the file that a graph names for the weights that it is given from memory
 _WEIGHTS_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
@@ -39,8 +47,7 @@ _WEIGHTS_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 # device, copy to it or wait for it, or both fail. Everything else may run side by side.
 _capturing = ReadersWriterLock()
 
-if _FULL_NAMES[CUDA] in ort.get_available_providers():
-    ort.preload_dlls()  # the CUDA and cuDNN libraries that pip installed
+ort.set_default_logger_severity(3)  # errors: kernels warn of what our graphs do on purpose
 
 
 class ProviderPolicy(enum.StrEnum):
@@ -81,6 +88,8 @@ class OnnxDevice:
         self.is_host = provider == CPU
         self.can_capture = provider == CUDA
         self._provider = provider
+        # By address of what was copied; sessions keep them.
+        self._weights: WeakValueDictionary[tuple[int, int], ort.OrtValue] = WeakValueDictionary()
 
     def in_use(self) -> AbstractContextManager[None]:
         """Hold it during every use of the device but `session`, `value` and a capture; it is not nested."""
@@ -98,9 +107,8 @@ class OnnxDevice:
         Args:
             name: For messages.
             graph: An ONNX model.
-            weights: The content of its file of weights. All sessions of the host use it where it is; those of
-                another device have copied what they need when this returns (the contract of ONNX Runtime's
-                `AddExternalInitializersFromFilesInMemory`).
+            weights: The content of its file of weights. Sessions of the host use it where it is; on another
+                device there is one copy of each weight, which all sessions of this object share.
             is_captured: Whether its runs are captured; only where the device can.
 
         Raises:
@@ -120,18 +128,16 @@ class OnnxDevice:
         values: tuple[ort.OrtValue, ...] = ()
         if weights is not None:
             graph, found = take_weights(graph, weights, _EMPTY.name)
-            if self.is_host:
-                # ONNX Runtime wants the file to be there, and reads none of it: it is given every weight.
-                options.add_session_config_entry(_WEIGHTS_FOLDER_KEY, str(_EMPTY.parent))
-                values = tuple(map(_in_place, found))
-                for weight, value in zip(found, values, strict=True):
-                    options.add_initializer(weight.name, value)
-            else:
-                options.add_external_initializers_from_files_in_memory(
-                    [_EMPTY.name], [weights], [len(weights)]
-                )
+            # ONNX Runtime wants the file to be there, and reads none of it: it is given every weight.
+            options.add_session_config_entry(_WEIGHTS_FOLDER_KEY, str(_EMPTY.parent))
+            with self.in_use():
+                values = tuple(map(self._place, found))
+            for weight, value in zip(found, values, strict=True):
+                options.add_initializer(weight.name, value)
         full_name = _FULL_NAMES[self._provider]
-        provider_options = {"enable_cuda_graph": "1"} if is_captured else {}
+        provider_options = (
+            {} if self.is_host else _CUDA_OPTIONS | {"enable_cuda_graph": str(int(is_captured))}
+        )
         with self.in_use():
             session = Session(graph, options, providers=[(full_name, provider_options)])
         session.weights = values
@@ -157,6 +163,21 @@ class OnnxDevice:
         with self.in_use():
             return ort.OrtValue.ortvalue_from_numpy(array, self._provider, _DEVICE_ID)
 
+    def _place(self, weight: Weight) -> ort.OrtValue:
+        """The weight where graphs read it."""
+        if self.is_host:
+            return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(weight.bits, weight.element_type)
+        place = int(weight.bits.ctypes.data), weight.element_type
+        value = self._weights.get(place)
+        if value is None:
+            memory = ort.OrtValue.ortvalue_from_shape_and_type(
+                weight.bits.shape, weight.element_type, self._provider, _DEVICE_ID
+            )
+            memory.update_inplace(weight.bits)
+            # Sessions take no initializer that owns its memory; this one keeps that of the other.
+            value = self._weights[place] = ort.OrtValue.from_dlpack(memory)
+        return value
+
     def bind_input(
         self, binding: ort.IOBinding, name: str, dtype: Any, shape: tuple[int, ...], pointer: int
     ) -> None:
@@ -169,10 +190,6 @@ class OnnxDevice:
 
     def bind_new_output(self, binding: ort.IOBinding, name: str) -> None:
         binding.bind_output(name, self._provider, _DEVICE_ID)
-
-
-def _in_place(weight: Weight) -> ort.OrtValue:
-    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(weight.bits, weight.element_type)
 
 
 @functools.cache
@@ -188,8 +205,19 @@ def share_threads(num_threads: int) -> None:
         _log.warning("graphs do not get %d threads of their own: %s", num_threads, error)
 
 
-def choose(bundle: Bundle, policy: ProviderPolicy, precision: Precision | None) -> tuple[str, Precision]:
+def choose(
+    bundle: Bundle,
+    policy: ProviderPolicy,
+    precision: Precision | None,
+    cuda_libraries: Path | None = None,
+) -> tuple[str, Precision]:
     """The provider and precision to run a bundle with; the log says why CUDA is not taken where it may be.
+
+    Args:
+        bundle: A checked bundle.
+        policy: What may run its graphs.
+        precision: None takes the fastest one.
+        cuda_libraries: Where CUDA's libraries are; None searches the packages of this Python.
 
     Raises:
         ValueError: The bundle has no such graphs, or what may run them does not; the message says why.
@@ -200,7 +228,7 @@ def choose(bundle: Bundle, policy: ProviderPolicy, precision: Precision | None) 
     asked = tuple(variants) if precision is None else (precision,)
     reason = ""
     if policy != ProviderPolicy.CPU:
-        reason = _why_not_cuda(asked)
+        reason = _why_not_cuda(asked, cuda_libraries)
         if not reason:
             return CUDA, _fastest(CUDA, asked)
         if policy == ProviderPolicy.REQUIRE:
@@ -220,7 +248,7 @@ def choose(bundle: Bundle, policy: ProviderPolicy, precision: Precision | None) 
 
 def usable_variants(bundle: Bundle) -> list[tuple[str, Precision]]:
     """Every provider and precision that can run a bundle here, the fastest first."""
-    providers = [CPU] if _cuda_problem() else [CUDA, CPU]
+    providers = [CPU] if _cuda_problem(None) else [CUDA, CPU]
     return [
         (provider, precision)
         for provider in providers
@@ -233,24 +261,25 @@ def _fastest(provider: str, asked: tuple[Precision, ...]) -> Precision:
     return next(precision for precision in _PRECISIONS[provider] if precision in asked)
 
 
-def _why_not_cuda(asked: tuple[Precision, ...]) -> str:
+def _why_not_cuda(asked: tuple[Precision, ...], libraries: Path | None) -> str:
     """Why CUDA cannot run graphs of any of these precisions; empty where it can."""
-    problem = _cuda_problem()
+    problem = _cuda_problem(libraries)
     if not problem and not set(asked) & set(_PRECISIONS[CUDA]):
         return f"{_listed(asked)} graphs do not run there, it takes {_listed(_PRECISIONS[CUDA])}"
     return problem
 
 
-def _cuda_problem() -> str:
+def _cuda_problem(libraries: Path | None) -> str:
     """What is wrong with CUDA here: ONNX Runtime lacks it, or its device fails; empty where it works."""
     if _FULL_NAMES[CUDA] not in ort.get_available_providers():
         return f"this ONNX Runtime has no {_FULL_NAMES[CUDA]}; install onnxruntime-gpu instead"
+    searched = load_cuda_libraries(libraries)
     try:
         device = OnnxDevice(CUDA, num_threads=1)
         device.value(np.zeros(1, np.float32))
         device.weightless("greedy")
     except Exception as error:  # ONNX Runtime's errors have no class of their own in common
-        return f"{_FULL_NAMES[CUDA]} does not work here: {str(error).strip()}"
+        return f"{_FULL_NAMES[CUDA]} does not work here: {str(error).strip()} ({searched})"
     return ""
 
 

@@ -8,12 +8,20 @@ from pathlib import Path
 from bundle.manifest import load_bundle
 from server.config import ServerConfig
 from server.deliveries import Deliveries
+from server.device import CPU, CUDA
 from server.engine import Engine
 from server.models import ServedModel
 from server.runner import OnnxRunner
+from server.scheduler import SchedulerLimits
 from server.sizing import size_up
 
 _log = logging.getLogger(__name__)
+
+# A GPU encodes thousands of tokens in the time that launching the kernels takes.
+_LIMITS = {
+    CPU: SchedulerLimits(),
+    CUDA: SchedulerLimits(max_encode_tokens=4096, max_encode_tokens_beside=2048, max_align_tokens=256),
+}
 
 
 def load_model(
@@ -61,6 +69,7 @@ def load_model(
             model_name=deliveries.model_name,
             deliver=deliveries.deliver,
             queue_limits=config.queue,
+            limits=_LIMITS[runner.provider],
         )
         for runner in runners
     )

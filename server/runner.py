@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -21,7 +22,16 @@ from bundle.names import Axis, Role, Verb
 from server.buckets import bucket_of, buckets_up_to
 from server.buffers import Buffers, Columns
 from server.device import CPU, OnnxDevice, Session, share_threads
-from server.records import Array, Move, Request, Search, Selected, Sequence
+from server.records import (
+    Array,
+    Constraints,
+    Move,
+    Request,
+    Sampling,
+    Search,
+    Selected,
+    Sequence,
+)
 from server.selection import Selector
 from server.sizing import RunnerConfig, Sizing, size_up
 
@@ -115,9 +125,16 @@ class OnnxRunner:
         self.encode(0, [request])
         self._or_uncaptured(self._step_every_bucket)
         self.step((Sequence(Search(request), self.start_id, request.source_length),))
-        self.align(0, 0, (self.start_id,), request.source_length)
+        for detailed in _requests_of_every_selection(request):
+            row = Sequence(Search(detailed), self.start_id, request.source_length, is_plain=False)
+            self.step((row,))
+        self.move((Move(0, 0, cache_length=1, source_length=request.source_length),))
+        # From an empty cache and after a filled one, which may take other kernels.
+        for first_position, length in ((0, 1), (1, 2)):
+            if first_position + length <= self.max_target_length:
+                self.align(0, first_position, (self.start_id,) * length, request.source_length)
         if not self._device.is_host:
-            # Sessions have copied their weights to the device, and no other one will be made.
+            # The weights are on the device, and no other session will be made.
             self._files = None
 
     @_on_device
@@ -298,6 +315,12 @@ class OnnxRunner:
             _log.warning("steps are not captured as CUDA graphs, and are slower: %s", error)
             self.captures_steps = False
             self._load_step()
+        else:
+            return
+        try:
+            action()
+        except Exception:  # CUDA reports the last error of a thread, which may still be that of the capture
+            self._load_step()
             action()
 
     def _bind_step(self, num_rows: int) -> tuple[Any, Any]:
@@ -305,6 +328,18 @@ class OnnxRunner:
         self._columns.bind_logits(self._device.bind_input, select, num_rows)
         self._columns.bind_selected(select, num_rows)
         return self._bind(Verb.STEP, 0, num_rows, {}), select
+
+
+def _requests_of_every_selection(request: Request) -> list[Request]:
+    """Requests that between them need every graph that selects tokens."""
+    constraints = Constraints(min_new_tokens=1, suppressed_token_ids=frozenset({0}))
+    samplings = [
+        Sampling(1.0, top_k, top_p, min_p=0.0, seed=0) for top_k, top_p in ((0, 1.0), (1, 1.0), (0, 0.5))
+    ]
+    return [
+        replace(request, constraints=constraints, log_probabilities=True),
+        *(replace(request, sampling=sampling) for sampling in samplings),
+    ]
 
 
 def _pad(arrays: list[Array], dtype: str) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ class RunnerConfig:
         shares_threads: Whether all graphs of the process use one pool of threads, as a server's should.
         num_instances: How many runners like this one there are, which share threads, budget and slots.
         cuda_graphs: Whether steps on CUDA are captured and replayed.
+        cuda_libraries: Folder with the libraries of CUDA and cuDNN; None searches this Python's packages.
         memory_budget_bytes: Of all slots' cache and memory.
         max_slots: The most sequences at once, however large the budget.
         max_source_length: Tokens; None is the manifest's limit, a lower one saves memory.
@@ -42,6 +44,7 @@ class RunnerConfig:
     shares_threads: bool = False
     num_instances: int = 1
     cuda_graphs: bool = True
+    cuda_libraries: Path | None = None
     memory_budget_bytes: int = 1 << 30
     max_slots: int = 256
     max_source_length: int | None = None
@@ -109,7 +112,7 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
             are more instances than threads.
     """
     manifest = bundle.manifest
-    provider, precision = choose(bundle, config.provider, config.precision)
+    provider, precision = choose(bundle, config.provider, config.precision, config.cuda_libraries)
     num_instances, num_threads = config.num_instances, config.num_threads or usable_cpus()
     if provider == CPU and num_instances > num_threads:
         raise ValueError(

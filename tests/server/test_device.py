@@ -26,7 +26,9 @@ def holding(bundle: Bundle, kept: str) -> Bundle:
 @pytest.fixture
 def works(monkeypatch):
     """Says whether CUDA works here."""
-    return lambda is_so: monkeypatch.setattr(device_module, "_cuda_problem", lambda: "" if is_so else NO_CUDA)
+    return lambda is_so: monkeypatch.setattr(
+        device_module, "_cuda_problem", lambda _: "" if is_so else NO_CUDA
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bundle.manifest import Bundle, load_bundle
-from bundle.names import SOURCE_IDS, Precision
+from bundle.names import SOURCE_IDS, Precision, Verb
 from server import runner as runner_module
 from server.device import OnnxDevice
 from server.records import Array, FinishReason, Request, Selected, Sequence
@@ -365,6 +365,23 @@ def test_where_capturing_fails_steps_go_on_without_and_the_log_says_so(
     driver = Driver(runner)
     driver.submit(*random_requests(random_bundle, 6, seed=6))
     driver.finish()
+
+
+def test_an_error_that_outlasts_a_failed_capture_is_survived_by_another_session(random_bundle, monkeypatch):
+    """CUDA reports a thread's last error at its next call: the first step without a capture may fail, too."""
+    monkeypatch.setattr(runner_module, "OnnxDevice", CapturingDevice)
+    runner, failed, run_step = make_runner(random_bundle, 3), [], OnnxRunner._run_step
+
+    def fail_twice(self, num_rows, **options):
+        if len(failed) < 2:
+            failed.append(self._sessions[Verb.STEP])
+            raise RuntimeError("operation failed due to a previous error during capture")
+        run_step(self, num_rows, **options)
+
+    monkeypatch.setattr(OnnxRunner, "_run_step", fail_twice)
+    runner.warm_up()
+    assert not runner.captures_steps
+    assert len({id(session) for session in (*failed, runner._sessions[Verb.STEP])}) == 3
 
 
 def test_capturing_can_be_switched_off(random_bundle, monkeypatch):
