@@ -58,6 +58,11 @@ class Precision(enum.StrEnum):
     INT8 = "int8"
 
 
+# Of ONNX Runtime's CUDA provider, where graphs are proved and where they are served: they choose the kernels.
+# On GPUs since Hopper it would take cuDNN's attention, which builds a plan at every new shape, some hundred
+# milliseconds each (onnxruntime#28849). Flash (1), memory-efficient (2) and unfused (16) attention need none.
+CUDA_PROVIDER_OPTIONS = {"sdpa_kernel": "19"}
+
 SOURCE_IDS = "source_ids"  # (B, S) int64
 SOURCE_LENGTHS = "source_lengths"  # (B,) int32
 TOKEN_IDS = "token_ids"  # (B,) int64: the last target token of each row

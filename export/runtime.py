@@ -11,11 +11,13 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from bundle import names
-from bundle.manifest import TensorSpec
-from bundle.names import Axis, Verb
+from bundle.names import Axis, Role, Verb
 from export.graphs import Graph
 
 Array = npt.NDArray[Any]
+
+_HOST = "cpu"
+_DEVICES = {"CPUExecutionProvider": _HOST, "CUDAExecutionProvider": "cuda"}
 
 
 class Graphs:
@@ -30,18 +32,21 @@ class Graphs:
     """
 
     def __init__(self, paths: Mapping[Verb, Path], graphs: Mapping[Verb, Graph], provider: str) -> None:
+        self._device = _DEVICES[provider]
+        provider_options = {} if self._device == _HOST else names.CUDA_PROVIDER_OPTIONS
         options = ort.SessionOptions()
         options.log_severity_level = 3
         # The three take turns: threads of one that spin after its run would take the CPU from the next.
         options.add_session_config_entry("session.force_spinning_stop", "1")
 
         def session(path: Path) -> ort.InferenceSession:
+            providers = [(provider, provider_options)]
             try:
-                return ort.InferenceSession(path, options, providers=[provider])
+                return ort.InferenceSession(path, options, providers=providers)
             except RuntimeError:
                 # In a process that also serves, all sessions must use the one pool of threads.
                 options.use_per_session_threads = not options.use_per_session_threads
-                return ort.InferenceSession(path, options, providers=[provider])
+                return ort.InferenceSession(path, options, providers=providers)
 
         self._sessions = {verb: session(path) for verb, path in paths.items()}
         self._graphs = graphs
@@ -123,40 +128,40 @@ class Graphs:
         return targets
 
     def _run(self, verb: Verb, feeds: dict[str, Array], sizes: Mapping[str, int]) -> dict[str, Array]:
-        """Run a graph; an output whose twin is an input is bound to that input's buffer, as when serving."""
+        """Run a graph; rows lie on its device and are written in place, so that kernels are those of serving."""
         binding = self._sessions[verb].io_binding()
-        in_place = {names.out(name): name for name in feeds}
         graph = self._graphs[verb]
+        rows: dict[str, ort.OrtValue] = {}
+        for spec in (*graph.inputs, *graph.outputs):
+            name = names.buffer_of(spec.name)
+            if spec.role in (Role.MEMORY, Role.CACHE) and name not in rows:
+                if name not in feeds:  # that encode writes
+                    feeds[name] = np.zeros(spec.shape(sizes), spec.storage)
+                rows[name] = ort.OrtValue.ortvalue_from_numpy(feeds[name], self._device, 0)
         for spec in graph.inputs:
-            if spec.name not in feeds:  # memory that encode writes
-                feeds[spec.name] = np.zeros(spec.shape(sizes), spec.storage)
-                in_place[names.out(spec.name)] = spec.name
-        values = {spec.name: _value(feeds[spec.name], spec) for spec in graph.inputs}
-        for name, value in values.items():
-            binding.bind_ortvalue_input(name, value)
+            if spec.name in rows:
+                shape, pointer = feeds[spec.name].shape, rows[spec.name].data_ptr()
+                binding.bind_input(spec.name, self._device, 0, spec.element_type, shape, pointer)
+            else:
+                binding.bind_cpu_input(spec.name, feeds[spec.name])
         for spec in graph.outputs:
-            if spec.name not in in_place and spec.storage != spec.dtype:  # numpy could not read it
-                feeds[spec.name] = np.zeros(spec.shape(sizes), spec.storage)
-                values[spec.name] = _value(feeds[spec.name], spec)
-                in_place[spec.name] = spec.name
-            if spec.name in in_place:
-                binding.bind_ortvalue_output(spec.name, values[in_place[spec.name]])
+            name = names.buffer_of(spec.name)
+            if name in rows:
+                shape, pointer = feeds[name].shape, rows[name].data_ptr()
+                binding.bind_output(spec.name, self._device, 0, spec.element_type, shape, pointer)
             else:
                 binding.bind_output(spec.name)
         self._sessions[verb].run_with_iobinding(binding)
         answers: dict[str, Array] = {}
         for spec, value in zip(graph.outputs, binding.get_outputs(), strict=True):
-            written = in_place.get(spec.name)
-            # A copy, since a view would not keep the value's memory alive.
-            answers[written or spec.name] = feeds[written] if written else np.array(value.numpy())
+            name = names.buffer_of(spec.name)
+            if name not in rows:
+                answers[name] = np.array(value.numpy())  # a view would not keep the value's memory alive
+                continue
+            if self._device != _HOST:
+                np.copyto(feeds[name], rows[name].numpy())
+            answers[name] = feeds[name]
         return answers
-
-
-def _value(array: Array, spec: TensorSpec) -> ort.OrtValue:
-    """A value over the array's own memory."""
-    if spec.storage == spec.dtype:
-        return ort.OrtValue.ortvalue_from_numpy(array)
-    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array, spec.element_type)
 
 
 def pad(sequences: Sequence[Sequence[int]]) -> tuple[Array, Array]:

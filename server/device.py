@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import onnxruntime as ort
 
+from bundle import names
 from bundle.manifest import Bundle
 from bundle.names import Precision
 from server.libraries import load_cuda_libraries
@@ -34,11 +35,8 @@ _PRECISIONS = {CPU: (Precision.INT8, Precision.FP32), CUDA: (Precision.FP16, Pre
 # What the driver of an NVIDIA GPU makes; under Windows that of any GPU.
 _GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
 
-# On GPUs since Hopper, ONNX Runtime prefers cuDNN's attention, which builds a plan at every new shape, some
-# hundred milliseconds each (onnxruntime#28849). Flash (1), memory-efficient (2) and unfused (16) need none.
-_SDPA_KERNELS = "19"
 # Every session has an arena of its own: it grows by what is asked for, not to the next power of two.
-_CUDA_OPTIONS = {"sdpa_kernel": _SDPA_KERNELS, "arena_extend_strategy": "kSameAsRequested"}
+_CUDA_OPTIONS = names.CUDA_PROVIDER_OPTIONS | {"arena_extend_strategy": "kSameAsRequested"}
 
 _EMPTY = Path("/dev/null")  # the file that a graph names for the weights that it is given from memory
 _WEIGHTS_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
