@@ -62,6 +62,9 @@ class Precision(enum.StrEnum):
 # On GPUs since Hopper it would take cuDNN's attention, which builds a plan at every new shape, some hundred
 # milliseconds each (onnxruntime#28849). Flash (1), memory-efficient (2) and unfused (16) attention need none.
 CUDA_PROVIDER_OPTIONS = {"sdpa_kernel": "19"}
+# Set in the environment, if nothing else is: a step's attention is then one kernel (flash decoding), and four
+# with XQA, the other choice.
+CUDA_ENVIRONMENT = {"ORT_ENABLE_XQA": "0"}
 
 SOURCE_IDS = "source_ids"  # (B, S) int64
 SOURCE_LENGTHS = "source_lengths"  # (B,) int32

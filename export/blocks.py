@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from export import operators
-from export.linear import LinearFactory
+from export.linear import Linear, LinearFactory
 from training.transformer import DecoderLayer, EncoderLayer, Transformer
 
 # B batch rows   S source length   T target length   D d_model   H heads   K d_head   C cache capacity
@@ -23,14 +23,25 @@ class AddNorm(nn.Module):
 
     Post-norm (Vaswani et al. 2017, section 3.1) goes on with the norm alone; pre-norm (Xiong et al. 2020,
     arXiv:2002.04745) keeps the sum as the residual and takes the norm of the next sublayer.
+
+    Args:
+        norm: The trained one.
+        last: The last map of the sublayer; None where only the norm is used.
+        pre_norm: Which of the two it is.
+        linear: Makes the graph's maps.
     """
 
-    def __init__(self, norm: nn.LayerNorm, *, pre_norm: bool, dtype: torch.dtype) -> None:
+    def __init__(
+        self, norm: nn.LayerNorm, last: Linear | None, *, pre_norm: bool, linear: LinearFactory
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(norm.weight.detach().to(dtype))
-        self.bias = nn.Parameter(norm.bias.detach().to(dtype))
+        left_bias = None if last is None else last.left_bias
+        self.weight = nn.Parameter(norm.weight.detach().to(linear.dtype))
+        self.bias = nn.Parameter(norm.bias.detach().to(linear.dtype))
+        self.sublayer_bias = None if left_bias is None else nn.Parameter(left_bias.to(linear.dtype))
         self.epsilon = norm.eps
         self.pre_norm = pre_norm
+        self.is_fused = linear.is_fused
 
     def enter(self, x: Tensor) -> Tensor:
         """The norm alone: what the first sublayer of a pre-norm stack reads."""
@@ -38,9 +49,13 @@ class AddNorm(nn.Module):
 
     def forward(self, output: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """What the next sublayer reads, and what its output will be added to."""
-        # Not SkipLayerNormalization, which is slower on the CPU in ONNX Runtime 1.31.
-        total = output + residual
-        normalized = self.enter(total)
+        if self.is_fused:
+            normalized, total = operators.skip_layer_normalization(
+                output, residual, self.weight, self.bias, self.sublayer_bias, epsilon=self.epsilon
+            )
+        else:  # faster on the CPU in ONNX Runtime 1.31
+            total = output + residual
+            normalized = self.enter(total)
         return normalized, total if self.pre_norm else normalized
 
 
@@ -49,25 +64,42 @@ class FeedForward(nn.Module):
 
     def __init__(self, layer: EncoderLayer | DecoderLayer, path: str, linear: LinearFactory) -> None:
         super().__init__()
-        self.inner = linear(f"{path}.feed_forward.inner", [layer.feed_forward.inner])
-        self.outer = linear(f"{path}.feed_forward.outer", [layer.feed_forward.outer])
+        trained = layer.feed_forward
+        self.inner = linear(f"{path}.feed_forward.inner", [trained.inner], may_leave_bias=True)
+        self.outer = linear(f"{path}.feed_forward.outer", [trained.outer], may_leave_bias=True)
+        self.floor: Tensor | None = None
+        if self.inner.left_bias is not None and self.outer.left_bias is not None:
+            # max(0, xW₁ + b₁) = max(xW₁, -b₁) + b₁, and b₁W₂ becomes part of b₂.
+            self.floor = nn.Parameter(-self.inner.left_bias.to(linear.dtype))
+            rounded = -self.floor.detach().to(torch.float32)
+            outer_weight = trained.outer.weight.detach().to(torch.float32)
+            self.outer.left_bias = self.outer.left_bias + outer_weight @ rounded
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.inner(x)
+        if self.floor is not None:
+            return self.outer(torch.maximum(hidden, self.floor))
         return self.outer(hidden if self.outer.clamps_negative else torch.relu(hidden))
 
 
 class Embedding(nn.Module):
-    """Token embeddings scaled by √D, plus sinusoidal positions (Vaswani et al. 2017, sections 3.4, 3.5)."""
+    """Token embeddings scaled by √D, plus sinusoidal positions (Vaswani et al. 2017, sections 3.4, 3.5).
 
-    def __init__(self, model: Transformer, weight: Tensor, dtype: torch.dtype) -> None:
+    Attributes:
+        weight: `(V, D)`.
+        weight_scale: By which `weight` is multiplied already.
+    """
+
+    def __init__(self, model: Transformer, weight: Tensor, linear: LinearFactory) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight.detach().to(dtype))
-        self.positions = nn.Parameter(model.positions.detach().to(dtype))
         self.scale = math.sqrt(model.config.d_model)
+        self.weight_scale = self.scale if linear.is_fused else 1.0
+        self.weight = nn.Parameter((weight.detach() * self.weight_scale).to(linear.dtype))
+        self.positions = nn.Parameter(model.positions.detach().to(linear.dtype))
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        return nn.functional.embedding(ids, self.weight) * self.scale + positions
+        embedded = nn.functional.embedding(ids, self.weight)
+        return (embedded if self.weight_scale == self.scale else embedded * self.scale) + positions
 
 
 class EncoderBlock(nn.Module):
@@ -78,9 +110,13 @@ class EncoderBlock(nn.Module):
         attention = layer.self_attention
         packed = [attention.query, attention.key, attention.value]
         self.query_key_value = linear(f"{path}.self_attention.query", packed)
-        self.output = linear(f"{path}.self_attention.output", [attention.output])
+        self.output = linear(f"{path}.self_attention.output", [attention.output], may_leave_bias=True)
         self.feed_forward = FeedForward(layer, path, linear)
         self.num_heads = num_heads
+
+    def lasts(self) -> list[Linear]:
+        """The last map of each sublayer, in order."""
+        return [self.output, self.feed_forward.outer]
 
     def attend(self, x: Tensor, lengths: Tensor, source_length: int) -> Tensor:
         """Self-attention within each row of `(B, S)`."""
@@ -99,11 +135,15 @@ class DecoderBlock(nn.Module):
         attention, cross = layer.self_attention, layer.cross_attention
         packed = [attention.query, attention.key, attention.value]
         self.query_key_value = linear(f"{path}.self_attention.query", packed)
-        self.output = linear(f"{path}.self_attention.output", [attention.output])
+        self.output = linear(f"{path}.self_attention.output", [attention.output], may_leave_bias=True)
         self.cross_query = linear(f"{path}.cross_attention.query", [cross.query])
-        self.cross_output = linear(f"{path}.cross_attention.output", [cross.output])
+        self.cross_output = linear(f"{path}.cross_attention.output", [cross.output], may_leave_bias=True)
         self.feed_forward = FeedForward(layer, path, linear)
         self.num_heads = num_heads
+
+    def lasts(self) -> list[Linear]:
+        """The last map of each sublayer, in order."""
+        return [self.output, self.cross_output, self.feed_forward.outer]
 
     def attend(
         self, x: Tensor, cache: tuple[Tensor, Tensor], lengths: Tensor, capacity: Tensor, target_length: int

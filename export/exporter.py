@@ -32,7 +32,7 @@ from training.lengths import target_limits
 from training.run import TrainedModel
 from training.scoring import score
 from training.search import greedy_search
-from training.transformer import alignment_layer
+from training.transformer import Transformer, alignment_layer
 
 TOLERANCES = {  # of a log-probability
     Precision.FP32: 1e-4,  # float32 sums in another order
@@ -188,12 +188,17 @@ def make_graphs(trained: TrainedModel, precision: Precision) -> dict[Verb, Graph
         fed = [(source, target[:-1]) for source, target in _encoded(trained, calibration)]
         linear = Int8Factory(calibrate(trained.model, fed))
     else:
-        linear = FloatFactory(_DTYPES[precision])
-    layer = alignment_layer(trained.config.num_decoder_layers)
+        linear = FloatFactory(_DTYPES[precision], is_fused=precision is not Precision.FP32)
+    return make_modules(trained.model, linear)
+
+
+def make_modules(model: Transformer, linear: LinearFactory) -> dict[Verb, Graph]:
+    """The torch modules of the three graphs with maps of one kind."""
+    layer = alignment_layer(model.config.num_decoder_layers)
     return {
-        Verb.ENCODE: EncodeGraph(trained.model, linear),
-        Verb.STEP: StepGraph(trained.model, linear),
-        Verb.DECODE: DecodeGraph(trained.model, linear, alignment_layer=layer),
+        Verb.ENCODE: EncodeGraph(model, linear),
+        Verb.STEP: StepGraph(model, linear),
+        Verb.DECODE: DecodeGraph(model, linear, alignment_layer=layer),
     }
 
 

@@ -8,7 +8,7 @@ graph every token is one row of a matrix; only attention sees batch and position
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import torch
@@ -54,7 +54,7 @@ class Graph(nn.Module):
         super().__init__()
         self.config: TransformerConfig = model.config
         self.dtype = linear.dtype
-        self.embedding = Embedding(model, embedding_weight, self.dtype)
+        self.embedding = Embedding(model, embedding_weight, linear)
 
     def _cache_specs(self) -> list[TensorSpec]:
         return self._layer_specs(names.cache_key, names.cache_value, Role.CACHE, Axis.CACHE_CAPACITY)
@@ -91,9 +91,7 @@ class EncodeGraph(Graph):
             EncoderBlock(layer, f"encoder_layers.{i}", linear, H)
             for i, layer in enumerate(_Modules[EncoderLayer](model.encoder_layers))
         )
-        self.norms = _norms(
-            self.config, _sublayer_norms(model.encoder_layers), model.encoder_norm, self.dtype
-        )
+        self.norms = _norms(model.encoder_layers, model.encoder_norm, self.blocks, linear)
         cross = [layer.cross_attention for layer in _Modules[DecoderLayer](model.decoder_layers)]
         self.memory = linear("memory", [module for a in cross for module in (a.key, a.value)])
         memory = self._memory_specs()
@@ -251,7 +249,7 @@ class _Decoder(nn.Module):
             DecoderBlock(layer, f"decoder_layers.{i}", linear, config.num_heads)
             for i, layer in enumerate(_Modules[DecoderLayer](model.decoder_layers))
         )
-        self.norms = _norms(config, _sublayer_norms(model.decoder_layers), model.decoder_norm, linear.dtype)
+        self.norms = _norms(model.decoder_layers, model.decoder_norm, self.blocks, linear)
         self.output: Linear | None = linear.output(model.output_weight)
         is_tied = model.output_weight is model.embedding.weight
         untied = None if is_tied or self.output else model.output_weight.detach().to(linear.dtype)
@@ -261,27 +259,31 @@ class _Decoder(nn.Module):
         """float32 logits `(rows, V)`, by the embedding matrix itself where it is tied and may be."""
         if self.output is not None:
             return self.output(hidden)
-        weight = embedding.weight if self.output_weight is None else self.output_weight
-        return operators.gemm(hidden, weight, None, transposed=True).to(torch.float32)
+        weight, alpha = self.output_weight, 1.0
+        if weight is None:
+            weight, alpha = embedding.weight, 1 / embedding.weight_scale
+        return operators.gemm(hidden, weight, None, transposed=True, alpha=alpha).to(torch.float32)
 
 
 def _outs(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
     return [TensorSpec(names.out(spec.name), spec.dtype, spec.axes, spec.role) for spec in specs]
 
 
-def _sublayer_norms(layers: nn.ModuleList) -> list[nn.LayerNorm]:
-    return [norm for layer in layers for norm in layer.children() if isinstance(norm, nn.LayerNorm)]
-
-
 def _norms(
-    config: TransformerConfig, norms: list[nn.LayerNorm], final: nn.Module, dtype: torch.dtype
+    layers: nn.ModuleList,
+    final: nn.Module,
+    blocks: Iterable[EncoderBlock | DecoderBlock],
+    linear: LinearFactory,
 ) -> _Modules[AddNorm]:
-    """The norms in the order in which a graph meets them."""
-    pre_norm = config.norm == "pre"
-    if pre_norm:
-        assert isinstance(final, nn.LayerNorm)
-        norms = [*norms, final]
-    return _Modules(AddNorm(norm, pre_norm=pre_norm, dtype=dtype) for norm in norms)
+    """The norms in the order in which a graph meets them; `final` is one where the stack is pre-norm."""
+    norms = [norm for layer in layers for norm in layer.children() if isinstance(norm, nn.LayerNorm)]
+    lasts: list[Linear | None] = [last for block in blocks for last in block.lasts()]
+    pre_norm = isinstance(final, nn.LayerNorm)
+    if isinstance(final, nn.LayerNorm):
+        norms, lasts = [*norms, final], [None, *lasts]
+    return _Modules(
+        AddNorm(norm, last, pre_norm=pre_norm, linear=linear) for norm, last in zip(norms, lasts, strict=True)
+    )
 
 
 def _enter(x: Tensor, norms: Iterator[AddNorm], config: TransformerConfig) -> tuple[Tensor, Tensor]:

@@ -17,9 +17,11 @@ class Linear(nn.Module):
 
     Attributes:
         clamps_negative: Whether negative inputs count as 0, so that a ReLU before it is not needed.
+        left_bias: The bias `(O,)` in float32 where it computes `xW` only: the reader of its output adds it.
     """
 
     clamps_negative = False
+    left_bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         result: Tensor = super().__call__(x)
@@ -34,13 +36,24 @@ class LinearFactory(Protocol):
 
     Attributes:
         dtype: Of everything in the graph that is not a quantised weight.
+        is_fused: Whether element-wise work is left to the kernels that read a map's output. On a GPU each
+            kernel that is launched costs about as much as what it computes for a few rows.
     """
 
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def __call__(self, name: str, layers: Sequence[nn.Linear]) -> Linear:
-        """The layers side by side as one map; `name` is where their common input was calibrated."""
+    @property
+    def is_fused(self) -> bool: ...
+
+    def __call__(self, name: str, layers: Sequence[nn.Linear], *, may_leave_bias: bool = False) -> Linear:
+        """The layers side by side as one map.
+
+        Args:
+            name: Where their common input was calibrated.
+            layers: With one input.
+            may_leave_bias: Whether the reader of the output adds the bias where the map leaves it.
+        """
 
     def output(self, weight: Tensor) -> Linear | None:
         """The output projection by a matrix (V, D); None: multiply by the matrix as it is."""
@@ -49,10 +62,10 @@ class LinearFactory(Protocol):
 class FloatLinear(Linear):
     """A linear map in floating point."""
 
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight)  # (I, O)
-        self.bias = nn.Parameter(bias)  # (O,)
+        self.bias = None if bias is None else nn.Parameter(bias)  # (O,)
 
     def forward(self, x: Tensor) -> Tensor:
         return operators.gemm(x, self.weight, self.bias)
@@ -63,10 +76,15 @@ class FloatFactory:
     """Maps in a floating-point type."""
 
     dtype: torch.dtype
+    is_fused: bool = False
 
-    def __call__(self, name: str, layers: Sequence[nn.Linear]) -> Linear:  # noqa: ARG002
+    def __call__(self, name: str, layers: Sequence[nn.Linear], *, may_leave_bias: bool = False) -> Linear:  # noqa: ARG002
         weight, bias = _side_by_side(layers)
-        return FloatLinear(weight.to(self.dtype), bias.to(self.dtype))
+        if not (self.is_fused and may_leave_bias):
+            return FloatLinear(weight.to(self.dtype), bias.to(self.dtype))
+        linear = FloatLinear(weight.to(self.dtype), None)
+        linear.left_bias = bias.to(torch.float32)
+        return linear
 
     def output(self, weight: Tensor) -> Linear | None:  # noqa: ARG002
         return None
@@ -122,8 +140,9 @@ class Int8Factory:
 
     ranges: Mapping[str, ActivationRange]
     dtype: torch.dtype = torch.float32
+    is_fused: bool = False
 
-    def __call__(self, name: str, layers: Sequence[nn.Linear]) -> Linear:
+    def __call__(self, name: str, layers: Sequence[nn.Linear], *, may_leave_bias: bool = False) -> Linear:  # noqa: ARG002
         weight, bias = _side_by_side(layers)
         return Int8Linear(weight, bias, self.ranges[name])
 

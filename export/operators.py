@@ -76,11 +76,32 @@ def layer_normalization(x: Tensor, weight: Tensor, bias: Tensor, *, epsilon: flo
     )
 
 
-def gemm(x: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool = False) -> Tensor:
-    """`x @ weight + bias` for `(B, I)`; `weight` is `(I, O)`, or `(O, I)` where transposed (Gemm)."""
+def skip_layer_normalization(
+    x: Tensor, skip: Tensor, weight: Tensor, bias: Tensor, x_bias: Tensor | None, *, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """Layer norm of `x + x_bias + skip`, and that sum (SkipLayerNormalization)."""
+    normalized, _, _, total = symbolic_multi_out(
+        "com.microsoft::SkipLayerNormalization",
+        [x, skip, weight, bias, x_bias],
+        {"epsilon": epsilon},
+        dtypes=(x.dtype, torch.float32, torch.float32, x.dtype),
+        shapes=(x.shape, (x.shape[0], 1), (x.shape[0], 1), x.shape),
+        version=1,
+    )
+    return normalized, total
+
+
+def gemm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool = False, alpha: float = 1.0
+) -> Tensor:
+    """`alpha * x @ weight + bias` for `(B, I)`; `weight` is `(I, O)`, or `(O, I)` where transposed (Gemm)."""
     width = weight.shape[0 if transposed else 1]
     return symbolic(
-        "Gemm", [x, weight, bias], {"transB": int(transposed)}, dtype=x.dtype, shape=(x.shape[0], width)
+        "Gemm",
+        [x, weight, bias],
+        {"transB": int(transposed), "alpha": alpha},
+        dtype=x.dtype,
+        shape=(x.shape[0], width),
     )
 
 

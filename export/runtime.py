@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ class Graphs:
     def __init__(self, paths: Mapping[Verb, Path], graphs: Mapping[Verb, Graph], provider: str) -> None:
         self._device = _DEVICES[provider]
         provider_options = {} if self._device == _HOST else names.CUDA_PROVIDER_OPTIONS
+        for name, value in names.CUDA_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         options = ort.SessionOptions()
         options.log_severity_level = 3
         # The three take turns: threads of one that spin after its run would take the CPU from the next.
@@ -128,7 +131,7 @@ class Graphs:
         return targets
 
     def _run(self, verb: Verb, feeds: dict[str, Array], sizes: Mapping[str, int]) -> dict[str, Array]:
-        """Run a graph; rows lie on its device and are written in place, so that kernels are those of serving."""
+        """Run a graph; rows lie on its device, in place, so that its kernels are those of serving."""
         binding = self._sessions[verb].io_binding()
         graph = self._graphs[verb]
         rows: dict[str, ort.OrtValue] = {}

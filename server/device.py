@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from importlib.resources import files
@@ -46,6 +47,8 @@ _WEIGHTS_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 _capturing = ReadersWriterLock()
 
 ort.set_default_logger_severity(3)  # errors: kernels warn of what our graphs do on purpose
+for _name, _value in names.CUDA_ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)
 
 
 class ProviderPolicy(enum.StrEnum):

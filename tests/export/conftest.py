@@ -6,12 +6,14 @@ from pathlib import Path
 
 import onnx_ir as ir
 import pytest
+import torch
 
 from bundle.manifest import Manifest, load_bundle
 from bundle.names import Precision, Verb
 from export import convert
-from export.exporter import export_bundle, make_graphs
+from export.exporter import export_bundle, make_graphs, make_modules
 from export.graphs import DecodeGraph, EncodeGraph, Graph, StepGraph
+from export.linear import FloatFactory
 from export.runtime import Graphs
 from training.run import TrainedModel
 
@@ -37,7 +39,11 @@ class Exported:
 
 
 def _exported(trained: TrainedModel, precision: Precision, folder: Path) -> Exported:
-    modules = make_graphs(trained, precision)
+    return _over(trained, make_graphs(trained, precision), folder)
+
+
+def _over(trained: TrainedModel, modules: dict[Verb, Graph], folder: Path) -> Exported:
+    """The modules with sessions over the files that they were converted to."""
     paths = {verb: folder / f"{verb}.onnx" for verb in Verb}
     return Exported(trained, modules, folder, Graphs(paths, modules, "CPUExecutionProvider"))
 
@@ -84,6 +90,31 @@ def untied_fp32(random_untied: TrainedModel, converted) -> Exported:
 @pytest.fixture(scope="session")
 def untied_int8(random_untied: TrainedModel, converted) -> Exported:
     return converted(random_untied, Precision.INT8, "untied-int8")
+
+
+def _fused(trained: TrainedModel, name: str, made_once) -> Exported:
+    """Graphs in the form that they have for CUDA, in float32, which the CPU computes exactly enough."""
+    modules = make_modules(trained.model, FloatFactory(torch.float32, is_fused=True))
+
+    def make(folder: Path) -> None:
+        convert.save({verb: convert.convert(module) for verb, module in modules.items()}, folder)
+
+    return _over(trained, modules, made_once(name, make))
+
+
+@pytest.fixture(scope="session")
+def post_fused(random_trained: TrainedModel, made_once) -> Exported:
+    return _fused(random_trained, "post-fused", made_once)
+
+
+@pytest.fixture(scope="session")
+def pre_fused(random_pre_norm: TrainedModel, made_once) -> Exported:
+    return _fused(random_pre_norm, "pre-fused", made_once)
+
+
+@pytest.fixture(scope="session")
+def untied_fused(random_untied: TrainedModel, made_once) -> Exported:
+    return _fused(random_untied, "untied-fused", made_once)
 
 
 @pytest.fixture
