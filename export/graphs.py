@@ -9,6 +9,7 @@ graph every token is one row of a matrix; only attention sees batch and position
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 import torch
@@ -120,16 +121,24 @@ class EncodeGraph(Graph):
 
 
 class StepGraph(Graph):
-    """One target position for all running rows, cache and memory in place."""
+    """One target position for all running rows, cache and memory in place.
+
+    In the form for CUDA it also writes the inputs of the next step, the most probable tokens and the lengths,
+    so that a greedy step is one replayed graph.
+    """
 
     def __init__(self, model: Transformer, linear: LinearFactory) -> None:
         super().__init__(model, linear, model.embedding.weight)
         self.decoder = _Decoder(model, linear)
+        self.feeds_itself = linear.is_fused
         cache, memory = self._cache_specs(), self._memory_specs()
+        token_ids = TensorSpec(names.TOKEN_IDS, "int64", (Axis.BATCH,), Role.TOKEN)
+        lengths = names.PREVIOUS_LENGTHS if self.feeds_itself else names.CACHE_LENGTHS
+        cache_lengths = TensorSpec(lengths, "int32", (Axis.BATCH,), Role.TOKEN)
         self.inputs = (
-            TensorSpec(names.TOKEN_IDS, "int64", (Axis.BATCH,), Role.TOKEN),
-            TensorSpec(names.CACHE_LENGTHS, "int32", (Axis.BATCH,), Role.TOKEN),
-            TensorSpec(names.SOURCE_LENGTHS, "int32", (Axis.BATCH,), Role.TOKEN),
+            token_ids,
+            cache_lengths,
+            TensorSpec(names.LAST_SOURCE_POSITIONS, "int32", (Axis.BATCH,), Role.TOKEN),
             TensorSpec(names.CACHE_CAPACITY, "int32", (), Role.CAPACITY),
             TensorSpec(names.MEMORY_CAPACITY, "int32", (), Role.CAPACITY),
             *cache,
@@ -137,17 +146,21 @@ class StepGraph(Graph):
             *self._last_specs(),
         )
         logits = TensorSpec(names.LOGITS, "float32", (Axis.BATCH, self.config.vocab_size), Role.LOGITS)
-        self.outputs = (logits, *_outs(cache), *_outs(memory))
+        following = [replace(token_ids, axes=(Axis.BATCH, 1)), cache_lengths] if self.feeds_itself else []
+        self.outputs = (logits, *_outs(following), *_outs(cache), *_outs(memory))
 
     def forward(
         self,
         token_ids: Tensor,
         cache_lengths: Tensor,
-        source_lengths: Tensor,
+        last_source_positions: Tensor,
         cache_capacity: Tensor,
         memory_capacity: Tensor,
         *buffers: Tensor,
     ) -> tuple[Tensor, ...]:
+        if self.feeds_itself:
+            # All others read the sum: what is added in place cannot come before anybody has read it.
+            cache_lengths = cache_lengths + 1
         num_tensors = 2 * self.config.num_decoder_layers
         cache, memory, last = (buffers[i : i + num_tensors] for i in range(0, 3 * num_tensors, num_tensors))
         positions = nn.functional.embedding(cache_lengths, self.embedding.positions)
@@ -164,12 +177,16 @@ class StepGraph(Graph):
             new_cache += (key, value)
             hidden, residual = next(norms)(output, residual)
             output, key, value = block.attend_memory(
-                hidden, (*memory[pair], *last[pair]), source_lengths - 1, memory_capacity
+                hidden, (*memory[pair], *last[pair]), last_source_positions, memory_capacity
             )
             new_memory += (key, value)
             hidden, residual = next(norms)(output, residual)
             hidden, residual = next(norms)(block.feed_forward(hidden), residual)
-        return (self.decoder.logits(hidden, self.embedding), *new_cache, *new_memory)
+        logits = self.decoder.logits(hidden, self.embedding)
+        following: tuple[Tensor, ...] = ()
+        if self.feeds_itself:
+            following = (operators.most_probable(logits), cache_lengths)
+        return (logits, *following, *new_cache, *new_memory)
 
 
 class DecodeGraph(Graph):

@@ -135,6 +135,19 @@ def first(x: Tensor, length: int) -> Tensor:
     return symbolic("Slice", [x, start, end, axis], dtype=x.dtype, shape=(x.shape[0], length, x.shape[2]))
 
 
+def most_probable(logits: Tensor) -> Tensor:
+    """The token id `(B, 1)` of the largest logit of each row, the lowest id among equals (TopK)."""
+    shape = (logits.shape[0], 1)
+    _, token_ids = symbolic_multi_out(
+        "TopK",
+        [logits, torch.ones(1, dtype=torch.int64)],
+        {"axis": 1},
+        dtypes=(logits.dtype, torch.int64),
+        shapes=(shape, shape),
+    )
+    return token_ids
+
+
 def write_prefix(buffer: Tensor, update: Tensor) -> Tensor:
     """Write `(B, H, S, K)` over the first S positions of `(B, H, C, K)`, in place where both are bound so.
 

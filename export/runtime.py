@@ -71,7 +71,8 @@ class Graphs:
         feeds = {
             names.TOKEN_IDS: token_ids,
             names.CACHE_LENGTHS: cache_lengths,
-            names.SOURCE_LENGTHS: source_lengths,
+            names.PREVIOUS_LENGTHS: cache_lengths - 1,
+            names.LAST_SOURCE_POSITIONS: source_lengths - 1,
             names.CACHE_CAPACITY: np.array(buffers[names.cache_key(0)].shape[2], np.int32),
             names.MEMORY_CAPACITY: np.array(buffers[names.memory_key(0)].shape[2], np.int32),
         }

@@ -7,9 +7,10 @@ import ONNX Runtime: a `Device` does what must be done there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -202,20 +203,53 @@ def independent_batches(moves: Iterable[Move]) -> list[list[Move]]:
     return batches
 
 
+class _Column(NamedTuple):
+    """An input of a step.
+
+    Attributes:
+        free: The value for a row that nobody uses.
+        of_row: The value for a row.
+    """
+
+    dtype: Any
+    free: int
+    of_row: Callable[[Sequence], int]
+
+
+_COLUMNS = {
+    names.TOKEN_IDS: _Column(np.int64, 0, attrgetter("next_token_id")),
+    names.CACHE_LENGTHS: _Column(np.int32, 0, attrgetter("cache_length")),
+    names.PREVIOUS_LENGTHS: _Column(np.int32, -1, lambda row: row.cache_length - 1),
+    names.SOURCE_LENGTHS: _Column(np.int32, 1, attrgetter("source_length")),  # of bundles of before
+    names.LAST_SOURCE_POSITIONS: _Column(np.int32, 0, lambda row: row.source_length - 1),
+}
+
+
 class Columns:
     """Inputs and outputs of a step with one element, or one row of logits, for each row.
 
     Owned by the runner. The selection writes its ids where the next step reads them.
+
+    Args:
+        inputs: Names of the step's inputs with one element for each row.
+        num_slots: Rows that there are buffers for.
+        vocab_size: V.
+        device: Where they lie.
     """
 
-    def __init__(self, num_slots: int, vocab_size: int, device: Device) -> None:
+    def __init__(
+        self,
+        inputs: Collection[str],
+        num_slots: int,
+        vocab_size: int,
+        device: Device,
+    ) -> None:
         self.num_slots = num_slots
         self._device = device
         self._vocab_size = vocab_size
+        self._is_counted_by_step = names.PREVIOUS_LENGTHS in inputs
         self._host: dict[str, Array] = {
-            names.TOKEN_IDS: np.zeros(num_slots, np.int64),
-            names.CACHE_LENGTHS: np.zeros(num_slots, np.int32),
-            names.SOURCE_LENGTHS: np.ones(num_slots, np.int32),
+            name: np.full(num_slots, _COLUMNS[name].free, _COLUMNS[name].dtype) for name in inputs
         }
         self._logits: Any = np.zeros((num_slots, vocab_size), np.float32)
         # A host gives memory to rows in use only.
@@ -238,18 +272,17 @@ class Columns:
 
         Where they are the rows of the step before, each has only become longer by one position.
         """
-        num_rows = len(rows)
         if is_same:
-            self._host[names.CACHE_LENGTHS][:num_rows] += 1
-            self._write(names.CACHE_LENGTHS)
+            if not self._is_counted_by_step:
+                self._host[names.CACHE_LENGTHS][: len(rows)] += 1
+                self._write(names.CACHE_LENGTHS)
             return
-        self._host[names.TOKEN_IDS][:num_rows] = [sequence.next_token_id for sequence in rows]
-        self._host[names.CACHE_LENGTHS][:num_rows] = [sequence.cache_length for sequence in rows]
-        self._host[names.SOURCE_LENGTHS][:num_rows] = [sequence.source_length for sequence in rows]
-        # Rows after them may be computed too: they write position 0 of what nobody reads.
-        self._host[names.CACHE_LENGTHS][num_rows:] = 0
-        self._host[names.SOURCE_LENGTHS][num_rows:] = 1
-        for name in self._host:
+        for name, array in self._host.items():
+            column = _COLUMNS[name]
+            array[: len(rows)] = list(map(column.of_row, rows))
+            # Rows after them may be computed too: they write where nobody reads, and their caches are never
+            # longer than those of the others.
+            array[len(rows) :] = column.free
             self._write(name)
 
     def read_token_ids(self, num_rows: int) -> list[int]:
@@ -269,6 +302,12 @@ class Columns:
         """Bind a column as a graph's input of that name."""
         dtype = self._host[name].dtype
         self._device.bind_input(binding, name, dtype, (num_rows,), self._pointers[name])
+
+    def bind_output(self, binding: Any, spec: TensorSpec, num_rows: int) -> None:
+        """Bind a column as the output that a graph writes the next step's input to."""
+        pointer = self._pointers[names.buffer_of(spec.name)]
+        shape = spec.shape({Axis.BATCH: num_rows})
+        self._device.bind_output(binding, spec.name, spec.element_type, shape, pointer)
 
     def bind_logits(self, bind: BindPointer, binding: Any, num_rows: int, first_row: int = 0) -> None:
         """Bind the logits, with the device's `bind_output` for a step and `bind_input` for a selection."""

@@ -96,7 +96,10 @@ class OnnxRunner:
             buffers = Buffers(specs, shape, self._device)
             self._buffers |= dict.fromkeys(buffers.index, buffers)
         self._groups_of_buffers = tuple(dict.fromkeys(self._buffers.values()))
-        self._columns = Columns(self.num_slots, self.vocab_size, self._device)
+        step = self._graphs[Verb.STEP]
+        inputs = [spec.name for spec in step.inputs if spec.role is Role.TOKEN]
+        self._columns = Columns(inputs, self.num_slots, self.vocab_size, self._device)
+        self._picks_in_step = names.out(names.TOKEN_IDS) in [spec.name for spec in step.outputs]
         self._capacities = {
             names.CACHE_CAPACITY: np.array(self.max_target_length, np.int32),
             names.MEMORY_CAPACITY: np.array(self.max_source_length, np.int32),
@@ -105,7 +108,8 @@ class OnnxRunner:
         self._sessions = {verb: self._load(verb) for verb in (Verb.ENCODE, Verb.DECODE)}
         self._selector = Selector(self._columns, self.vocab_size, self.eos_id, self._device)
         self._buckets = buckets_up_to(self.num_slots)
-        self._bindings: dict[int, tuple[Any, Any]] = {}
+        self._bindings: dict[int, list[Any]] = {}
+        self._select: Session | None = None
         self._rows: tuple[Sequence, ...] = ()
         self.captures_steps = config.cuda_graphs and self._device.can_capture
         self._or_uncaptured(self._load_step)
@@ -268,12 +272,14 @@ class OnnxRunner:
                 self._buffers[name].bind_output(binding, spec.name, first_row, num_rows)
             elif spec.role is Role.LOGITS:
                 self._columns.bind_logits(self._device.bind_output, binding, num_rows)
+            elif spec.role is Role.TOKEN:
+                self._columns.bind_output(binding, spec, num_rows)
             else:
                 binding.bind_output(spec.name, CPU)
         return binding
 
     def _run_step(self, num_rows: int, *, picks: bool = True) -> None:
-        """Run the step over the first rows, and if it `picks`, the selection of the most probable tokens.
+        """Run the step over the first rows, and if it `picks`, the selection of the most probable tokens too.
 
         Where steps are captured there are whole buckets of rows: those after the running ones are free.
         """
@@ -281,7 +287,9 @@ class OnnxRunner:
             num_rows = bucket_of(num_rows, self._buckets)
         if num_rows not in self._bindings:
             self._bindings[num_rows] = self._bind_step(num_rows)
-        sessions = (self._sessions[Verb.STEP], self._select)[: 1 + picks]
+        sessions = [self._sessions[Verb.STEP]]
+        if picks and self._select is not None:
+            sessions.append(self._select)
         for session, binding in zip(sessions, self._bindings[num_rows], strict=False):
             if self.captures_steps:
                 self._device.replay(session, binding, graph_id=num_rows)
@@ -291,6 +299,8 @@ class OnnxRunner:
     def _step_every_bucket(self) -> None:
         # The largest first: the memory that it takes serves the others.
         for num_rows in reversed(self._buckets):
+            with self._device.in_use():
+                self._columns.fill((), is_same=False)
             with self._device.alone():
                 self._run_step(num_rows)
 
@@ -303,7 +313,9 @@ class OnnxRunner:
         is_captured = self.captures_steps
         self._bindings.clear()
         self._sessions[Verb.STEP] = self._load(Verb.STEP, is_captured=is_captured)
-        self._select = self._device.weightless("greedy", is_captured=is_captured)
+        self._select = None
+        if not self._picks_in_step:
+            self._select = self._device.weightless("greedy", is_captured=is_captured)
 
     def _or_uncaptured(self, action: Callable[[], None]) -> None:
         """Do something with steps that are captured, or else, if that fails, with steps that are not."""
@@ -323,11 +335,15 @@ class OnnxRunner:
             self._load_step()
             action()
 
-    def _bind_step(self, num_rows: int) -> tuple[Any, Any]:
-        select = self._select.io_binding()
-        self._columns.bind_logits(self._device.bind_input, select, num_rows)
-        self._columns.bind_selected(select, num_rows)
-        return self._bind(Verb.STEP, 0, num_rows, {}), select
+    def _bind_step(self, num_rows: int) -> list[Any]:
+        """Bindings of the step and, where the step does not select tokens itself, of the selection."""
+        bindings = [self._bind(Verb.STEP, 0, num_rows, {})]
+        if self._select is not None:
+            select = self._select.io_binding()
+            self._columns.bind_logits(self._device.bind_input, select, num_rows)
+            self._columns.bind_selected(select, num_rows)
+            bindings.append(select)
+        return bindings
 
 
 def _requests_of_every_selection(request: Request) -> list[Request]:

@@ -18,8 +18,10 @@ from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from bundle.manifest import Bundle, load_bundle
 from bundle.names import Precision
+from export import exporter
 from export.__main__ import main as export_main
 from export.exporter import export_bundle
+from export.linear import FloatFactory
 from training.config import TrainingConfig, TransformerConfig
 from training.corpus import Corpus, SentencePair
 from training.prepare import continue_run, start_run
@@ -142,6 +144,19 @@ def bundle_path(random_trained: TrainedModel, made_once) -> Path:
 @pytest.fixture(scope="session")
 def random_bundle(bundle_path: Path) -> Bundle:
     return load_bundle(bundle_path)
+
+
+@pytest.fixture(scope="session")
+def fused_bundle(random_trained: TrainedModel, made_once) -> Bundle:
+    """The random weights in graphs of the form for CUDA, but in fp32, which the CPU runs exactly enough."""
+
+    def make(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            fused = lambda dtype, is_fused: FloatFactory(dtype, is_fused=True)  # noqa: E731
+            patch.setattr(exporter, "FloatFactory", fused)
+            export_bundle(random_trained, folder / "fused", [Precision.FP32])
+
+    return load_bundle(made_once("fused", make) / "fused")
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,20 @@
 
 import dataclasses
 import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from io import StringIO
+from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
+from rich.console import Console
 
-from benchmarks import gpu_check, gpu_parts, gpu_speed
+from benchmarks import gpu_check, gpu_design, gpu_parts, gpu_run, gpu_speed
 from benchmarks.gpu_place import CPU_SCALE, CUDA_SCALE, Place, random_model
 from bundle.names import Precision
 
@@ -26,28 +35,119 @@ FOUND = {
 }
 
 
+# Stand where `benchmarks.gpu_check` may look for packages, and refuse those that a machine for torch lacks.
+WITHOUT_PACKAGES = """
+import sys
+
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Refusing())
+"""
+
+
 @pytest.mark.slow  # the parts and the peers have tests of their own
 @pytest.mark.filterwarnings("ignore")  # of the peers' own code
 def test_every_part_but_cudas_own_runs_on_the_cpu(tmp_path, capsys):
-    out = tmp_path / "results" / "report.json"
-    assert gpu_check.main(["--device", "cpu", "--out", str(out)]) == 0
-    printed = capsys.readouterr()
-    report = json.loads(printed.out.splitlines()[-1])
-    assert json.loads(out.read_text()) == report
-    assert list(report["parts"]) == ["export fp32", "placement", "parity", "tokens", "speed", "memory"]
-    assert "tokens: passed in " in printed.err
-    speed = report["parts"]["speed"]["found"]
-    contenders = {row["contender"] for row in speed["results"]}
+    parts = {}
+    for command in ("design", "speed"):
+        out = tmp_path / "results" / f"{command}.json"
+        assert gpu_check.main([command, "--device", "cpu", "--out", str(out)]) == 0
+        printed = capsys.readouterr()
+        report = json.loads(printed.out.splitlines()[-1])
+        assert json.loads(out.read_text()) == report
+        for name in report["parts"]:
+            assert f"{name}: passed in " in printed.err
+        parts[command] = report["parts"]
+    design, speed = parts["design"], parts["speed"]
+    assert list(design) == [
+        *("graphs", "attention", "steps", "export fp32"),
+        *("placement", "parity", "tokens"),
+    ]
+    assert list(speed) == ["export fp32", "speed", "memory"]
+    found = speed["speed"]["found"]
+    contenders = {row["contender"] for row in found["results"]}
     assert contenders >= {"ours fp32", "ours fp32 uncaptured"}
-    assert contenders | speed["missing"].keys() >= {"generate", "generate static", "ctranslate2"}
-    assert report["parts"]["memory"]["found"]["requests"] == CPU_SCALE.num_requests
+    assert contenders | found["missing"].keys() >= {"generate", "generate static", "ctranslate2"}
+    assert speed["memory"]["found"]["requests"] == CPU_SCALE.num_requests
 
 
-def test_without_a_device_the_check_says_so(capsys):
+def run_without(absent: list[str], code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run code in an interpreter that does not find some packages."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_PACKAGES.format(absent=absent) + code],
+        cwd=gpu_run._ROOT,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_everything_that_is_missing_is_reported_at_once_and_before_it_is_imported():
     if torch.cuda.is_available():
         pytest.skip("there is a device")
-    assert gpu_check.main([]) == 1
-    assert "gpu_check: torch finds no CUDA device" in capsys.readouterr().err
+    absent = ["pydantic", "grpc_status", "sentencex", "rich"]
+    code = "from benchmarks import gpu_check; sys.exit(gpu_check.main(['design']))"
+    done = run_without(absent, code)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("gpu_check: this machine lacks what the check needs:\n")
+    for name in absent:
+        assert f"the package {name} is not installed" in done.stderr
+    assert "torch finds no CUDA device" in done.stderr
+    assert "has no CUDAExecutionProvider; install onnxruntime-gpu instead" in done.stderr
+    assert "cannot be imported" not in done.stderr
+    assert re.search("pip download .* pydantic==", done.stderr)
+
+
+def test_a_package_that_is_there_and_of_no_use_is_reported(monkeypatch):
+    def fail(name: str) -> None:
+        if name == "server.__main__":
+            raise RuntimeError("The grpc package installed is at version 1.60.0")
+
+    monkeypatch.setattr("benchmarks.gpu_check.importlib.import_module", fail)
+    assert gpu_check.missing("cpu").splitlines()[1:] == [
+        "  server.__main__ cannot be imported: RuntimeError: The grpc package installed is at version 1.60.0"
+    ]
+
+
+def test_the_wheels_to_carry_are_those_that_the_project_takes(capsys):
+    assert gpu_check.main(["wheels"]) == 0
+    printed = capsys.readouterr()
+    wheels = list(map(Requirement, printed.out.split()))
+    assert all(wheel.specifier for wheel in wheels)
+    extras = tomllib.loads((gpu_check._ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    wanted = {item.name: item.specifier for item in map(Requirement, extras["server"] + extras["client"])}
+    for wheel in wheels:
+        [pin] = wheel.specifier
+        assert wanted.get(wheel.name, wheel.specifier).contains(pin.version), wheel
+    assert f"--dest wheels {' '.join(map(str, wheels))}" in printed.err
+
+
+def test_only_tests_of_a_gpu_are_collected_and_need_no_package_of_other_tests():
+    files = gpu_run.gpu_test_files()
+    assert files == ["tests/test_cuda.py", "tests/training/test_loop.py"]
+    absent = ["hypothesis", "trustme", "tritonclient", "transformers", "ctranslate2", "yaml", "sentencex"]
+    code = f"import pytest; sys.exit(pytest.main(['-q', '-m', 'gpu', '--collect-only', *{files!r}]))"
+    done = run_without(absent, code, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    assert done.returncode == 0, done.stdout
+    assert "test_served_greedy_is_the_oracle" in done.stdout
+    assert "test_a_gpu_learns_what_a_cpu_learns" in done.stdout
+
+
+def test_the_tests_part_keeps_the_names_of_the_tests_that_failed(monkeypatch):
+    def command(deadline: float, *arguments: str, **environment: str) -> str:
+        output = "..F\nFAILED tests/test_cuda.py::test_x - no kernel\n1 failed, 2 passed in 3.00s\n"
+        raise subprocess.CalledProcessError(1, arguments, output)
+
+    monkeypatch.setattr(gpu_run, "_command", command)
+    result = gpu_run._run(lambda: gpu_run._tests(0.0), deadline=float("inf"))
+    assert result["problem"] == "1 failed, 2 passed in 3.00s"
+    assert result["found"]["failed"] == ["FAILED tests/test_cuda.py::test_x - no kernel"]
 
 
 @pytest.fixture
@@ -55,14 +155,25 @@ def place(tmp_path) -> Place:
     return Place(CPU_SCALE, tmp_path, random_model(CPU_SCALE.model))
 
 
-def test_a_part_that_fails_is_recorded_and_the_others_go_on(place, monkeypatch, capsys):
+def test_a_part_that_fails_is_recorded_at_once_and_the_others_go_on(place, monkeypatch, capsys):
     def fail(place: Place, precision: Precision) -> dict:
         raise RuntimeError("no kernel")
 
     monkeypatch.setattr(gpu_parts, "export", fail)
-    monkeypatch.setattr(gpu_speed, "read_bandwidth", lambda device: 1e9)
-    report = gpu_check.measure(place.folder, "cpu", gpu_check.Console(stderr=True))
+    monkeypatch.setattr(gpu_design.convert, "convert", fail)
+    out, written = place.folder / "report.json", []
+    show = gpu_run._show
+
+    def show_and_read(console: Console, name: str, part: dict) -> None:
+        show(console, name, part)
+        written.append(list(json.loads(out.read_text())["parts"]) if out.exists() else [])
+
+    monkeypatch.setattr(gpu_run, "_show", show_and_read)
+    report = gpu_run.measure("design", place.folder, "cpu", Console(file=StringIO()), out)
     parts = report["parts"]
+    names = list(parts)
+    assert written == [names[:i] for i in range(len(names))], "a part's result waits for later parts"
+    assert json.loads(out.read_text()) == report
     assert parts["export fp32"]["problem"] == "RuntimeError: no kernel"
     assert "there is no bundle for the device, since every export failed" in parts["tokens"]["problem"]
     assert {name: part["status"] for name, part in parts.items()} == dict.fromkeys(parts, "failed") | {
@@ -75,13 +186,13 @@ def test_a_part_that_finds_something_wrong_keeps_what_it_found():
     def part() -> dict:
         raise gpu_parts.PartFailed("too far apart", {"worst": 3.0})
 
-    result = gpu_check._run(part, deadline=float("inf"))
+    result = gpu_run._run(part, deadline=float("inf"))
     assert (result["status"], result["problem"], result["found"]) == (
         "failed",
         "too far apart",
         {"worst": 3.0},
     )
-    assert gpu_check._run(part, deadline=0.0)["status"] == "no time was left"
+    assert gpu_run._run(part, deadline=0.0)["status"] == "no time was left"
 
 
 def test_tokens_may_part_where_the_oracle_is_in_doubt_and_nowhere_else(place):
@@ -103,9 +214,9 @@ def test_every_bar_says_whether_it_was_met(place):
     bars = gpu_speed.bars(cuda, FOUND)
     assert [bar["is_met"] for bar in bars] == [True, False, None]
     assert bars[1]["measured"] == 2.5, "the faster of the two counts"
-    assert gpu_check._describe(bars[0]) == "met: ms of a captured step at 1 row is 0.40, at most 0.5"
-    assert gpu_check._describe(bars[1]).startswith("NOT MET: ")
-    assert gpu_check._describe(bars[2]).startswith("not measured: ")
+    assert gpu_run._describe(bars[0]) == "met: ms of a captured step at 1 row is 0.40, at most 0.5"
+    assert gpu_run._describe(bars[1]).startswith("NOT MET: ")
+    assert gpu_run._describe(bars[2]).startswith("not measured: ")
 
 
 def test_a_step_reads_the_weights_once_and_each_rows_live_positions():

@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from bundle.manifest import Manifest, load_bundle
+from bundle.manifest import Bundle, Manifest, load_bundle
 from bundle.names import Precision, Verb
 from export import convert
 from export.exporter import export_bundle, make_graphs, make_modules
@@ -103,8 +103,9 @@ def _fused(trained: TrainedModel, name: str, made_once) -> Exported:
 
 
 @pytest.fixture(scope="session")
-def post_fused(random_trained: TrainedModel, made_once) -> Exported:
-    return _fused(random_trained, "post-fused", made_once)
+def post_fused(random_trained: TrainedModel, fused_bundle: Bundle) -> Exported:
+    modules = make_modules(random_trained.model, FloatFactory(torch.float32, is_fused=True))
+    return _over(random_trained, modules, fused_bundle.path / "fp32")
 
 
 @pytest.fixture(scope="session")

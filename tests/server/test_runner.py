@@ -17,7 +17,16 @@ from bundle.manifest import Bundle, load_bundle
 from bundle.names import SOURCE_IDS, Precision, Verb
 from server import runner as runner_module
 from server.device import OnnxDevice
-from server.records import Array, FinishReason, Request, Selected, Sequence
+from server.records import (
+    Array,
+    Beam,
+    Constraints,
+    FinishReason,
+    Request,
+    Sampling,
+    Selected,
+    Sequence,
+)
 from server.runner import OnnxRunner
 from server.scheduler import SchedulerLimits
 from server.sizing import RunnerConfig
@@ -320,14 +329,21 @@ class FailingDevice(CapturingDevice):
 
 
 @pytest.mark.parametrize(
-    "num_slots", [3, 16, pytest.param(1, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow)]
+    ("num_slots", "of"),
+    [
+        (3, "random_bundle"),
+        (16, "random_bundle"),
+        *(pytest.param(num_slots, "random_bundle", marks=pytest.mark.slow) for num_slots in (1, 5)),
+        # Whose steps select their tokens and count positions themselves.
+        *(pytest.param(num_slots, "fused_bundle", marks=pytest.mark.slow) for num_slots in (1, 5, 16)),
+    ],
 )
-def test_captured_steps_of_whole_buckets_give_the_same_tokens(num_slots, alone, random_bundle, monkeypatch):
+def test_captured_steps_of_whole_buckets_give_the_same_tokens(num_slots, of, alone, request, monkeypatch):
     """The rows that fill a bucket up are free ones: what is done to them harms nobody."""
-    monkeypatch.setattr(runner_module, "OnnxDevice", CapturingDevice)
-    runner = make_runner(random_bundle, num_slots)
-    runner.warm_up()
     expected = {request: result for request, (result, _) in alone("random", Precision.FP32).items()}
+    monkeypatch.setattr(runner_module, "OnnxDevice", CapturingDevice)
+    runner = make_runner(request.getfixturevalue(of), num_slots)
+    runner.warm_up()
     chance = random.Random(num_slots)
     driver = Driver(runner)
     waiting = {dataclasses.replace(request): request for request in expected}
@@ -342,6 +358,40 @@ def test_captured_steps_of_whole_buckets_give_the_same_tokens(num_slots, alone, 
         assert driver.results[copy].best.token_ids == expected[request].best.token_ids
     assert set(runner._device.graph_ids) == set(runner._buckets)
     assert runner._bindings.keys() == set(runner._buckets)
+
+
+@pytest.mark.slow
+def test_steps_that_feed_themselves_give_the_same_tokens_whatever_the_neighbours_ask_for(
+    fused_bundle, monkeypatch
+):
+    """Ids that the step wrote are replaced where another was selected; lengths follow the rows that move."""
+    monkeypatch.setattr(runner_module, "OnnxDevice", CapturingDevice)
+    plain = random_requests(fused_bundle, 12, seed=4)
+    sampling = Sampling(0.8, top_k=5, top_p=1.0, min_p=0.0, seed=7)
+    constraints = Constraints(repetition_penalty=1.3, min_new_tokens=4)
+    requests = [
+        *plain,
+        *(dataclasses.replace(request, sampling=sampling) for request in plain),
+        *(dataclasses.replace(request, beam=Beam(3)) for request in plain),
+        *(dataclasses.replace(request, constraints=constraints) for request in plain),
+    ]
+    runner = make_runner(fused_bundle, 8)
+    runner.warm_up()
+    alone = []
+    for request in requests:
+        driver = Driver(runner)
+        driver.submit(request)
+        driver.finish()
+        alone.append(driver.results[request].best.token_ids)
+    for seed in range(3):
+        chance, driver = random.Random(seed), Driver(runner)
+        copies = [dataclasses.replace(request) for request in requests]
+        waiting = chance.sample(copies, len(copies))
+        while waiting:
+            driver.submit(*(waiting.pop() for _ in range(min(len(waiting), chance.randint(0, 5)))))
+            driver.turn(chance.randint(0, 4))
+        driver.finish()
+        assert [driver.results[copy].best.token_ids for copy in copies] == alone
 
 
 def test_a_warm_up_captures_every_bucket_the_largest_first(random_bundle, monkeypatch):
