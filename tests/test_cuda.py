@@ -15,7 +15,7 @@ from export.exporter import TOLERANCES, export_bundle
 from server.records import Request
 from server.runner import OnnxRunner
 from server.sizing import RunnerConfig
-from tests.server.test_engine import Driver
+from tests.server.driver import Driver
 from training.config import BOS_ID, EOS_ID
 from training.search import greedy_search
 

@@ -30,7 +30,7 @@ from server.records import (
 from server.runner import OnnxRunner
 from server.scheduler import SchedulerLimits
 from server.sizing import RunnerConfig
-from tests.server.test_engine import Driver
+from tests.server.driver import Driver
 from training.config import BOS_ID, EOS_ID
 from training.run import TrainedModel
 from training.search import greedy_search

@@ -15,9 +15,10 @@ from server.records import Beam, Branches, Constraints, FinishReason, Request, S
 from server.search import length_penalty
 from server.selection import uniform
 from server.stopping import StopSequences
+from tests.server.driver import Driver
 from tests.server.fakes import EOS_ID as FAKE_EOS_ID
 from tests.server.fakes import FakeRunner, make_request
-from tests.server.test_engine import Driver, sources
+from tests.server.test_engine import sources
 from tests.server.test_selection import LIMIT, VOCAB_SIZE, random_constraints, random_request, run
 from training import search, selection
 from training.config import BOS_ID, EOS_ID, TransformerConfig

@@ -15,7 +15,7 @@ from server.records import NO_CONSTRAINTS, Constraints, FinishReason, Request, S
 from server.runner import OnnxRunner
 from server.selection import Selector, uniform
 from server.sizing import RunnerConfig
-from tests.server.test_engine import Driver
+from tests.server.driver import Driver
 from tests.server.test_runner import FarDevice
 from training import selection
 from training.config import BOS_ID, EOS_ID

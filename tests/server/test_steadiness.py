@@ -23,7 +23,7 @@ from server.records import Beam, Constraints, FinishReason, Request, Sampling, T
 from server.runner import OnnxRunner
 from server.sizing import RunnerConfig
 from server.stopping import StopSequences
-from tests.server.test_engine import assert_empty
+from tests.server.driver import assert_empty
 
 _MODEL = "random"
 _NUM_SLOTS, _MAX_WAITING = 16, 24
