@@ -1,56 +1,93 @@
-"""Everything that needs a CUDA device, in one command: `python -m benchmarks.gpu_check --out results.json`.
+"""Everything that needs a CUDA device, in two commands that run by themselves.
 
-Part by part, whatever became of the parts before: exports a random `base` model in fp16 and bf16, and in fp32
-for the CPU; shows that every operator runs on the device; compares log-probabilities with the CPU's and with
-torch's, and tokens with the oracle's; measures steps with and without captured graphs beside transformers'
-`generate` and CTranslate2, where these are installed; looks at the device's memory over 10,000 requests; runs
-the tests that are marked `gpu`; trains, exports, serves and scores the demo on the device; measures how fast
-`base` trains, and its model FLOPs utilisation.
+    python -m benchmarks.gpu_check design --out design.json
+    python -m benchmarks.gpu_check speed --out speed.json
 
-Takes the interpreter that it is started with, installs nothing and needs no network: it needs torch with CUDA
-and `onnxruntime-gpu`. `--device cpu` runs the same parts at tiny sizes on the CPU, which shows that the
-check itself works, and nothing of speed. The last line on standard output is one JSON object.
+`design` begins with what decides the design: attention kernels for sources of new shapes, and steps with
+and without XQA and captured graphs. Then it checks correctness: every operator's place,
+log-probabilities and tokens beside those of the CPU and of torch, and the tests that are marked `gpu`.
+`speed` measures requests beside transformers and CTranslate2, where these are installed, the device's
+memory over 10,000 requests, training, and the demo, which it trains, exports, serves and scores. Each
+command takes at most eight minutes, prints each part's result on standard error as soon as the part ends,
+and then writes the file of `--out` anew. The last line on standard output is one JSON object.
+
+Both take the interpreter that they are started with, install nothing and need no network. This module imports
+only the standard library: it looks first for all that the check needs, and reports everything that is missing
+at once. `wheels` prints the packages that a machine with torch seldom has. `--device cpu` runs the same parts
+at tiny sizes on the CPU; it tries the check itself and shows nothing of speed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import importlib
+import re
 import subprocess
 import sys
-import tempfile
-import time
-import traceback
-from collections.abc import Callable
-from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+_ROOT = Path(__file__).parent.parent
+_CUDA = "CUDAExecutionProvider"
+_PIP_NAMES = {  # by what they are imported as
+    "torch": "torch",
+    "numpy": "numpy",
+    "tokenizers": "tokenizers",
+    "sacrebleu": "sacrebleu",
+    "rich": "rich",
+    "matplotlib": "matplotlib",
+    "tensorboard": "tensorboard",
+    "onnx": "onnx",
+    "onnx_ir": "onnx-ir",
+    "onnxscript": "onnxscript",
+    "onnxruntime": "onnxruntime-gpu",
+    "grpc": "grpcio",
+    "google.protobuf": "protobuf",
+    "prometheus_client": "prometheus-client",
+    "typing_extensions": "typing-extensions",
+    "pytest": "pytest",
+}
+_SELDOM_THERE = {  # on a machine that is made for torch
+    "pydantic": "pydantic",
+    "pydantic_core": "pydantic-core",
+    "annotated_types": "annotated-types",
+    "typing_inspection": "typing-inspection",
+    "sentencex": "sentencex",
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "grpc_status": "grpcio-status",
+    "google.rpc": "googleapis-common-protos",
+}
+# Together they import everything that the parts use.
+_OURS = ("benchmarks.gpu_run", "benchmarks.demo", "server.__main__", "training.commands", "export.__main__")
+_CREATE_SESSION = """
+import sys
 import onnxruntime
-import torch
-from rich.console import Console
-
-from benchmarks import gpu_parts, gpu_speed
-from benchmarks.gpu_place import CPU_SCALE, CUDA_SCALE, Place, random_model
-from benchmarks.hardware import describe_hardware
-from bundle.names import Precision
-
-_BUDGET_SECONDS = 460.0  # no part begins after that, and no command outlasts it: the whole takes 8 minutes
-_LEAST_SECONDS = 5.0
-
-_Part = Callable[[], dict[str, Any]]
+onnxruntime.preload_dlls()
+print(onnxruntime.InferenceSession(sys.argv[1], providers=[sys.argv[2]]).get_providers()[0])
+"""
+_PYTHON = "3.12"  # of the machine that wheels are prepared for
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the check; 0 every part passed, 1 one failed or there is no device."""
+    """Run a command; 0 every part passed, 1 one failed, 2 the machine lacks something."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_check",
         allow_abbrev=False,
-        description="Export, compare, measure, test, train, serve and score on a CUDA device.",
-        epilog="example:\n  python -m benchmarks.gpu_check --out benchmarks/results/2026-12-01-gpu-h200.json",
+        description="Check on a CUDA device what no other machine can show.",
+        epilog="examples:\n"
+        "  python -m benchmarks.gpu_check design --out benchmarks/results/2026-12-01-gpu-design-h200.json\n"
+        "  python -m benchmarks.gpu_check speed --out benchmarks/results/2026-12-01-gpu-speed-h200.json\n"
+        "  python -m benchmarks.gpu_check wheels > wheels.txt",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
+    parser.add_argument(
+        "command",
+        choices=("design", "speed", "wheels"),
+        help="design: kernels, captured graphs, parity, tokens, tests; speed: requests, memory, training, "
+        "demo; wheels: print the packages to carry to a machine without network",
+    )
+    parser.add_argument("--out", type=Path, help="also write the JSON object to this file, after each part")
     parser.add_argument(
         "--device",
         choices=("cuda", "cpu"),
@@ -58,143 +95,106 @@ def main(arguments: list[str] | None = None) -> int:
         help="cpu runs tiny sizes, to try the check itself (default %(default)s)",
     )
     options = parser.parse_args(arguments)
-    problem = missing() if options.device == "cuda" else None
+    if options.command == "wheels":
+        wheels = [_pinned(name) for name in _SELDOM_THERE.values()]
+        print(*wheels, sep="\n")
+        print(f"download them with:\n  {_download(wheels, _PYTHON)}", file=sys.stderr)
+        return 0
+    problem = missing(options.device)
     if problem:
         print(f"gpu_check: {problem}", file=sys.stderr)
-        return 1
-    with tempfile.TemporaryDirectory() as name:
-        report = measure(Path(name), options.device, Console(stderr=True))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report))
-    return int(any(part["status"] != "passed" for part in report["parts"].values()))
+        return 2
+    from benchmarks.gpu_run import run  # it imports what may be missing
+
+    return run(options.command, options.device, options.out)
 
 
-def missing() -> str | None:
-    """What this check lacks here, or None."""
-    if not torch.cuda.is_available():
-        return "torch finds no CUDA device"
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        return "this onnxruntime has no CUDA provider; install onnxruntime-gpu instead"
-    return None
-
-
-def measure(folder: Path, device: str, console: Console) -> dict[str, Any]:
-    """Run every part, one after another."""
-    deadline = time.monotonic() + _BUDGET_SECONDS
-    scale = CUDA_SCALE if device == "cuda" else CPU_SCALE
-    place = Place(scale, folder, random_model(scale.model))
-    report: dict[str, Any] = {"benchmark": "gpu_check", "device": device, "hardware": describe_hardware()}
+def missing(device: str) -> str:
+    """One message that lists all that this machine lacks and how to carry it; empty if that is nothing."""
+    absent = {name: pip for name, pip in (_PIP_NAMES | _SELDOM_THERE).items() if not _is_there(name)}
+    problems = [f"the package {name} is not installed (pip calls it {pip})" for name, pip in absent.items()]
     if device == "cuda":
-        report["hardware"]["gpu"] = torch.cuda.get_device_name()
-    parts = report["parts"] = {}
-    for name, part in _parts(place, deadline).items():
-        parts[name] = _run(part, deadline)
-        console.print(f"{name}: {_summary(parts[name])}", markup=False, highlight=False, soft_wrap=True)
-    found = parts["speed"]["found"]
-    report["bars"] = gpu_speed.bars(place, found) if found else []
-    for bar in report["bars"] if device == "cuda" else []:
-        console.print(_describe(bar), markup=False, highlight=False, soft_wrap=True)
-    return report
+        problems += [problem for problem in (_torch_problem(), _onnxruntime_problem()) if problem]
+    problems += _import_problems(absent)
+    if not problems:
+        return ""
+    lines = ["this machine lacks what the check needs:", *problems]
+    if absent:
+        version = ".".join(map(str, sys.version_info[:2]))
+        wheels = [_pinned(name) for name in absent.values()]
+        lines += ["carry the wheels of:", *wheels, "download them with:", _download(wheels, version)]
+    return "\n  ".join(lines)
 
 
-def _parts(place: Place, deadline: float) -> dict[str, _Part]:
-    """The most telling ones first, should time run out."""
-    precisions = dict.fromkeys((*place.scale.precisions, Precision.FP32))
-    parts: dict[str, _Part] = {
-        f"export {precision}": partial(gpu_parts.export, place, precision) for precision in precisions
-    }
-    parts |= {
-        "placement": partial(gpu_parts.placement, place),
-        "parity": partial(gpu_parts.parity, place),
-        "tokens": partial(gpu_parts.tokens, place),
-        "speed": partial(gpu_speed.speed, place),
-        "memory": partial(gpu_parts.memory, place),
-    }
-    if place.scale.device == "cuda":
-        parts |= {
-            "tests": partial(_tests, deadline),
-            "demo": partial(_demo, place.folder, deadline),
-            "training": partial(_training, deadline),
-        }
-    return parts
-
-
-def _run(part: _Part, deadline: float) -> dict[str, Any]:
-    """What became of a part: nothing that it does ends the check."""
-    started = time.monotonic()
-    found: dict[str, Any] = {}
-    problem = ""
-    if started > deadline - _LEAST_SECONDS:
-        return {"status": "no time was left", "seconds": 0.0, "problem": "", "found": found}
+def _is_there(name: str) -> bool:
     try:
-        found = part()
-    except gpu_parts.PartFailed as error:
-        found, problem = error.found, str(error)
-    except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-        traceback.print_exc()
-    seconds = round(time.monotonic() - started, 1)
-    status = "failed" if problem else "passed"
-    return {"status": status, "seconds": seconds, "problem": problem, "found": found}
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # the package that it is part of
+        return False
 
 
-def _demo(folder: Path, deadline: float) -> dict[str, Any]:
-    """Trains the demo on the device, exports it, and scores its test set through the server."""
-    run, bundle = str(folder / "run"), str(folder / "demo")
-    _command(deadline, "training", "train", "demo", "--out", run, "--device", "cuda")
-    _command(deadline, "export", run, bundle, "--precision", "fp32,int8,fp16,bf16")
-    demo = _command(deadline, "benchmarks.demo", bundle, "--run", run)
-    found: dict[str, Any] = json.loads(demo.splitlines()[-1])
-    return found
+def _torch_problem() -> str:
+    if not _is_there("torch"):
+        return ""
+    import torch
+
+    return "" if torch.cuda.is_available() else "torch finds no CUDA device"
 
 
-def _training(deadline: float) -> dict[str, Any]:
-    """Tokens a second of `base` beside a plain loop, and the model FLOPs utilisation."""
-    try:
-        speed = _command(deadline, "benchmarks.training_speed", "--presets", "base", "--steps", "5")
-    except subprocess.CalledProcessError as error:
-        lines = error.output.splitlines()
-        if not lines:
-            raise
-        raise gpu_parts.PartFailed("slower than the plain loop", json.loads(lines[-1])) from error
-    found: dict[str, Any] = json.loads(speed.splitlines()[-1])
-    return found
+def _onnxruntime_problem() -> str:
+    """The reason why ONNX Runtime cannot run a graph on the device; empty where it can."""
+    if not _is_there("onnxruntime"):
+        return ""
+    import onnxruntime
 
-
-def _tests(deadline: float) -> dict[str, Any]:
-    return {"summary": _command(deadline, "pytest", "-q", "-m", "gpu").splitlines()[-1]}
-
-
-def _command(deadline: float, *arguments: str) -> str:
-    """Run a module of this interpreter; what it printed as its result.
-
-    Raises:
-        subprocess.SubprocessError: It failed, or the time is over.
-    """
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        stdout=subprocess.PIPE,
-        encoding="utf-8",
-        check=False,
-        timeout=max(deadline - time.monotonic(), _LEAST_SECONDS),
+    if _CUDA not in onnxruntime.get_available_providers():
+        return f"onnxruntime {onnxruntime.__version__} has no {_CUDA}; install onnxruntime-gpu instead"
+    # In a process without torch, like the server's: torch would load the libraries of CUDA.
+    graph = _ROOT / "server" / "weightless" / "greedy.onnx"
+    command = [sys.executable, "-c", _CREATE_SESSION, str(graph), _CUDA]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.stdout.split()[-1:] == [_CUDA]:  # after the warnings of `preload_dlls`
+        return ""
+    log = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+    return (
+        f"onnxruntime cannot create a session on CUDA ({log[-1].strip()}); it looks for CUDA's libraries "
+        "in a folder `nvidia`, or a link to one, beside its own folder"
     )
-    print(done.stdout, file=sys.stderr)
-    done.check_returncode()
-    return done.stdout
 
 
-def _summary(part: dict[str, Any]) -> str:
-    return f"{part['status']} in {part['seconds']} s {part['problem']}".rstrip()
+def _import_problems(absent: dict[str, str]) -> list[str]:
+    """The errors of importing our own modules, but for absent packages: a package may be too old."""
+    problems = {}
+    for module in _OURS:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            name = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+            if not any(f"{name}.".startswith(f"{package}.") for package in absent):
+                problems[f"{type(error).__name__}: {error}"] = module
+    return [f"{module} cannot be imported: {problem}" for problem, module in problems.items()]
 
 
-def _describe(bar: dict[str, Any]) -> str:
-    if bar["is_met"] is None:
-        return f"not measured: {bar['bar']}"
-    side = "at most" if "at most" in bar else "at least"
-    met = "met" if bar["is_met"] else "NOT MET"
-    return f"{met}: {bar['bar']} is {bar['measured']:.2f}, {side} {bar[side]}"
+def _pinned(name: str) -> str:
+    """A requirement that pip finds one wheel for.
+
+    The versions are those of the image of the server. Only gRPC's packages are the oldest that the project
+    takes: their generated code refuses any older grpcio.
+    """
+    oldest = re.search(rf'"{name}>=([\d.]+)', (_ROOT / "pyproject.toml").read_text())
+    if name.startswith("grpcio-") and oldest:
+        return f"{name}=={oldest[1]}"
+    locked = (_ROOT / "deploy" / "requirements-gpu.txt").read_text()
+    version = re.search(rf"^{name}==(\S+)", locked, re.MULTILINE)
+    return f"{name}=={version[1]}" if version else name
+
+
+def _download(wheels: list[str], python: str) -> str:
+    platforms = " ".join(f"--platform manylinux{tag}_x86_64" for tag in ("_2_28", "_2_17", "2014"))
+    return (
+        f"python3 -m pip download --no-deps --only-binary=:all: --implementation cp {platforms} "
+        f"--python-version {python} --dest wheels {' '.join(wheels)}"
+    )
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ class Scale:
         num_tokens: Target tokens of every timed request.
         num_requests: Of the check of memory.
         num_rounds: Turns of every contender.
+        encode_shapes: Rows and source lengths of the sources whose first encoding is timed.
     """
 
     device: str
@@ -49,6 +50,7 @@ class Scale:
     num_tokens: int
     num_requests: int
     num_rounds: int
+    encode_shapes: tuple[tuple[int, int], ...]
 
     @property
     def policy(self) -> ProviderPolicy:
@@ -65,6 +67,9 @@ CUDA_SCALE = Scale(
     num_tokens=32,
     num_requests=10_000,
     num_rounds=3,
+    encode_shapes=(
+        *((1, 5), (1, 12), (1, 33), (3, 9), (7, 17), (8, 24), (16, 11), (33, 30), (64, 20), (64, 63)),
+    ),
 )
 CPU_SCALE = Scale(
     device="cpu",
@@ -75,6 +80,7 @@ CPU_SCALE = Scale(
     num_tokens=6,
     num_requests=60,
     num_rounds=1,
+    encode_shapes=((1, 3), (3, 8)),
 )
 
 
@@ -104,6 +110,11 @@ class Place:
         if not served:
             raise RuntimeError("there is no bundle for the device, since every export failed")
         return served
+
+    @property
+    def graphs(self) -> Path:
+        """The folder of graphs that have no proof."""
+        return self.folder / "graphs"
 
     @property
     def device(self) -> torch.device:

@@ -8,14 +8,13 @@ import subprocess
 import sys
 import tomllib
 from io import StringIO
-from pathlib import Path
 
 import pytest
 import torch
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from benchmarks import gpu_check, gpu_design, gpu_parts, gpu_run, gpu_speed
+from benchmarks import gpu_check, gpu_design, gpu_kernels, gpu_parts, gpu_run, gpu_speed
 from benchmarks.gpu_place import CPU_SCALE, CUDA_SCALE, Place, random_model
 from bundle.names import Precision
 
@@ -35,7 +34,6 @@ FOUND = {
 }
 
 
-# Stand where `benchmarks.gpu_check` may look for packages, and refuse those that a machine for torch lacks.
 WITHOUT_PACKAGES = """
 import sys
 
@@ -102,7 +100,7 @@ def test_everything_that_is_missing_is_reported_at_once_and_before_it_is_importe
     assert re.search("pip download .* pydantic==", done.stderr)
 
 
-def test_a_package_that_is_there_and_of_no_use_is_reported(monkeypatch):
+def test_a_package_that_is_installed_but_too_old_is_reported(monkeypatch):
     def fail(name: str) -> None:
         if name == "server.__main__":
             raise RuntimeError("The grpc package installed is at version 1.60.0")
@@ -225,3 +223,32 @@ def test_a_step_reads_the_weights_once_and_each_rows_live_positions():
     one, two = (gpu_speed.step_bytes(CUDA_SCALE, 2, rows) for rows in (1, 2))
     assert two - one == 2 * (2 * L * D * (20 + 16))
     assert one == 2 * weights + (two - one)
+
+
+def test_a_choice_that_fails_does_not_hide_the_others(place, monkeypatch):
+    def timed(place: Place, verb: str, shapes: tuple, sdpa_kernels: str, **environment: str) -> list[dict]:
+        if sdpa_kernels == "8" or environment.get("ORT_ENABLE_XQA") == "1":
+            raise subprocess.CalledProcessError(-11, ["python"])
+        times = {"first_ms": 2.0, "second_ms": 1.0, "ms": 0.5, "token_ids": [7]}
+        return [times | {"token_ids": [7] * rows} for rows, _ in shapes]
+
+    monkeypatch.setattr(gpu_design, "_timed", timed)
+    with pytest.raises(gpu_parts.PartFailed, match=r"could not be timed: .*cudnn.*SIGSEGV") as failure:
+        gpu_design.attention(place)
+    assert failure.value.found["medians"] == {"flash first_ms": 2.0, "flash second_ms": 1.0}
+    with pytest.raises(gpu_parts.PartFailed, match=r"could not be timed: .*xqa.*SIGSEGV") as failure:
+        gpu_design.steps(place)
+    assert failure.value.found["results"] == [
+        {"rows": rows, "flash ms": 0.5, "equal_tokens": rows} for rows in CPU_SCALE.rows
+    ]
+
+
+def test_graphs_are_timed_at_every_shape_and_pick_the_same_tokens_each_time(bundle_path):
+    graphs = bundle_path / "fp32"
+    shapes = [(1, 3), (4, 7)]
+    encoded = gpu_kernels.encode(graphs / "encode.onnx", "cpu", {}, shapes)
+    assert [(time["rows"], time["source_length"]) for time in encoded] == shapes
+    assert all(min(time["first_ms"], time["second_ms"]) > 0 for time in encoded)
+    stepped = [gpu_kernels.step(graphs / "step.onnx", "cpu", {}, shapes) for _ in range(2)]
+    assert [len(time["token_ids"]) for time in stepped[0]] == [1, 4]
+    assert [time["token_ids"] for time in stepped[0]] == [time["token_ids"] for time in stepped[1]]

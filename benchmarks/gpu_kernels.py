@@ -1,0 +1,193 @@
+"""Times one graph in a process of its own, with the kernels that ONNX Runtime is allowed to choose from.
+
+    python -m benchmarks.gpu_kernels FOLDER/encode.onnx --sdpa-kernel 19 --shapes 1x5,64x20
+    ORT_ENABLE_XQA=0 python -m benchmarks.gpu_kernels FOLDER/step.onnx --shapes 1x20,256x20
+
+`encode` runs twice at each shape, rows times source length, after runs at another, larger shape. `step` is
+the median of many runs at the same position, with captured graphs and without. Buffers stand on the device;
+what the server does around a run is not measured. A process is needed for each choice because ONNX Runtime
+reads its environment once and cuDNN keeps its plans. This module does not import torch, so it starts
+quickly. The line on standard output is one JSON array with an object for each shape.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from bundle import names
+from bundle.names import Axis, Verb
+
+_PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+_CAPACITY = 256  # of caches and memories in the base preset
+_CACHE_LENGTH = 16  # the middle of a target of 32 tokens
+_SOURCES = (names.SOURCE_IDS, names.SOURCE_LENGTHS)
+_SOURCE_ID = 5
+_WARM_UP_RUNS, _TIMED_RUNS = 3, 50
+_DTYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(int32)": np.int32,
+    "tensor(int64)": np.int64,
+}
+
+_Shape = tuple[int, int]  # rows, source length
+
+
+class Graph:
+    """A session and its buffers, which never move.
+
+    Args:
+        path: The ONNX file, its weights beside it.
+        device: `cuda` or `cpu`.
+        options: For the provider.
+        num_rows: The most that a run has.
+        given: The content of some buffers; the others have the same random numbers in every process.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        device: str,
+        options: dict[str, str],
+        num_rows: int,
+        given: dict[str, np.ndarray],
+    ) -> None:
+        session_options = ort.SessionOptions()
+        session_options.enable_mem_pattern = False  # as in the server
+        session_options.log_severity_level = 3
+        provider = _PROVIDERS[device]
+        self._session = ort.InferenceSession(path, session_options, providers=[(provider, options)])
+        if self._session.get_providers()[0] != provider:
+            raise RuntimeError(f"{path.name} does not run on {provider}")
+        self._device = device
+        self._values: dict[str, ort.OrtValue] = {}
+        sizes = {Axis.BATCH: num_rows, Axis.CACHE_CAPACITY: _CAPACITY, Axis.MEMORY_CAPACITY: _CAPACITY}
+        for spec in (*self._session.get_inputs(), *self._session.get_outputs()):
+            name = names.buffer_of(spec.name)
+            is_fed = not spec.shape or (name in _SOURCES and name not in given)
+            if is_fed or name in self._values:
+                continue
+            shape = tuple(sizes.get(axis, axis) for axis in spec.shape)
+            dtype = _DTYPES[spec.type]
+            array = given[name].astype(dtype) if name in given else _random(shape, dtype)
+            self._values[name] = ort.OrtValue.ortvalue_from_numpy(array, device, 0)
+
+    def bind(self, num_rows: int, source_length: int) -> Any:
+        """A binding of the first rows, whose sources are fed from the host where they have no buffer."""
+        fed = {
+            names.SOURCE_IDS: np.full((num_rows, source_length), _SOURCE_ID),
+            names.SOURCE_LENGTHS: np.full(num_rows, source_length, np.int32),
+        }
+        binding = self._session.io_binding()
+        for spec in self._session.get_inputs():
+            if spec.name in self._values:
+                binding.bind_input(spec.name, *self._place(spec.name, num_rows))
+            else:
+                binding.bind_cpu_input(spec.name, fed.get(spec.name, np.array(_CAPACITY, np.int32)))
+        for spec in self._session.get_outputs():
+            binding.bind_output(spec.name, *self._place(names.buffer_of(spec.name), num_rows))
+        return binding
+
+    def _place(self, name: str, num_rows: int) -> tuple[Any, ...]:
+        value = self._values[name]
+        shape = (num_rows, *value.shape()[1:])
+        return self._device, 0, _DTYPES[value.data_type()], shape, value.data_ptr()
+
+    def run_seconds(self, binding: Any, graph_id: int = -1) -> float:
+        """How long a run takes, its end on the device included."""
+        options = ort.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(graph_id))
+        started = time.perf_counter()
+        self._session.run_with_iobinding(binding, options)
+        return time.perf_counter() - started
+
+    def most_probable(self) -> list[int]:
+        """The token ids with the largest logits of the last run, of every row."""
+        token_ids: list[int] = self._values[names.LOGITS].numpy().argmax(1).tolist()
+        return token_ids
+
+
+@functools.cache
+def _random(shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape, np.float32).astype(dtype)
+
+
+def encode(path: Path, device: str, options: dict[str, str], shapes: list[_Shape]) -> list[dict[str, Any]]:
+    """Milliseconds of the first and the second run at each shape."""
+    max_rows, max_length = (max(sizes) for sizes in zip(*shapes, strict=True))
+    graph = Graph(path, device, options, max_rows, {})
+    results = []
+    # The first shape is the largest, so that no other one waits for memory.
+    for rows, length in [(max_rows, max_length + 1), *shapes]:
+        binding = graph.bind(rows, length)
+        first, second = (1e3 * graph.run_seconds(binding) for _ in range(2))
+        results.append({"rows": rows, "source_length": length, "first_ms": first, "second_ms": second})
+    return results[1:]
+
+
+def step(path: Path, device: str, options: dict[str, str], shapes: list[_Shape]) -> list[dict[str, Any]]:
+    """Milliseconds of a step, and of a captured one where the device captures; and the tokens it picks."""
+    max_rows = max(rows for rows, _ in shapes)
+    results: list[dict[str, Any]] = [{"rows": rows, "source_length": length} for rows, length in shapes]
+    given = {
+        names.TOKEN_IDS: np.arange(max_rows) % 100 + 4,
+        names.CACHE_LENGTHS: np.full(max_rows, _CACHE_LENGTH),
+        names.SOURCE_LENGTHS: np.full(max_rows, shapes[0][1]),
+    }
+    for key, is_captured in {"ms": False, "captured_ms": True}.items():
+        if is_captured and device == "cpu":
+            continue
+        captures = {"enable_cuda_graph": "1"} if is_captured else {}
+        graph = Graph(path, device, options | captures, max_rows, given)
+        for result in results:
+            rows = result["rows"]
+            binding = graph.bind(rows, result["source_length"])
+            runs = _WARM_UP_RUNS + _TIMED_RUNS
+            seconds = [graph.run_seconds(binding, rows if is_captured else -1) for _ in range(runs)]
+            result[key] = 1e3 * statistics.median(seconds[_WARM_UP_RUNS:])
+            result[key.replace("ms", "token_ids")] = graph.most_probable()[:rows]
+    return results
+
+
+def _shapes(text: str) -> list[_Shape]:
+    pairs = [tuple(map(int, pair.split("x"))) for pair in text.split(",")]
+    return [(rows, length) for rows, length in pairs]
+
+
+def main() -> int:
+    """Time the graph; 0 done."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_kernels",
+        allow_abbrev=False,
+        description="Time one graph with the attention kernels that are allowed.",
+        epilog="example:\n  python -m benchmarks.gpu_kernels encode.onnx --sdpa-kernel 19 --shapes 1x5,64x20",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("graph", type=Path, help="encode.onnx or step.onnx of a bundle, in fp16 for CUDA")
+    parser.add_argument("--device", choices=tuple(_PROVIDERS), default="cuda", help="default %(default)s")
+    parser.add_argument(
+        "--sdpa-kernel",
+        help="sum of ONNX Runtime's bits: flash 1, efficient 2, cuDNN 8, math 16 (default: its own choice)",
+    )
+    parser.add_argument("--shapes", type=_shapes, required=True, help="rows x source length, with commas")
+    flags = parser.parse_args()
+    if flags.device == "cuda":
+        ort.preload_dlls()  # the CUDA and cuDNN libraries that pip installed
+    options = {"sdpa_kernel": flags.sdpa_kernel} if flags.sdpa_kernel and flags.device == "cuda" else {}
+    measure = encode if flags.graph.stem == Verb.ENCODE else step
+    print(json.dumps(measure(flags.graph, flags.device, options, flags.shapes)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
