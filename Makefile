@@ -27,11 +27,11 @@ INSTALLED := $(VENV)/.installed-$(RUNTIME)
 # Else every run of the tests compiles them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test test-all pytest coverage lint types bench figures stubs lock install clean
+.PHONY: help demo serve test test-all cuda-stub try-cuda-stub pytest coverage lint types bench figures stubs lock install clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(BUNDLE)/manifest.json ## install, train, export, serve, translate, show the metrics; a finished step is not repeated
 	$(PY) -m benchmarks.demo $(BUNDLE) --run $(RUN)
@@ -44,12 +44,19 @@ test: $(INSTALLED) lint ## lint, types, stubs, and the tests that each prove som
 
 # The long tests, and many more examples of what quick ones try a few of.
 test-all: export PYTEST_FLAGS = -m "not gpu and not docker" --hypothesis-profile thorough
-test-all: test ## the same and the long tests: what CI runs
+test-all: try-cuda-stub test ## the same and the long tests: what CI runs
+
+cuda-stub: $(INSTALLED) ## build what tests of CUDA run on where there is no GPU: 340 MB in .cuda_stub
+	$(PY) -m tests.cuda_stub.build
+
+# Where it cannot be built, its tests are skipped, and say why.
+try-cuda-stub: $(INSTALLED)
+	-$(PY) -m tests.cuda_stub.build
 
 pytest: $(INSTALLED)
 	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
-coverage: $(INSTALLED) ## statements and branches of bundle, server and client that test-all runs
+coverage: try-cuda-stub ## statements and branches of bundle, server and client that test-all runs
 	$(PY) -m coverage erase
 	$(MAKE) --no-print-directory pytest PY="$(PY) -m coverage run" PYTEST_FLAGS='-m "not gpu and not docker"'
 	$(PY) -m coverage combine --quiet
@@ -90,8 +97,8 @@ lock: $(INSTALLED) ## choose anew the versions that the image has
 
 install: $(INSTALLED) ## make the virtual environment and install everything
 
-clean: ## remove the virtual environment, the demo's run and bundle, and caches
-	rm -rf $(VENV) $(RUN) $(BUNDLE) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove the virtual environment, the demo's run and bundle, the CUDA stub, and caches
+	rm -rf $(VENV) $(RUN) $(BUNDLE) .cuda_stub build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml

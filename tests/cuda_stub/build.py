@@ -1,7 +1,8 @@
-"""Builds the CUDA stub, under which onnxruntime-gpu runs without a GPU: `python -m tests.cuda_stub.build [FOLDER]`.
+"""Builds the CUDA stub, on which onnxruntime-gpu runs without a GPU: `python -m tests.cuda_stub.build`.
 
-Downloads the onnxruntime-gpu wheel of the installed version of ONNX Runtime (pip's settings apply) and compiles the
-stub libraries for it. A later call builds again only what a new version, interpreter or source makes stale.
+Downloads the onnxruntime-gpu wheel of the installed version of ONNX Runtime (pip's settings apply), and
+compiles the stub libraries for it. A later call builds only what a new version, interpreter or source makes
+stale.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Build the stub; 0 the folder is up to date, 1 it cannot be built."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.cuda_stub.build",
-        description="Build the CUDA stub, under which onnxruntime-gpu runs without a GPU.",
+        description="Build the CUDA stub, on which onnxruntime-gpu runs without a GPU.",
         epilog="example:\n  python -m tests.cuda_stub.build",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -1,12 +1,12 @@
 """Reads the log of the CUDA stub: `python -m tests.cuda_stub.log FILE` prints a summary of each section.
 
-A line is `tTHREAD EVENT s=STREAM …`; a line `## NAME` begins a section. Work with `capture=ID` was put into that capture
-instead of being run.
+A line is `tTHREAD EVENT s=STREAM …`; a line `## NAME` begins a section. Work with `capture=ID` was put into
+that capture instead of being run.
 
 | event | |
 |---|---|
 | `launch`, `library` | a kernel with its grid and block; a call of cuBLAS or cuDNN that computes |
-| `copy`, `copy_sync`, `memset`, `memset_sync` | a copy or fill; `_sync` is on the default stream, and the host waits |
+| `copy`, `copy_sync`, `memset`, `memset_sync` | `_sync` is on the default stream, and the host waits for it |
 | `sync_stream`, `sync_device`, `sync_event` | the host waits |
 | `record`, `wait` | a stream records an event, or waits for one |
 | `malloc`, `free`, `malloc_pinned`, `free_pinned` | of device memory, and of pinned host memory |
@@ -157,7 +157,8 @@ class Section:
             "copies": self.copies,
             "synchronisations": self.synchronisations,
             "created": Counter(
-                event.name for event in self.named("malloc", "malloc_pinned", "stream_create", "handle_create")
+                event.name
+                for event in self.named("malloc", "malloc_pinned", "stream_create", "handle_create")
             ),
             "launches": self.launches,
             "captured launches": self.captured_launches,

@@ -47,8 +47,8 @@ class Stub:
 
         Args:
             log: The file that the log is appended to.
-            failing_captures: "launch:2" lets the first two captures fail at their first kernel; any event of the
-                log may stand there.
+            failing_captures: "launch:2" makes the first two captures fail at their first kernel; any event of
+                the log may stand there.
         """
         libraries = str(self.folder / LIBRARIES)
         return os.environ | {
@@ -84,20 +84,20 @@ def _joined(folder: str, variable: str) -> str:
     return ":".join(filter(None, (folder, os.environ.get(variable))))
 
 
-def main(arguments: list[str]) -> int:
-    """Become the interpreter on the stub; 1 there is no stub, 2 arguments are missing."""
+def main(arguments: list[str]) -> None:
+    """Become the interpreter on the stub; exits with 1 where there is no stub, with 2 without arguments."""
     if len(arguments) < 2:
         print("usage: python -m tests.cuda_stub.run LOG PYTHON-ARGUMENTS...", file=sys.stderr)
-        return 2
+        sys.exit(2)
     try:
         build()
     except CannotBuildError as error:
         print(f"the CUDA stub cannot be built: {error}", file=sys.stderr)
-        return 1
+        sys.exit(1)
     log = Path(arguments[0]).resolve()
     log.write_text("")
     os.execve(sys.executable, [sys.executable, *arguments[1:]], Stub(FOLDER).environment(log))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

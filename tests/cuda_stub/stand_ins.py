@@ -1,7 +1,7 @@
 """Writes stand-ins for the functions of CUDA's libraries that an onnxruntime-gpu wheel needs.
 
-Every function gets a weak definition; one of the same name in `libraries/` replaces it. A stand-in that would have
-to compute logs an error and fails, hence a test notices a graph that needs more of the stub.
+Every function gets a weak definition; one of the same name in `libraries/` replaces it. A stand-in that would
+have to compute logs an error and fails, hence a test notices a graph that needs more of the stub.
 """
 
 import re

@@ -29,7 +29,7 @@ int cublasGetMathMode(Handle*, int* mode) {
 const char* cublasGetStatusName(int) { return "CUBLAS_STATUS"; }
 const char* cublasGetStatusString(int) { return "an error of the CUDA stub, see its log"; }
 
-// Each matrix product begins with the handle, two transpositions and m, n, k; the stub reads no other argument.
+// A matrix product begins with the handle, two transpositions and m, n, k; the stub reads no other argument.
 #define PRODUCT(name)                                                                                   \
     int name(Handle* handle, int, int, int m, int n, int k) {                                           \
         int error = cuda_stub_enqueue(handle->stream, "library", #name " m=%d n=%d k=%d", m, n, k);     \

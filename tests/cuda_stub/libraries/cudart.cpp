@@ -1,10 +1,11 @@
-// A CUDA runtime without a device. Device memory is memory of the host, kernels do nothing, every call is logged.
+// A CUDA runtime without a device: device memory is memory of the host, and kernels do nothing. Work, memory,
+// streams, waits and captures are logged.
 //
-// The file needs no CUDA header: names, numbers and offsets are those of CUDA 13's ABI on x86-64 Linux. stand_ins.py
-// adds the functions that are missing here; they log an error and fail.
+// The file needs no CUDA header: names, numbers and offsets are those of CUDA 13's ABI on x86-64 Linux.
+// stand_ins.py adds the functions that are missing here; they log an error and fail.
 //
-// Rules of captures follow CUDA's documentation and were not compared with a device. The stub does not check forked
-// streams that never join their capture's stream again.
+// The rules of captures follow CUDA's documentation and were not compared with a device. The stub does not
+// check forked streams that never join their capture's stream again.
 
 #include "stub.h"
 
@@ -26,8 +27,8 @@ namespace {
 
 using Error = int;  // cudaError_t
 constexpr Error SUCCESS = 0, OUT_OF_MEMORY = 2, ILLEGAL_STATE = 401;
-constexpr Error UNSUPPORTED = 900, INVALIDATED = 901, MERGE = 902, UNMATCHED = 903, ISOLATION = 905, IMPLICIT = 906,
-                CAPTURED_EVENT = 907, WRONG_THREAD = 908;
+constexpr Error UNSUPPORTED = 900, INVALIDATED = 901, MERGE = 902, UNMATCHED = 903, ISOLATION = 905,
+                IMPLICIT = 906, CAPTURED_EVENT = 907, WRONG_THREAD = 908;
 
 enum CaptureMode { GLOBAL, THREAD_LOCAL, RELAXED };
 enum MemoryKind { PAGEABLE, PINNED, DEVICE };  // the numbers of cudaMemoryType
@@ -35,12 +36,12 @@ const char* const KIND_NAMES[] = {"pageable", "pinned", "device"};
 constexpr size_t TOTAL_BYTES = 80ull << 30, ALIGNMENT = 512;
 
 struct Dim3 { unsigned x, y, z; };
-struct LaunchConfig { Dim3 grid, block; size_t shared_bytes; void* stream; };  // the head of cudaLaunchConfig_t
+struct LaunchConfig { Dim3 grid, block; size_t shared_bytes; void* stream; };  // head of cudaLaunchConfig_t
 
 struct Stream;
 struct Capture { int id, mode, thread; Stream* origin; int nodes = 0; bool is_valid = true; };
 struct Stream { int id; bool is_blocking; Capture* capture = nullptr; };
-struct Event { int id; bool is_recorded = false; Capture* capture = nullptr; };  // the capture that recorded it
+struct Event { int id; bool is_recorded = false; Capture* capture = nullptr; };  // which recorded it
 struct Graph { int id, nodes; };
 struct Allocation { size_t bytes; MemoryKind kind; };
 
@@ -48,8 +49,8 @@ struct State {
     std::recursive_mutex mutex;
     FILE* log = getenv("CUDA_STUB_LOG") ? fopen(getenv("CUDA_STUB_LOG"), "a") : nullptr;
     int num_threads = 0, num_streams = 0, num_events = 0, num_captures = 0;
-    // CUDA_STUB_FAIL_CAPTURE=EVENT:N makes the first N captures with an event of that name fail there, which shows
-    // what a program does when captures fail.
+    // CUDA_STUB_FAIL_CAPTURE=EVENT:N makes the first N captures with an event of that name fail there, which
+    // shows what a program does when captures fail.
     std::string failing_event;
     int failures_left = 0;
     size_t device_bytes = 0;
@@ -106,7 +107,8 @@ std::string label(const Stream& stream) {
     return stream.capture ? text + " capture=" + std::to_string(stream.capture->id) : text;
 }
 
-// Fails, and invalidates the captures that a call conflicts with, as CUDA does; succeeds where there are none.
+// Fails, and invalidates the captures that a call conflicts with, as CUDA does; succeeds without such
+// captures.
 template <class Predicate>
 Error refuse_if_any(Error error, const std::string& call, Predicate conflicts) {
     bool is_refused = false;
@@ -118,8 +120,9 @@ Error refuse_if_any(Error error, const std::string& call, Predicate conflicts) {
     return is_refused ? failed(error, call) : SUCCESS;
 }
 
-// Calls outside of all streams, like cudaMalloc. CUDA refuses them on a thread that captures, and on every thread
-// during a capture in global mode. The stub refuses synchronous copies there, too; CUDA's documentation leaves it open.
+// Checks a call outside of all streams, like cudaMalloc. CUDA refuses it on a thread that captures, and on
+// every thread during a capture in global mode. The stub refuses synchronous copies there, too, where CUDA's
+// documentation does not say whether they are legal.
 Error check_unsafe(const char* call) {
     return refuse_if_any(UNSUPPORTED, call, [](const Capture& capture) {
         return capture.mode == GLOBAL || (capture.mode == THREAD_LOCAL && capture.thread == thread_number());
@@ -158,14 +161,16 @@ Error launch(const void* kernel, Dim3 grid, Dim3 block, void* stream) {
         free(readable);
     }
     char sizes[128];
-    snprintf(sizes, sizeof sizes, "grid=%u,%u,%u block=%u,%u,%u ", grid.x, grid.y, grid.z, block.x, block.y, block.z);
+    snprintf(sizes, sizeof sizes, "grid=%u,%u,%u block=%u,%u,%u ", grid.x, grid.y, grid.z, block.x, block.y,
+             block.z);
     return enqueue(stream, "launch", sizes + name.substr(0, 500));
 }
 
 Error allocate(void** pointer, size_t bytes, MemoryKind kind) {
     *pointer = nullptr;
     if (!bytes) return SUCCESS;
-    if (kind == DEVICE && state.device_bytes + bytes > TOTAL_BYTES) return failed(OUT_OF_MEMORY, "an allocation");
+    if (kind == DEVICE && state.device_bytes + bytes > TOTAL_BYTES)
+        return failed(OUT_OF_MEMORY, "an allocation");
     if (posix_memalign(pointer, ALIGNMENT, bytes)) return failed(OUT_OF_MEMORY, "an allocation");
     memset(*pointer, 0, bytes);
     state.allocations[(char*)*pointer] = {bytes, kind};
@@ -190,11 +195,12 @@ MemoryKind kind_of(const void* pointer) {
 }
 
 std::string copied(void* to, const void* from, size_t bytes) {
-    return "bytes=" + std::to_string(bytes) + " " + KIND_NAMES[kind_of(from)] + "->" + KIND_NAMES[kind_of(to)];
+    std::string places = std::string(KIND_NAMES[kind_of(from)]) + "->" + KIND_NAMES[kind_of(to)];
+    return "bytes=" + std::to_string(bytes) + " " + places;
 }
 
-// Kernels compute nothing: the host reads zeros from the device, whatever earlier copies left there, so that every
-// run of a program is the same.
+// Copies, except that the host reads zeros from the device: no kernel computed what would stand there, and
+// what earlier copies left would differ from run to run.
 void carry_out(void* to, const void* from, size_t bytes) {
     if (kind_of(from) == DEVICE && kind_of(to) != DEVICE) memset(to, 0, bytes);
     else memmove(to, from, bytes);
@@ -232,8 +238,9 @@ int cuda_stub_enqueue(void* stream, const char* event, const char* format, ...) 
     return enqueue(stream, event, details);
 }
 
-// Kernels. A program that nvcc compiled registers its kernels when it is loaded. nvcc turns `<<<…>>>` into a push of
-// the launch configuration and a call of a host function, which pops the configuration and launches the kernel.
+// Kernels. A program that nvcc compiled registers its kernels when it is loaded. nvcc turns `<<<…>>>` into a
+// push of the launch configuration and a call of a host function, which pops the configuration and launches
+// the kernel.
 
 void** __cudaRegisterFatBinary(void*) {
     static void* handle;
@@ -242,7 +249,8 @@ void** __cudaRegisterFatBinary(void*) {
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void**) {}
 void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
-void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, void*, void*, void*, void*, int*) {
+void __cudaRegisterFunction(void**, const char* host, char*, const char* name, int, void*, void*, void*,
+                            void*, int*) {
     Lock lock(state.mutex);
     state.kernels[host] = name;
 }
@@ -293,7 +301,8 @@ Error cudaFuncGetAttributes(void* attributes, const void*) {
 }
 Error cudaFuncSetAttribute(const void*, int, int) { return SUCCESS; }
 Error cudaKernelSetAttributeForDevice(void*, int, int, int) { return SUCCESS; }
-Error cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, size_t, unsigned) {
+Error cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, size_t,
+                                                             unsigned) {
     *blocks = 2;
     return SUCCESS;
 }
@@ -314,7 +323,8 @@ Error cudaDriverGetVersion(int* version) {
     return SUCCESS;
 }
 Error cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
-Error cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, unsigned long long, int* result) {
+Error cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, unsigned long long,
+                                       int* result) {
     *function = nullptr;
     if (result) *result = 1;  // symbol not found
     return SUCCESS;
@@ -323,10 +333,10 @@ Error cudaDeviceGetAttribute(int* value, int attribute, int) {
     static const std::map<int, int> values = {
         {1, 1024}, {2, 1024}, {3, 1024}, {4, 64},             // threads of a block, in all and by dimension
         {5, 2147483647}, {6, 65535}, {7, 65535},              // blocks of a grid, by dimension
-        {8, 49152}, {81, 233472}, {97, 232448},               // shared memory: block, multiprocessor, on request
-        {9, 65536}, {12, 65536}, {82, 65536},                 // constant memory; registers: block, multiprocessor
+        {8, 49152}, {81, 233472}, {97, 232448},               // shared memory: block, multiprocessor, opt-in
+        {9, 65536}, {12, 65536}, {82, 65536},                 // constant memory; registers of both
         {10, 32}, {13, 1980000}, {16, 132}, {39, 2048},       // warp; kHz; multiprocessors; threads of one
-        {38, 50 << 20}, {106, 32}, {75, 9}, {76, 0}, {20, 0}, // L2; blocks of a multiprocessor; 9.0; compute mode
+        {38, 50 << 20}, {106, 32}, {75, 9}, {76, 0}, {20, 0}, // L2; blocks of a multiprocessor; 9.0; mode
     };
     auto found = values.find(attribute);
     *value = found == values.end() ? 1 : found->second;  // the others are abilities: yes
@@ -351,8 +361,9 @@ Error cudaGetDeviceProperties(void* properties, int) {
     put(properties, 632, 65536);                // regsPerMultiprocessor
     put(properties, 672, (size_t)232448);       // sharedMemPerBlockOptin
     put(properties, 688, 32);                   // maxBlocksPerMultiProcessor
-    for (int ability : {392, 560, 584, 588, 636, 668, 720})  // canMapHostMemory, concurrentKernels, asyncEngineCount,
-        put(properties, ability, 1);  // unifiedAddressing, managedMemory, cooperativeLaunch, memoryPoolsSupported
+    // canMapHostMemory, concurrentKernels, asyncEngineCount, unifiedAddressing, managedMemory,
+    // cooperativeLaunch, memoryPoolsSupported
+    for (int ability : {392, 560, 584, 588, 636, 668, 720}) put(properties, ability, 1);
     return SUCCESS;
 }
 
@@ -507,9 +518,11 @@ Error cudaStreamWaitEvent(void* handle, Event* event, unsigned) {
     Lock lock(state.mutex);
     Stream& stream = stream_of(handle);
     bool is_captured = state.captures.count(event->capture);
-    if (is_captured && !stream.capture && &stream != &state.legacy) stream.capture = event->capture;  // a fork
+    bool is_fork = is_captured && !stream.capture && &stream != &state.legacy;
+    if (is_fork) stream.capture = event->capture;
     auto is_ours = [&](const Capture& capture) { return &capture == stream.capture; };
-    if (is_captured && stream.capture != event->capture) return refuse_if_any(MERGE, "cudaStreamWaitEvent", is_ours);
+    if (is_captured && stream.capture != event->capture)
+        return refuse_if_any(MERGE, "cudaStreamWaitEvent", is_ours);
     if (!is_captured && stream.capture && event->is_recorded)
         return refuse_if_any(ISOLATION, "cudaStreamWaitEvent", is_ours);
     return enqueue(handle, "wait", "event=" + std::to_string(event->id), 0);

@@ -1,5 +1,5 @@
-// cuDNN 9, to the extent that lets ONNX Runtime go on: the stub finds an engine for every graph and runs nothing. It
-// does not show which engines the real cuDNN finds, nor the kernels that they launch.
+// cuDNN 9, to the extent that lets ONNX Runtime go on: the stub finds an engine for every graph and runs
+// nothing. It does not show which engines the real cuDNN finds, nor the kernels that they launch.
 
 #include "stub.h"
 
@@ -61,8 +61,8 @@ int cudnnBackendDestroyDescriptor(Descriptor* descriptor) {
     free(descriptor);
     return 0;
 }
-// Answers every question for descriptors with one (engine, configuration, plan), for knobs with none, and for any
-// number with zero.
+// Answers every question for descriptors with one (engine, configuration, plan), for knobs with none, and for
+// any number with zero.
 int cudnnBackendGetAttribute(Descriptor*, int attribute, int type, int64_t num_asked, int64_t* num_given,
                              void* values) {
     int64_t given = 0;

@@ -1,0 +1,47 @@
+"""The stub, bundles that run on it, and what programs left in its log."""
+
+from pathlib import Path
+
+import pytest
+
+from bundle.manifest import Parity
+from bundle.names import Precision
+from export import exporter
+from export.exporter import export_bundle
+from tests.cuda_stub.build import FOLDER, CannotBuildError, build
+from tests.cuda_stub.run import Stub
+
+PRECISIONS = [Precision.FP16, Precision.BF16]
+
+
+@pytest.fixture(scope="session")
+def stub() -> Stub:
+    try:
+        build()
+    except CannotBuildError as error:
+        pytest.skip(f"the CUDA stub cannot be built: {error}")
+    return Stub(FOLDER)
+
+
+@pytest.fixture(scope="session")
+def cuda_bundle(made_once) -> Path:
+    """A random model in fp16 and bf16, without the proof: the stub computes nothing."""
+
+    def make(folder: Path) -> None:
+        from tests.models import make_random_trained  # the root's conftest has to import it first
+
+        trained = make_random_trained(
+            d_model=128,
+            d_ff=256,
+            num_heads=2,
+            num_encoder_layers=1,
+            max_source_length=128,
+            max_target_length=160,
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(exporter, "_provider", lambda _: "none")
+            patch.setattr(exporter, "Graphs", lambda *_: None)
+            patch.setattr(exporter, "_prove", lambda *_: Parity(0.0, 1.0, ((1, 1, 1),)))
+            export_bundle(trained, folder / "random", PRECISIONS)
+
+    return made_once("cuda-bundle", make) / "random"

@@ -1,0 +1,54 @@
+"""What the programs on the stub share: marks in its log, a runner, requests. None of them imports torch."""
+
+import ctypes
+import time
+from collections.abc import Sequence as Columns
+from pathlib import Path
+
+import numpy as np
+
+from bundle.manifest import load_bundle
+from bundle.names import SOURCE_IDS, Precision
+from server.device import ProviderPolicy
+from server.records import Request, Search, Sequence
+from server.runner import OnnxRunner
+from server.sizing import RunnerConfig
+
+SOURCES = ([5, 2], [5, 6, 2], [5, 6, 7, 2])
+NUM_SLOTS = 8
+
+
+def mark(name: str) -> None:
+    """Begin a section of the log."""
+    ctypes.CDLL(None).cuda_stub_mark(name.encode())
+
+
+def make_runner(bundle: Path, precision: Precision = Precision.FP16) -> OnnxRunner:
+    config = RunnerConfig(
+        provider=ProviderPolicy.REQUIRE,
+        precision=precision,
+        memory_budget_bytes=1 << 40,  # the number of slots alone bounds the buffers
+        max_slots=NUM_SLOTS,
+    )
+    return OnnxRunner(load_bundle(bundle), config)
+
+
+def requests_for(sources: Columns[list[int]], **options) -> list[Request]:
+    arrival = time.monotonic()
+    return [
+        Request(str(i), {SOURCE_IDS: np.array(ids)}, 8, arrival, **options) for i, ids in enumerate(sources)
+    ]
+
+
+def rows_for(runner: OnnxRunner, requests: list[Request]) -> tuple[Sequence, ...]:
+    """Rows that have no token yet."""
+    return tuple(
+        Sequence(
+            Search(request),
+            runner.start_id,
+            request.source_length,
+            num_branches=request.beam.size if request.beam else 1,
+            is_plain=request.is_plain,
+        )
+        for request in requests
+    )

@@ -1,0 +1,38 @@
+"""Captures beside other threads' work, and captures that fail."""
+
+import pytest
+
+from tests.cuda_stub.programs.paths import PATHS
+
+pytestmark = pytest.mark.cuda_stub
+
+NUM_LOADS = 6
+# CUDA's codes of a call that a capture does not permit, and of what follows in that capture
+CAPTURE_ERRORS = {"900", "901"}
+
+
+def test_loads_beside_a_stepping_runner_break_no_capture_and_no_step(stub, cuda_bundle, tmp_path):
+    """Captures are global to the process: `OnnxDevice.alone` keeps every other thread off the device."""
+    finished = stub.run(
+        tmp_path / "log", "-m", "tests.cuda_stub.programs.loads", str(cuda_bundle), str(NUM_LOADS)
+    )
+    assert finished.log.whole.errors == []
+    assert int(finished.stdout) > NUM_LOADS
+
+
+def test_a_runner_whose_capture_fails_steps_uncaptured(stub, cuda_bundle, tmp_path):
+    arguments = "-m", "tests.cuda_stub.programs.paths", str(cuda_bundle), "fp16"
+    finished = stub.run(tmp_path / "log", *arguments, failing_captures="launch:1")
+    assert finished.stdout == "not captured\n"
+    assert finished.stderr.count("steps are not captured as CUDA graphs, and are slower") == 1
+    events = finished.log.whole.events
+    [failed] = [i for i, one in enumerate(events) if one.name == "end_capture" and "failed" in one.details]
+    stream = events[failed].fields["s"]
+    # The session of that stream is in an unknown state: it is given up, and never runs again.
+    later = {one.name for one in events[failed + 1 :] if one.fields.get("s") == stream}
+    assert later == {"stream_destroy"}
+    assert {error.split()[0] for error in finished.log["warm_up"].errors} == CAPTURE_ERRORS
+    for path in PATHS:
+        section = finished.log[path.__name__]
+        assert (section.errors, section.graph_launches) == ([], [])
+    assert finished.log["steady_step"].launches.total() > 0
