@@ -6,7 +6,7 @@ from tests.cuda_stub.programs.paths import PATHS
 
 pytestmark = pytest.mark.cuda_stub
 
-NUM_LOADS = 6
+NUM_LOADS = 3  # in each of two threads
 # CUDA's codes of a call that a capture does not permit, and of what follows in that capture
 CAPTURE_ERRORS = {"900", "901"}
 

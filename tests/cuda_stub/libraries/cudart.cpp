@@ -10,6 +10,7 @@
 #include "stub.h"
 
 #include <cxxabi.h>
+#include <unistd.h>
 
 #include <cstdarg>
 #include <cstdint>
@@ -530,7 +531,7 @@ Error cudaStreamWaitEvent(void* handle, Event* event, unsigned) {
 
 // Captures and graphs.
 
-Error cudaStreamBeginCapture(void* handle, int mode) {
+static Error begin_capture(void* handle, int mode) {
     Lock lock(state.mutex);
     Stream& stream = stream_of(handle);
     if (&stream == &state.legacy) return failed(UNSUPPORTED, "cudaStreamBeginCapture of the legacy stream");
@@ -540,6 +541,11 @@ Error cudaStreamBeginCapture(void* handle, int mode) {
     const char* const modes[] = {"global", "thread_local", "relaxed"};
     log_line("begin_capture" + label(stream) + " mode=" + modes[mode]);
     return SUCCESS;
+}
+Error cudaStreamBeginCapture(void* handle, int mode) {
+    Error error = begin_capture(handle, mode);
+    usleep(10'000);  // kernels take no time here: other threads get some to run into the capture
+    return error;
 }
 Error cudaStreamEndCapture(void* handle, Graph** graph) {
     Lock lock(state.mutex);

@@ -1,23 +1,27 @@
-"""Draws a token of 64 rows with `sample_top_p`, twice: the second time is the section `again` of the log."""
+"""Draws a token of 64 rows by `top_p`, twice: the second time is the section `again` of the log."""
 
 import numpy as np
 
 from bundle import names
 from server.device import CUDA, OnnxDevice
+from server.records import Sampling
+from server.selection import _graph_and_candidates
 from tests.cuda_stub.programs.common import mark
 
-_NUM_ROWS, _VOCAB_SIZE, _NUM_CANDIDATES = 64, 32_000, 1024
+_NUM_ROWS, _VOCAB_SIZE = 64, 32_000
+_SAMPLING = Sampling(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, seed=0)
 
 
 def main() -> None:
     device = OnnxDevice(CUDA, num_threads=1)
-    session = device.weightless("sample_top_p")
+    graph, num_candidates = _graph_and_candidates(_SAMPLING, _VOCAB_SIZE)
+    session = device.weightless(graph)
     logits = device.value(np.zeros((_NUM_ROWS, _VOCAB_SIZE), np.float32))
     column = np.ones((_NUM_ROWS, 1), np.float32)
     feeds = {
-        names.NUM_CANDIDATES: np.array([_NUM_CANDIDATES]),
+        names.NUM_CANDIDATES: np.array([num_candidates]),
         names.TEMPERATURES: column,
-        names.TOP_PS: column * np.float32(0.9),
+        names.TOP_PS: column * np.float32(_SAMPLING.top_p),
         names.MIN_PS: column * 0,
         names.UNIFORMS: np.zeros((_NUM_ROWS, 1)),
     }
