@@ -24,6 +24,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 _LINE = re.compile(r"t(?P<thread>\d+) (?P<name>\w+) ?(?P<details>.*)")
 _FIELD = re.compile(r"\b(s|capture|nodes|bytes)=(\d+)")
@@ -150,7 +151,7 @@ class Section:
         return self.named("launch", "library")
 
     def __str__(self) -> str:
-        counts = {
+        counts: dict[str, Counter[Any]] = {
             "errors": Counter(self.errors),
             "graph launches": Counter(f"{nodes} nodes" for nodes in self.graph_launches),
             "captures": Counter(f"{nodes} nodes" for nodes in self.captures),

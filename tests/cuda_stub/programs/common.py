@@ -2,7 +2,7 @@
 
 import ctypes
 import time
-from collections.abc import Sequence as Columns
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +33,9 @@ def make_runner(bundle: Path, precision: Precision = Precision.FP16) -> OnnxRunn
     return OnnxRunner(load_bundle(bundle), config)
 
 
-def requests_for(sources: Columns[list[int]], **options) -> list[Request]:
+def requests_for(sources: Iterable[list[int]]) -> list[Request]:
     arrival = time.monotonic()
-    return [
-        Request(str(i), {SOURCE_IDS: np.array(ids)}, 8, arrival, **options) for i, ids in enumerate(sources)
-    ]
+    return [Request(str(i), {SOURCE_IDS: np.array(ids)}, 8, arrival) for i, ids in enumerate(sources)]
 
 
 def rows_for(runner: OnnxRunner, requests: list[Request]) -> tuple[Sequence, ...]:

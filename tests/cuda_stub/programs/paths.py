@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bundle.names import Precision
 from server.records import Beam, Constraints, Move, Sampling, Sequence
@@ -14,7 +15,7 @@ from server.runner import OnnxRunner
 from tests.cuda_stub.programs.common import NUM_SLOTS, SOURCES, make_runner, mark, requests_for, rows_for
 
 _PREFIX = (5,) * 70
-_PLAIN: dict[str, object] = {}
+_PLAIN: dict[str, Any] = {}
 
 
 class Paths:
@@ -95,12 +96,12 @@ class Paths:
     def move(self) -> None:
         self.runner.move([Move(0, 1, 5, 3), Move(2, 3, 5, 3)])
 
-    def _step(self, *options: dict[str, object]) -> None:
+    def _step(self, *options: dict[str, Any]) -> None:
         requests = [replace(request, **one) for request, one in zip(self.requests, options, strict=False)]
         selected = self.runner.step(rows_for(self.runner, requests))
         assert not selected.failures, selected.failures
 
-    def _prefill(self, **options: object) -> None:
+    def _prefill(self, **options: Any) -> None:
         requests = [replace(request, **options) for request in self.requests]
         rows = rows_for(self.runner, requests)
         for row in rows:
@@ -133,11 +134,11 @@ PATHS: tuple[Callable[[Paths], None], ...] = (
 )
 
 
-def _constrained(**options: object) -> dict[str, object]:
+def _constrained(**options: Any) -> dict[str, Any]:
     return {"constraints": Constraints(**options)}
 
 
-def _sampled(**options: float) -> dict[str, object]:
+def _sampled(**options: Any) -> dict[str, Any]:
     settings = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1} | options
     return {"sampling": Sampling(**settings)}
 
