@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu_place import random_model
 from bundle.manifest import Parity
 from bundle.names import Precision
 from export import exporter
 from export.exporter import export_bundle
 from tests.cuda_stub.build import FOLDER, CannotBuildError, build
 from tests.cuda_stub.run import Stub
+from training.config import TransformerConfig
 
 PRECISIONS = [Precision.FP16, Precision.BF16]
 
@@ -28,13 +30,13 @@ def cuda_bundle(made_once) -> Path:
     """A random model in fp16 and bf16, without the proof: the stub computes nothing."""
 
     def make(folder: Path) -> None:
-        from tests.models import make_random_trained  # the root's conftest has to import it first
-
-        trained = make_random_trained(
+        config = TransformerConfig(
+            vocab_size=32_000,  # ONNX Runtime selects among so many by other kernels than among hundreds
             d_model=128,
             d_ff=256,
             num_heads=2,
             num_encoder_layers=1,
+            num_decoder_layers=2,
             max_source_length=128,
             max_target_length=160,
         )
@@ -42,6 +44,6 @@ def cuda_bundle(made_once) -> Path:
             patch.setattr(exporter, "_provider", lambda _: "none")
             patch.setattr(exporter, "Graphs", lambda *_: None)
             patch.setattr(exporter, "_prove", lambda *_: Parity(0.0, 1.0, ((1, 1, 1),)))
-            export_bundle(trained, folder / "random", PRECISIONS)
+            export_bundle(random_model(config), folder / "random", PRECISIONS)
 
     return made_once("cuda-bundle", make) / "random"

@@ -274,22 +274,11 @@ Error __cudaGetKernel(const void** kernel, const void* host) {
 Error __cudaLaunchKernel(const void* kernel, Dim3 grid, Dim3 block, void**, size_t, void* stream) {
     return launch(kernel, grid, block, stream);
 }
-Error cudaLaunchKernel(const void* kernel, Dim3 grid, Dim3 block, void**, size_t, void* stream) {
+Error cudaLaunchCooperativeKernel(const void* kernel, Dim3 grid, Dim3 block, void**, size_t, void* stream) {
     return launch(kernel, grid, block, stream);
 }
 Error cudaLaunchKernelExC(const LaunchConfig* config, const void* kernel, void**) {
     return launch(kernel, config->grid, config->block, config->stream);
-}
-Error cudaLibraryLoadData(void** library, const void*, void*, void**, unsigned, void*, void**, unsigned) {
-    *library = malloc(1);
-    return SUCCESS;
-}
-Error cudaLibraryUnload(void*) { return SUCCESS; }
-Error cudaLibraryGetKernel(void** kernel, void*, const char* name) {
-    Lock lock(state.mutex);
-    *kernel = malloc(1);
-    state.kernels[*kernel] = name;
-    return SUCCESS;
 }
 Error cudaFuncGetAttributes(void* attributes, const void*) {
     memset(attributes, 0, 144);
@@ -301,7 +290,6 @@ Error cudaFuncGetAttributes(void* attributes, const void*) {
     return SUCCESS;
 }
 Error cudaFuncSetAttribute(const void*, int, int) { return SUCCESS; }
-Error cudaKernelSetAttributeForDevice(void*, int, int, int) { return SUCCESS; }
 Error cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, size_t,
                                                              unsigned) {
     *blocks = 2;
@@ -319,17 +307,6 @@ Error cudaGetDevice(int* device) {
     return SUCCESS;
 }
 Error cudaSetDevice(int) { return SUCCESS; }
-Error cudaDriverGetVersion(int* version) {
-    *version = 13000;
-    return SUCCESS;
-}
-Error cudaRuntimeGetVersion(int* version) { return cudaDriverGetVersion(version); }
-Error cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned, unsigned long long,
-                                       int* result) {
-    *function = nullptr;
-    if (result) *result = 1;  // symbol not found
-    return SUCCESS;
-}
 Error cudaDeviceGetAttribute(int* value, int attribute, int) {
     static const std::map<int, int> values = {
         {1, 1024}, {2, 1024}, {3, 1024}, {4, 64},             // threads of a block, in all and by dimension
