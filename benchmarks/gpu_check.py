@@ -63,7 +63,9 @@ _OURS = ("benchmarks.gpu_run", "benchmarks.demo", "server.__main__", "training.c
 _CREATE_SESSION = """
 import sys
 import onnxruntime
-onnxruntime.preload_dlls()
+from server.libraries import load_cuda_libraries
+searched = load_cuda_libraries(None)
+print(searched, file=sys.stderr)
 print(onnxruntime.InferenceSession(sys.argv[1], providers=[sys.argv[2]]).get_providers()[0])
 """
 _PYTHON = "3.12"  # of the machine that wheels are prepared for
@@ -152,14 +154,11 @@ def _onnxruntime_problem() -> str:
     # In a process without torch, like the server's: torch would load the libraries of CUDA.
     graph = _ROOT / "server" / "weightless" / "greedy.onnx"
     command = [sys.executable, "-c", _CREATE_SESSION, str(graph), _CUDA]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.stdout.split()[-1:] == [_CUDA]:  # after the warnings of `preload_dlls`
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=_ROOT)
+    if done.stdout.strip() == _CUDA:
         return ""
-    log = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
-    return (
-        f"onnxruntime cannot create a session on CUDA ({log[-1].strip()}); it looks for CUDA's libraries "
-        "in a folder `nvidia`, or a link to one, beside its own folder"
-    )
+    log = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return f"onnxruntime cannot create a session on CUDA, exit code {done.returncode}: {'; '.join(log)}"
 
 
 def _import_problems(absent: dict[str, str]) -> list[str]:

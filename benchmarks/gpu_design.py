@@ -16,12 +16,13 @@ from typing import Any
 
 from benchmarks.gpu_parts import PartFailed
 from benchmarks.gpu_place import Place
+from bundle import names
 from bundle.names import Verb
 from export import convert
 from export.exporter import make_graphs
 
 _ROOT = Path(__file__).parent.parent
-_FAST = "19"  # flash, efficient and math: ONNX Runtime's bits 1, 2 and 16
+_FAST = names.CUDA_PROVIDER_OPTIONS["sdpa_kernel"]
 _SDPA_KERNELS = {"cudnn": "8", "flash": _FAST}
 _XQA = {"xqa": "1", "flash": "0"}
 _MAX_SECONDS = 60.0  # of one process

@@ -4,7 +4,7 @@
     ORT_ENABLE_XQA=0 python -m benchmarks.gpu_kernels FOLDER/step.onnx --shapes 1x20,256x20
 
 `encode` runs twice at each shape, rows times source length, after runs at another, larger shape. `step` is
-the median of many runs at the same position, with captured graphs and without. Buffers stand on the device;
+the median of many runs one after the other, with captured graphs and without. Buffers stand on the device;
 what the server does around a run is not measured. A process is needed for each choice because ONNX Runtime
 reads its environment once and cuDNN keeps its plans. This module does not import torch, so it starts
 quickly. The line on standard output is one JSON array with an object for each shape.
@@ -26,10 +26,11 @@ import onnxruntime as ort
 
 from bundle import names
 from bundle.names import Axis, Verb
+from server.libraries import load_cuda_libraries
 
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 _CAPACITY = 256  # of caches and memories in the base preset
-_CACHE_LENGTH = 16  # the middle of a target of 32 tokens
+_CACHE_LENGTH = 16  # at the first timed step
 _SOURCES = (names.SOURCE_IDS, names.SOURCE_LENGTHS)
 _SOURCE_ID = 5
 _WARM_UP_RUNS, _TIMED_RUNS = 3, 50
@@ -51,7 +52,7 @@ class Graph:
         device: `cuda` or `cpu`.
         options: For the provider.
         num_rows: The most that a run has.
-        given: The content of some buffers; the others have the same random numbers in every process.
+        given: The content of some buffers at first; the others have the same random numbers in every process.
     """
 
     def __init__(
@@ -70,8 +71,13 @@ class Graph:
         if self._session.get_providers()[0] != provider:
             raise RuntimeError(f"{path.name} does not run on {provider}")
         self._device = device
+        self._given = given
         self._values: dict[str, ort.OrtValue] = {}
-        sizes = {Axis.BATCH: num_rows, Axis.CACHE_CAPACITY: _CAPACITY, Axis.MEMORY_CAPACITY: _CAPACITY}
+        self._sizes = sizes = {
+            Axis.BATCH: num_rows,
+            Axis.CACHE_CAPACITY: _CAPACITY,
+            Axis.MEMORY_CAPACITY: _CAPACITY,
+        }
         for spec in (*self._session.get_inputs(), *self._session.get_outputs()):
             name = names.buffer_of(spec.name)
             is_fed = not spec.shape or (name in _SOURCES and name not in given)
@@ -91,17 +97,24 @@ class Graph:
         binding = self._session.io_binding()
         for spec in self._session.get_inputs():
             if spec.name in self._values:
-                binding.bind_input(spec.name, *self._place(spec.name, num_rows))
+                binding.bind_input(spec.name, *self._place(spec, num_rows))
             else:
                 binding.bind_cpu_input(spec.name, fed.get(spec.name, np.array(_CAPACITY, np.int32)))
         for spec in self._session.get_outputs():
-            binding.bind_output(spec.name, *self._place(names.buffer_of(spec.name), num_rows))
+            binding.bind_output(spec.name, *self._place(spec, num_rows))
         return binding
 
-    def _place(self, name: str, num_rows: int) -> tuple[Any, ...]:
-        value = self._values[name]
-        shape = (num_rows, *value.shape()[1:])
+    def _place(self, spec: Any, num_rows: int) -> tuple[Any, ...]:
+        value = self._values[names.buffer_of(spec.name)]
+        shape = (num_rows, *(self._sizes.get(axis, axis) for axis in spec.shape[1:]))
         return self._device, 0, _DTYPES[value.data_type()], shape, value.data_ptr()
+
+    def reset(self) -> None:
+        """Write what the buffers were given at first: a step may write the inputs of the next one."""
+        for name, array in self._given.items():
+            if name in self._values:
+                value = self._values[name]
+                value.update_inplace(array.astype(_DTYPES[value.data_type()]))
 
     def run_seconds(self, binding: Any, graph_id: int = -1) -> float:
         """How long a run takes, its end on the device included."""
@@ -141,8 +154,9 @@ def step(path: Path, device: str, options: dict[str, str], shapes: list[_Shape])
     results: list[dict[str, Any]] = [{"rows": rows, "source_length": length} for rows, length in shapes]
     given = {
         names.TOKEN_IDS: np.arange(max_rows) % 100 + 4,
+        names.PREVIOUS_LENGTHS: np.full(max_rows, _CACHE_LENGTH - 1),
         names.CACHE_LENGTHS: np.full(max_rows, _CACHE_LENGTH),
-        names.SOURCE_LENGTHS: np.full(max_rows, shapes[0][1]),
+        names.LAST_SOURCE_POSITIONS: np.full(max_rows, shapes[0][1] - 1),
     }
     for key, is_captured in {"ms": False, "captured_ms": True}.items():
         if is_captured and device == "cpu":
@@ -152,10 +166,14 @@ def step(path: Path, device: str, options: dict[str, str], shapes: list[_Shape])
         for result in results:
             rows = result["rows"]
             binding = graph.bind(rows, result["source_length"])
-            runs = _WARM_UP_RUNS + _TIMED_RUNS
-            seconds = [graph.run_seconds(binding, rows if is_captured else -1) for _ in range(runs)]
-            result[key] = 1e3 * statistics.median(seconds[_WARM_UP_RUNS:])
+            run = functools.partial(graph.run_seconds, binding, rows if is_captured else -1)
+            graph.reset()
+            for _ in range(_WARM_UP_RUNS):
+                run()
+            graph.reset()
+            run()
             result[key.replace("ms", "token_ids")] = graph.most_probable()[:rows]
+            result[key] = 1e3 * statistics.median(run() for _ in range(_TIMED_RUNS))
     return results
 
 
@@ -182,7 +200,7 @@ def main() -> int:
     parser.add_argument("--shapes", type=_shapes, required=True, help="rows x source length, with commas")
     flags = parser.parse_args()
     if flags.device == "cuda":
-        ort.preload_dlls()  # the CUDA and cuDNN libraries that pip installed
+        load_cuda_libraries(None)
     options = {"sdpa_kernel": flags.sdpa_kernel} if flags.sdpa_kernel and flags.device == "cuda" else {}
     measure = encode if flags.graph.stem == Verb.ENCODE else step
     print(json.dumps(measure(flags.graph, flags.device, options, flags.shapes)))

@@ -111,7 +111,8 @@ class OnnxRunner:
         self._bindings: dict[int, list[Any]] = {}
         self._select: Session | None = None
         self._rows: tuple[Sequence, ...] = ()
-        self.captures_steps = config.cuda_graphs and self._device.can_capture
+        # The first step of a bucket runs twice, to take memory and to be captured, and positions go on.
+        self.captures_steps = config.cuda_graphs and self._device.can_capture and self.max_target_length > 1
         self._or_uncaptured(self._load_step)
 
     def warm_up(self) -> None:
@@ -311,9 +312,11 @@ class OnnxRunner:
 
     def _load_step(self) -> None:
         is_captured = self.captures_steps
-        self._bindings.clear()
+        with self._device.in_use():  # sessions of before give their memory back
+            self._bindings.clear()
+            self._sessions.pop(Verb.STEP, None)
+            self._select = None
         self._sessions[Verb.STEP] = self._load(Verb.STEP, is_captured=is_captured)
-        self._select = None
         if not self._picks_in_step:
             self._select = self._device.weightless("greedy", is_captured=is_captured)
 
