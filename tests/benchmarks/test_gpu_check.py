@@ -217,6 +217,10 @@ def test_every_bar_says_whether_it_was_met(place):
     assert gpu_run._describe(bars[2]).startswith("not measured: ")
 
 
+def test_a_step_of_base_is_as_many_kernels_as_the_docs_say():
+    assert gpu_speed.step_kernels(CUDA_SCALE) == 92
+
+
 def test_a_step_reads_the_weights_once_and_each_rows_live_positions():
     D, F, L, V = 512, 2048, 6, 32_000
     weights = L * (6 * D * D + 2 * D * F) + V * D
