@@ -13,8 +13,9 @@ and then writes the file of `--out` anew. The last line on standard output is on
 
 Both take the interpreter that they are started with, install nothing and need no network. This module imports
 only the standard library: it looks first for all that the check needs, and reports everything that is missing
-at once. `wheels` prints the packages that a machine with torch seldom has. `--device cpu` runs the same parts
-at tiny sizes on the CPU; it tries the check itself and shows nothing of speed.
+at once. `wheels` prints the packages that a machine with torch seldom has, besides onnxruntime-gpu itself.
+`--device cpu` runs the parts that a CPU can run, at tiny sizes; it tries the check itself and shows nothing
+of speed.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST_FILE = "manifest.json"
 CHECKSUM_FILE = "manifest.sha256"  # of the manifest, which has those of all other files
 TOKENIZER_FILE = "tokenizer.json"
@@ -58,12 +58,12 @@ class Precision(enum.StrEnum):
     INT8 = "int8"
 
 
-# Of ONNX Runtime's CUDA provider, where graphs are proved and where they are served: they choose the kernels.
-# On GPUs since Hopper it would take cuDNN's attention, which builds a plan at every new shape, some hundred
-# milliseconds each (onnxruntime#28849). Flash (1), memory-efficient (2) and unfused (16) attention need none.
+# Options of ONNX Runtime's CUDA provider. Export and server use the same ones, since they choose the kernels.
+# On GPUs since Hopper, ONNX Runtime prefers cuDNN's attention, which builds a plan at every new shape, some
+# hundred milliseconds each (onnxruntime#28849). Flash (1), memory-efficient (2) and unfused (16) need none.
 CUDA_PROVIDER_OPTIONS = {"sdpa_kernel": "19"}
-# Set in the environment, if nothing else is: a step's attention is then one kernel (flash decoding), and four
-# with XQA, the other choice.
+# Default environment variables of both. Without XQA, the attention of a step is one kernel (flash decoding)
+# instead of four.
 CUDA_ENVIRONMENT = {"ORT_ENABLE_XQA": "0"}
 
 SOURCE_IDS = "source_ids"  # (B, S) int64

@@ -25,9 +25,9 @@ class AddNorm(nn.Module):
     arXiv:2002.04745) keeps the sum as the residual and takes the norm of the next sublayer.
 
     Args:
-        norm: The trained one.
+        norm: The trained layer norm.
         last: The last map of the sublayer; None where only the norm is used.
-        pre_norm: Which of the two it is.
+        pre_norm: Whether the stack is pre-norm.
         linear: Makes the graph's maps.
     """
 
@@ -69,10 +69,10 @@ class FeedForward(nn.Module):
         self.outer = linear(f"{path}.feed_forward.outer", [trained.outer], may_leave_bias=True)
         self.floor: Tensor | None = None
         if self.inner.left_bias is not None and self.outer.left_bias is not None:
-            # max(0, xW₁ + b₁) = max(xW₁, -b₁) + b₁, and b₁W₂ becomes part of b₂.
+            # max(0, xW₁ + b₁) = max(xW₁, -b₁) + b₁, and b₁W₂ becomes part of b₂, as the graph rounds both.
             self.floor = nn.Parameter(-self.inner.left_bias.to(linear.dtype))
             rounded = -self.floor.detach().to(torch.float32)
-            outer_weight = trained.outer.weight.detach().to(torch.float32)
+            outer_weight = trained.outer.weight.detach().to(linear.dtype).to(torch.float32)
             self.outer.left_bias = self.outer.left_bias + outer_weight @ rounded
 
     def forward(self, x: Tensor) -> Tensor:

@@ -159,7 +159,7 @@ class StepGraph(Graph):
         *buffers: Tensor,
     ) -> tuple[Tensor, ...]:
         if self.feeds_itself:
-            # All others read the sum: what is added in place cannot come before anybody has read it.
+            # Every other node reads the sum, so the write in place cannot overtake a reader.
             cache_lengths = cache_lengths + 1
         num_tensors = 2 * self.config.num_decoder_layers
         cache, memory, last = (buffers[i : i + num_tensors] for i in range(0, 3 * num_tensors, num_tensors))

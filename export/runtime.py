@@ -30,6 +30,9 @@ class Graphs:
         paths: The graph files.
         graphs: The modules that they were made from, for their inputs and outputs.
         provider: The execution provider, for example `CPUExecutionProvider`.
+
+    Raises:
+        ValueError: The provider does not work here.
     """
 
     def __init__(self, paths: Mapping[Verb, Path], graphs: Mapping[Verb, Graph], provider: str) -> None:
@@ -52,6 +55,12 @@ class Graphs:
                 return ort.InferenceSession(path, options, providers=providers)
 
         self._sessions = {verb: session(path) for verb, path in paths.items()}
+        for made in self._sessions.values():
+            if made.get_providers()[0] != provider:
+                raise ValueError(
+                    f"this onnxruntime has the {provider}, and cannot use it here: install the libraries of "
+                    "CUDA and cuDNN (pip install 'onnxruntime-gpu[cuda,cudnn]'), or export fp32 and int8 only"
+                )
         self._graphs = graphs
 
     def encode(self, source_ids: Array, source_lengths: Array, *, memory_capacity: int) -> dict[str, Array]:

@@ -220,7 +220,6 @@ _COLUMNS = {
     names.TOKEN_IDS: _Column(np.int64, 0, attrgetter("next_token_id")),
     names.CACHE_LENGTHS: _Column(np.int32, 0, attrgetter("cache_length")),
     names.PREVIOUS_LENGTHS: _Column(np.int32, -1, lambda row: row.cache_length - 1),
-    names.SOURCE_LENGTHS: _Column(np.int32, 1, attrgetter("source_length")),  # of bundles of before
     names.LAST_SOURCE_POSITIONS: _Column(np.int32, 0, lambda row: row.source_length - 1),
 }
 
@@ -280,8 +279,8 @@ class Columns:
         for name, array in self._host.items():
             column = _COLUMNS[name]
             array[: len(rows)] = list(map(column.of_row, rows))
-            # Rows after them may be computed too: they write where nobody reads, and their caches are never
-            # longer than those of the others.
+            # A step may compute the rows after them, too. They write to slots that no request owns, and their
+            # lengths stay below those of the others.
             array[len(rows) :] = column.free
             self._write(name)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bundle.manifest import Bundle, load_bundle
 from server.config import ServerConfig
+from server.device import CPU
 from server.service.access import Access
 from server.service.tls import server_credentials
 from server.shelf import Shelf, Version
@@ -30,7 +31,7 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
     if config.tls is not None:
         server_credentials(config.tls)
     Access(config.access_file)
-    shelf, num_used_bytes = Shelf(bundles, config.repository), 0
+    shelf, num_used_bytes, is_any = Shelf(bundles, config.repository), 0, False
     shelf.check_names(config.models)
     problem: ValueError | None = None
     for name in shelf.names:
@@ -42,16 +43,18 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
                 _log.error("model %s: version %s cannot be served: %s", name, version.version, error)
                 continue
             num_used_bytes += sizing.limited_bytes
+            is_any = True
+            bound = "at most" if sizing.provider == CPU else "working memory and"
             yield (
                 f"{name}: version {version.version or bundle.version}, {sizing.precision} on "
-                f"{sizing.provider}, {sizing.num_instances * sizing.num_slots} slots, at most "
+                f"{sizing.provider}, {sizing.num_instances * sizing.num_slots} slots, {bound} "
                 f"{sizing.total_bytes / 2**20:.0f} MiB"
             )
             break
         else:
             if problem is not None and shelf.is_given(name):
                 raise problem
-    if problem is not None and not num_used_bytes:
+    if problem is not None and not is_any:
         raise problem
     if num_used_bytes > config.memory_limit_bytes:
         raise ValueError(

@@ -19,7 +19,7 @@ import onnxruntime as ort
 from bundle import names
 from bundle.manifest import Bundle
 from bundle.names import Precision
-from server.libraries import load_cuda_libraries
+from server.libraries import load_cuda_libraries, provider_problem
 from server.readers_writer import ReadersWriterLock
 from server.records import Array
 from server.weights import Weight, take_weights
@@ -89,8 +89,8 @@ class OnnxDevice:
         self.is_host = provider == CPU
         self.can_capture = provider == CUDA
         self._provider = provider
-        # By address of what was copied; sessions keep them.
-        self._weights: WeakValueDictionary[tuple[int, int], ort.OrtValue] = WeakValueDictionary()
+        # By address, element type and shape of what was copied; sessions keep the values.
+        self._weights: WeakValueDictionary[tuple[Any, ...], ort.OrtValue] = WeakValueDictionary()
 
     def in_use(self) -> AbstractContextManager[None]:
         """Hold it during every use of the device but `session`, `value` and a capture; it is not nested."""
@@ -137,7 +137,7 @@ class OnnxDevice:
                 options.add_initializer(weight.name, value)
         full_name = _FULL_NAMES[self._provider]
         provider_options = (
-            {} if self.is_host else _CUDA_OPTIONS | {"enable_cuda_graph": str(int(is_captured))}
+            {} if self._provider == CPU else _CUDA_OPTIONS | {"enable_cuda_graph": str(int(is_captured))}
         )
         with self.in_use():
             session = Session(graph, options, providers=[(full_name, provider_options)])
@@ -168,14 +168,14 @@ class OnnxDevice:
         """The weight where graphs read it."""
         if self.is_host:
             return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(weight.bits, weight.element_type)
-        place = int(weight.bits.ctypes.data), weight.element_type
+        place = int(weight.bits.ctypes.data), weight.element_type, weight.bits.shape
         value = self._weights.get(place)
         if value is None:
             memory = ort.OrtValue.ortvalue_from_shape_and_type(
                 weight.bits.shape, weight.element_type, self._provider, _DEVICE_ID
             )
             memory.update_inplace(weight.bits)
-            # Sessions take no initializer that owns its memory; this one keeps that of the other.
+            # A session refuses an initializer that owns its memory. A view does not, and keeps it alive.
             value = self._weights[place] = ort.OrtValue.from_dlpack(memory)
         return value
 
@@ -274,14 +274,23 @@ def _cuda_problem(libraries: Path | None) -> str:
     """What is wrong with CUDA here: ONNX Runtime lacks it, or its device fails; empty where it works."""
     if _FULL_NAMES[CUDA] not in ort.get_available_providers():
         return f"this ONNX Runtime has no {_FULL_NAMES[CUDA]}; install onnxruntime-gpu instead"
-    searched = load_cuda_libraries(libraries)
+    searched = ""
+    if libraries is not None:
+        searched = load_cuda_libraries(libraries)  # a folder that somebody named must be right
     try:
+        searched = searched or load_cuda_libraries(None)
         device = OnnxDevice(CUDA, num_threads=1)
         device.value(np.zeros(1, np.float32))
         device.weightless("greedy")
     except Exception as error:  # ONNX Runtime's errors have no class of their own in common
-        return f"{_FULL_NAMES[CUDA]} does not work here: {str(error).strip()} ({searched})"
+        reason = provider_problem(Path(ort.__file__).parent / "capi") or one_line(error)
+        return f"{_FULL_NAMES[CUDA]} does not work here: {reason} ({searched})"
     return ""
+
+
+def one_line(error: Exception) -> str:
+    """The text of an error of ONNX Runtime, which may have several lines."""
+    return " ".join(str(error).split())
 
 
 def _listed(precisions: tuple[Precision, ...]) -> str:

@@ -43,6 +43,23 @@ def load_cuda_libraries(folder: Path | None) -> str:
     return f"CUDA's libraries were searched for in {places}; not there: {', '.join(missing)}"
 
 
+def provider_problem(folder: Path) -> str:
+    """The reason why the system cannot load ONNX Runtime's CUDA provider, such as a library that it needs.
+
+    Args:
+        folder: Has the provider's own libraries.
+
+    Returns:
+        The system's message; empty where it can.
+    """
+    try:
+        ctypes.CDLL(str(folder / "libonnxruntime_providers_shared.so"), ctypes.RTLD_GLOBAL)
+        ctypes.CDLL(str(folder / "libonnxruntime_providers_cuda.so"))
+    except OSError as error:
+        return str(error)
+    return ""
+
+
 def _package_folders() -> list[Path]:
     """Folders of the packages, also where ONNX Runtime itself is not installed beside them."""
     spec = importlib.util.find_spec(_PACKAGE)

@@ -17,7 +17,8 @@ from server.sizing import size_up
 
 _log = logging.getLogger(__name__)
 
-# A GPU encodes thousands of tokens in the time that launching the kernels takes.
+# On a GPU, starting the kernels of an encode should take longer than encoding some thousand tokens: estimated
+# from the number of kernels (about 150), not measured.
 _LIMITS = {
     CPU: SchedulerLimits(),
     CUDA: SchedulerLimits(max_encode_tokens=4096, max_encode_tokens_beside=2048, max_align_tokens=256),

@@ -21,7 +21,7 @@ from bundle.manifest import Bundle, VariantFiles
 from bundle.names import Axis, Role, Verb
 from server.buckets import bucket_of, buckets_up_to
 from server.buffers import Buffers, Columns
-from server.device import CPU, OnnxDevice, Session, share_threads
+from server.device import CPU, OnnxDevice, Session, one_line, share_threads
 from server.records import (
     Array,
     Constraints,
@@ -113,7 +113,7 @@ class OnnxRunner:
         self._rows: tuple[Sequence, ...] = ()
         # The first step of a bucket runs twice, to take memory and to be captured, and positions go on.
         self.captures_steps = config.cuda_graphs and self._device.can_capture and self.max_target_length > 1
-        self._or_uncaptured(self._load_step)
+        self._or_uncaptured()
 
     def warm_up(self) -> None:
         """Run every graph, and a step of every bucket, so that no request pays for first-time work.
@@ -312,31 +312,37 @@ class OnnxRunner:
 
     def _load_step(self) -> None:
         is_captured = self.captures_steps
-        with self._device.in_use():  # sessions of before give their memory back
-            self._bindings.clear()
-            self._sessions.pop(Verb.STEP, None)
-            self._select = None
         self._sessions[Verb.STEP] = self._load(Verb.STEP, is_captured=is_captured)
         if not self._picks_in_step:
             self._select = self._device.weightless("greedy", is_captured=is_captured)
 
-    def _or_uncaptured(self, action: Callable[[], None]) -> None:
-        """Do something with steps that are captured, or else, if that fails, with steps that are not."""
-        try:
-            action()
-        except Exception as error:  # ONNX Runtime's errors have no class of their own in common
-            if not self.captures_steps:
-                raise
-            _log.warning("steps are not captured as CUDA graphs, and are slower: %s", error)
-            self.captures_steps = False
-            self._load_step()
-        else:
-            return
-        try:
-            action()
-        except Exception:  # CUDA reports the last error of a thread, which may still be that of the capture
-            self._load_step()
-            action()
+    def _drop_step(self) -> None:
+        with self._device.in_use():  # which frees memory of the device
+            self._bindings.clear()
+            self._sessions.pop(Verb.STEP, None)
+            self._select = None
+
+    def _or_uncaptured(self, action: Callable[[], None] = lambda: None) -> None:
+        """Load the step, if it is not, and do something with it; where that fails, with steps not captured.
+
+        The first CUDA call after a failed capture may return the capture's error, so there is another try.
+        """
+        num_left = 2 if self.captures_steps else 0
+        while True:
+            try:
+                if Verb.STEP not in self._sessions:
+                    self._load_step()
+                action()
+                return
+            except Exception as error:  # ONNX Runtime's errors have no class of their own in common
+                if not num_left:
+                    raise
+                num_left -= 1
+                if self.captures_steps:
+                    _log.warning("steps are not captured as CUDA graphs, and are slower: %s", one_line(error))
+                    self.captures_steps = False
+            # Not in the handler: until it ends, the error's frames keep the sessions that failed.
+            self._drop_step()
 
     def _bind_step(self, num_rows: int) -> list[Any]:
         """Bindings of the step and, where the step does not select tokens itself, of the selection."""

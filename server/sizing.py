@@ -75,6 +75,7 @@ class Sizing:
         groups: The memory and cache tensors of all graphs, those of like shape together.
         slot_bytes: Cache and memory of a slot.
         weight_bytes: Of the file of weights.
+        vocab_size: V.
     """
 
     provider: str
@@ -87,12 +88,17 @@ class Sizing:
     slot_bytes: int
     num_slots: int
     weight_bytes: int
+    vocab_size: int
 
     @property
     def total_bytes(self) -> int:
-        """Weights, and cache and memory of all slots, of all instances."""
+        """Weights, caches and memory of all slots of all instances; on a GPU also logits and penalties."""
+        slots_bytes = self.num_slots * self.slot_bytes
+        if self.provider != CPU:
+            columns_bytes = 2 * self.num_slots * self.vocab_size * np.dtype(np.float32).itemsize
+            return self.num_instances * (self.weight_bytes + slots_bytes + columns_bytes)
         packed_bytes = _MOST_PACKED_COPIES * self.weight_bytes
-        return self.weight_bytes + self.num_instances * (packed_bytes + self.num_slots * self.slot_bytes)
+        return self.weight_bytes + self.num_instances * (packed_bytes + slots_bytes)
 
     @property
     def limited_bytes(self) -> int:
@@ -158,6 +164,7 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
         slot_bytes=slot_bytes,
         num_slots=num_slots,
         weight_bytes=variant.weights.size_bytes,
+        vocab_size=manifest.sizes["vocab_size"],
     )
 
 

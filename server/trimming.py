@@ -19,7 +19,7 @@ from pathlib import Path
 # where a thousand requests wait. So by itself it looks at what is young, and at the whole only now and then.
 _GC_THRESHOLDS = (2_000, 10, 2**31 - 1)
 _COLLECT_SECONDS = 60.0
-_PAUSES = 50  # between collections that memory needs, in times of the last one's duration
+_PAUSES = 50  # between collections for the sake of memory, as a multiple of the last one's duration
 
 _STATM = Path("/proc/self/statm")  # Linux
 _SLACK_BYTES = 64 * 2**20
@@ -29,7 +29,7 @@ _MAX_LOOKS = 600
 
 
 def spare_what_lives() -> None:
-    """Let Python's collector pass over all that lives now, and look at what is old only now and then."""
+    """Let Python's collector skip all objects that exist now, and look at old ones only now and then."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
@@ -84,7 +84,7 @@ class Trimmer:
         return self._num_looks <= _MANY_LOOKS or self._num_looks % _SELDOM == 0
 
     def _collect(self, pause_seconds: float) -> None:
-        """Collect garbage, if the last time is so long ago."""
+        """Collect garbage if the last collection ended at least that long ago."""
         begun = time.monotonic()
         if begun - self._collected_at >= min(pause_seconds, _COLLECT_SECONDS):
             gc.collect()

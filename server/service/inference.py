@@ -202,23 +202,23 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
             call.is_counted_by_request = True
             refusal: Exception | None = None
             try:
-                async with asyncio.TaskGroup() as tasks:
-                    incoming = aiter(messages)
-                    for number in itertools.count(1):
-                        try:
-                            message = await self._calls.next_message(incoming)
-                        except Unavailable as error:
-                            refusal = error
-                            break
-                        if message is None:
-                            break
-                        await room.acquire()
-                        request_id = f"{call.request_id}-{number}"
-                        its = dataclasses.replace(call, request_id=request_id, arrival=time.monotonic())
-                        tasks.create_task(answer(message, its))
-            except ExceptionGroup as group:
-                refusal = group.with_traceback(None).exceptions[0]
-            try:
+                try:
+                    async with asyncio.TaskGroup() as tasks:
+                        incoming = aiter(messages)
+                        for number in itertools.count(1):
+                            try:
+                                message = await self._calls.next_message(incoming)
+                            except Unavailable as error:
+                                refusal = error
+                                break
+                            if message is None:
+                                break
+                            await room.acquire()
+                            request_id = f"{call.request_id}-{number}"
+                            its = dataclasses.replace(call, request_id=request_id, arrival=time.monotonic())
+                            tasks.create_task(answer(message, its))
+                except ExceptionGroup as group:
+                    refusal = group.with_traceback(None).exceptions[0]
                 if refusal is not None:
                     raise refusal
             finally:

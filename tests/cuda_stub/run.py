@@ -53,7 +53,7 @@ class Stub:
         libraries = str(self.folder / LIBRARIES)
         return os.environ | {
             "CUDA_STUB_LOG": str(log),
-            "CUDA_STUB_FAIL_CAPTURE": failing_captures,
+            "CUDA_STUB_FAIL_CAPTURE": failing_captures or os.environ.get("CUDA_STUB_FAIL_CAPTURE", ""),
             # A real runtime that is installed, too, must not be found first.
             "LD_PRELOAD": f"{libraries}/{RUNTIME}",
             "LD_LIBRARY_PATH": _joined(libraries, "LD_LIBRARY_PATH"),
@@ -86,7 +86,7 @@ def _joined(folder: str, variable: str) -> str:
 
 def main(arguments: list[str]) -> None:
     """Become the interpreter on the stub; exits with 1 where there is no stub, with 2 without arguments."""
-    if len(arguments) < 2:
+    if len(arguments) < 2 or arguments[0].startswith("-") or arguments[0].endswith(".py"):
         print("usage: python -m tests.cuda_stub.run LOG PYTHON-ARGUMENTS...", file=sys.stderr)
         sys.exit(2)
     try:

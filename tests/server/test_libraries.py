@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from server import libraries
-from server.libraries import load_cuda_libraries
+from server.libraries import load_cuda_libraries, provider_problem
 
 
 @pytest.fixture(autouse=True)
@@ -56,3 +56,13 @@ def test_a_folder_that_is_not_there_or_a_broken_library_is_refused_by_name(tmp_p
     (tmp_path / "libcudart.so.13").write_text("broken")
     with pytest.raises(ValueError, match=f"^{tmp_path}/libcudart.so.13 cannot be loaded: "):
         load_cuda_libraries(tmp_path)
+
+
+def test_the_library_that_the_system_cannot_load_is_named(tmp_path):
+    """Of a container without the driver, the message said only that CUDA is not available."""
+    assert "libonnxruntime_providers_shared.so: cannot open" in provider_problem(tmp_path)
+    shutil.copy(_ctypes.__file__, tmp_path / "libonnxruntime_providers_shared.so")
+    (tmp_path / "libonnxruntime_providers_cuda.so").write_text("broken")
+    assert "libonnxruntime_providers_cuda.so: " in provider_problem(tmp_path)
+    shutil.copy(_ctypes.__file__, tmp_path / "libonnxruntime_providers_cuda.so")
+    assert provider_problem(tmp_path) == ""

@@ -50,8 +50,10 @@ class RecordingRunner(OnnxRunner):
 
     def step(self, rows: tuple[Sequence, ...]) -> Selected:
         selected = super().step(rows)
+        logits = self._columns._logits
+        values = logits if isinstance(logits, np.ndarray) else logits.numpy()
         for row, sequence in enumerate(rows):
-            self.logits[sequence.request].append(self._columns._logits[row].copy())
+            self.logits[sequence.request].append(values[row].copy())
         return selected
 
 
@@ -244,6 +246,9 @@ class FarDevice(OnnxDevice):
         super().__init__(provider, num_threads)
         self.is_host = False
 
+    def value(self, array):
+        return super().value(array.copy())
+
 
 def test_a_device_that_is_not_the_host_gives_the_same_answers(trained_run, trained_bundle, monkeypatch):
     sources = numbers(trained_run.trained, seed=4)
@@ -312,6 +317,10 @@ class CapturingDevice(OnnxDevice):
         super().replay(session, binding, graph_id)
 
 
+class FarCapturingDevice(CapturingDevice, FarDevice):
+    """All that is different on a GPU."""
+
+
 class RefusingDevice(CapturingDevice):
     """Captures no session."""
 
@@ -361,11 +370,12 @@ def test_captured_steps_of_whole_buckets_give_the_same_tokens(num_slots, of, alo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("device", [CapturingDevice, FarCapturingDevice])
 def test_steps_that_feed_themselves_give_the_same_tokens_whatever_the_neighbours_ask_for(
-    fused_bundle, monkeypatch
+    device, fused_bundle, monkeypatch
 ):
     """Ids that the step wrote are replaced where another was selected; lengths follow the rows that move."""
-    monkeypatch.setattr(runner_module, "OnnxDevice", CapturingDevice)
+    monkeypatch.setattr(runner_module, "OnnxDevice", device)
     plain = random_requests(fused_bundle, 12, seed=4)
     sampling = Sampling(0.8, top_k=5, top_p=1.0, min_p=0.0, seed=7)
     constraints = Constraints(repetition_penalty=1.3, min_new_tokens=4)
