@@ -126,6 +126,7 @@ def test_the_wheels_to_carry_are_those_that_the_project_takes(capsys):
     assert f"--dest wheels {' '.join(map(str, wheels))}" in printed.err
 
 
+@pytest.mark.slow
 def test_only_tests_of_a_gpu_are_collected_and_need_no_package_of_other_tests():
     files = gpu_run.gpu_test_files()
     assert files == ["tests/test_cuda.py", "tests/training/test_loop.py"]
