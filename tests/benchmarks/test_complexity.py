@@ -49,6 +49,7 @@ def test_a_sum_of_two_orders_has_no_order_of_its_own():
     assert 1 < growth["n"]["counted_exponent"] < 2
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_its_report_and_writes_it_and_the_picture(tmp_path, monkeypatch, capsys):
     def small_cases():
         for kind in LAYER_TYPES:

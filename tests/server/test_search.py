@@ -141,7 +141,7 @@ def test_hypotheses_their_order_and_scores_are_the_oracles(random_trained, rando
     assert num_several > 20
 
 
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
+@pytest.mark.parametrize("precision", [Precision.FP32, pytest.param(Precision.INT8, marks=pytest.mark.slow)])
 def test_several_hypotheses_are_the_same_alone_and_in_any_batch(precision, random_bundle, requests):
     alone = run(random_bundle, requests, num_slots=6, precision=precision)
     chance = random.Random(4)

@@ -72,6 +72,7 @@ def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
+@pytest.mark.slow
 def test_two_processes_and_small_pieces_learn_what_one_process_learns(
     tmp_path: Path, flags: list[str], train
 ) -> None:
