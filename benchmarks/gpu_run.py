@@ -122,7 +122,7 @@ def _table(results: list[dict[str, Any]]) -> Table:
 
 
 def _run(part: _Part, deadline: float) -> dict[str, Any]:
-    """What became of a part: nothing that it does ends the check."""
+    """Run a part and return its record; an error in it does not end the check."""
     started = time.monotonic()
     found: dict[str, Any] = {}
     problem = ""

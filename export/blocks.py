@@ -53,7 +53,7 @@ class AddNorm(nn.Module):
             normalized, total = operators.skip_layer_normalization(
                 output, residual, self.weight, self.bias, self.sublayer_bias, epsilon=self.epsilon
             )
-        else:  # faster on the CPU in ONNX Runtime 1.31
+        else:  # ONNX Runtime 1.31 runs two nodes faster than the fused one on the CPU
             total = output + residual
             normalized = self.enter(total)
         return normalized, total if self.pre_norm else normalized

@@ -1,4 +1,4 @@
-"""What only a CUDA device can show: `pytest -m gpu`, or in `python -m benchmarks.gpu_check design`."""
+"""Tests that need a CUDA device: `pytest -m gpu`, or in `python -m benchmarks.gpu_check design`."""
 
 import random
 from pathlib import Path

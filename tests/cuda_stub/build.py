@@ -63,7 +63,7 @@ def build(folder: Path = FOLDER, report: Callable[[str], None] = lambda _: None)
 
 
 def _problem(folder: Path) -> str:
-    """What makes a build impossible; empty where nothing does."""
+    """Returns the reason why the stub cannot be built here; empty if it can."""
     system = f"{platform.system()} on {platform.machine()}"
     if system != "Linux on x86_64":
         return f"the CUDA stub runs under Linux on x86_64 only, and this is {system}"

@@ -31,7 +31,7 @@ def cuda_bundle(made_once) -> Path:
 
     def make(folder: Path) -> None:
         config = TransformerConfig(
-            vocab_size=32_000,  # ONNX Runtime selects among so many by other kernels than among hundreds
+            vocab_size=32_000,  # with a few hundred, ONNX Runtime runs other top-k kernels
             d_model=128,
             d_ff=256,
             num_heads=2,

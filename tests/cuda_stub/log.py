@@ -77,7 +77,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Section:
-    """What a process did between two marks.
+    """The events of a process between two marks.
 
     Attributes:
         name: The mark's; empty before the first mark.
@@ -174,7 +174,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Log:
-    """What a process did on the stub.
+    """All events of a process on the stub.
 
     Attributes:
         sections: In order; the first holds what came before the first mark.

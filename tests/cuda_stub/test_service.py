@@ -41,7 +41,7 @@ LONG = GenerateOptions(max_length_ratio=0, max_new_tokens=150)
 
 @dataclass(frozen=True)
 class Life:
-    """What became of a server and its callers.
+    """The record of one server process and its callers.
 
     Attributes:
         provider: That the model runs on, as the server reports it.
@@ -102,7 +102,7 @@ def life(stub: Stub, cuda_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 def reload_beside_traffic(client: Client) -> tuple[Counter[str], list[str]]:
-    """What calls ended with, and the versions that were loaded meanwhile."""
+    """Returns the outcomes of the calls, and the versions that were loaded beside them."""
     traffic, stopping = Counter[str](), threading.Event()
 
     def call(options: GenerateOptions) -> None:

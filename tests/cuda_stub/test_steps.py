@@ -1,4 +1,4 @@
-"""What the runner asks of CUDA: steps as captured graphs, and nothing created while it serves."""
+"""The runner's calls of CUDA: it replays captured steps, and creates nothing while it serves."""
 
 from collections import Counter
 

@@ -59,7 +59,7 @@ def test_a_folder_that_is_not_there_or_a_broken_library_is_refused_by_name(tmp_p
 
 
 def test_the_library_that_the_system_cannot_load_is_named(tmp_path):
-    """Of a container without the driver, the message said only that CUDA is not available."""
+    """In a container without the driver, the message said only that CUDA is not available."""
     assert "libonnxruntime_providers_shared.so: cannot open" in provider_problem(tmp_path)
     shutil.copy(_ctypes.__file__, tmp_path / "libonnxruntime_providers_shared.so")
     (tmp_path / "libonnxruntime_providers_cuda.so").write_text("broken")

@@ -1,4 +1,4 @@
-"""What the programs on the stub share: marks in its log, a runner, requests. None of them imports torch."""
+"""Helpers of the programs on the stub: marks in its log, a runner, requests. They do not import torch."""
 
 import ctypes
 import time
