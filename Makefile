@@ -66,7 +66,7 @@ lint: $(INSTALLED) ## ruff: rules and format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-types: $(INSTALLED) ## mypy, strict on bundle, server and client
+types: $(INSTALLED) ## mypy, strict on bundle, server, client and drawing
 	$(PY) -m mypy
 
 bench: $(INSTALLED) ## the benchmarks that need no GPU
@@ -75,19 +75,28 @@ bench: $(INSTALLED) ## the benchmarks that need no GPU
 	$(PY) -m benchmarks.load --quick
 
 # TATOEBA: English, tab, German on each line, as manythings.org/anki has them. The training takes half an hour.
-figures: $(RUN)/summary.json runs/english/summary.json ## the pictures and numbers of docs/attention.md anew
+figures: $(RUN)/summary.json runs/english/summary.json runs/pronouns/summary.json ## the pictures and numbers of docs/attention.md anew
 	$(PY) -m training attention $(RUN) "오늘은 금요일 입니다" --png docs/attention.png
 	$(PY) -m training attention runs/english "The dog likes an apple. It has a long tail." --encoder \
 		--json docs/heads.json --png docs/heads.png
+	$(PY) -m training attention runs/pronouns "The animal didn't cross the street because it was too tired." --encoder \
+		--json docs/it-tired.json --png docs/it.png
+	$(PY) -m training attention runs/pronouns "The animal didn't cross the street because it was too wide." --encoder \
+		--json docs/it-wide.json
 	$(PY) -m docs.page docs/attention.md
+
+runs/pronouns/summary.json: | $(INSTALLED)
+	$(PY) -m docs.pronouns runs/pronouns.tsv
+	$(PY) -m training train demo --out runs/pronouns --tsv runs/pronouns.tsv --max-steps 1000 \
+		--set num_decoder_layers=1 eval_interval_steps=250
 
 runs/english/summary.json: | $(INSTALLED)
 	$(PY) -m training train demo --out runs/english --tsv $(TATOEBA) --vocab-size 8000 --max-steps 4000 \
 		--set batch_tokens=1500 cooldown_share=0
 
 stubs: $(INSTALLED) ## generate the gRPC stubs and the weightless graphs anew
-	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
-	$(PY) -m export.weightless
+	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. seq2seq_serve/protos/*.proto
+	$(PY) -m export.graphs.weightless
 
 lock: $(INSTALLED) ## choose anew the versions that the image has
 	$(PY) -m pip install --quiet uv

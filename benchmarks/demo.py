@@ -1,8 +1,9 @@
-"""Shows a bundle at work, as `make demo` does: `python -m benchmarks.demo bundles/demo --run runs/demo`.
+"""Demonstrates a bundle, as in `make demo`: `python -m benchmarks.demo bundles/demo --run runs/demo`.
 
-Starts the real server, translates through its gRPC client, prints each translation with its attention
-alignment; then scores the run's held-out test set through the server, once in every precision that runs
-here, and prints the latencies that `/metrics` shows. The last line on standard output is one JSON object.
+Starts the real server, translates sentences through the gRPC client, and prints each translation with its
+attention alignment. Then it scores the run's held-out test set through the server, once for every precision
+that this machine supports, and prints the latencies from `/metrics`. The last line on standard output is one
+JSON object.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from rich.table import Table
 
 from benchmarks.hardware import describe_hardware
 from benchmarks.serving import RunningServer, serving
-from bundle.manifest import load_bundle
-from client import Client, ClientError, GenerateOptions
-from protos.seq2seq_v1_pb2 import Attention
-from server.device import CUDA, ProviderPolicy, usable_variants
-from training import scoring
-from training.run import RunFolder
+from seq2seq_serve.bundle.manifest import load_bundle
+from seq2seq_serve.client import Client, ClientError, GenerateOptions
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Attention
+from seq2seq_serve.server.runner.device import CUDA, ProviderPolicy, usable_variants
+from seq2seq_serve.training.evaluation import scoring
+from seq2seq_serve.training.run import RunFolder
 
 _SENTENCES = (
     "오늘은 금요일 입니다",
@@ -43,20 +44,20 @@ _LATENCIES = {
     "between tokens": "seq2seq_inter_token_latency_seconds",
     "one step": "seq2seq_decode_step_seconds",
 }
-_TIMEOUT_SECONDS = 300.0  # quality is measured, on however slow a machine
+_TIMEOUT_SECONDS = 300.0  # long, so that quality can be measured on a slow machine
 
 
 def main() -> int:
-    """Run the demonstration; 0 done, 1 failed."""
+    """Run the demonstration; returns 0 if done, 1 if it failed, 130 if it was interrupted."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.demo",
         allow_abbrev=False,
-        description="Show a bundle at work: translations, alignment, latencies, test score.",
+        description="Demonstrate a bundle: translations, alignments, latencies, and the test score.",
         epilog="example:\n  python -m benchmarks.demo bundles/demo --run runs/demo",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("bundle", type=Path, help="folder that `python -m export` made")
-    parser.add_argument("--run", type=Path, help="the run that it came from, for its test set")
+    parser.add_argument("bundle", type=Path, help="folder of the bundle, written by `python -m export`")
+    parser.add_argument("--run", type=Path, help="folder of the bundle's training run, for its test set")
     parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
     options = parser.parse_args()
     console = Console(stderr=True)
@@ -74,7 +75,7 @@ def main() -> int:
 
 
 def demonstrate(bundle: Path, run: Path | None, console: Console) -> dict[str, Any]:
-    """Show the fastest variant of a bundle, and score the run's test set with every one that runs here."""
+    """Show the fastest variant of a bundle, and score the run's test set with every usable variant."""
     variants = usable_variants(load_bundle(bundle))
     report: dict[str, Any] = {"benchmark": "demo", "hardware": describe_hardware(), "scores": {}}
     for i, (provider, precision) in enumerate(variants):
@@ -94,7 +95,7 @@ def demonstrate(bundle: Path, run: Path | None, console: Console) -> dict[str, A
 
 
 def show_translations(server: RunningServer, console: Console) -> None:
-    """Translate a few sentences, with the source token that each target token looked at most."""
+    """Translate a few sentences, and show the source token that each target token attends to most."""
     table = Table(title="translated through gRPC")
     for column in ("Korean", "English", "alignment"):
         table.add_column(column)
@@ -107,7 +108,7 @@ def show_translations(server: RunningServer, console: Console) -> None:
 
 
 def show_latencies(server: RunningServer, console: Console) -> dict[str, Any]:
-    """The quantiles of what the server has measured since it started."""
+    """Show and return the quantiles of the latencies that the server has measured since it started."""
     table = Table(title=f"latencies from {server.metrics_url}/metrics")
     for column in ("", "count", "p50 ms", "p99 ms"):
         table.add_column(column, justify="right")
@@ -122,7 +123,7 @@ def show_latencies(server: RunningServer, console: Console) -> dict[str, Any]:
 
 
 def score(server: RunningServer, run: Path, precision: str, console: Console) -> dict[str, Any]:
-    """The sacreBLEU of the run's held-out test set, translated by the server with many requests in flight."""
+    """Compute sacreBLEU of the run's held-out test set; the server gets many requests at once."""
     sources = (run / "test.source.txt").read_text(encoding="utf-8").splitlines()
     references = (run / "test.target.txt").read_text(encoding="utf-8").splitlines()
     started = time.perf_counter()
@@ -150,7 +151,7 @@ def translate_all(
     console: Console,
     options: GenerateOptions | None = None,
 ) -> list[str]:
-    """All translations in order."""
+    """Returns all translations in the order of the sources."""
     with Client(server.address, timeout_seconds=_TIMEOUT_SECONDS) as client:
         results = client.translate_many(sources, options=options)
         return [result.text for result in track(results, label, total=len(sources), console=console)]

@@ -1,4 +1,4 @@
-"""Types of command-line flags that several benchmarks have."""
+"""Types of the command-line flags that several benchmarks share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 
 def positive(text: str) -> int:
-    """An integer of at least 1; of anything else argparse tells the user what it is."""
+    """Parse an integer of at least 1; argparse reports any other text to the user."""
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
     return int(text)

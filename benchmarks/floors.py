@@ -1,4 +1,4 @@
-"""What the machine allows: bytes read and multiply-adds a second, and the least time of a step by both."""
+"""Measures the machine's memory bandwidth and multiply-adds per second, and derives the floor of a step."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ import onnx
 import onnxruntime as ort
 from onnx import helper
 
-from bundle.names import Precision
-from training.config import TransformerConfig
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.training.config import ModelConfig, TransformerConfig
+from seq2seq_serve.training.models.recurrent import RecurrentConfig
 
 _REPETITIONS = 9
-_M, _K, _N = 512, 2048, 2048  # of the product whose speed is the peak
+_M, _K, _N = 512, 2048, 2048  # sizes of the product whose speed is the peak
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The best of several tries, on the cores that everything runs on.
+    """Speed limits of the machine: the best of several measurements on the cores of the benchmark.
 
     Attributes:
-        bytes_per_second: Read from memory.
-        multiply_adds_per_second: By precision, in ONNX Runtime's largest products.
+        bytes_per_second: Bandwidth of reads from memory.
+        multiply_adds_per_second: Speed of large products in ONNX Runtime, by precision.
     """
 
     bytes_per_second: float
@@ -34,25 +35,25 @@ class Machine:
 
 @dataclass(frozen=True)
 class Floor:
-    """The least time of a step: what it must read, and what it must multiply; the larger one holds."""
+    """The least time of a step: the larger of its reading time and its multiplication time."""
 
     read_seconds: float
     multiply_seconds: float
 
     @property
     def seconds(self) -> float:
-        """No step can be faster, except for what the caches keep from one step to the next."""
+        """The floor; a step can be faster only by data that stays in the processor's caches between steps."""
         return max(self.read_seconds, self.multiply_seconds)
 
 
 def measure_machine(num_threads: int) -> Machine:
-    """Measure bandwidth and peaks; some seconds."""
+    """Measure bandwidth and peaks; takes some seconds."""
     peaks = {precision: _peak(precision, num_threads) for precision in (Precision.FP32, Precision.INT8)}
     return Machine(_read_bandwidth(num_threads), peaks)
 
 
 def step_floor(
-    config: TransformerConfig,
+    config: ModelConfig,
     precision: Precision,
     num_requests: int,
     beam_size: int,
@@ -60,28 +61,35 @@ def step_floor(
     target_tokens: float,
     machine: Machine,
 ) -> Floor:
-    """The floor of a step of the decoder.
+    """Computes the floor of a decoder step.
 
-    Every weight is read once, and so is every live position of cache and memory, float32 in both precisions;
-    the memory of a request once, whatever its beam. Every row is multiplied by every weight, and attends to
-    every live position; embedding and norms count nothing.
+    A step reads every weight once, and every live position of caches and memories once, in float32 for both
+    precisions. The hypotheses of a request share one memory. Every row is multiplied by every weight, and
+    attends to all its live positions. The embedding and the norms are not counted.
 
     Args:
         config: The model's sizes.
-        precision: Of the weights and their products.
-        num_requests: In the step.
-        beam_size: Rows of a request.
-        source_tokens: Positions of each memory.
-        target_tokens: Mean positions of each cache.
-        machine: What was measured.
+        precision: Precision of the weights and their products.
+        num_requests: Number of requests in the step.
+        beam_size: Number of rows per request.
+        source_tokens: Number of positions of each memory.
+        target_tokens: Mean number of positions of each cache.
+        machine: Measured limits of the machine.
     """
-    D, F, L, V = config.d_model, config.d_ff, config.num_decoder_layers, config.vocab_size
     num_rows = num_requests * beam_size
-    num_weights = L * (6 * D * D + 2 * D * F) + V * D
+    if isinstance(config, RecurrentConfig):
+        num_weights, width = _recurrent_weights(config), config.d_hidden
+        num_read = {"none": 0, "dot": 1, "additive": 2}[config.attention]  # states; states and keys
+        live_positions, attended_positions = num_requests * source_tokens, num_rows * source_tokens
+    else:
+        assert isinstance(config, TransformerConfig)
+        D, F, L, V = config.d_model, config.d_ff, config.num_decoder_layers, config.vocab_size
+        num_weights, width, num_read = L * (6 * D * D + 2 * D * F) + V * D, D, 2 * L  # keys and values
+        live_positions = num_rows * target_tokens + num_requests * source_tokens
+        attended_positions = num_rows * (target_tokens + source_tokens)
     weight_bytes = num_weights * (1 if precision is Precision.INT8 else 4)
-    live_positions = num_rows * target_tokens + num_requests * source_tokens
-    live_bytes = 2 * L * live_positions * D * 4  # keys and values
-    attended = 2 * L * num_rows * (target_tokens + source_tokens) * D
+    live_bytes = num_read * live_positions * width * 4
+    attended = num_read * attended_positions * width
     return Floor(
         (weight_bytes + live_bytes) / machine.bytes_per_second,
         num_rows * num_weights / machine.multiply_adds_per_second[precision]
@@ -89,8 +97,19 @@ def step_floor(
     )
 
 
+def _recurrent_weights(config: RecurrentConfig) -> int:
+    """Returns the number of weights in a step: cells, context, query, readout and the output projection."""
+    D, E = config.d_model, config.d_hidden
+    num_gates = {"gru": 3, "lstm": 4}[config.cell]
+    cells = num_gates * E * (D + E + (config.num_decoder_layers - 1) * 2 * E)
+    context = 0 if config.attention == "dot" else num_gates * E * E
+    query = E * E if config.attention == "additive" else 0
+    feeding = num_gates * E * D if config.input_feeding else 0
+    return cells + context + query + feeding + (2 * E + D) * D + config.vocab_size * D
+
+
 def _read_bandwidth(num_threads: int) -> float:
-    """Bytes a second read from arrays far larger than any cache, by as many threads."""
+    """Measures bytes per second read by the threads from arrays far larger than any processor cache."""
     arrays = [np.ones(1 << 26, np.float32) for _ in range(num_threads)]
     with ThreadPoolExecutor(num_threads) as pool:
         seconds = _least_seconds(lambda: list(pool.map(lambda array: np.dot(array, array), arrays)))
@@ -98,7 +117,7 @@ def _read_bandwidth(num_threads: int) -> float:
 
 
 def _peak(precision: Precision, num_threads: int) -> float:
-    """Multiply-adds a second of one product large enough to keep the units busy, small enough for a cache."""
+    """Measures multiply-adds per second of a product that keeps the units busy and fits into a cache."""
     operator, dtypes = {
         Precision.FP32: ("MatMul", ("float32", "float32", "float32")),
         Precision.INT8: ("MatMulInteger", ("uint8", "int8", "int32")),

@@ -1,4 +1,4 @@
-"""What a measurement ran on: hardware, versions, commit."""
+"""Describes the environment of a measurement: hardware, versions, commit, command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("torch", "onnxruntime", "onnxruntime-gpu", "ctranslate2", "transfor
 
 
 def describe_hardware() -> dict[str, object]:
-    """For the head of a result file."""
+    """Returns the environment's description for the head of a result file."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": _commit(),
@@ -28,7 +28,7 @@ def describe_hardware() -> dict[str, object]:
 
 
 def _command() -> str:
-    """What was run, with absolute paths by their last names."""
+    """Returns the command line, with absolute paths shortened to their last names."""
     module = sys.modules["__main__"].__spec__
     words = ["python", "-m", module.name, *sys.argv[1:]] if module else sys.orig_argv
     return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)

@@ -1,4 +1,4 @@
-"""A real server process for benchmarks and tests: started, awaited, and ended with SIGTERM."""
+"""Runs a real server process for benchmarks and tests: starts it, waits for readiness, and terminates it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _READY_SECONDS, _STOP_SECONDS = 120.0, 60.0
 
 @dataclass
 class RunningServer:
-    """Where a server process answers.
+    """A running server process and its addresses.
 
     Attributes:
-        address: Of gRPC.
-        metrics_url: Of HTTP, without a path.
-        is_ended: Whether who uses it has told it to end, and looked at its exit code.
+        address: Host and port of gRPC.
+        metrics_url: URL of the HTTP port, without a path.
+        is_ended: Whether a caller has waited for its end; then that caller checks the exit code.
     """
 
     process: subprocess.Popen[bytes]
@@ -39,13 +39,13 @@ class RunningServer:
     is_ended: bool = False
 
     def samples(self) -> list[Sample]:
-        """All that `/metrics` shows now."""
+        """Returns all current samples of `/metrics`."""
         with urllib.request.urlopen(f"{self.metrics_url}/metrics", timeout=30) as answer:
             text = answer.read().decode()
         return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def histogram(self, name: str) -> Histogram:
-        """One histogram as `/metrics` shows it now, over all its labels."""
+        """Returns the current state of one histogram of `/metrics`, summed over all its labels."""
         buckets: dict[float, float] = {}
         for sample in self.samples():
             if sample.name == f"{name}_bucket":
@@ -54,18 +54,18 @@ class RunningServer:
         return Histogram(sorted(buckets.items()))
 
     def wait(self) -> int:
-        """The exit code of a server that was told to end."""
+        """Wait for the end of a server that was terminated; returns its exit code."""
         self.is_ended = True
         return self.process.wait(_STOP_SECONDS)
 
     def cpu_seconds(self) -> float:
-        """That the process has used so far, on all cores; Linux only."""
-        # After the command's name in parentheses: user and system time are the 12th and 13th (proc(5)).
+        """Returns the processor time that the process has used so far, on all cores; Linux only."""
+        # The 12th and 13th field after the command's name in parentheses: user and system time (proc(5)).
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def num_threads(self) -> int:
-        """Of the process now; Linux only."""
+        """Returns the current number of threads of the process; Linux only."""
         return len(list(Path(f"/proc/{self.process.pid}/task").iterdir()))
 
 
@@ -77,16 +77,16 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """Observations."""
+        """The number of observations."""
         return int(self.buckets[-1][1]) if self.buckets else 0
 
     def since(self, earlier: Histogram) -> Histogram:
-        """What was observed after `earlier` of the same server."""
+        """Returns the observations after `earlier`, a previous state of the same histogram."""
         before = dict(earlier.buckets)
         return Histogram([(bound, count - before.get(bound, 0.0)) for bound, count in self.buckets])
 
     def quantile(self, q: float) -> float:
-        """Interpolated within its bucket, as Prometheus does; NaN where nothing was observed."""
+        """Returns a quantile, interpolated within its bucket as in Prometheus; NaN without observations."""
         if not self.count:
             return math.nan
         rank, low_bound, low_count = q * self.count, 0.0, 0.0
@@ -107,16 +107,16 @@ def serving(
     stderr: IO[bytes] | int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningServer]:
-    """`python -m server bundle`, ready on entry and ended on exit.
+    """Runs `python -m server bundle`; the server is ready on entry and terminated on exit.
 
     Args:
-        bundle: The folder that is served.
-        flags: More of the command's.
-        stderr: Where its log goes; None is where this process's goes.
-        environment: More variables.
+        bundle: Folder of the bundle.
+        flags: Additional command-line flags.
+        stderr: Receives the server's log; None means this process's standard error.
+        environment: Additional environment variables.
 
     Raises:
-        RuntimeError: It did not become ready, or did not exit with 0 when asked to end.
+        RuntimeError: The server did not become ready, or did not exit with 0 after SIGTERM.
     """
     port, metrics_port = free_ports(2)
     command = [sys.executable, "-m", "server", str(bundle), "--host", "127.0.0.1"]
@@ -138,7 +138,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
     """Wait until `url` answers with 200.
 
     Raises:
-        RuntimeError: The process ended, or time ran out.
+        RuntimeError: The process ended, or the server was not ready in time.
     """
     deadline = time.monotonic() + _READY_SECONDS
     while time.monotonic() < deadline:
@@ -153,7 +153,7 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody listens on now."""
+    """Returns currently unused ports of the loopback interface."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [opened.getsockname()[1] for opened in sockets]
     for opened in sockets:

@@ -1,1 +1,1 @@
-"""The artefact contract between export and server: names, manifest, tokenizer. Knows no torch, no ONNX."""
+"""The artefact contract between export and server: names, manifest, tokenizer; neither torch nor ONNX."""

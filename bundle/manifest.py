@@ -1,9 +1,9 @@
-"""The bundle: a folder with everything that serves one model, and the manifest that describes it.
+"""The bundle: a folder with everything needed to serve one model, and the manifest that describes it.
 
-Export writes it with `write_manifest`, the server reads it with `load_bundle`, which checks everything and
-names every problem at once. The bytes that were checked are the bytes that are used: tokenizers are made
-from them, and `Bundle.read_variant` reads graphs and weights into memory, where no later change of a file can
-reach them. How the graphs are made or run is not known here.
+Export writes the manifest with `write_manifest`. The server reads a bundle with `load_bundle`, which checks
+everything and reports all problems at once. The checked bytes are the bytes that are used: tokenizers are
+created from them, and `Bundle.read_variant` reads graphs and weights into memory, so that a later change of a
+file has no effect. How graphs are created or run is not known here.
 """
 
 from __future__ import annotations
@@ -19,13 +19,21 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from bundle.names import CHECKSUM_FILE, FORMAT_VERSION, MANIFEST_FILE, Precision, Role, Verb
-from bundle.tokenizer import Tokenizer
+from seq2seq_serve.bundle.names import (
+    CHECKSUM_FILE,
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    Precision,
+    Role,
+    Verb,
+    buffer_of,
+)
+from seq2seq_serve.bundle.tokenizer import Tokenizer
 
 _BFLOAT16 = "bfloat16"
 _ONNX_BFLOAT16 = 16  # TensorProto.DataType
 _D_HEAD_MULTIPLE = 8  # GroupQueryAttention refuses others
-# Larger ones are refused unread: parsed, they would take many times as much memory.
+# Larger files are refused before they are parsed, which takes many times as much memory.
 MAX_MANIFEST_BYTES = 4 << 20  # the manifest of a Transformer-base in two precisions has 80 KB
 MAX_TOKENIZER_BYTES = 64 << 20  # tokenizers of 250,000 tokens have 20 MB
 
@@ -35,7 +43,7 @@ class BundleError(ValueError):
 
     Args:
         path: The folder.
-        problems: Everything found wrong, each on its own.
+        problems: One message per problem.
     """
 
     def __init__(self, path: Path, problems: list[str]) -> None:
@@ -55,7 +63,7 @@ class TensorSpec(_Record):
 
     Attributes:
         dtype: numpy's name of the element type, or `bfloat16`, which numpy lacks.
-        axes: A size, or the name of an axis whose size varies (`bundle.names.Axis`).
+        axes: The size of each axis, or its name if the size varies (`bundle.names.Axis`).
     """
 
     name: str
@@ -64,23 +72,23 @@ class TensorSpec(_Record):
     role: Role
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """The axes as numbers, with the named ones' sizes given."""
+        """The shape, with the sizes of the named axes given."""
         return tuple(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
 
     @property
     def storage(self) -> str:
-        """The name of a numpy type that holds the elements, as bits where numpy lacks theirs."""
+        """The name of a numpy type for the elements; for a type that numpy lacks, one for their bits."""
         return "uint16" if self.dtype == _BFLOAT16 else self.dtype
 
     @property
     def element_type(self) -> str | int:
-        """The element type as ONNX Runtime takes it: numpy's name, or ONNX's number where numpy lacks it."""
+        """ONNX Runtime's element type: numpy's name, or ONNX's number of a type that numpy lacks."""
         return _ONNX_BFLOAT16 if self.dtype == _BFLOAT16 else self.dtype
 
 
 @dataclass(frozen=True)
 class FileSpec(_Record):
-    """One file of the bundle, by its path from the folder."""
+    """One file of the bundle, with its path relative to the folder."""
 
     file: str
     sha256: str
@@ -98,15 +106,15 @@ class GraphSpec(_Record):
 
 @dataclass(frozen=True)
 class Parity(_Record):
-    """What the export proved of one precision against the trained PyTorch model.
+    """The export's comparison of one precision with the trained PyTorch model.
 
     Attributes:
-        max_log_probability_difference: The worst over every compared position and token.
-        tolerance: What it was held to.
-        shapes: `(batch, source length, target length)` of each comparison, none seen by the export.
-        bleu: sacreBLEU of greedy decoding on dev sentences with these graphs; None where not measured.
+        max_log_probability_difference: The largest difference over all compared positions and tokens.
+        tolerance: The largest difference that the export allowed.
+        shapes: `(batch, source length, target length)` of each comparison; the export's examples had others.
+        bleu: BLEU of these graphs' greedy search on dev sentences; None if it was not measured.
         reference_bleu: The same of the trained PyTorch model.
-        mean_log_probability_difference: Over the tokens of their references; None where not measured.
+        mean_log_probability_difference: The mean over the references' tokens; None if it was not measured.
     """
 
     max_log_probability_difference: float
@@ -119,7 +127,7 @@ class Parity(_Record):
 
 @dataclass(frozen=True)
 class Variant(_Record):
-    """The three graphs in one precision, over one file of weights."""
+    """The graphs in one precision, which share one file of weights."""
 
     graphs: dict[Verb, GraphSpec]
     weights: FileSpec
@@ -131,7 +139,7 @@ class SpecialIds(_Record):
     """The special tokens' ids.
 
     Attributes:
-        decoder_start_id: The first token that the decoder is fed.
+        decoder_start_id: The first token that the decoder reads.
         forced_bos_id: A token that every target must start with (a language code), or None.
     """
 
@@ -145,32 +153,50 @@ class SpecialIds(_Record):
 
 @dataclass(frozen=True)
 class LengthBound(_Record):
-    """The most tokens that a target has where its request sets no limit: ratio * source tokens + constant.
+    """The limit of a target's tokens if its request sets none: ratio * source tokens + constant.
 
-    A model that starts to repeat itself stops there, long before the limit of its positions.
+    It stops a model that begins to repeat itself, long before the model's own limit.
     """
 
     ratio: float
     constant: int
 
     def max_new_tokens(self, source_length: int) -> int:
-        """The bound for a source of that many tokens, its end of sequence included."""
+        """The bound for a source of this length, with eos."""
         return max(math.floor(self.ratio * source_length) + self.constant, 1)
 
 
 @dataclass(frozen=True)
-class Manifest(_Record):
-    """Everything that the server must know of a model.
+class LengthRule(_Record):
+    """The memory positions of a request: `constant`, or its source length / `stride`, rounded up.
 
     Attributes:
-        kind: The architecture, for people; the engine does not look at it.
+        source: The name of the source whose length counts.
+    """
+
+    source: str
+    stride: int = 1
+    constant: int | None = None
+
+    def memory_length(self, source_lengths: Mapping[str, int]) -> int:
+        """The positions for sources of these lengths, by name."""
+        return self.constant or -(-source_lengths[self.source] // self.stride)
+
+
+@dataclass(frozen=True)
+class Manifest(_Record):
+    """Everything that the server must know about a model.
+
+    Attributes:
+        kind: The architecture, for people; the engine does not use it.
         sizes: The architecture's sizes, for people; `vocab_size` and `d_head` are checked.
-        attention_scale: What the scores are multiplied by before the softmax.
-        alignment_layer: The decoder layer whose cross-attention `decode` returns.
+        memory: The rule for a request's memory positions.
+        attention_scale: The factor of the scores before the softmax; None for other attention.
+        alignment_layer: The decoder layer whose cross-attention is the alignment; None without such layers.
         has_logits_bias: Whether the output projection adds a bias.
-        source_language: A BCP 47 tag, by whose rules sources are split into sentences; empty where the
-            training did not name one.
-        length_bound: The bound of target lengths that the training corpus teaches; None bounds nothing.
+        source_language: The BCP 47 tag of the sources' language, by whose rules they are split into
+            sentences; empty if the training did not name one.
+        length_bound: The bound on target lengths learned from the training corpus; None for no bound.
         provenance: Commit, preset, corpus and its hash, seed, dev score.
     """
 
@@ -178,14 +204,15 @@ class Manifest(_Record):
     kind: str
     sizes: dict[str, int]
     special_ids: SpecialIds
-    attention_scale: float
-    alignment_layer: int
-    has_logits_bias: bool
+    memory: LengthRule
     max_source_length: int
     max_target_length: int
     source_tokenizer: FileSpec
     target_tokenizer: FileSpec
     variants: dict[Precision, Variant]
+    attention_scale: float | None = None
+    alignment_layer: int | None = None
+    has_logits_bias: bool = False
     source_language: str = ""
     length_bound: LengthBound | None = None
     provenance: dict[str, str] = field(default_factory=dict)
@@ -193,11 +220,7 @@ class Manifest(_Record):
 
 @dataclass(frozen=True)
 class VariantFiles:
-    """The files of one variant in memory, as they were when their checksums were right.
-
-    Attributes:
-        weights: At the beginning of a page.
-    """
+    """The checked content of one variant's files in memory; the weights begin at a page boundary."""
 
     graphs: dict[Verb, bytes]
     weights: memoryview
@@ -205,10 +228,10 @@ class VariantFiles:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle whose every file was checked.
+    """A bundle whose files have all been checked.
 
     Attributes:
-        version: The first characters of the manifest's sha256: other weights, another version.
+        version: The first characters of the manifest's sha256, so that other weights have another version.
     """
 
     path: Path
@@ -218,11 +241,7 @@ class Bundle:
     target_tokenizer: Tokenizer
 
     def read_variant(self, precision: Precision) -> VariantFiles:
-        """Read the graphs and weights of a precision, each file once.
-
-        Raises:
-            BundleError: A file was changed since the bundle was loaded.
-        """
+        """Read the files of a precision, each once; raise BundleError if one changed since `load_bundle`."""
         variant = self.manifest.variants[precision]
         return VariantFiles(
             {verb: bytes(_read(self.path, graph.file)) for verb, graph in variant.graphs.items()},
@@ -235,7 +254,7 @@ _MANIFEST = TypeAdapter(Manifest)
 
 
 def file_spec(folder: Path, file: str) -> FileSpec:
-    """Describe a file that lies in a bundle's folder."""
+    """Describe a file in a bundle's folder."""
     path = folder / file
     with path.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
@@ -243,14 +262,14 @@ def file_spec(folder: Path, file: str) -> FileSpec:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write `manifest.json`, last of all files, and its checksum as `sha256sum --check` reads it."""
+    """Write `manifest.json`, last of all files, and its checksum in the format of `sha256sum`."""
     raw = _MANIFEST.dump_json(manifest, indent=2) + b"\n"
     (folder / MANIFEST_FILE).write_bytes(raw)
     (folder / CHECKSUM_FILE).write_text(f"{hashlib.sha256(raw).hexdigest()}  {MANIFEST_FILE}\n")
 
 
 def bundle_version(path: Path) -> str:
-    """The version of the bundle in a folder, which is not checked; empty where there is none."""
+    """The version of the bundle in a folder, without a check of its files; empty without a bundle."""
     try:
         raw = _read_manifest(path)
     except (OSError, BundleError):
@@ -259,10 +278,10 @@ def bundle_version(path: Path) -> str:
 
 
 def load_bundle(path: Path) -> Bundle:
-    """Read a bundle and check every file of it.
+    """Read a bundle and check all of its files.
 
     Raises:
-        BundleError: Anything is missing, changed or contradictory; all problems in one message.
+        BundleError: Something is missing, changed or contradictory; one message reports all problems.
     """
     if not (path / MANIFEST_FILE).is_file():
         raise BundleError(path, [f"there is no {MANIFEST_FILE} (make one with `python -m export`)"])
@@ -311,10 +330,10 @@ def _read_tokenizer(folder: Path, spec: FileSpec) -> Tokenizer:
 
 
 def _read(folder: Path, spec: FileSpec) -> memoryview:
-    """The content of a file, whose checksum is that of the very bytes that are returned."""
+    """Read a file, and check the checksum of the bytes that are returned."""
     if problems := _place_problems(folder, spec):
         raise BundleError(folder, problems)
-    # An anonymous mapping goes back to the system as soon as its last user is gone.
+    # The system gets the memory of an anonymous mapping back as soon as its last user is gone.
     content = memoryview(mmap.mmap(-1, max(spec.size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
     with (folder / spec.file).open("rb") as stream:
         content = content[: stream.readinto(content[: spec.size_bytes])]
@@ -366,7 +385,7 @@ def _contradictions(manifest: Manifest) -> list[str]:
     vocab_size, d_head = manifest.sizes.get("vocab_size", 0), manifest.sizes.get("d_head", 0)
     if vocab_size < 1:
         problems.append("sizes.vocab_size is missing")
-    if d_head < 1 or d_head % _D_HEAD_MULTIPLE:
+    if "d_head" in manifest.sizes and (d_head < 1 or d_head % _D_HEAD_MULTIPLE):
         problems.append(f"sizes.d_head is {d_head}, and must be a multiple of {_D_HEAD_MULTIPLE}")
     ids = manifest.special_ids
     for name in ("pad_id", "bos_id", "eos_id", "unk_id", "decoder_start_id", "forced_bos_id"):
@@ -385,9 +404,35 @@ def _contradictions(manifest: Manifest) -> list[str]:
     if not manifest.variants:
         problems.append("variants is empty: there is no graph to run")
     for precision, variant in manifest.variants.items():
-        missing = [verb.value for verb in Verb if verb not in variant.graphs]
+        missing = [verb.value for verb in (Verb.ENCODE, Verb.STEP) if verb not in variant.graphs]
         if missing:
             problems.append(f"{precision} lacks the graphs {', '.join(missing)}")
+        else:
+            problems += [f"{precision}: {problem}" for problem in _graph_problems(manifest, variant)]
+    return problems
+
+
+def _graph_problems(manifest: Manifest, variant: Variant) -> list[str]:
+    """The contradictions between a variant's graphs and the rules of roles."""
+    encode, step = variant.graphs[Verb.ENCODE], variant.graphs[Verb.STEP]
+    problems = []
+    sources = [spec.name for spec in encode.inputs if spec.role is Role.SOURCE]
+    if manifest.memory.source not in sources:
+        problems.append(f"memory.source is {manifest.memory.source!r}, and encode reads {', '.join(sources)}")
+    for name in ("stride", "constant"):
+        value = getattr(manifest.memory, name)
+        if value is not None and value < 1:
+            problems.append(f"memory.{name} is {value}, and must be at least 1")
+    state = {spec.name for spec in step.inputs if spec.role is Role.STATE}
+    for verb, graph in ((Verb.ENCODE, encode), (Verb.STEP, step)):
+        written = {buffer_of(spec.name) for spec in graph.outputs if spec.role is Role.STATE}
+        if written != state:
+            problems.append(f"{verb} writes the state {sorted(written)}, and step reads {sorted(state)}")
+    has_cache = any(spec.role is Role.CACHE for spec in step.inputs)
+    if has_cache and Verb.DECODE not in variant.graphs:
+        problems.append("step has a cache, and there is no decode graph to fill it")
+    if state and Verb.DECODE in variant.graphs:
+        problems.append("step has state, which a decode graph cannot follow: leave decode out")
     return problems
 
 
@@ -400,7 +445,7 @@ def _graph_files(manifest: Manifest) -> list[FileSpec]:
 
 
 def _place_problems(folder: Path, spec: FileSpec) -> list[str]:
-    """Returns the problems of a file that show without reading it."""
+    """The problems of a file that can be found without reading it."""
     path = folder / spec.file
     if not path.resolve().is_relative_to(folder.resolve()):
         return [f"{spec.file} lies outside the bundle"]

@@ -10,36 +10,36 @@ from __future__ import annotations
 
 import enum
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST_FILE = "manifest.json"
-CHECKSUM_FILE = "manifest.sha256"  # of the manifest, which has those of all other files
+CHECKSUM_FILE = "manifest.sha256"  # the manifest's checksum; the manifest has those of all other files
 TOKENIZER_FILE = "tokenizer.json"
 
 
 class Verb(enum.StrEnum):
-    """The three graphs of a model."""
+    """The graphs of a model; a model with state has no `decode`, and its targets go through `step`."""
 
-    ENCODE = "encode"  # source to memory, a batch of newcomers
+    ENCODE = "encode"  # source to memory, for a batch of new requests
     STEP = "step"  # one target position for all running rows, in place
     DECODE = "decode"  # T target positions at once: scoring, filling a cache, alignment
 
 
 class Role(enum.StrEnum):
-    """What a tensor is to the engine, which knows roles and never model kinds."""
+    """The role of a tensor in the engine, which knows roles and no model kinds."""
 
-    SOURCE = "source"  # one request: its named inputs and their lengths
+    SOURCE = "source"  # one request's named inputs and their lengths
     MEMORY = "memory"  # written by encode at admission, read by every step, in place
     CACHE = "cache"  # grows one target position per step, in place
-    STATE = "state"  # fixed size, replaced by each step
-    TOKEN = "token"  # one step: ids and lengths
-    CAPACITY = "capacity"  # a scalar on the host: the positions that a buffer has room for
-    LOGITS = "logits"  # one step's answer, float32 in every precision
+    STATE = "state"  # fixed size, replaced by each step: two buffers, input and output, that are swapped
+    TOKEN = "token"  # one step's ids and lengths
+    CAPACITY = "capacity"  # a scalar on the host: the number of positions of a buffer
+    LOGITS = "logits"  # one step's output, float32 in every precision
     SCORE = "score"  # decode: log-probabilities of the given target
-    ATTENTION = "attention"  # decode: alignment of target over source positions
+    ATTENTION = "attention"  # from decode, or from step without decode: target over source positions
 
 
 class Axis(enum.StrEnum):
-    """The axes whose size is not fixed by the model."""
+    """The axes with sizes that the model does not fix."""
 
     BATCH = "batch"
     SOURCE_LENGTH = "source_length"
@@ -50,7 +50,7 @@ class Axis(enum.StrEnum):
 
 
 class Precision(enum.StrEnum):
-    """The number formats that weights and caches are stored in."""
+    """The number formats of weights and caches."""
 
     FP32 = "fp32"
     FP16 = "fp16"
@@ -58,44 +58,45 @@ class Precision(enum.StrEnum):
     INT8 = "int8"
 
 
-# Options of ONNX Runtime's CUDA provider. Export and server use the same ones, since they choose the kernels.
-# On GPUs since Hopper, ONNX Runtime prefers cuDNN's attention, which builds a plan at every new shape, some
-# hundred milliseconds each (onnxruntime#28849). Flash (1), memory-efficient (2) and unfused (16) need none.
+# Options of ONNX Runtime's CUDA provider. They choose the kernels, so export and server must use the same
+# ones. On Hopper and newer GPUs, ONNX Runtime prefers cuDNN's attention, which builds a plan for every new
+# shape, in some hundred milliseconds (onnxruntime#28849). Flash (1), memory-efficient (2) and unfused (16)
+# attention need none.
 CUDA_PROVIDER_OPTIONS = {"sdpa_kernel": "19"}
-# Default environment variables of both. Without XQA, the attention of a step is one kernel (flash decoding)
-# instead of four.
+# Default environment variables of export and server. Without XQA, the attention of a step is one kernel
+# (flash decoding) instead of four.
 CUDA_ENVIRONMENT = {"ORT_ENABLE_XQA": "0"}
 
 SOURCE_IDS = "source_ids"  # (B, S) int64
-SOURCE_LENGTHS = "source_lengths"  # (B,) int32
+SOURCE_LENGTHS = "source_lengths"  # (B,) int32; for decode, positions of memory
 TOKEN_IDS = "token_ids"  # (B,) int64: the last target token of each row
-LAST_SOURCE_POSITIONS = "last_source_positions"  # (B,) int32: source length less one
+LAST_SOURCE_POSITIONS = "last_source_positions"  # (B,) int32: positions of memory minus one
 CACHE_LENGTHS = "cache_lengths"  # (B,) int32: positions of each row already in the cache
-PREVIOUS_LENGTHS = "previous_lengths"  # (B,) int32: the same less one; the step adds one to it, in place
+PREVIOUS_LENGTHS = "previous_lengths"  # (B,) int32: the same minus one; the step adds one to it, in place
 CACHE_CAPACITY = "cache_capacity"  # () int32
 MEMORY_CAPACITY = "memory_capacity"  # () int32
 LOGITS = "logits"  # (B, V) float32
-TARGET_IDS = "target_ids"  # (B, T) int64: what the decoder is fed, start token first
-FIRST_POSITION = "first_position"  # () int32 on the host: positions before them, in the cache of every row
-LABEL_IDS = "label_ids"  # (B, P) int64: what is scored at the first P of the T positions; P may be 0
+TARGET_IDS = "target_ids"  # (B, T) int64: the tokens that the decoder reads, start token first
+FIRST_POSITION = "first_position"  # () int32 on the host: positions already in the cache, in every row
+LABEL_IDS = "label_ids"  # (B, P) int64: the tokens to score at the first P of the T positions; P may be 0
 LOG_PROBABILITIES = "log_probabilities"  # (B, P) float32
 ATTENTION = "attention"  # (B, T, memory capacity) float32
 
 
-# The graphs that select tokens, each over m of the rows of a step
-ROWS = "rows"  # (m,) int64: which rows
+# The graphs that select tokens, each over m rows of a step
+ROWS = "rows"  # (m,) int64: the rows
 ADJUSTED_IDS = "adjusted_ids"  # (m, A) int64: the tokens whose logits are adjusted
 FACTORS = "factors"  # (m, A) float32: a positive logit is divided by it, a negative one multiplied
 BIASES = "biases"  # (m, A) float32: added after that; minus infinity forbids a token
 PENALTIES = "penalties"  # (N, V) float32: subtracted from logits; infinity forbids a token
-PENALTY_ROWS = "penalty_rows"  # (m,) int64: which of them
+PENALTY_ROWS = "penalty_rows"  # (m,) int64: each row's row of `penalties`
 NUM_CANDIDATES = "num_candidates"  # (1,) int64
-TOP_KS = "top_ks"  # (m, 1) int64: how many of the candidates are a row's own
+TOP_KS = "top_ks"  # (m, 1) int64: the number of a row's own candidates
 TEMPERATURES = "temperatures"  # (m, 1) float32
 TOP_PS = "top_ps"  # (m, 1) float32
 MIN_PS = "min_ps"  # (m, 1) float32
 UNIFORMS = "uniforms"  # (m, 1) float64, at least 0 and below 1
-IS_COVERED = "is_covered"  # (m, 1) bool: whether all that might have been drawn were candidates
+IS_COVERED = "is_covered"  # (m, 1) bool: whether all tokens that might be drawn were candidates
 
 
 # The graph that moves rows
@@ -108,13 +109,18 @@ TO_ROWS = "to_rows"  # (moves, 1) int64
 VALUES = "values"  # (rows, V) float32
 
 
+def lengths_of(axis: str) -> str:
+    """The input `(B,)` int32 of `encode` with each row's own length along a padded axis of the sources."""
+    return f"{axis}s"
+
+
 def out(name: str) -> str:
-    """The output that is bound to the same buffer as the input `name`."""
+    """The output that shares its buffer with the input `name`."""
     return f"{name}_out"
 
 
 def buffer_of(name: str) -> str:
-    """The input that shares its buffer with the output `name`; `name` itself where there is none."""
+    """The input that shares its buffer with the output `name`; `name` itself if there is none."""
     return name.removesuffix("_out")
 
 
@@ -128,6 +134,11 @@ def cache_value(layer: int) -> str:
     return f"cache_value_{layer}"
 
 
+def memory(name: str) -> str:
+    """A tensor of a memory that is not divided into layers, `(B, S, …)` or `(B, …)`."""
+    return f"memory_{name}"
+
+
 def memory_key(layer: int) -> str:
     """Cross-attention keys of a decoder layer, `(B, H, S, K)`."""
     return f"memory_key_{layer}"
@@ -136,6 +147,11 @@ def memory_key(layer: int) -> str:
 def memory_value(layer: int) -> str:
     """Cross-attention values of a decoder layer, `(B, H, S, K)`."""
     return f"memory_value_{layer}"
+
+
+def state(name: str) -> str:
+    """A tensor of the decoder's state, `(B, …)`."""
+    return f"state_{name}"
 
 
 def last_key(layer: int) -> str:

@@ -1,11 +1,12 @@
-"""How a text is normalised before it is cut into tokens, by the `tokenizers` library's own normalisers.
+"""Normalisation of a text before it is cut into tokens, by the `tokenizers` library's own normalisers.
 
-The normaliser is part of a tokenizer's file, so that training and serving read the same text. Three steps:
+The normaliser is part of a tokenizer's file, so that training and serving read the same text. It has three
+steps:
 
-1. Characters that are neither seen nor change a word are dropped (`INVISIBLE`).
-2. Different code points for the same text become the same ones: NFC of Unicode Standard Annex 15, or NFKC,
-   which also replaces full-width letters, ligatures and the like by ordinary letters.
-3. Each run of white space becomes one space, and there is none at either end.
+1. Characters that are invisible and do not change a word are dropped (`INVISIBLE`).
+2. Equal texts get equal code points: NFC of Unicode Standard Annex 15, or NFKC, which also replaces
+   full-width letters, ligatures and the like by ordinary letters.
+3. Each run of white space becomes one space, and both ends are stripped.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def _characters(*ranges: tuple[int, int]) -> str:
     return "".join(chr(code) for first, last in ranges for code in range(first, last + 1))
 
 
-# As `str.isspace` has it. The separators U+001C to U+001F are in it, and Unicode's White_Space lacks them.
+# The characters of `str.isspace`; Unicode's White_Space lacks the separators U+001C to U+001F.
 WHITE_SPACE = _characters(
     (0x09, 0x0D),
     (0x1C, 0x20),
@@ -36,19 +37,19 @@ WHITE_SPACE = _characters(
     (0x3000, 0x3000),
 )
 
-# Dropped. Not among them, because words are spelled with them: U+200C and U+200D, which Persian, the scripts
-# of India and emoji need; variation selectors; Mongolian's U+180E; the Hangul fillers.
+# Invisible characters that belong to the spelling of words are not dropped: U+200C and U+200D, which Persian,
+# the scripts of India and emoji need; variation selectors; Mongolian's U+180E; the Hangul fillers.
 INVISIBLE = _characters(
     (0x00, 0x08),  # control characters other than white space
     (0x0E, 0x1B),
     (0x7F, 0x84),
     (0x86, 0x9F),
-    (0xAD, 0xAD),  # soft hyphen: where a word may be broken
-    (0x061C, 0x061C),  # marks, embeddings and isolates of a direction: how a line is displayed
+    (0xAD, 0xAD),  # soft hyphen: a word may be broken here
+    (0x061C, 0x061C),  # marks, embeddings and isolates of a writing direction
     (0x200E, 0x200F),
     (0x202A, 0x202E),
     (0x2066, 0x206F),
-    (0x200B, 0x200B),  # where a line may be broken, and where not
+    (0x200B, 0x200B),  # zero-width space and word joiner: line breaks
     (0x2060, 0x2060),
     (0xFEFF, 0xFEFF),  # byte order mark
 )
@@ -58,12 +59,12 @@ _FORMS: dict[Normalization, type[Any]] = {"nfc": normalizers.NFC, "nfkc": normal
 
 
 def is_blank(text: str) -> bool:
-    """Whether nothing in a text is seen: it is empty, or white space and characters without a width."""
+    """Whether a text is empty, or has only white space and invisible characters."""
     return not text.strip(WHITE_SPACE + INVISIBLE + _JOINERS)
 
 
 def normalizer(form: Normalization) -> Any:
-    """The library's normaliser of a form; None where texts stay as they are."""
+    """The library's normaliser of a form; None for "none"."""
     if form == "none":
         return None
     return normalizers.Sequence(
@@ -77,11 +78,7 @@ def normalizer(form: Normalization) -> Any:
 
 
 def normalization_of(inner: Tokenizer) -> Normalization:
-    """The form by which a tokenizer of `normalizer` normalises.
-
-    Raises:
-        ValueError: It has a normaliser of another kind.
-    """
+    """The form of a tokenizer whose normaliser `normalizer` created; ValueError for any other normaliser."""
     described = json.loads(inner.to_str())["normalizer"]
     if described is None:
         return "none"

@@ -1,7 +1,7 @@
-"""Text to token ids and back, over the `tokenizers` library's own file format.
+"""Text to token ids and back, with the `tokenizers` library's own file format.
 
-One class serves training, export and server, so that a text is cut the same way everywhere. How a
-tokenizer is trained stands in `training.tokenizer`; this module only uses one.
+Training, export and server use this one class, so that they cut a text in the same way. The training of a
+tokenizer is in `training.data.tokenizer`.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from pathlib import Path
 
 import tokenizers
 
-from bundle.normalization import Normalization, normalization_of
+from seq2seq_serve.bundle.normalization import Normalization, normalization_of
 
-# Of private use: nothing composes with it, so nothing beside it is changed by it.
+# A private-use character: it does not compose with its neighbours, so normalisation leaves them alone.
 _MARK = "\ue000"
 
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` in which a special token that a user typed is plain text.
+    """A `tokenizers.Tokenizer` that treats a special token in a user's text as plain text.
 
-    The text of a target is that of its tokens' bytes, joined. For byte-level pairs this is what the library
-    decodes. With byte fallback the library discards a whole run of bytes if one of them is not part of a
-    character.
+    The text of a target is that of its tokens' joined bytes. For byte-level pairs the library decodes the
+    same text. With byte fallback the library would discard a whole run of bytes if one of them is not part of
+    a character.
 
     Args:
-        inner: The library's tokenizer. Owned by this object from here on.
+        inner: The library's tokenizer; this object then owns it.
 
     Attributes:
         token_bytes: The UTF-8 bytes that each token id adds to a text; a special token adds none.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
-        # Not stored in the file by the library, so it is set at every load.
+        # The library does not store this in the file, so every load sets it.
         inner.encode_special_tokens = True
         self._inner = inner
         self._pieces: dict[int, str] = {}
@@ -45,7 +45,7 @@ class Tokenizer:
             if token.special
         }
         types, ids = _decoder_types(inner), range(self.vocab_size)
-        # Tokens that are not bytes are decoded after another one, so that a space before them stays.
+        # Tokens that are not bytes are decoded after another token, which keeps a space before them.
         self._other_id = next((i for i in ids if inner.decode([i]).isalnum()), ids[-1] if ids else 0)
         self.token_bytes = tuple(self._bytes_of(types, token_id) for token_id in ids)
         spaced = next((i for i, data in enumerate(self.token_bytes) if data.startswith(b" ")), None)
@@ -53,85 +53,69 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
-        """Read a `tokenizer.json`.
-
-        Raises:
-            ValueError: The file is missing or is not a tokenizer; the message names it.
-        """
+        """Read a `tokenizer.json`; a ValueError names a file that is missing or not a tokenizer."""
         if not path.is_file():
             raise ValueError(f"{path}: no such tokenizer file")
         return cls.from_bytes(path.read_bytes(), str(path))
 
     @classmethod
     def from_bytes(cls, content: bytes, origin: str) -> Tokenizer:
-        """Read the content of a `tokenizer.json`.
-
-        Raises:
-            ValueError: It is not a tokenizer; the message names `origin`.
-        """
+        """Read the content of a `tokenizer.json`; a ValueError names the `origin` of wrong content."""
         try:
             return cls(tokenizers.Tokenizer.from_buffer(content))
         except Exception as error:  # the library raises bare Exception
             raise ValueError(f"{origin}: not a tokenizer file ({error})") from error
 
     def save(self, path: Path) -> None:
-        """Write the library's JSON format, readable in an editor."""
+        """Write the library's JSON format, indented for people."""
         path.write_text(self.to_json(), encoding="utf-8")
 
     def to_json(self) -> str:
-        """The text of a `tokenizer.json`."""
+        """The content of a `tokenizer.json`."""
         return self._inner.to_str(pretty=True)
 
     @property
     def normalization(self) -> Normalization:
-        """How texts are normalised before they are cut.
-
-        Raises:
-            ValueError: Otherwise than `bundle.normalization` does.
-        """
+        """The form by which texts are normalised; ValueError if it is not one of `bundle.normalization`."""
         return normalization_of(self._inner)
 
     @property
     def vocab_size(self) -> int:
-        """Number of token ids, special ones included."""
+        """The number of token ids, with those of special tokens."""
         return self._inner.get_vocab_size(with_added_tokens=True)
 
     def token_id(self, token: str) -> int:
-        """The id of `token`.
-
-        Raises:
-            ValueError: The vocabulary has no such token.
-        """
+        """The id of `token`; ValueError if the vocabulary does not have it."""
         token_id = self._inner.token_to_id(token)
         if token_id is None:
             raise ValueError(f"the tokenizer has no token {token!r}")
         return token_id
 
     def normalize(self, text: str) -> str:
-        """`text` as it is cut into tokens: what `decode` makes of its tokens."""
+        """The normalised text, which is what `decode` returns for its tokens."""
         normalizer = self._inner.normalizer
         return text if normalizer is None else str(normalizer.normalize_str(text))
 
     def normalize_inside(self, text: str) -> str:
-        """`text` as it is normalised in the middle of another one: a space at either end stays."""
+        """The text normalised as a part of a longer one: spaces at its ends stay."""
         return self.normalize(f"{_MARK}{text}{_MARK}")[1:-1]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of `text` alone, with no special token added."""
+        """The token ids of `text`, without special tokens."""
         return self.encode_batch([text])[0]
 
     def encode_source(self, text: str) -> list[int]:
-        """Token ids of `text` framed as an encoder expects it, by the file's own post-processor."""
+        """The token ids of `text` as a source, with the special tokens of the file's post-processor."""
         return self.encode_sources([text])[0]
 
     def encode_truncated(self, text: str, max_length: int) -> tuple[list[int], int]:
-        """`encode_source` within `max_length` tokens, and how many were left out at the end of the text."""
+        """`encode_source` cut to `max_length` tokens, and the number of tokens cut from the text's end."""
         token_ids = self.encode_source(text)
         num_over = len(token_ids) - max_length
         if num_over <= 0:
             return token_ids, 0
-        # Not the library's own truncation: it keeps what is left out, and lets no other thread run meanwhile.
-        num_behind = self._inner.encode("a").special_tokens_mask[::-1].index(0)  # what ends every source
+        # The library's own truncation is not used: it keeps the cut tokens, and blocks all other threads.
+        num_behind = self._inner.encode("a").special_tokens_mask[::-1].index(0)  # tokens after every source
         return token_ids[: max_length - num_behind] + token_ids[len(token_ids) - num_behind :], num_over
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
@@ -143,11 +127,11 @@ class Tokenizer:
         return [encoding.ids for encoding in self._encodings(texts, add_special_tokens=False)]
 
     def _encodings(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[tokenizers.Encoding]:
-        # Also for a single text: only during this call does the library let other threads run.
+        # The batch call also serves a single text, because only in it the library lets other threads run.
         return self._inner.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of `token_ids`; special tokens have none."""
+        """The text of `token_ids`; special tokens add nothing to it."""
         stream = self.stream()
         return stream.push(token_ids) + stream.finish()
 
@@ -156,25 +140,25 @@ class Tokenizer:
         return [self.decode(token_ids) for token_ids in sequences]
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """The text that each token completes; a special token shows its name.
+        """The text that each token completes, and for a special token its name.
 
-        A token that ends inside a character has the empty piece, and the character belongs to the token
-        that completes it.
+        A token that ends inside a character has an empty piece; the character belongs to the token that
+        completes it.
         """
         stream = self.stream()
         return [self._special_tokens.get(token_id) or stream.push([token_id]) for token_id in token_ids]
 
     def piece(self, token_id: int) -> str:
-        """The same of one token alone, kept for the next time."""
+        """The piece of a single token, from a cache after the first call."""
         if token_id not in self._pieces:
             self._pieces[token_id] = self.pieces([token_id])[0]
         return self._pieces[token_id]
 
     def words(self, token_ids: Sequence[int]) -> list[tuple[str, list[int]]]:
-        """What white space separates in the text of `token_ids`, each with the places of its tokens.
+        """The words, separated by white space, of the text of `token_ids`, with the places of their tokens.
 
-        Special tokens belong to no word. A token that ends inside a character belongs to the word of the one
-        that completes it.
+        Special tokens belong to no word. A token that ends inside a character belongs to the word of the
+        token that completes the character.
         """
         words: list[tuple[str, list[int]]] = []
         stream, open_places, is_inside = self.stream(), list[int](), False
@@ -189,14 +173,14 @@ class Tokenizer:
                 if i or not is_inside:
                     words.append(("", []))
                 words[-1] = (words[-1][0] + text, words[-1][1] + open_places)
-                open_places = open_places[-1:]  # of several words in one token, each has it
+                open_places = open_places[-1:]  # a token with several words belongs to each
             if piece.strip():
                 open_places = []
             is_inside = not piece[-1:].isspace() if piece else is_inside
         return words
 
     def stream(self) -> TextStream:
-        """A fresh decoder of one growing sequence."""
+        """Create a decoder for one growing sequence."""
         return TextStream(self.token_bytes, strips_space=self._strips_space)
 
     def _bytes_of(self, decoder_types: set[str], token_id: int) -> bytes:
@@ -220,7 +204,7 @@ def _decoder_types(inner: tokenizers.Tokenizer) -> set[str]:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """The characters that byte-level pairs write bytes as: printable ones as themselves (GPT-2, 2019)."""
+    """The characters that stand for bytes in GPT-2's byte-level pairs; printable bytes are their own."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = (byte for byte in range(256) if byte not in printable)
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -232,12 +216,12 @@ _BYTE_OF_CHARACTER = _byte_of_character()
 class TextStream:
     """Decodes one growing sequence into pieces of whole characters.
 
-    Owned by whoever streams one sequence. Invariant: the pieces joined, `finish()` included, are
-    `Tokenizer.decode` of all ids pushed.
+    Owned by the caller that streams the sequence. Invariant: the joined pieces, with `finish()`, are
+    `Tokenizer.decode` of all pushed ids.
 
     Args:
-        token_bytes: Of every token id; another id has none.
-        strips_space: Whether a text does not begin with the space of its first token.
+        token_bytes: The bytes of each token id; any other id has none.
+        strips_space: Whether the space of a text's first token is dropped.
     """
 
     def __init__(self, token_bytes: Sequence[bytes], *, strips_space: bool) -> None:
@@ -250,7 +234,7 @@ class TextStream:
         return self.push_bytes(self.bytes_of(token_ids))
 
     def bytes_of(self, token_ids: Sequence[int]) -> bytes:
-        """What `token_ids` add to a text."""
+        """The bytes that `token_ids` add to a text."""
         known = len(self.token_bytes)
         return b"".join([self.token_bytes[token_id] for token_id in token_ids if token_id < known])
 
@@ -262,5 +246,5 @@ class TextStream:
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """What is left: bytes that never became a character, as U+FFFD."""
+        """The end of the text: U+FFFD for bytes that never became a character, otherwise empty."""
         return self._decoder.decode(b"", final=True)

@@ -1,14 +1,14 @@
 """A small client: `Client` and `AsyncClient` for programs, `python -m client` for people.
 
-Requests and answers are the messages of `protos/seq2seq_v1.proto`, so every option of the API is here.
+Options and answers are the messages of `protos/seq2seq_v1.proto`.
 """
 
-from client.aio import AsyncClient
-from client.errors import ClientError, FieldViolation
-from client.many import Translated
-from client.sync import Client, Pending
-from client.wire import Tls
-from protos.seq2seq_v1_pb2 import (
+from seq2seq_serve.client.aio import AsyncClient
+from seq2seq_serve.client.errors import ClientError, FieldViolation
+from seq2seq_serve.client.many import Translated
+from seq2seq_serve.client.sync import Client, Pending
+from seq2seq_serve.client.wire import Tls
+from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     GenerateOptions,
     GenerateResponse,
     GenerateStreamResponse,

@@ -1,7 +1,7 @@
 """Call a server from the command line: `python -m client translate "오늘은 금요일 입니다"`.
 
-Answers go to stdout, errors and warnings to stderr. The exit code is 0 when everything was answered, 1 when
-anything failed, 2 for wrong usage.
+Answers go to stdout, errors and warnings to stderr. The exit code is 0 if every text was answered, 1 if
+something failed, and 2 for wrong usage.
 """
 
 from __future__ import annotations
@@ -9,125 +9,50 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import re
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
 from google.protobuf.message import Message
 
-# gRPC's own log would repeat our error messages in other words. It reads this when the first channel is made.
+# gRPC's own log would repeat our errors in other words. gRPC reads this when it opens the first channel.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from client.errors import ClientError
-from client.files import COMPRESSED, STANDARD, WrongOutput
-from client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT
-from client.output import message_dict, one_line, to_json
-from client.sync import Client
-from client.translate import Translation, translate
-from client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS, Tls
-from protos.seq2seq_v1_pb2 import (
+from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.client.files import COMPRESSED, STANDARD, WrongOutput
+from seq2seq_serve.client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT
+from seq2seq_serve.client.output import message_dict, one_line, to_json
+from seq2seq_serve.client.sync import Client
+from seq2seq_serve.client.translate import Translation, translate
+from seq2seq_serve.client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS, Tls
+from seq2seq_serve.protos.options import OPTIONS, Option
+from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SPLIT,
     LONG_SOURCE_SPLIT_ALWAYS,
     GenerateOptions,
-    LongSource,
     Model,
-    Target,
     Version,
     VersionState,
 )
 
 _IMAGE, _DATA = ".png", ".json"
-_TEXT_SECONDS = 10.0  # to wait for a server where texts were typed: enough to connect anew
-_SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
-
-
-def _texts(text: str) -> list[str]:
-    return text.split("\n")
-
-
-def _prefix(text: str) -> Target:
-    return Target(text=text)
-
-
-def _ids(text: str) -> list[int]:
-    try:
-        return [int(number) for number in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not token ids with commas, such as 5,17") from error
-
-
-def _biases(text: str) -> dict[int, float]:
-    try:
-        pairs = [pair.split("=") for pair in text.split(",")]
-        return {int(token_id): float(bias) for token_id, bias in pairs}
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not like 5=-1.5,17=2") from error
-
-
-def _truth(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return text == "true"
-
-
-def _long_source(text: str) -> int:
-    if text not in ("refuse", "truncate", "split", "split_always"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not refuse, truncate, split or split_always")
-    return LongSource.Value(f"LONG_SOURCE_{text.upper()}")
-
-
-# For each field of GenerateOptions: its type, the name of its value, its help.
-_OPTIONS: dict[str, tuple[Callable[[str], Any], str, str]] = {
-    "max_new_tokens": (int, "N", "the most target tokens (default: the limit of --max-length-ratio)"),
-    "max_length_ratio": (
-        float,
-        "X",
-        "limit a target to X times its source's tokens, plus a constant of the model; 0: only to the model's "
-        "longest target (default: the model's own ratio; with --max-new-tokens: 0)",
-    ),
-    "priority": (int, "N", "-10 to 10, lower is more urgent; below 0 needs the role admin (default: 0)"),
-    "min_new_tokens": (int, "N", "the fewest target tokens (default: 0)"),
-    "repetition_penalty": (float, "X", "above 1: makes tokens less likely to come again (default: 1)"),
-    "no_repeat_ngram_size": (int, "N", "never repeat a sequence of N tokens (default: off)"),
-    "suppressed_token_ids": (_ids, "ID,ID", "never select these tokens"),
-    "logit_bias": (_biases, "ID=X,ID=X", "add X to the logit of token ID"),
-    "stop_sequences": (_texts, "TEXT", "end the target before TEXT; several: a line each"),
-    "target_prefix": (_prefix, "TEXT", "start the target with TEXT"),
-    "beam_size": (int, "N", "search with N hypotheses at once (default: take the most probable token)"),
-    "length_penalty": (float, "X", "with --beam-size: alpha of Wu et al. 2016; 0: no penalty (default: 0.6)"),
-    "early_stopping": (_truth, "BOOL", "with --beam-size N: stop at N complete hypotheses (default: true)"),
-    "num_hypotheses": (int, "N", "print N hypotheses for each text, one a line (default: 1)"),
-    "temperature": (float, "X", "draw tokens; the next four flags need it (default: take the best)"),
-    "top_k": (int, "N", "draw from the N best tokens (default: all)"),
-    "top_p": (float, "X", "draw from the fewest best tokens whose probabilities add up to X (default: 1)"),
-    "min_p": (float, "X", "draw from tokens at least X times as probable as the best (default: 0)"),
-    "seed": (int, "N", "draw the same tokens each time (default: the server chooses a seed)"),
-    "log_probabilities": (bool, "", "print the log-probability of every token (needs --json)"),
-    "num_alternatives": (int, "N", "print the N best tokens at every position (needs --json)"),
-    "word_alignment": (bool, "", "print which source and target words belong together (needs --json)"),
-    "long_source": (
-        _long_source,
-        "WHAT",
-        "refuse: a text that is too long for the model is an error; truncate: leave out its end; split: "
-        "translate each of its lines by itself, and lines that are too long sentence by sentence; "
-        "split_always: translate every sentence by itself, also those of a short text (default: refuse)",
-    ),
-    "source_language": (str, "TAG", "language by whose rules sentences are split (default: the model's)"),
-}
-
+_TEXT_SECONDS = 10.0  # a person waits for the answer to a TEXT: long enough to connect again, and no longer
+# The flag of each generation option. `--attention` is not here, because its value is a file.
+_FLAGS = {name: f"--{name.replace('_', '-')}" for name in OPTIONS if name != "attention"}
 _ONLY_IN_JSON = ("log_probabilities", "num_alternatives", "word_alignment")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code."""
+    """Runs the command and returns the exit code."""
     options, unknown = _parser().parse_known_args(arguments)
     if unknown:
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    # Translations hold every alphabet, whatever the terminal's locale.
+    # Translations are in any alphabet, whatever the locale of the terminal is.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8")
@@ -146,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return _score(client, options)
             return _about_the_server(client, options)
     except BrokenPipeError:
-        # The reader of our output has left; Python's own flush at exit must not complain about it.
+        # The reader of our output has closed the pipe. Without this, Python's flush at exit would fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
@@ -164,14 +89,14 @@ def _token(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii").strip()
     except UnicodeDecodeError as error:
-        text = f"{path} is not a file with a token: it has other bytes"
+        text = f"{path} does not hold a token: it has bytes that are not ASCII"
         raise ClientError("UNAUTHENTICATED", text) from error
 
 
 def _tls(options: argparse.Namespace) -> Tls | None:
     files = Tls(options.tls_ca, options.tls_certificate, options.tls_key)
     if (files.certificate is None) != (files.key is None):
-        options.parser.error("--tls-certificate and --tls-key go together")
+        options.parser.error("--tls-certificate and --tls-key must be given together")
     return files if options.tls or files != Tls() else None
 
 
@@ -247,50 +172,48 @@ def _version_line(version: Version) -> str:
 def _check_files(options: argparse.Namespace) -> None:
     parser, input_, output = options.parser, options.input, options.output
     if options.texts and input_ != STANDARD:
-        parser.error("TEXT and --input are both given")
+        parser.error("TEXT and --input are both given: give one of them")
     if not options.texts and input_ == STANDARD and sys.stdin is None:
-        parser.error("no TEXT was given, and standard input is closed")
+        parser.error("there is no TEXT, and standard input is closed: give a TEXT or --input")
     if output == STANDARD:
         if options.resume or options.overwrite:
-            parser.error("--resume and --overwrite are about a file: give --output")
+            parser.error("--resume and --overwrite need --output FILE")
         return
     if options.texts or options.stream:
-        parser.error("--output is for whole lines of an input: give no TEXT, and not --stream")
+        parser.error("--output is for the lines of an input: leave out TEXT and --stream")
     if output.suffix == COMPRESSED:
-        parser.error(f"--output {output}: an output is not compressed")
+        parser.error(f"--output {output}: the client does not compress its output: leave out {COMPRESSED}")
     if output.exists():
         if input_.exists() and output.samefile(input_):
             parser.error("--input and --output are the same file")
         if not (options.resume or options.overwrite):
-            parser.error(f"{output} exists: continue it with --resume, or write it anew with --overwrite")
+            parser.error(f"{output} exists: continue it with --resume, or replace it with --overwrite")
 
 
 def _translation(options: argparse.Namespace) -> Translation:
     parser: argparse.ArgumentParser = options.parser
     _check_files(options)
     attention_file: Path | None = options.attention
+    generate_options = GenerateOptions(attention=attention_file is not None)
+    for name in _FLAGS:
+        generate_options.MergeFrom(getattr(options, name) or GenerateOptions())
+    is_split = generate_options.long_source in (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
     if attention_file is not None:
         if attention_file.suffix not in (_IMAGE, _DATA):
             parser.error(f"--attention {attention_file}: the name must end in {_IMAGE} or {_DATA}")
         if len(options.texts) != 1:
-            parser.error(f"--attention shows one text, and {len(options.texts) or 'no'} TEXT was given")
+            parser.error(f"--attention needs exactly one TEXT: {len(options.texts)} were given")
         if options.stream and options.json:
-            parser.error("--attention goes with --stream or with --json, not with both")
-        if options.long_source in _SPLITTING:
-            parser.error("--attention shows one sentence, and --long-source split may make several")
+            parser.error("--attention works with --stream or with --json, not with both")
+        if is_split:
+            parser.error("--attention cannot show a text that --long-source splits")
         if not attention_file.parent.is_dir():
             parser.error(f"--attention {attention_file}: there is no folder {attention_file.parent}")
     for name in _ONLY_IN_JSON:
-        if getattr(options, name) and not options.json:
-            parser.error(f"what --{name.replace('_', '-')} asks for is shown with --json only")
-    if options.long_source in _SPLITTING and (options.num_hypotheses or 1) > 1 and not options.json:
-        parser.error("with --long-source split the hypotheses of each sentence are only in --json")
-    generate_options = GenerateOptions(attention=attention_file is not None)
-    for name in _OPTIONS:
-        try:
-            generate_options.MergeFrom(GenerateOptions(**{name: getattr(options, name)}))
-        except ValueError as error:
-            parser.error(f"--{name.replace('_', '-')}: {error}")
+        if getattr(generate_options, name) and not options.json:
+            parser.error(f"{_FLAGS[name]} needs --json: the text output does not show its result")
+    if is_split and generate_options.num_hypotheses > 1 and not options.json:
+        parser.error("--num-hypotheses needs --json where --long-source splits: it lists them by sentence")
     return Translation(
         texts=tuple(options.texts),
         input=options.input,
@@ -314,26 +237,31 @@ def _parser() -> argparse.ArgumentParser:
         "--address",
         default=DEFAULT_ADDRESS,
         metavar="HOST:PORT",
-        help="the server's address (default %(default)s)",
+        help="address of the server (default: %(default)s)",
     )
     common.add_argument(
         "--timeout-seconds",
         type=_seconds,
         default=DEFAULT_TIMEOUT_SECONDS,
         metavar="SECONDS",
-        help="deadline of each call to the server (default %(default)g)",
+        help="deadline of each call to the server (default: %(default)g)",
     )
     add = common.add_argument
-    add("--tls", action="store_true", help="encrypt the connection (any other --tls flag does so, too)")
+    add("--tls", action="store_true", help="encrypt the connection; every other --tls flag implies it")
     add(
         "--tls-ca",
         type=Path,
         metavar="FILE",
-        help="PEM file: trust servers whose certificate this authority signed",
+        help="PEM file: the authority that signed the server's certificate",
     )
-    add("--tls-certificate", type=Path, metavar="FILE", help="PEM file: this client's certificate, for mTLS")
+    add(
+        "--tls-certificate",
+        type=Path,
+        metavar="FILE",
+        help="PEM file: the certificate of this client, for mTLS",
+    )
     add("--tls-key", type=Path, metavar="FILE", help="PEM file: the private key of that certificate")
-    add("--token-file", type=Path, metavar="FILE", help="file with the access token of this client")
+    add("--token-file", type=Path, metavar="FILE", help="file with the token that identifies this client")
     parser = argparse.ArgumentParser(
         prog="python -m client",
         description="Call a seq2seq server.",
@@ -343,7 +271,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(name: str, text: str, *, description: str = "", epilog: str = "") -> argparse.ArgumentParser:
         description = description or f"{text[0].upper()}{text[1:]}."
-        # Without abbreviations: `--target HOST` must not be a shorter `--target-prefix`.
+        # Abbreviations are off: otherwise `--target HOST` would mean `--target-prefix HOST`.
         return commands.add_parser(
             name, parents=[common], allow_abbrev=False, help=text, description=description, epilog=epilog
         )
@@ -351,45 +279,45 @@ def _parser() -> argparse.ArgumentParser:
     _add_translate(command)
     score = command(
         "score",
-        "score a given target of a source",
-        description="Print the log-probability of every target token, the end last, and their sum.",
+        "score a given target for a source",
+        description="Print the log-probability of every target token and of the end, and their sum.",
         epilog='example: python -m client score "나는 학생이다" "I am a student."',
     )
     score.add_argument("source", metavar="SOURCE", help="the source text")
     score.add_argument("target", metavar="TARGET", help="the target text")
-    score.add_argument("--model", default="", help="the model's name (default: the server's first)")
-    score.add_argument("--json", action="store_true", help="print everything that the server answers")
+    score.add_argument("--model", default="", help="name of the model (default: the server's first)")
+    score.add_argument("--json", action="store_true", help="print the whole answer as a JSON object")
     models = command("models", "list the models that the server serves")
     versions = command(
         "versions",
-        "list the versions on the server's disk, and whether they are served (needs the role admin)",
+        "list the versions of models on the server's disk, and their states (needs the role admin)",
     )
     versions.add_argument(
-        "model", nargs="?", default="", metavar="MODEL", help="the model's name (default: all models)"
+        "model", nargs="?", default="", metavar="MODEL", help="name of the model (default: all models)"
     )
     load = command(
         "load",
-        "load a version of a model, and serve it from then on (needs the role admin)",
+        "load a version of a model and start to serve it (needs the role admin)",
         epilog="example: python -m client load demo --version 2 --timeout-seconds 300",
     )
-    load.add_argument("model", metavar="MODEL", help="the model's name")
+    load.add_argument("model", metavar="MODEL", help="name of the model")
     load.add_argument(
-        "--version", default="", metavar="NAME", help="the version's folder (default: the newest)"
+        "--version", default="", metavar="NAME", help="name of the version's folder (default: the newest)"
     )
     unload = command("unload", "stop serving a model (needs the role admin)")
-    unload.add_argument("model", metavar="MODEL", help="the model's name")
+    unload.add_argument("model", metavar="MODEL", help="name of the model")
     for listing in (models, versions, load):
-        listing.add_argument("--json", action="store_true", help="print one JSON object a line")
-    health = command("health", "print whether the server serves; the exit code is 0 if it does, and 1 if not")
+        listing.add_argument("--json", action="store_true", help="print each entry as one line of JSON")
+    health = command("health", "print whether the server is ready; the exit code is 0 if it is, and 1 if not")
     health.add_argument(
-        "--metrics-url", metavar="URL", help="ask the metrics port instead, such as http://localhost:9464"
+        "--metrics-url", metavar="URL", help="ask the metrics port instead, for example http://localhost:9464"
     )
     health.add_argument(
         "service",
         nargs="?",
         default="",
         metavar="NAME",
-        help="a service or a model (default: the whole server)",
+        help="name of a service or model (default: the whole server)",
     )
     for each in commands.choices.values():
         each.set_defaults(parser=each)  # an error shows its usage
@@ -401,68 +329,78 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         "translate",
         "translate texts, or the lines of a file",
         description="Translate texts, or the lines of a file or of standard input. The output has one line "
-        "for each (with --num-hypotheses N: N lines), in order. The line is blank where the input is, and "
-        "where a text fails: stderr has the error, the others go on, and the exit code is 1. The answer to a "
-        "single TEXT keeps its line breaks, and where it fails, nothing is printed. The client waits for a "
-        "server that restarts or is overloaded.",
+        "for each text, or N lines with --num-hypotheses N, in the order of the texts. The line of a blank "
+        "text is blank. If a text fails, its line is blank, too, stderr has the error, the client goes on "
+        "with the other texts, and the exit code is 1. The answer to a single TEXT keeps its line breaks; if "
+        "it fails, stdout stays empty. The client waits for a server that restarts or is overloaded.",
         epilog="examples: python -m client translate 오늘은 --stream; "
         "python -m client translate --input corpus.ko --output corpus.en --resume",
     )
     add = translation.add_argument
-    add("texts", nargs="*", metavar="TEXT", help="a text to translate; without any, the lines of --input")
+    add("texts", nargs="*", metavar="TEXT", help="a text to translate (default: the lines of --input)")
     add(
         "--input",
         type=Path,
         default=STANDARD,
         metavar="FILE",
-        help="texts, one a line; .gz is decompressed (default: -, which is standard input)",
+        help="file of texts, one on each line; .gz is decompressed (default: -, standard input)",
     )
     add(
         "--output",
         type=Path,
         default=STANDARD,
         metavar="FILE",
-        help="where the answers go; an existing file needs --resume or --overwrite (default: -, which is "
-        "standard output)",
+        help="file for the answers; if it exists, give --resume or --overwrite (default: -, standard output)",
     )
     existing = translation.add_mutually_exclusive_group()
     existing.add_argument(
         "--resume",
         action="store_true",
-        help="go on after the last whole line of --output, where the same command was interrupted",
+        help="continue an interrupted run of the same command after the last whole line of --output",
     )
-    existing.add_argument("--overwrite", action="store_true", help="replace an existing --output")
+    existing.add_argument("--overwrite", action="store_true", help="replace an existing --output file")
     add(
         "--in-flight",
         type=_count,
         default=DEFAULT_IN_FLIGHT,
         metavar="N",
-        help="the most calls at a time; while the server is overloaded, fewer (default %(default)s)",
+        help="maximum number of calls in flight; fewer while the server is overloaded (default: %(default)s)",
     )
     add(
         "--give-up-seconds",
         type=_seconds,
         metavar="SECONDS",
-        help="stop after this time without any answer from the server (default "
-        f"{DEFAULT_GIVE_UP_SECONDS:g}; {_TEXT_SECONDS:g} where a TEXT is given)",
+        help="stop if the server has not answered any call for this time (default: "
+        f"{DEFAULT_GIVE_UP_SECONDS:g}; with a TEXT: {_TEXT_SECONDS:g})",
     )
-    add("--model", default="", help="the model's name (default: the server's first)")
-    add("--stream", action="store_true", help="print the pieces of an answer as they are decoded")
+    add("--model", default="", help="name of the model (default: the server's first)")
+    add("--stream", action="store_true", help="print each piece of an answer as soon as it is decoded")
     add(
-        "--json", action="store_true", help="print everything that the server answers, one JSON object a line"
+        "--json",
+        action="store_true",
+        help="print whole answers, each as a line of JSON; with --stream, every piece, too",
     )
     add(
         "--attention",
         type=Path,
         metavar="FILE",
-        help="also write the alignment of a TEXT: as a heatmap (.png) or as numbers (.json)",
+        help="also write the alignment of a TEXT to FILE, as a heatmap (.png) or as numbers (.json)",
     )
-    for name, (type_, metavar, text) in _OPTIONS.items():
-        flag = f"--{name.replace('_', '-')}"
-        if type_ is bool:
-            add(flag, action="store_true", help=text)
+    for name, flag in _FLAGS.items():
+        option = OPTIONS[name]
+        text = re.sub(r"`(\w+)`", lambda match: _FLAGS[match[1]], option.help)
+        text += " (needs --json)" * (name in _ONLY_IN_JSON)
+        if option.is_switch:
+            add(flag, action="store_const", const=option.read(True), help=text)
         else:
-            add(flag, type=type_, metavar=metavar, help=text)
+            add(flag, type=partial(_given, option), metavar=option.form.metavar, help=text)
+
+
+def _given(option: Option, text: str) -> GenerateOptions:
+    try:
+        return option.read(text, is_text=True)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"it is {text!r}, and {error}") from error
 
 
 def _seconds(text: str) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +11,9 @@ import grpc
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status  # type: ignore[import-untyped]
 
-_UNHEALTHY = "backend unhealthy"  # gRPC's words for a server whose health check says NOT_SERVING
+_UNHEALTHY = "backend unhealthy"  # what gRPC reports if the health check answers NOT_SERVING
 _REQUEST_ID = "x-request-id"
-_BLANK_SOURCE = "BLANK_SOURCE"  # the server's reason
+_BLANK_SOURCE = "BLANK_SOURCE"  # the reason in the server's ErrorInfo
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,11 @@ class ClientError(Exception):
 
     Attributes:
         code: The name of the gRPC status, for example `INVALID_ARGUMENT`.
-        message: The server's own text, or why no server was reached.
-        reason: The server's name for the error, for programs to compare; empty where it sent none.
+        message: The server's message, or why the client could not reach a server.
+        reason: The server's name for the error, for programs to compare; empty if the server sent none.
         field_violations: The fields of the request that the server refused.
-        retry_after_seconds: How long an overloaded server asks callers to wait; None where it did not ask.
-        request_id: The id of the call in the server's log; empty where no server was reached.
+        retry_after_seconds: How long an overloaded server asks the caller to wait; None if it does not ask.
+        request_id: The id of the call in the server's log; empty if the client could not reach a server.
     """
 
     def __init__(
@@ -65,9 +67,9 @@ class ClientError(Exception):
 
     @property
     def is_about_the_text(self) -> bool:
-        """Whether the server refused this text, and not an option that all texts have in common.
+        """Whether the server refused this text, and not an option that all texts share.
 
-        The field `options` as a whole stands for an answer that would be too long, as of a very long text.
+        The server names the field `options` as a whole if the answer would be too long.
         """
         return self.code == "INVALID_ARGUMENT" and all(
             violation.field == "options" or violation.field.startswith("sources")
@@ -76,12 +78,12 @@ class ClientError(Exception):
 
     @property
     def is_blank_source(self) -> bool:
-        """Whether the server saw nothing to translate: white space and invisible characters only."""
+        """Whether the text has only white space and invisible characters."""
         return self.reason == _BLANK_SOURCE
 
     @classmethod
     def from_value_error(cls, error: ValueError) -> ClientError:
-        """Returns the error of a text that cannot be sent."""
+        """Returns the error for a text that the client cannot send."""
         message = str(error)
         if isinstance(error, UnicodeEncodeError):
             message = f"not valid UTF-8 at character {error.start + 1}"
@@ -89,9 +91,9 @@ class ClientError(Exception):
 
     @classmethod
     def from_rpc(cls, error: grpc.RpcError, address: str) -> ClientError:
-        """Returns gRPC's error as one of ours, with the details that the server put into its trailers."""
+        """Returns gRPC's error as a `ClientError`, with the details from the server's trailers."""
         code, message = error.code(), error.details() or ""
-        call: Any = error  # gRPC's own errors are calls too, which its types do not say
+        call: Any = error  # gRPC's errors are also calls, but its types do not declare it
         trailers = dict(call.trailing_metadata() or ())
         request_id = str(trailers.get(_REQUEST_ID, ""))
         if code is grpc.StatusCode.UNAVAILABLE and not request_id:
@@ -100,7 +102,9 @@ class ClientError(Exception):
         retry_after_seconds, reason = None, ""
         try:
             status = rpc_status.from_call(error)
-        except ValueError:  # the server's details and gRPC's own end crossed, as at a deadline
+        except (
+            ValueError
+        ):  # gRPC ended the call, for example at its deadline, as the server's details came in
             status = None
         for detail in status.details if status is not None else ():
             if detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
@@ -124,17 +128,28 @@ class ClientError(Exception):
         )
 
 
+@contextmanager
+def client_errors(address: str) -> Iterator[None]:
+    """Raises `ClientError` for the errors of gRPC, of calls to `address`."""
+    try:
+        yield
+    except grpc.FutureCancelledError:
+        raise ClientError("CANCELLED", "the caller cancelled") from None
+    except grpc.RpcError as error:
+        raise ClientError.from_rpc(error, address) from error
+
+
 def _unreached(address: str, message: str) -> str:
     if _UNHEALTHY in message:
         return (
-            f"no server serves now at {address}: its health check says that it is starting or stopping, has "
+            f"no server is ready at {address}: its health check reports that it is starting or stopping, has "
             "no model, or fails"
         )
     hint = ""
     if ":" not in address:
-        hint = f"; give a port, as in {address}:50051: without one, gRPC takes 443"
+        hint = f"; the address has no port, so gRPC uses 443: try {address}:50051"
     elif "Socket closed" in message:
-        hint = "; a server with TLS closes a connection without it: is that so?"
+        hint = "; a server with TLS closes connections without it: try --tls, or Client(tls=Tls())"
     elif "%5B::1%5D" in message and address.startswith("localhost:"):
-        hint = f"; where it listens on IPv4 only, ask 127.0.0.1{address.removeprefix('localhost')}"
+        hint = f"; if the server listens on IPv4 only, try 127.0.0.1{address.removeprefix('localhost')}"
     return f"no server answers at {address} ({message}){hint}"

@@ -1,4 +1,4 @@
-"""Reads texts from a file and writes answers to a file, a line each; can continue an interrupted output."""
+"""Reads texts from a file and writes answers to a file, a line each, and continues an interrupted output."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from client.output import valid_unicode
+from seq2seq_serve.client.output import valid_unicode
 
 STANDARD = Path("-")
 COMPRESSED = ".gz"
 
 
 class WrongOutput(Exception):
-    """The file to continue is not the output of the given input."""
+    """The output file to continue does not belong to the given input."""
 
 
 @contextmanager
 def open_input(path: Path) -> Iterator[Iterator[str]]:
-    """Yields the lines of a file, each as soon as it is there; bytes that are not UTF-8 become surrogates.
+    """Yields an iterator over the lines of a file or pipe; bytes that are not UTF-8 become surrogates.
 
     Raises:
         OSError: The file cannot be read.
     """
-    # Standard input gets an object of its own, since a thread that waits for a line would lock `sys.stdin`.
+    # Not `sys.stdin`: a thread that waits for a line would hold its lock.
     is_standard = path == STANDARD
     source = sys.stdin.fileno() if is_standard else path
     stream = io.BufferedReader(io.FileIO(source, closefd=not is_standard))
     try:
         yield _lines(stream, path)
     finally:
-        if path.is_file():  # to close a pipe would wait for a thread that reads it
+        if path.is_file():  # closing a pipe would wait for a thread that reads from it
             stream.close()
 
 
@@ -47,14 +47,16 @@ def _lines(stream: BinaryIO, path: Path) -> Iterator[str]:
     try:
         for number, line in enumerate(lines):
             if not number and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                raise OSError(None, "it is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`", str(path))
+                raise OSError(
+                    None, "the file is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`", str(path)
+                )
             yield line.rstrip(b"\r\n").decode("utf-8" if number else "utf-8-sig", "surrogateescape")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise OSError(None, str(error), str(path)) from error
 
 
 def count_lines(path: Path) -> int | None:
-    """Returns the number of lines of a file; None for a pipe or a compressed file."""
+    """Returns the number of lines in a file; None for a pipe or a compressed file."""
     if not path.is_file() or path.suffix == COMPRESSED:
         return None
     num_lines, chunk = 0, b"\n"
@@ -67,7 +69,7 @@ def count_lines(path: Path) -> int | None:
 
 @contextmanager
 def open_output(path: Path, *, resume: bool, overwrite: bool) -> Iterator[BinaryIO]:
-    """Opens the file for answers, or a pipe or device; when a file is closed, they are on the disk.
+    """Opens the file, pipe or device for the answers. On closing a file, they are written to the disk.
 
     Raises:
         FileExistsError: The file exists, and neither `resume` nor `overwrite` is set.
@@ -83,12 +85,12 @@ def open_output(path: Path, *, resume: bool, overwrite: bool) -> Iterator[Binary
 
 
 def skip_answered(texts: Iterator[str], output: BinaryIO, lines_each: int, *, as_json: bool) -> int:
-    """Skip the texts that `output` answers already, and cut off an incomplete answer at its end.
+    """Skips the texts that `output` already answers, and cuts off an incomplete answer at its end.
 
     Args:
         texts: The texts of the input; advanced to the first without an answer.
         output: The file of answers, at its beginning; left at the end of its last whole answer.
-        lines_each: How many lines an answer has.
+        lines_each: The number of lines of an answer.
         as_json: Whether answers are JSON.
 
     Returns:
@@ -101,7 +103,7 @@ def skip_answered(texts: Iterator[str], output: BinaryIO, lines_each: int, *, as
     while (lines := [output.readline() for _ in range(lines_each)])[-1].endswith(b"\n"):
         text = next(texts, None)
         if text is None:
-            raise WrongOutput(f"it answers more than the {num_answered} lines of the input")
+            raise WrongOutput(f"it has more answers than the input has lines ({num_answered})")
         if not (_is_json_of(lines[0], text) if as_json else text.strip() or not b"".join(lines).strip()):
             raise WrongOutput(f"it does not answer line {num_answered + 1} of the input")
         num_answered += 1

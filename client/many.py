@@ -1,6 +1,6 @@
-"""Decides for both clients' `translate_many` when each text is sent, which are sent again, and when to stop.
+"""Schedules the calls of `translate_many`, for both clients: when to send, to retry, and to give up.
 
-Pure: it handles requests, answers, errors and times, and does not know the connection.
+It only handles calls, answers, errors and times. The clients send the calls.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from client.errors import ClientError
-from client.wire import TextOrIds
-from protos.seq2seq_v1_pb2 import GenerateRequest, GenerateResponse
+from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.client.rpcs import Rpc
+from seq2seq_serve.client.wire import TextOrIds
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 
 DEFAULT_IN_FLIGHT = 64
 DEFAULT_GIVE_UP_SECONDS = 300.0
@@ -24,17 +25,17 @@ DEFAULT_GIVE_UP_SECONDS = 300.0
 _MAX_TRIES = 3
 _MAX_FAILED_IN_A_ROW = 5
 _LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.2, 5.0
-# With these, other texts or later calls would fail, too.
+# After one of these, every other text would fail, too.
 STOPPING_CODES = ("UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND", "UNIMPLEMENTED")
 
 _log = logging.getLogger(__name__)
 
 
 def check_texts(texts: object) -> None:
-    """Refuse a single text, whose letters would be translated one by one.
+    """Refuses a single text, because its letters would be translated one by one.
 
     Raises:
-        TypeError: It is a text or bytes.
+        TypeError: `texts` is a text or bytes.
     """
     if isinstance(texts, str | bytes):
         raise TypeError(
@@ -48,8 +49,8 @@ class Translated:
 
     Attributes:
         source: The text, or the token ids, as given.
-        answer: Without hypotheses where the text was blank or failed.
-        error: Why the text failed; None where it did not.
+        answer: The whole answer; without hypotheses if the text was blank or failed.
+        error: The error, if the text failed.
     """
 
     source: TextOrIds
@@ -58,7 +59,7 @@ class Translated:
 
     @property
     def text(self) -> str:
-        """The best target; of a blank text it is empty.
+        """The best target; empty for a blank text.
 
         Raises:
             ClientError: The text failed.
@@ -73,15 +74,16 @@ class Call:
     """One text between being read and being yielded. Owned by the dispatcher.
 
     Attributes:
-        number: Place among the texts.
-        request: None where there is nothing to send.
-        ticket: Place among all sent calls, by the last time that it was sent.
-        num_failures: How often it failed with an error that this text may have caused.
+        number: Position among the texts.
+        rpc: The call to send; None for a blank text or one that cannot be sent.
+        ticket: Position among all sent calls, counted at the last time that this one was sent.
+        num_failures: The number of failures that this text may have caused.
+        result: Is set when the text is done.
     """
 
     number: int
     source: TextOrIds
-    request: GenerateRequest | None = None
+    rpc: Rpc[GenerateResponse] | None = None
     ticket: int = 0
     num_failures: int = 0
     result: Translated | None = None
@@ -91,37 +93,38 @@ class Call:
 class Dispatcher:
     """Schedules the calls of one `translate_many`. Owned by the thread or task that runs it.
 
-    Results come in the order of the texts. A call that an overloaded server pushes back is sent again after
-    the time that the server named. The limit of calls in flight is then halved, and grows by one with each
-    round of answers. A call that does not reach a server, or ends with an error that may pass, is sent again
-    after a pause, which doubles each time; until an answer comes, one call at a time is sent.
+    Results come in the order of the texts. If an overloaded server pushes a call back, the dispatcher sends
+    it again after the time that the server asks for, halves the limit of calls in flight, and then raises it
+    by one with each round of answers. If a call does not reach a server, or ends with an error that may pass,
+    the dispatcher sends it again after a pause, which doubles each time. Until an answer arrives, it sends
+    one call at a time.
 
     Attributes:
-        make_request: Builds the request of a source; where it raises ValueError, that text fails.
-        in_flight: The most calls at a time.
-        give_up_seconds: How long the server may fail to answer any call.
-        error: The reason to stop before all texts are done, to be raised when `is_over`.
+        prepare: Prepares the RPC of a source; if it raises ValueError, that text fails.
+        in_flight: The maximum number of calls in flight.
+        give_up_seconds: How long to go on while the server answers no call.
+        error: Why the work stopped before the last text; the client raises it when `is_over`.
     """
 
-    make_request: Callable[[TextOrIds], GenerateRequest]
+    prepare: Callable[[TextOrIds], Rpc[GenerateResponse]]
     in_flight: int
     give_up_seconds: float
     clock: Callable[[], float] = time.monotonic
     chance: Callable[[], float] = random.random
     error: Exception | None = None
-    _calls: deque[Call] = field(default_factory=deque)  # read and not yielded, in order
+    _calls: deque[Call] = field(default_factory=deque)  # read and not yet yielded, in order
     _waiting: list[tuple[int, Call]] = field(default_factory=list)  # a heap: the earliest text first
     _num_read: int = 0
     _is_read: bool = False
     _read_error: Exception | None = None
     _num_in_flight: int = 0
     _num_sent: int = 0
-    _limit: float = 0.0  # of calls in flight, now
-    _last_cut: int = 0  # calls with a later ticket were sent after the last trouble was known
+    _limit: float = 0.0  # the present limit of calls in flight
+    _last_cut: int = 0  # the last ticket at the time of the last trouble
     _resume_at: float = 0.0
     _failing_since: float | None = None
     _num_troubles: int = 0  # rounds without an answer
-    _num_failed: int = 0  # texts since the last answer
+    _num_failed: int = 0  # failed texts since the last answer
 
     def __post_init__(self) -> None:
         if self.in_flight < 1:
@@ -131,16 +134,16 @@ class Dispatcher:
 
     @property
     def max_held(self) -> int:
-        """The most texts that may be read and not yielded yet: a slow one does not hold up all others."""
+        """The maximum number of texts that are read and not yet yielded, so that a slow one delays few."""
         return 4 * self.in_flight + 16
 
     @property
     def is_over(self) -> bool:
-        """Whether all texts have been yielded, or none will be any more."""
+        """Whether no more texts will be yielded."""
         return self.error is not None or (self._is_read and not self._calls)
 
     def add(self, source: TextOrIds) -> None:
-        """Add the next text; one of another type ends the texts."""
+        """Adds the next text. A value of another type ends the texts."""
         if self._read_error is not None:
             return
         call = Call(self._num_read, source)
@@ -150,7 +153,7 @@ class Dispatcher:
             call.result = Translated(source, GenerateResponse())
             return
         try:
-            call.request = self.make_request(source)
+            call.rpc = self.prepare(source)
         except ValueError as error:
             self._fail(call, ClientError.from_value_error(error))
         except TypeError as error:
@@ -160,12 +163,12 @@ class Dispatcher:
             heapq.heappush(self._waiting, (call.number, call))
 
     def finish(self, error: Exception | None = None) -> None:
-        """Record the end of the texts; the error that ended them, if any, is raised after their results."""
+        """Records the end of the texts. The error that ended them, if any, is raised after their results."""
         self._is_read = True
         self._read_error = self._read_error or error
 
     def next_call(self) -> Call | None:
-        """The call to send now, if any."""
+        """Returns the call to send now, if there is one."""
         if not self._may_send or self.clock() < self._resume_at:
             return None
         _, call = heapq.heappop(self._waiting)
@@ -175,11 +178,11 @@ class Dispatcher:
         return call
 
     def seconds_to_wait(self) -> float | None:
-        """How long to wait for an event before there is a call to send; None waits for an event only."""
+        """Returns the time until the next call may be sent; None if only an event can change that."""
         return max(0.0, self._resume_at - self.clock()) if self._may_send else None
 
     def end(self, call: Call, outcome: GenerateResponse | Exception) -> None:
-        """Record the answer to a call, or its error."""
+        """Records the answer to a call, or its error."""
         self._num_in_flight -= 1
         if isinstance(outcome, ClientError) and outcome.is_blank_source:
             outcome = GenerateResponse()
@@ -197,10 +200,10 @@ class Dispatcher:
             self._record_trouble(call, outcome)
 
     def results(self) -> Iterator[Translated]:
-        """The results that are due.
+        """Yields the results that are due.
 
-        A failure that the server may have caused is held back until another text is answered. Where the work
-        stops because of it instead, it is never yielded: its text counts as not done.
+        A failure that the server may have caused is held back until the server answers another text. If the
+        work stops first, the failure is never yielded, and its text counts as not done.
         """
         while self._calls and (result := self._calls[0].result) is not None:
             is_doubtful = result.error is not None and not result.error.is_about_the_text
@@ -229,7 +232,7 @@ class Dispatcher:
     def _record_trouble(self, call: Call, error: ClientError) -> None:
         now = self.clock()
         pushback = error.retry_after_seconds
-        if pushback is not None:  # jitter: other callers got the same time
+        if pushback is not None:  # with jitter, because other callers got the same time
             self._resume_at = max(self._resume_at, now + pushback * (1 + self.chance() / 10))
         if call.ticket > self._last_cut:
             self._last_cut = self._num_sent

@@ -1,4 +1,4 @@
-"""Turns answers and errors into JSON and lines of text."""
+"""Formats answers and errors as JSON and as lines of text."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from client.errors import ClientError
-from protos.seq2seq_v1_pb2 import Attention
+from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Attention
 
 _LINE_BREAKS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 
 
 def to_json(content: dict[str, Any]) -> str:
-    """Returns one line of JSON, with the characters of every alphabet as they are."""
+    """Returns one line of JSON; characters of every alphabet stay as they are."""
     return json.dumps(content, ensure_ascii=False)
 
 
 def message_dict(message: Message) -> dict[str, Any]:
-    """Returns a message as a dict by field names, with zeros and without unset optional fields.
+    """Returns a message as a dict by field name; zeros are in it, unset optional fields are not.
 
-    protobuf's own JSON writes 64-bit integers, such as token ids, as strings.
+    protobuf's own JSON format writes 64-bit integers, such as token ids, as strings.
     """
     content: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
@@ -53,7 +53,7 @@ def error_dict(error: ClientError) -> dict[str, Any]:
 
 
 def attention_dict(attention: Attention) -> dict[str, Any]:
-    """Returns an alignment with a row of weights for each target token."""
+    """Returns an alignment as a dict; its weights have a row for each target token."""
     width = len(attention.source_tokens)
     weights = [round(weight, 6) for weight in attention.weights]
     return {
@@ -64,12 +64,12 @@ def attention_dict(attention: Attention) -> dict[str, Any]:
 
 
 def one_line(text: str) -> str:
-    """Returns `text` with spaces for its line breaks: line n of the output answers line n of the input."""
+    """Returns `text` with spaces in place of line breaks, so that it takes one line of the output."""
     return text.translate(_LINE_BREAKS)
 
 
 def valid_unicode(text: str) -> str:
-    """Returns `text` with a replacement character for each byte that is not UTF-8 (a surrogate in `text`)."""
+    """Returns `text` with replacement characters in place of surrogates, which stand for invalid UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

@@ -1,4 +1,4 @@
-"""Shows the progress of the work on one line of a terminal."""
+"""Shows the progress of a command on one line of a terminal."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _CLEAR = "\r\x1b[K"
 
 
 class Progress:
-    """Writes a progress line, which is rewritten in place, and messages above it. Owned by the command.
+    """Rewrites a progress line in place, and writes messages above it. Owned by the command.
 
     Args:
-        stream: Where both are written.
-        is_shown: Whether to write the progress line: `stream` is a terminal that shows nothing else.
-        num_lines: Lines of the whole work; None where that is unknown.
-        num_skipped: How many of these an earlier command did.
+        stream: Gets the progress line and the messages.
+        is_shown: Whether to write the progress line: `stream` must be a terminal that shows nothing else.
+        num_lines: Lines to translate; None if the number is unknown.
+        num_skipped: Lines that an earlier command has translated.
     """
 
     def __init__(
@@ -38,15 +38,15 @@ class Progress:
         self._line = ""
 
     def write(self, message: str) -> None:
-        """Write a message above the progress line. Named as the method of a stream, for logging."""
+        """Writes a message above the progress line. `logging` calls this method like that of a stream."""
         self._stream.write((_CLEAR if self._line else "") + message + self._line)
 
     def flush(self) -> None:
-        """Flush the stream."""
+        """Flushes the stream."""
         self._stream.flush()
 
     def show(self, num_done: int, num_failed: int) -> None:
-        """Rewrite the progress line, at most five times a second."""
+        """Rewrites the progress line, at most five times a second."""
         if self._is_shown and self._clock() - self._shown >= _INTERVAL_SECONDS:
             self._shown = self._clock()
             self._line = self._text(num_done, num_failed)
@@ -54,7 +54,7 @@ class Progress:
             self.flush()
 
     def close(self, num_done: int, num_failed: int) -> None:
-        """Write the final numbers, and end the line."""
+        """Writes the final numbers and ends the line."""
         if self._is_shown:
             self._line = self._text(num_done, num_failed) + "\n"
             self.write("")

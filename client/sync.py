@@ -1,99 +1,118 @@
-"""The client for ordinary code: every call blocks until its answer."""
+"""The client for programs without asyncio: every call blocks until its answer arrives."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from types import ModuleType, TracebackType
+from typing import ClassVar, Concatenate, Generic, ParamSpec, Self
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
-from client.errors import ClientError
-from client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT, Call, Dispatcher, Translated, check_texts
-from client.wire import (
-    CHANNEL_OPTIONS,
-    DEFAULT_ADDRESS,
-    DEFAULT_TIMEOUT_SECONDS,
-    DIRECT_OPTIONS,
-    ChannelOptions,
-    Defaults,
-    TextOrIds,
-    Tls,
-    generate_request,
-    score_request,
+from seq2seq_serve.client import rpcs
+from seq2seq_serve.client.errors import ClientError, client_errors
+from seq2seq_serve.client.many import (
+    DEFAULT_GIVE_UP_SECONDS,
+    DEFAULT_IN_FLIGHT,
+    Call,
+    Dispatcher,
+    Translated,
+    check_texts,
 )
-from protos.seq2seq_v1_pb2 import (
-    GenerateOptions,
-    GenerateRequest,
-    GenerateResponse,
-    GenerateStreamResponse,
-    GetModelRequest,
-    ListModelsRequest,
-    ListVersionsRequest,
-    LoadModelRequest,
-    Model,
-    ScoreResponse,
-    UnloadModelRequest,
-    Version,
-)
-from protos.seq2seq_v1_pb2_grpc import RepositoryStub, Seq2SeqStub
+from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, documented
+from seq2seq_serve.client.wire import TextOrIds
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
+
+Arguments = ParamSpec("Arguments")
 
 
-class Client:
-    """A connection to a server, for any number of threads; used as a context manager, or closed.
+class Pending(Generic[Answer]):
+    """A call in flight, as `Client.submit` returns it."""
 
-    Every method raises `ClientError` where the call fails, and `ValueError` for a text that cannot be sent.
+    def __init__(self, rpc: Rpc[Answer], address: str) -> None:
+        self._call = rpc.method.future(rpc.request, **rpc.settings)
+        self._read = rpc.read
+        self._address = address
+
+    def result(self) -> Answer:
+        """Waits for the answer and returns it."""
+        with client_errors(self._address):
+            return self._read(self._call.result())
+
+    def outcome(self) -> Answer | ClientError:
+        """Waits, and returns the answer or the error."""
+        try:
+            return self.result()
+        except ClientError as error:
+            return error
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Registers a callback, which a thread of gRPC calls when the call has ended."""
+        self._call.add_done_callback(lambda _: callback())
+
+    def cancel(self) -> None:
+        """Cancels the call; the server frees its slot."""
+        self._call.cancel()
+
+
+def _blocking(
+    prepare: Callable[Concatenate[Connection, Arguments], Rpc[Answer]],
+) -> Callable[Concatenate[Client, Arguments], Answer]:
+    """Makes the method of `Client` that sends an RPC and waits for its answer."""
+
+    def method(client: Client, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+        return Pending(prepare(client, *args, **kwargs), client.address).result()
+
+    return documented(method, prepare)
+
+
+def _streaming(
+    prepare: Callable[Concatenate[Connection, Arguments], Rpc[Answer]],
+) -> Callable[Concatenate[Client, Arguments], Iterator[Answer]]:
+    """Makes the method of `Client` that sends an RPC and yields its answers."""
+
+    def method(client: Client, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Iterator[Answer]:
+        rpc = prepare(client, *args, **kwargs)
+        call = rpc.method(rpc.request, **rpc.settings)
+        try:
+            with client_errors(client.address):
+                yield from map(rpc.read, call)
+        finally:
+            call.cancel()
+
+    return documented(method, prepare, "Iterator[{}]")
+
+
+class Client(Connection):
+    """A connection to a server, for any number of threads. Use it as a context manager, or close it.
+
+    Every method raises `ClientError` if the call fails, and `ValueError` for a text that cannot be sent.
 
     Args:
         address: `host:port`.
-        timeout_seconds: Deadline of a call that names none; None waits for ever.
+        timeout_seconds: Deadline of a call that sets none; None waits for ever.
         tls: Files for an encrypted connection; None does not encrypt.
-        token: Identifies the caller to a server that requires it.
+        token: Identifies the caller to a server that requires it. Without TLS it is sent in the clear.
 
     Raises:
         OSError: A file of `tls` cannot be read.
     """
 
-    def __init__(
-        self,
-        address: str = DEFAULT_ADDRESS,
-        *,
-        timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
-        tls: Tls | None = None,
-        token: str = "",
-    ) -> None:
-        self.address = address
-        self._defaults = Defaults(timeout_seconds, token)
-        self._channel = _channel(address, tls, CHANNEL_OPTIONS)
-        self._direct = _channel(address, tls, DIRECT_OPTIONS)
-        self._stub: Any = Seq2SeqStub(self._channel)  # type: ignore[no-untyped-call]
-        self._direct_stub: Any = Seq2SeqStub(self._direct)  # type: ignore[no-untyped-call]
-        self._repository: Any = RepositoryStub(self._direct)  # type: ignore[no-untyped-call]
-        self._health: Any = health_pb2_grpc.HealthStub(self._direct)
+    _grpc: ClassVar[ModuleType] = grpc
 
-    def translate(self, text: str, *, model: str = "", options: GenerateOptions | None = None) -> str:
-        """Returns the best target of one source, as text."""
-        return self.generate(text, model=model, options=options).hypotheses[0].text
-
-    def generate(
-        self,
-        source: TextOrIds,
-        *,
-        model: str = "",
-        options: GenerateOptions | None = None,
-        timeout_seconds: float | None = None,
-        request_id: str = "",
-    ) -> GenerateResponse:
-        """Returns the whole answer to one source, a text or its token ids."""
-        pending = self.submit(
-            source, model=model, options=options, timeout_seconds=timeout_seconds, request_id=request_id
-        )
-        return pending.result()
+    translate = _blocking(rpcs.translate)
+    generate = _blocking(rpcs.generate)
+    stream = _streaming(rpcs.stream)
+    score = _blocking(rpcs.score)
+    models = _blocking(rpcs.models)
+    model = _blocking(rpcs.model)
+    versions = _blocking(rpcs.versions)
+    load = _blocking(rpcs.load)
+    unload = _blocking(rpcs.unload)
+    health = _blocking(rpcs.health)
 
     def submit(
         self,
@@ -103,9 +122,12 @@ class Client:
         options: GenerateOptions | None = None,
         timeout_seconds: float | None = None,
         request_id: str = "",
-    ) -> Pending:
-        """Like `generate`, without waiting. For many texts there is `translate_many`."""
-        return self._submit(generate_request(source, model, options), timeout_seconds, request_id)
+    ) -> Pending[GenerateResponse]:
+        """Sends what `generate` sends, and does not wait. For many texts there is `translate_many`."""
+        rpc = rpcs.generate(
+            self, source, model=model, options=options, timeout_seconds=timeout_seconds, request_id=request_id
+        )
+        return Pending(rpc, self.address)
 
     def translate_many(
         self,
@@ -117,29 +139,28 @@ class Client:
         give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS,
         timeout_seconds: float | None = None,
     ) -> Iterator[Translated]:
-        """Yields the targets of many texts, in their order, each as soon as it and all before it are done.
+        """Yields the targets of many texts in order, each as soon as it and all before it are done.
 
-        Where a single text fails, its result has the error, and the others go on; a blank text has an empty
-        target. A call that an overloaded server refuses is sent again after the time that it named, with
-        fewer in flight. A server that restarts is waited for.
+        If one text fails, its result has the error, and the client goes on with the others. A blank text has
+        an empty target. If an overloaded server refuses a call, the client sends it again after the time that
+        the server asks for, with fewer calls in flight. If the server restarts, the client waits for it.
 
         Args:
-            texts: Read by a thread of its own, some hundred texts ahead at most: may be endless or slow.
-            model: As for `generate`.
+            texts: May be endless or slow: a thread reads them, at most some hundred texts ahead.
+            model: The model's name; empty means the server's first model.
             options: The options of every text.
-            in_flight: The most calls at a time.
-            give_up_seconds: How long the server may fail to answer any call.
+            in_flight: The maximum number of calls in flight.
+            give_up_seconds: How long to go on while the server answers no call.
             timeout_seconds: Deadline of each call.
 
         Raises:
-            ClientError: The server did not answer for that long, refuses all calls (as without a token), or
-                failed several texts in a row. The results so far have been yielded.
+            ClientError: The server did not answer for `give_up_seconds`, refuses all calls (for example for
+                a missing token), or failed several texts in a row. The results so far have been yielded.
             TypeError: `texts` is a single text, or one of them is neither a text nor token ids.
         """
         check_texts(texts)
-        dispatcher = Dispatcher(
-            partial(generate_request, model=model, options=options), in_flight, give_up_seconds
-        )
+        prepare = partial(rpcs.generate, self, model=model, options=options, timeout_seconds=timeout_seconds)
+        dispatcher = Dispatcher(prepare, in_flight, give_up_seconds)
         events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         room, has_left = threading.Semaphore(dispatcher.max_held), threading.Event()
 
@@ -153,20 +174,20 @@ class Client:
             except Exception as error:
                 events.put(partial(dispatcher.finish, error))
 
-        under_way: set[Pending] = set()
+        in_flight_now: set[Pending[GenerateResponse]] = set()
 
-        def end(call: Call, pending: Pending) -> None:
-            under_way.remove(pending)
+        def end(call: Call, pending: Pending[GenerateResponse]) -> None:
+            in_flight_now.remove(pending)
             dispatcher.end(call, pending.outcome())
 
-        # A daemon, so that Ctrl-C ends a program that waits for a line to be typed.
+        # A daemon thread, so that Ctrl-C ends a program that waits for input.
         threading.Thread(target=read, daemon=True).start()
         try:
             while not dispatcher.is_over:
                 while (call := dispatcher.next_call()) is not None:
-                    assert call.request is not None
-                    pending = self._submit(call.request, timeout_seconds)
-                    under_way.add(pending)
+                    assert call.rpc is not None
+                    pending = Pending(call.rpc, self.address)
+                    in_flight_now.add(pending)
                     pending.when_done(partial(events.put, partial(end, call, pending)))
                 with suppress(queue.Empty):
                     events.get(timeout=dispatcher.seconds_to_wait())()
@@ -176,102 +197,15 @@ class Client:
         finally:
             has_left.set()
             room.release()
-            for pending in under_way:
+            for pending in in_flight_now:
                 pending.cancel()
         if dispatcher.error is not None:
             raise dispatcher.error
 
-    def _submit(
-        self, request: GenerateRequest, timeout_seconds: float | None, request_id: str = ""
-    ) -> Pending:
-        options = self._defaults.options(timeout_seconds, request_id)
-        return Pending(self._stub.Generate.future(request, **options), self.address)
-
-    def stream(
-        self,
-        source: TextOrIds,
-        *,
-        model: str = "",
-        options: GenerateOptions | None = None,
-        timeout_seconds: float | None = None,
-        request_id: str = "",
-    ) -> Iterator[GenerateStreamResponse]:
-        """Yields pieces as they are decoded, then the whole answer; leaving the loop cancels the call."""
-        call = self._stub.GenerateStream(
-            generate_request(source, model, options),
-            **self._defaults.options(timeout_seconds, request_id),
-        )
-        try:
-            with _client_errors(self.address):
-                yield from call
-        finally:
-            call.cancel()
-
-    def score(
-        self,
-        source: TextOrIds,
-        target: TextOrIds,
-        *,
-        model: str = "",
-        timeout_seconds: float | None = None,
-        request_id: str = "",
-    ) -> ScoreResponse:
-        """Returns the log-probabilities of a given target, a text or its token ids."""
-        with _client_errors(self.address):
-            answer: ScoreResponse = self._stub.Score(
-                score_request(source, target, model),
-                **self._defaults.options(timeout_seconds, request_id),
-            )
-        return answer
-
-    def models(self) -> list[Model]:
-        """Returns the models that the server serves, the default one first."""
-        with _client_errors(self.address):
-            answer = self._direct_stub.ListModels(ListModelsRequest(), **self._defaults.options())
-        return list(answer.models)
-
-    def model(self, name: str = "") -> Model:
-        """Returns one served model; the empty name means the default one."""
-        with _client_errors(self.address):
-            answer = self._direct_stub.GetModel(GetModelRequest(model=name), **self._defaults.options())
-        served: Model = answer.model
-        return served
-
-    def versions(self, model: str = "") -> list[Version]:
-        """Returns every version on the server's disk, of all models or of one, and whether it is served."""
-        with _client_errors(self.address):
-            answer = self._repository.ListVersions(
-                ListVersionsRequest(model=model), **self._defaults.options()
-            )
-        return list(answer.versions)
-
-    def load(self, model: str, version: str = "", *, timeout_seconds: float | None = None) -> Model:
-        """Loads a version of a model, by default the newest, and waits until the server serves it."""
-        with _client_errors(self.address):
-            answer = self._repository.LoadModel(
-                LoadModelRequest(model=model, version=version), **self._defaults.options(timeout_seconds)
-            )
-        loaded: Model = answer.model
-        return loaded
-
-    def unload(self, model: str) -> None:
-        """Unloads a model: the server no longer serves it."""
-        with _client_errors(self.address):
-            self._repository.UnloadModel(UnloadModelRequest(model=model), **self._defaults.options())
-
-    def health(self, service: str = "") -> str:
-        """Returns `SERVING` or `NOT_SERVING` for the whole server, a service, or a model."""
-        with _client_errors(self.address):
-            answer = self._health.Check(
-                health_pb2.HealthCheckRequest(service=service), **self._defaults.options()
-            )
-        name: str = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-        return name
-
     def close(self) -> None:
-        """Closes the connection, and cancels every call that uses it."""
-        self._channel.close()
-        self._direct.close()
+        """Closes the connection and cancels its calls."""
+        for channel in self._channels:
+            channel.close()
 
     def __enter__(self) -> Self:
         return self
@@ -280,48 +214,3 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-class Pending:
-    """A call under way, as `Client.submit` returns it."""
-
-    def __init__(self, call: Any, address: str) -> None:
-        self._call = call
-        self._address = address
-
-    def result(self) -> GenerateResponse:
-        """Waits for the answer and returns it."""
-        with _client_errors(self._address):
-            answer: GenerateResponse = self._call.result()
-        return answer
-
-    def outcome(self) -> GenerateResponse | ClientError:
-        """Waits, and returns the answer or the error."""
-        try:
-            return self.result()
-        except ClientError as error:
-            return error
-
-    def when_done(self, callback: Callable[[], None]) -> None:
-        """Registers a callback, which a thread of gRPC calls when the answer or an error is there."""
-        self._call.add_done_callback(lambda _: callback())
-
-    def cancel(self) -> None:
-        """Cancels the call; the server frees its slot."""
-        self._call.cancel()
-
-
-def _channel(address: str, tls: Tls | None, options: ChannelOptions) -> grpc.Channel:
-    if tls is None:
-        return grpc.insecure_channel(address, options=options)
-    return grpc.secure_channel(address, tls.credentials(), options=options)
-
-
-@contextmanager
-def _client_errors(address: str) -> Iterator[None]:
-    try:
-        yield
-    except grpc.FutureCancelledError:
-        raise ClientError("CANCELLED", "the caller cancelled") from None
-    except grpc.RpcError as error:
-        raise ClientError.from_rpc(error, address) from error

@@ -1,9 +1,9 @@
-"""Translates texts and writes the answers in their order, a line for each text, or N with N hypotheses.
+"""Runs the command `translate`: writes a line for each text, in order, or N lines for N hypotheses.
 
-The lines of a blank text are blank. So are those of a text that fails: its error goes to stderr, and the
-others go on. The answer to a single TEXT keeps its own line breaks, and where it fails, nothing is written.
-Under --stream the pieces that came before a failure stay. Warnings go to stderr at the end, each once: that
-targets ended at their length limit, that sources were truncated.
+The lines of a blank text are blank, and so are those of a text that fails, whose error goes to stderr. The
+answer to a single TEXT keeps its line breaks; if it fails, nothing is written. With --stream, pieces before a
+failure stay. At the end, stderr gets one warning for targets that ended at their length limit, and one for
+truncated sources.
 """
 
 from __future__ import annotations
@@ -17,13 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from client.errors import ClientError
-from client.files import STANDARD, count_lines, open_input, open_output, skip_answered
-from client.many import STOPPING_CODES, Translated
-from client.output import attention_dict, error_dict, message_dict, one_line, to_json, valid_unicode
-from client.progress import Progress
-from client.sync import Client
-from protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse
+from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.client.files import STANDARD, count_lines, open_input, open_output, skip_answered
+from seq2seq_serve.client.many import STOPPING_CODES, Translated
+from seq2seq_serve.client.output import (
+    attention_dict,
+    error_dict,
+    message_dict,
+    one_line,
+    to_json,
+    valid_unicode,
+)
+from seq2seq_serve.client.progress import Progress
+from seq2seq_serve.client.sync import Client
+from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse
 
 
 @dataclass(frozen=True)
@@ -31,9 +38,9 @@ class Translation:
     """The settings of one command.
 
     Attributes:
-        texts: Given on the command line; where there are none, the lines of `input` are translated.
-        resume: Whether an existing `output` is continued.
-        overwrite: Whether an existing `output` is written anew.
+        texts: From the command line; if there are none, the lines of `input` are translated.
+        resume: Whether to continue an existing `output`.
+        overwrite: Whether to replace an existing `output`.
     """
 
     texts: tuple[str, ...]
@@ -51,21 +58,21 @@ class Translation:
 
     @property
     def lines_each(self) -> int:
-        """Lines that a text has in the output."""
+        """The number of lines of each text in the output."""
         return 1 if self.as_json else max(1, self.options.num_hypotheses)
 
     @property
     def has_one_text(self) -> bool:
-        """Whether the whole output is the answer to one text, so that its lines need no numbers."""
+        """Whether the whole output is the answer to one text, so that messages need no line number."""
         return len(self.texts) == 1
 
 
 def translate(client: Client, plan: Translation) -> int:
-    """Translate and write; returns the exit code.
+    """Translates the texts, writes the answers, and returns the exit code.
 
     Raises:
-        ClientError: No server answers, or the work stopped before all texts were done.
-        OSError: The input cannot be read, or a result cannot be written.
+        ClientError: No server answers, or the command stopped before the last text.
+        OSError: The input cannot be read, or the output cannot be written.
         WrongOutput: The output to continue belongs to another input.
     """
     _check_model(client, plan)
@@ -85,7 +92,7 @@ def translate(client: Client, plan: Translation) -> int:
             num_skipped=num_skipped,
         )
         logging.basicConfig(stream=progress, format="%(message)s", force=True)
-        logging.getLogger("client").setLevel(logging.INFO)
+        logging.getLogger("seq2seq_serve.client").setLevel(logging.INFO)
         answers = _Answers(plan, output, progress, num_skipped)
         stack.callback(answers.close)
         try:
@@ -93,19 +100,19 @@ def translate(client: Client, plan: Translation) -> int:
         except (ClientError, OSError, KeyboardInterrupt) as error:
             if plan.output != STANDARD:
                 error.add_note(
-                    f"{plan.output} answers the first {answers.num_done} lines: the same command with "
-                    "--resume goes on with the next"
+                    f"{plan.output} has the answers to the first {answers.num_done} lines: continue with the "
+                    "same command and --resume"
                 )
             raise
     return 1 if answers.num_failed else 0
 
 
 def _check_model(client: Client, plan: Translation) -> None:
-    """Report at once why no text can be translated, and not after `give_up_seconds`.
+    """Checks at once, and not after `give_up_seconds`, that the server can translate.
 
     Raises:
-        ClientError: No server answers, or it does not serve the model. A server that serves no model at all
-            may be loading them: where lines of an input are to be translated, that is only a warning.
+        ClientError: No server answers, or it does not serve the model. If the server has no model at all, it
+            may be loading one: for the lines of an input, that is only a warning.
     """
     try:
         client.model(plan.model)
@@ -118,7 +125,7 @@ def _check_model(client: Client, plan: Translation) -> None:
 
 @dataclass
 class _Warned:
-    """The texts that a warning is about. Owned by `_Answers`."""
+    """Counts the texts that a warning is about. Owned by `_Answers`."""
 
     first_number: int = 0
     num_texts: int = 0
@@ -141,7 +148,7 @@ class _Answers:
         self._num_left_out = 0  # tokens of truncated sources
 
     def take(self, client: Client, texts: Iterator[str]) -> None:
-        """Translate the texts and write their answers."""
+        """Translates the texts and writes their answers."""
         plan = self._plan
         if plan.stream:
             for text in texts:
@@ -160,7 +167,7 @@ class _Answers:
             self._write(result)
 
     def close(self) -> None:
-        """Write the last progress, and the warnings."""
+        """Writes the final progress and the warnings."""
         self._progress.close(self.num_done, self.num_failed)
         self._warn(
             self._at_limit,
@@ -197,7 +204,7 @@ class _Answers:
         self._progress.show(self.num_done, self.num_failed)
 
     def _stream(self, client: Client, text: str) -> None:
-        """Write pieces as they come; the last line ends with the whole answer."""
+        """Writes the pieces of an answer as they arrive, then the other hypotheses."""
         is_line_begun = False
         try:
             for event in client.stream(text, model=self._plan.model, options=self._plan.options):
@@ -247,13 +254,13 @@ class _Answers:
         path = self._plan.attention_file
         if path is None or not answer.hypotheses:
             return
-        attention = answer.hypotheses[0].attention
+        attention = attention_dict(answer.hypotheses[0].attention)
         if path.suffix == ".json":
-            path.write_text(to_json(attention_dict(attention)) + "\n", encoding="utf-8")
+            path.write_text(to_json(attention) + "\n", encoding="utf-8")
             return
-        from client.heatmap import save_heatmap  # matplotlib takes longer to import than to translate
+        from seq2seq_serve.drawing.heatmap import save_heatmap  # importing matplotlib takes long
 
-        save_heatmap(attention, path)
+        save_heatmap(attention["weights"], attention["target_tokens"], attention["source_tokens"], path)
 
     def _print(self, text: str, end: str = "\n") -> None:
         self._output.write(text + end)
@@ -264,5 +271,5 @@ def _length_advice(options: GenerateOptions) -> str:
     if options.HasField("max_new_tokens"):
         return "raise --max-new-tokens" + (" or --max-length-ratio" if options.max_length_ratio else "")
     if options.HasField("max_length_ratio") and not options.max_length_ratio:
-        return "the model makes no longer ones"
-    return "--max-length-ratio 0 lets it be as long as the model allows"
+        return "this is the model's own limit"
+    return "--max-length-ratio 0 allows targets up to the model's own limit"

@@ -1,1 +1,1 @@
-"""From a training run to a bundle: graphs, precisions, and the proof that they compute the same."""
+"""Export of a training run to a bundle: graphs, precisions, and the proof that they equal the model."""

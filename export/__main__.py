@@ -14,9 +14,9 @@ from types import FrameType
 # ONNX Runtime reports every session to its maker unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-from bundle.names import Precision
+from seq2seq_serve.bundle.names import Precision
 
-_INTERRUPTED = 130  # 128 and the number of SIGINT, as shells count
+_INTERRUPTED = 130  # shells report 128 plus the signal's number, here SIGINT's
 
 _EXAMPLE = """example:
   python -m export runs/demo bundles/demo --precision fp32,int8
@@ -24,7 +24,7 @@ _EXAMPLE = """example:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Export a run; 0 done, 1 failed, 2 usage, 130 interrupted."""
+    """Export a run and return the exit code: 0 done, 1 failed, 2 usage, 130 interrupted."""
     parser = argparse.ArgumentParser(
         prog="python -m export",
         description="Turn a training run into a bundle that `python -m server` serves.",
@@ -33,21 +33,21 @@ def main(arguments: list[str] | None = None) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, help="folder of a finished `python -m training train`")
-    parser.add_argument("bundle", type=Path, help="folder to make")
+    parser.add_argument("bundle", type=Path, help="folder to create")
     parser.add_argument(
         "--precision",
         type=_precisions,
         default=_precisions("fp32,int8"),
         metavar="LIST",
-        help="of fp32, int8 (both for CPU), fp16 and bf16 (both for CUDA), with commas (default: fp32,int8)",
+        help="fp32 and int8 (for the CPU), fp16 and bf16 (for CUDA), with commas (default: fp32,int8)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace a bundle that is there already")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle")
     options = parser.parse_args(arguments)
-    with _noted_interrupts() as interrupts:
+    with _recorded_interrupts() as interrupts:
         try:
             _export(options, interrupts)
         except BaseException as error:
-            if interrupts:  # whatever torch's exporter made of the KeyboardInterrupt
+            if interrupts:  # torch's exporter may turn KeyboardInterrupt into another exception
                 print("error: interrupted; no bundle was written", file=sys.stderr)
                 return _INTERRUPTED
             if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
@@ -62,12 +62,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 @contextmanager
-def _noted_interrupts() -> Iterator[list[int]]:
-    """Ctrl-C raises KeyboardInterrupt as ever, and is noted in the list: torch swallows the exception."""
+def _recorded_interrupts() -> Iterator[list[int]]:
+    """Record every Ctrl-C in a list, because torch sometimes swallows the KeyboardInterrupt it raises."""
     interrupts: list[int] = []
     handler, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
 
-    def note(signal_number: int, _frame: FrameType | None) -> None:
+    def record(signal_number: int, _frame: FrameType | None) -> None:
         interrupts.append(signal_number)
         raise KeyboardInterrupt
 
@@ -75,7 +75,7 @@ def _noted_interrupts() -> Iterator[list[int]]:
         if not isinstance(unraisable.exc_value, KeyboardInterrupt):
             hook(unraisable)
 
-    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, record)
     sys.unraisablehook = ignore_interrupts
     try:
         yield interrupts
@@ -85,20 +85,20 @@ def _noted_interrupts() -> Iterator[list[int]]:
 
 
 def _export(options: argparse.Namespace, interrupts: list[int]) -> None:
-    # Only here, since torch takes seconds to import: --help need not wait for it. Ctrl-C does wait, as torch
-    # prints the traceback of an import that was interrupted.
+    # torch takes seconds to import; importing it here keeps --help fast. Ctrl-C is blocked during the import,
+    # because an interrupted import of torch prints a traceback.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     from rich.console import Console
 
-    from export.exporter import export_bundle
-    from training.run import load_run
+    from seq2seq_serve.export.exporter import export_bundle
+    from seq2seq_serve.training.run import load_run
 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     console = Console(stderr=True)
     with console.status("reading the run") as status:
 
         def report(line: str) -> None:
-            if interrupts:  # torch's exporter has swallowed the KeyboardInterrupt, and gone on
+            if interrupts:  # torch's exporter has swallowed the KeyboardInterrupt
                 raise KeyboardInterrupt
             console.print(line)
             status.update(line)

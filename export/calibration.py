@@ -1,4 +1,4 @@
-"""Which interval of every linear map's input its 256 int8 levels shall cover."""
+"""Calibration of int8: chooses the interval of each linear map's input that its 256 levels cover."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from export.linear import ActivationRange
-from training.transformer import Transformer
+from seq2seq_serve.export.graphs.linear import ActivationRange
+from seq2seq_serve.training.models.base import EncoderDecoder
 
 _VALUES_PER_MAP = 100_000
-_SHRINK_FACTORS = [1.0 - 0.05 * i for i in range(15)]  # of the interval seen, down to 0.3 of it
+_SHRINK_FACTORS = [1.0 - 0.05 * i for i in range(15)]  # of the observed interval, down to 0.3 of it
 
 
 def calibrate(
-    model: Transformer, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+    model: EncoderDecoder, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> dict[str, ActivationRange]:
-    """Watch the model read sentence pairs, and choose each map's interval for the least squared error.
+    """Run the model on sentence pairs, and choose each map's interval for the least squared error.
 
-    A few far values would waste most levels on an empty stretch; cutting them off costs less than it saves
-    (Migacz 2017, "8-bit inference with TensorRT"; here the criterion is the squared error).
+    A few outliers would waste most levels on an almost empty part of the interval; cutting them off costs
+    less than it saves (Migacz 2017, "8-bit inference with TensorRT"; here the criterion is the squared
+    error).
 
     Args:
         model: In eval mode.
         pairs: `(source token ids, target token ids with the start token)`.
 
     Returns:
-        A range by the name that `export.graphs` gives the map.
+        The range of each map, by its name in the family's file in `export/graphs/`.
     """
     seen: dict[str, list[Tensor]] = defaultdict(list)
-    with torch.inference_mode(), _watching(model, seen):
+    with torch.inference_mode(), _recording(model, seen):
         for source_ids, target_ids in pairs:
             source_mask = torch.ones(1, len(source_ids), dtype=torch.bool)
             memory = model.encode(torch.tensor([list(source_ids)]), source_mask)
             states = model.decode_states(torch.tensor([list(target_ids)]), memory, source_mask)
-            seen["memory"].append(memory.flatten())
             seen["output"].append(states.flatten())
     return {name: _range(torch.cat(values)) for name, values in seen.items()}
 
 
 @contextmanager
-def _watching(model: nn.Module, seen: dict[str, list[Tensor]]) -> Iterator[None]:
-    def watch(name: str) -> torch.utils.hooks.RemovableHandle:
+def _recording(model: nn.Module, seen: dict[str, list[Tensor]]) -> Iterator[None]:
+    def record(name: str) -> torch.utils.hooks.RemovableHandle:
         module = model.get_submodule(name)
         return module.register_forward_pre_hook(lambda _, inputs: seen[name].append(inputs[0].flatten()))
 
-    handles = [watch(name) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    handles = [record(name) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     try:
         yield
     finally:

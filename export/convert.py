@@ -1,4 +1,4 @@
-"""Torch modules to ONNX files: three graphs that share one file of weights."""
+"""Conversion of torch modules to ONNX files that share one file of weights."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import onnx_ir as ir
 import torch
 from torch.export import Dim
 
-from bundle.names import Axis, Verb
-from export.graphs import Graph
+from seq2seq_serve.bundle.names import Axis, Verb
+from seq2seq_serve.export.graphs.base import Graph
 
 OPSET = 24  # the first with TensorScatter
 WEIGHTS_FILE = "weights.bin"
 _ALIGNMENT_BYTES = 4096  # so that every tensor can be mapped straight from the file
 
-# Odd sizes, none equal to another: an axis that the exporter took for a constant, or two that it took for
-# one, would show at once.
+# All sizes differ, so that an error shows at once if the exporter takes an axis for a constant, or two for
+# one.
 _EXAMPLE_SIZES: dict[str, int] = {
     Axis.BATCH: 3,
     Axis.SOURCE_LENGTH: 5,
@@ -40,11 +40,12 @@ def convert(graph: Graph) -> ir.Model:
     shapes = tuple(
         {i: dims[axis] for i, axis in enumerate(spec.axes) if isinstance(axis, str)} for spec in graph.inputs
     )
-    num_named = graph.forward.__code__.co_argcount - 1  # without self; the rest are in *buffers
+    num_named = graph.forward.__code__.co_argcount - 1  # without self; the other inputs are in *buffers
+    rest = shapes[num_named:]
     exporter_log = logging.getLogger("torch.onnx")
     level = exporter_log.level
     with warnings.catch_warnings(), torch.no_grad():
-        # The exporter's own use of a deprecated torch call, and its remark that torchvision is not here.
+        # The exporter itself uses a deprecated torch call, and reports that torchvision is missing.
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
         warnings.filterwarnings("ignore", message="# The axis name", category=UserWarning)
         exporter_log.setLevel(logging.ERROR)
@@ -54,7 +55,7 @@ def convert(graph: Graph) -> ir.Model:
                 inputs,
                 input_names=[spec.name for spec in graph.inputs],
                 output_names=[spec.name for spec in graph.outputs],
-                dynamic_shapes=(*shapes[:num_named], shapes[num_named:]),
+                dynamic_shapes=(*shapes[:num_named], *([rest] if rest else [])),
                 opset_version=OPSET,
                 dynamo=True,
                 verbose=False,
@@ -67,7 +68,7 @@ def convert(graph: Graph) -> ir.Model:
 
 
 def _strip_traces(model: ir.Model) -> None:
-    """Drop what the exporter notes of the source: the paths of the machine that exported."""
+    """Remove the source paths of the exporting machine, which the exporter writes into the graph."""
     model.metadata_props.clear()
     model.graph.metadata_props.clear()
     for node in model.graph:
@@ -78,11 +79,7 @@ def _strip_traces(model: ir.Model) -> None:
 
 
 def save(models: Mapping[Verb, ir.Model], folder: Path) -> dict[Verb, Path]:
-    """Write the graphs of one precision and their weights, each weight once however many graphs hold it.
-
-    Returns:
-        The graph files.
-    """
+    """Write the graphs of one precision, and each weight that they share once; return the graph files."""
     offsets: dict[bytes, int] = {}
     with (folder / WEIGHTS_FILE).open("wb") as stream:
         for model in models.values():

@@ -1,8 +1,7 @@
-"""A trained model to a bundle: graphs, weights, tokenizer, manifest and proof, written all or nothing."""
+"""Writes the bundle of a trained model, all or nothing: graphs, weights, tokenizer, manifest and proof."""
 
 from __future__ import annotations
 
-import math
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -11,9 +10,11 @@ from pathlib import Path
 import onnxruntime as ort
 import torch
 
-from bundle.manifest import (
+from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
+from seq2seq_serve.bundle.manifest import (
     FileSpec,
     GraphSpec,
+    LengthRule,
     Manifest,
     Parity,
     SpecialIds,
@@ -21,29 +22,37 @@ from bundle.manifest import (
     file_spec,
     write_manifest,
 )
-from bundle.names import FORMAT_VERSION, MANIFEST_FILE, TOKENIZER_FILE, Precision, Verb
-from export import convert, parity
-from export.calibration import calibrate
-from export.graphs import DecodeGraph, EncodeGraph, Graph, StepGraph
-from export.linear import FloatFactory, Int8Factory, LinearFactory
-from export.runtime import Graphs
-from training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
-from training.lengths import target_limits
-from training.run import TrainedModel
-from training.scoring import score
-from training.search import greedy_search
-from training.transformer import Transformer, alignment_layer
+from seq2seq_serve.bundle.names import (
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    SOURCE_IDS,
+    TOKENIZER_FILE,
+    Precision,
+    Verb,
+)
+from seq2seq_serve.export import convert, parity
+from seq2seq_serve.export.calibration import calibrate
+from seq2seq_serve.export.graphs.base import Graph, sizes_of
+from seq2seq_serve.export.graphs.families import FAMILIES, make_modules
+from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory, LinearFactory
+from seq2seq_serve.export.runtime import Graphs
+from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from seq2seq_serve.training.data.lengths import target_limits
+from seq2seq_serve.training.evaluation.scoring import score
+from seq2seq_serve.training.evaluation.search import greedy_search
+from seq2seq_serve.training.models.registry import kind_of
+from seq2seq_serve.training.run import TrainedModel
 
-TOLERANCES = {  # of a log-probability
-    Precision.FP32: 1e-4,  # float32 sums in another order
+TOLERANCES = {  # differences of a log-probability
+    Precision.FP32: 1e-4,  # float32 sums have another order
     Precision.FP16: 0.1,  # 11 significant bits in logits of about ±30
     Precision.BF16: 0.8,  # 8 bits
-    Precision.INT8: 10.0,  # random tokens lie far from those calibrated on; measured 0.3 to 0.7
+    Precision.INT8: 10.0,  # random tokens are unlike the calibration's; measured 0.3 to 0.7
 }
-# Of int8, on real pairs that it was not calibrated on
+# Limits of int8 on real pairs without those of its calibration
 MAX_INT8_BLEU_LOSS = 1.0
-MAX_INT8_MEAN_DIFFERENCE = 0.2  # of a reference's log-probability per token
-_LEAST_BLEU = 5.0  # of the trained model, for a loss of BLEU to say anything
+MAX_INT8_MEAN_DIFFERENCE = 0.2  # in the log-probability of a reference's token
+_LEAST_BLEU = 5.0  # of the trained model; below it, a loss of BLEU proves nothing
 _DTYPES = {
     Precision.FP32: torch.float32,
     Precision.FP16: torch.float16,
@@ -59,7 +68,7 @@ _Pairs = Sequence[tuple[str, str]]
 
 
 class ExportError(ValueError):
-    """The bundle was not written, and why."""
+    """The bundle was not written; the message says why."""
 
 
 def export_bundle(
@@ -70,22 +79,17 @@ def export_bundle(
     overwrite: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
-    """Export, prove, and write the bundle in one move.
+    """Export a model in some precisions, prove that each computes the same, and write the bundle at once.
 
-    Args:
-        trained: The model, its tokenizer and its dev pairs.
-        path: The folder to make.
-        precisions: At least one.
-        overwrite: Whether a bundle that is there already is replaced.
-        report: Is told each step as it begins or ends.
+    `report` is called with a line about each step, as it begins or ends.
 
     Raises:
-        ExportError: `path` is taken or cannot be written, or a proof failed; then there is no new bundle.
+        ExportError: `path` exists or cannot be written, or a proof failed. No bundle is written.
     """
     if path.exists() and not overwrite:
-        raise ExportError(f"{path} is there already; give another folder, or --overwrite")
+        raise ExportError(f"{path} already exists; give another folder, or --overwrite")
     if path.exists() and not _may_be_replaced(path):
-        raise ExportError(f"{path} is no bundle, and is not replaced; give another folder")
+        raise ExportError(f"{path} is not a bundle, so it is not replaced; give another folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
@@ -93,7 +97,7 @@ def export_bundle(
         raise ExportError(f"cannot write into {path.parent}: {error.strerror}") from error
     try:
         manifest = _write(trained, folder, precisions, report)
-        folder.chmod(0o755)  # a temporary folder is its owner's alone
+        folder.chmod(0o755)  # only its owner can read a temporary folder
         _replace(path, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -101,14 +105,14 @@ def export_bundle(
 
 
 def _replace(path: Path, folder: Path) -> None:
-    """Put the new folder in the old one's place; at every moment one of them is whole."""
+    """Replace the old folder by the new one; at every moment one of them is complete."""
     old = folder.with_name(f"{folder.name}-old")
     try:
         if path.exists():
             path.rename(old)
         folder.rename(path)
     finally:
-        if old.exists() and not path.exists():  # interrupted between the two
+        if old.exists() and not path.exists():  # interrupted between the two renames
             old.rename(path)
         shutil.rmtree(old, ignore_errors=True)
 
@@ -127,20 +131,10 @@ def _write(
     score = {} if trained.dev_score is None else {"dev_score": f"{trained.dev_score:.2f}"}
     manifest = Manifest(
         format_version=FORMAT_VERSION,
-        kind="transformer",
-        sizes={
-            "vocab_size": config.vocab_size,
-            "d_model": config.d_model,
-            "d_ff": config.d_ff,
-            "d_head": config.d_head,
-            "num_heads": config.num_heads,
-            "num_encoder_layers": config.num_encoder_layers,
-            "num_decoder_layers": config.num_decoder_layers,
-        },
+        kind=kind_of(config),
+        sizes=sizes_of(config),
         special_ids=SpecialIds(PAD_ID, BOS_ID, EOS_ID, UNK_ID, decoder_start_id=BOS_ID),
-        attention_scale=1 / math.sqrt(config.d_head),
-        alignment_layer=alignment_layer(config.num_decoder_layers),
-        has_logits_bias=False,
+        memory=LengthRule(SOURCE_IDS),
         max_source_length=config.max_source_length,
         max_target_length=config.max_target_length,
         source_tokenizer=tokenizer,
@@ -149,6 +143,7 @@ def _write(
         source_language=trained.source_language,
         length_bound=trained.length_bound,
         provenance=trained.provenance | score,
+        **FAMILIES[kind_of(config)].facts(config),
     )
     write_manifest(folder, manifest)
     return manifest
@@ -166,9 +161,7 @@ def _export_variant(
     paths = convert.save(models, subfolder)
     report(f"{precision}: comparing with the trained model")
     graphs = Graphs(paths, modules, provider)
-    decode = modules[Verb.DECODE]
-    assert isinstance(decode, DecodeGraph)
-    proof = _prove(trained, graphs, decode, precision)
+    proof = _prove(trained, graphs, precision)
     report(f"{precision}: {describe(proof, trained.dev)}")
     return Variant(
         graphs={
@@ -181,7 +174,7 @@ def _export_variant(
 
 
 def make_graphs(trained: TrainedModel, precision: Precision) -> dict[Verb, Graph]:
-    """The torch modules of the three graphs in one precision."""
+    """The torch modules of a model's graphs in one precision."""
     linear: LinearFactory
     if precision is Precision.INT8:
         calibration, _ = _split(trained.dev)
@@ -190,16 +183,6 @@ def make_graphs(trained: TrainedModel, precision: Precision) -> dict[Verb, Graph
     else:
         linear = FloatFactory(_DTYPES[precision], is_fused=precision is not Precision.FP32)
     return make_modules(trained.model, linear)
-
-
-def make_modules(model: Transformer, linear: LinearFactory) -> dict[Verb, Graph]:
-    """The torch modules of the three graphs with maps of one kind."""
-    layer = alignment_layer(model.config.num_decoder_layers)
-    return {
-        Verb.ENCODE: EncodeGraph(model, linear),
-        Verb.STEP: StepGraph(model, linear),
-        Verb.DECODE: DecodeGraph(model, linear, alignment_layer=layer),
-    }
 
 
 def describe(proof: Parity, dev: Sequence[tuple[str, str]]) -> str:
@@ -212,12 +195,12 @@ def describe(proof: Parity, dev: Sequence[tuple[str, str]]) -> str:
         text += f", BLEU {proof.bleu:.2f} on {len(pairs)} dev pairs (trained model {proof.reference_bleu:.2f}"
         text += ", too low to prove anything)" if proof.reference_bleu < _LEAST_BLEU else ")"
         if len(dev) < _FEWEST_PAIRS_TO_SPLIT:
-            text += "; they are too few to split, so it was calibrated on them, too"
+            text += "; they are too few to split, so calibration used them, too"
     return text
 
 
-def _prove(trained: TrainedModel, graphs: Graphs, decode: DecodeGraph, precision: Precision) -> Parity:
-    difference, tolerance = parity.worst_difference(trained.model, graphs, decode), TOLERANCES[precision]
+def _prove(trained: TrainedModel, graphs: Graphs, precision: Precision) -> Parity:
+    difference, tolerance = parity.worst_difference(trained.model, graphs), TOLERANCES[precision]
     if not difference <= tolerance:
         raise ExportError(
             f"{precision} differs from the trained model by {difference:.1e} in a log-probability, "
@@ -226,7 +209,7 @@ def _prove(trained: TrainedModel, graphs: Graphs, decode: DecodeGraph, precision
     if precision is not Precision.INT8:
         return Parity(difference, tolerance, parity.SHAPES)
     _, pairs = _split(trained.dev)
-    mean = parity.mean_difference(trained.model, graphs, decode, _encoded(trained, pairs))
+    mean = parity.mean_difference(trained.model, graphs, _encoded(trained, pairs))
     if not mean <= MAX_INT8_MEAN_DIFFERENCE:
         raise ExportError(
             f"int8 differs from the trained model by {mean:.2f} on average in the log-probability of a token "
@@ -242,14 +225,14 @@ def _prove(trained: TrainedModel, graphs: Graphs, decode: DecodeGraph, precision
 
 
 def _split(dev: _Pairs) -> tuple[_Pairs, _Pairs]:
-    """Dev pairs to calibrate on, and others for the proof; where there are few, all of them for both."""
+    """Dev pairs for the calibration, and other ones for the proof; few dev pairs serve both."""
     if len(dev) < _FEWEST_PAIRS_TO_SPLIT:
         return dev, dev
     return dev[0::2][:_CALIBRATION_PAIRS], dev[1::2][:_PROOF_PAIRS]
 
 
 def _bleu(trained: TrainedModel, graphs: Graphs, pairs: _Pairs) -> tuple[float, float]:
-    """SacreBLEU on the pairs of the graphs and of the trained model, both greedy."""
+    """BLEU of the graphs and of the trained model on the pairs, both with greedy search."""
     sources = trained.tokenizer.encode_sources([source for source, _ in pairs])
     references = [target for _, target in pairs]
     limits = target_limits(sources, trained.config, trained.length_bound)
@@ -269,7 +252,7 @@ def _bleu(trained: TrainedModel, graphs: Graphs, pairs: _Pairs) -> tuple[float, 
 
 
 def _encoded(trained: TrainedModel, pairs: _Pairs) -> list[tuple[list[int], list[int]]]:
-    """Source token ids, and target token ids with the start and the end, of each pair, cut at the limits."""
+    """The source ids, and the target ids with bos and eos, of each pair, cut at the model's limits."""
     sources = trained.tokenizer.encode_sources([source for source, _ in pairs])
     targets = trained.tokenizer.encode_batch([target for _, target in pairs])
     max_source, max_target = trained.config.max_source_length, trained.config.max_target_length
@@ -280,17 +263,17 @@ def _encoded(trained: TrainedModel, pairs: _Pairs) -> list[tuple[list[int], list
 
 
 def _provider(precision: Precision) -> str:
-    """Where graphs are proved: those for CUDA there, or fp16 on the CPU where there is no device."""
+    """The provider of the proof: CUDA's for its precisions; without CUDA, fp16 is proved on the CPU."""
     cuda = "CUDAExecutionProvider"
     if precision not in (Precision.FP16, Precision.BF16):
         return "CPUExecutionProvider"
     if cuda in ort.get_available_providers():
-        ort.preload_dlls()  # the CUDA and cuDNN libraries that pip installed
+        load_cuda_libraries(None)
         return cuda
     if precision is Precision.BF16:
         raise ExportError(
             "bf16 graphs can only be proved on a CUDA device, and this ONNX Runtime has no CUDA: export them "
-            "where there is one, or export fp16"
+            "on a machine with CUDA, or export fp16"
         )
     return "CPUExecutionProvider"
 

@@ -7,22 +7,24 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from bundle.names import Role
-from export.graphs import DecodeGraph
-from export.runtime import Array, Graphs, pad
-from training.transformer import Transformer
+from seq2seq_serve.bundle import names
+from seq2seq_serve.export.runtime import Array, Graphs, pad
+from seq2seq_serve.training.models.base import EncoderDecoder
 
-# (batch, source length, target length), none of which the export's examples have.
+# (batch, source length, target length); the export's example sizes differ from all of them.
 SHAPES = ((1, 1, 1), (1, 9, 6), (2, 17, 4), (4, 33, 12), (9, 24, 3))
 
 
 def worst_difference(
-    model: Transformer, graphs: Graphs, decode: DecodeGraph, shapes: Sequence[tuple[int, int, int]] = SHAPES
+    model: EncoderDecoder,
+    graphs: Graphs,
+    shapes: Sequence[tuple[int, int, int]] = SHAPES,
 ) -> float:
     """The largest difference of log-probabilities and alignments, over every position and token.
 
     Sources and targets are random; in a batch the first row is full and the others are padded. `step` is
-    compared for the whole vocabulary at every position, `decode` for random labels, with its alignment.
+    compared for the whole vocabulary at every position. `decode`, if the model has it, is compared for random
+    labels. The alignment of the graph that computes it is compared, too.
     """
     rng = np.random.default_rng(0)
     worst = 0.0
@@ -36,40 +38,43 @@ def worst_difference(
         source_lengths = np.array([S, *rng.integers(1, S + 1, B - 1)], np.int32)
         target_ids = rng.integers(0, model.config.vocab_size, (B, T))
         label_ids = rng.integers(0, model.config.vocab_size, (B, T))
-        expected, alignment = _expected(model, decode, source_ids, source_lengths, target_ids)
+        expected, alignment = _expected(model, source_ids, source_lengths, target_ids)
         memory = graphs.encode(source_ids, source_lengths, memory_capacity=S + 3)
         buffers = memory | graphs.empty_cache(B, T + 2)
         for position in range(T):
             cache_lengths = np.full(B, position, np.int32)
             logits = graphs.step(target_ids[:, position].copy(), cache_lengths, source_lengths, buffers)
             worst = max(worst, _distance(_log_softmax(logits), expected[:, position]))
-        scores, attention = _decoded(graphs, decode, memory, source_lengths, target_ids, label_ids)
-        labels = np.take_along_axis(expected, label_ids[:, :, None], axis=2)[:, :, 0]
-        worst = max(worst, _distance(scores, labels), _distance(attention[:, :, :S], alignment))
+            if names.ATTENTION in buffers:
+                assert alignment is not None
+                worst = max(worst, _distance(buffers[names.ATTENTION][:, :S], alignment[:, position]))
+        if graphs.has_decode:
+            scores, attention = _decoded(graphs, memory, source_lengths, target_ids, label_ids)
+            labels = np.take_along_axis(expected, label_ids[:, :, None], axis=2)[:, :, 0]
+            assert alignment is not None
+            worst = max(worst, _distance(scores, labels), _distance(attention[:, :, :S], alignment))
     return worst
 
 
 def mean_difference(
-    model: Transformer,
+    model: EncoderDecoder,
     graphs: Graphs,
-    decode: DecodeGraph,
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> float:
-    """The mean absolute difference of the log-probabilities of real targets' tokens, by `decode`.
+    """The mean absolute difference of the log-probabilities of real targets' tokens.
 
-    Args:
-        model: In eval mode.
-        graphs: What it is compared with.
-        decode: The module of the decode graph.
-        pairs: `(source token ids, target token ids with the start token)`.
+    A pair is `(source token ids, target token ids with the start token)`.
     """
     total, num_tokens = 0.0, 0
     for source, target in pairs:
         source_ids, source_lengths = pad([source])
         target_ids, label_ids = np.array([target[:-1]]), np.array([target[1:]])
-        expected, _ = _expected(model, decode, source_ids, source_lengths, target_ids)
+        expected, _ = _expected(model, source_ids, source_lengths, target_ids)
         memory = graphs.encode(source_ids, source_lengths, memory_capacity=len(source))
-        scores, _ = _decoded(graphs, decode, memory, source_lengths, target_ids, label_ids)
+        if graphs.has_decode:
+            scores, _ = _decoded(graphs, memory, source_lengths, target_ids, label_ids)
+        else:
+            scores = _stepped(graphs, memory, source_lengths, target_ids, label_ids)
         labels = np.take_along_axis(expected, label_ids[:, :, None], axis=2)[:, :, 0]
         total += float(np.abs(scores - labels).sum())
         num_tokens += label_ids.size
@@ -78,29 +83,46 @@ def mean_difference(
 
 def _decoded(
     graphs: Graphs,
-    decode: DecodeGraph,
     memory: dict[str, Array],
     source_lengths: Array,
     target_ids: Array,
     label_ids: Array,
 ) -> tuple[Array, Array]:
-    """Log-probabilities `(B, T)` of the labels and the alignment, from an empty cache."""
+    """Log-probabilities `(B, T)` of the labels and the alignment, by `decode` from an empty cache."""
     B, T = target_ids.shape
-    read = {spec.name: memory[spec.name] for spec in decode.inputs if spec.role is Role.MEMORY}
-    buffers = graphs.empty_cache(B, T + 2) | read
-    return graphs.decode(target_ids, label_ids, source_lengths, buffers)
+    return graphs.decode(target_ids, label_ids, source_lengths, graphs.empty_cache(B, T + 2) | memory)
+
+
+def _stepped(
+    graphs: Graphs,
+    memory: dict[str, Array],
+    source_lengths: Array,
+    target_ids: Array,
+    label_ids: Array,
+) -> Array:
+    """Log-probabilities `(B, T)` of the labels, by repeated `step`."""
+    B, T = target_ids.shape
+    buffers = memory | graphs.empty_cache(B, T)
+    columns = []
+    for position in range(T):
+        lengths = np.full(B, position, np.int32)
+        logits = graphs.step(target_ids[:, position].copy(), lengths, source_lengths, buffers)
+        columns.append(
+            np.take_along_axis(_log_softmax(logits), label_ids[:, position : position + 1], axis=1)
+        )
+    return np.concatenate(columns, axis=1)
 
 
 def _expected(
-    model: Transformer, decode: DecodeGraph, source_ids: Array, source_lengths: Array, target_ids: Array
-) -> tuple[Array, Array]:
-    """Log-probabilities `(B, T, V)` and alignment `(B, T, S)` of the trained model."""
+    model: EncoderDecoder, source_ids: Array, source_lengths: Array, target_ids: Array
+) -> tuple[Array, Array | None]:
+    """The trained model's log-probabilities `(B, T, V)`, and its alignment `(B, T, S)` if it has one."""
     source_mask = torch.arange(source_ids.shape[1]) < torch.from_numpy(source_lengths)[:, None]  # (B, S)
     with torch.inference_mode():
         memory = model.encode(torch.from_numpy(source_ids), source_mask)
         logits, weights = model.decode_with_attention(torch.from_numpy(target_ids), memory, source_mask)
-        alignment = weights[decode.alignment_layer].mean(dim=1)
-        return logits.log_softmax(-1).numpy(), alignment.numpy()
+        alignment = model.alignment(weights)
+        return logits.log_softmax(-1).numpy(), None if alignment is None else alignment.numpy()
 
 
 def _log_softmax(logits: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Runs a bundle's three graphs, plainly: the export proves things of the files that will be served."""
+"""A simple runner of a bundle's graphs, with which the export proves the files that will be served."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
 
-from bundle import names
-from bundle.names import Axis, Role, Verb
-from export.graphs import Graph
+from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.names import Axis, Role, Verb
+from seq2seq_serve.export.graphs.base import Graph
 
 Array = npt.NDArray[Any]
 
@@ -22,17 +22,14 @@ _DEVICES = {"CPUExecutionProvider": _HOST, "CUDAExecutionProvider": "cuda"}
 
 
 class Graphs:
-    """ONNX Runtime sessions of the three graphs, on the provider that they are made for.
+    """ONNX Runtime sessions of a model's graphs, on the execution provider of their precision.
 
-    Owned by whoever exports. Each call allocates its own buffers; the server's runner does not.
+    Owned by the exporter. Unlike in the server's runner, each call allocates its own buffers. `graphs` are
+    the modules of the graph files; they name the inputs and outputs. Raises ValueError if the provider does
+    not work on this machine.
 
-    Args:
-        paths: The graph files.
-        graphs: The modules that they were made from, for their inputs and outputs.
-        provider: The execution provider, for example `CPUExecutionProvider`.
-
-    Raises:
-        ValueError: The provider does not work here.
+    Attributes:
+        has_decode: Whether there is a `decode` graph.
     """
 
     def __init__(self, paths: Mapping[Verb, Path], graphs: Mapping[Verb, Graph], provider: str) -> None:
@@ -42,7 +39,7 @@ class Graphs:
             os.environ.setdefault(name, value)
         options = ort.SessionOptions()
         options.log_severity_level = 3
-        # The three take turns: threads of one that spin after its run would take the CPU from the next.
+        # The sessions take turns: threads that spin after the run of one would take the CPU from the next.
         options.add_session_config_entry("session.force_spinning_stop", "1")
 
         def session(path: Path) -> ort.InferenceSession:
@@ -50,7 +47,7 @@ class Graphs:
             try:
                 return ort.InferenceSession(path, options, providers=providers)
             except RuntimeError:
-                # In a process that also serves, all sessions must use the one pool of threads.
+                # In a process that also serves, all sessions must share one thread pool.
                 options.use_per_session_threads = not options.use_per_session_threads
                 return ort.InferenceSession(path, options, providers=providers)
 
@@ -58,13 +55,14 @@ class Graphs:
         for made in self._sessions.values():
             if made.get_providers()[0] != provider:
                 raise ValueError(
-                    f"this onnxruntime has the {provider}, and cannot use it here: install the libraries of "
+                    f"this onnxruntime has the {provider}, but cannot use it here: install the libraries of "
                     "CUDA and cuDNN (pip install 'onnxruntime-gpu[cuda,cudnn]'), or export fp32 and int8 only"
                 )
         self._graphs = graphs
+        self.has_decode = Verb.DECODE in graphs
 
     def encode(self, source_ids: Array, source_lengths: Array, *, memory_capacity: int) -> dict[str, Array]:
-        """The memory `(B, …)` of padded sources `(B, S)`, by tensor name."""
+        """The memory `(B, …)` and the first state of padded sources `(B, S)`, by tensor name."""
         sizes: dict[str, int] = {Axis.BATCH: len(source_ids), Axis.MEMORY_CAPACITY: memory_capacity}
         feeds = {names.SOURCE_IDS: source_ids, names.SOURCE_LENGTHS: source_lengths}
         return self._run(Verb.ENCODE, feeds, sizes)
@@ -76,16 +74,32 @@ class Graphs:
         source_lengths: Array,
         buffers: dict[str, Array],
     ) -> Array:
-        """Logits `(B, V)` of the next position; the cache in `buffers` grows by one position, in place."""
-        feeds = {
+        """Logits `(B, V)` of the next position.
+
+        The step changes `buffers`: the cache grows by one position, in place; the next state replaces the
+        state; and the attention `(B, memory capacity)` is stored, if the graph computes it.
+        """
+        columns = {
             names.TOKEN_IDS: token_ids,
             names.CACHE_LENGTHS: cache_lengths,
             names.PREVIOUS_LENGTHS: cache_lengths - 1,
             names.LAST_SOURCE_POSITIONS: source_lengths - 1,
-            names.CACHE_CAPACITY: np.array(buffers[names.cache_key(0)].shape[2], np.int32),
-            names.MEMORY_CAPACITY: np.array(buffers[names.memory_key(0)].shape[2], np.int32),
         }
-        return self._run(Verb.STEP, feeds | buffers, {})[names.LOGITS]
+        specs = self._graphs[Verb.STEP].inputs
+        feeds = {spec.name: columns[spec.name] for spec in specs if spec.role is Role.TOKEN}
+        rows = {spec.name: buffers[spec.name] for spec in specs if spec.name in buffers}
+        sizes = {
+            str(axis): size
+            for spec in specs
+            if spec.name in rows
+            for axis, size in zip(spec.axes, rows[spec.name].shape, strict=True)
+        }
+        feeds |= {
+            spec.name: np.array(sizes[spec.name], np.int32) for spec in specs if spec.role is Role.CAPACITY
+        }
+        answers = self._run(Verb.STEP, feeds | rows, sizes)
+        buffers |= {name: answers[name] for name in answers if name in rows or name == names.ATTENTION}
+        return answers[names.LOGITS]
 
     def decode(
         self,
@@ -103,7 +117,9 @@ class Graphs:
             names.FIRST_POSITION: np.array(first_position, np.int32),
             names.SOURCE_LENGTHS: source_lengths,
         }
-        outputs = self._run(Verb.DECODE, feeds | buffers, {})
+        specs = self._graphs[Verb.DECODE].inputs
+        read = {spec.name: buffers[spec.name] for spec in specs if spec.name in buffers}
+        outputs = self._run(Verb.DECODE, feeds | read, {})
         return outputs[names.LOG_PROBABILITIES], outputs[names.ATTENTION]
 
     def empty_cache(self, num_rows: int, capacity: int) -> dict[str, Array]:
@@ -118,10 +134,7 @@ class Graphs:
     def greedy(
         self, sources: Sequence[Sequence[int]], *, start_id: int, eos_id: int, max_new_tokens: Sequence[int]
     ) -> list[list[int]]:
-        """The most probable token at every position, until the end of sequence: token ids without it.
-
-        `max_new_tokens` is each source's own.
-        """
+        """Greedy search: token ids without eos, and at most each source's own `max_new_tokens`."""
         source_ids, source_lengths = pad(sources)
         num_rows = len(sources)
         buffers = self.encode(source_ids, source_lengths, memory_capacity=source_ids.shape[1])
@@ -141,14 +154,14 @@ class Graphs:
         return targets
 
     def _run(self, verb: Verb, feeds: dict[str, Array], sizes: Mapping[str, int]) -> dict[str, Array]:
-        """Run a graph; rows lie on its device, in place, so that its kernels are those of serving."""
+        """Run a graph with its rows on the device and in place, so that it uses the kernels of serving."""
         binding = self._sessions[verb].io_binding()
         graph = self._graphs[verb]
         rows: dict[str, ort.OrtValue] = {}
         for spec in (*graph.inputs, *graph.outputs):
             name = names.buffer_of(spec.name)
             if spec.role in (Role.MEMORY, Role.CACHE) and name not in rows:
-                if name not in feeds:  # that encode writes
+                if name not in feeds:  # encode writes it
                     feeds[name] = np.zeros(spec.shape(sizes), spec.storage)
                 rows[name] = ort.OrtValue.ortvalue_from_numpy(feeds[name], self._device, 0)
         for spec in graph.inputs:

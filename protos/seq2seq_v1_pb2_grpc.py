@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import seq2seq_v1_pb2 as protos_dot_seq2seq__v1__pb2
+from seq2seq_serve.protos import seq2seq_v1_pb2 as seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2
 
 GRPC_GENERATED_VERSION = '1.81.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/seq2seq_v1_pb2_grpc.py depends on'
+        + ' but the generated code in seq2seq_serve/protos/seq2seq_v1_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -37,28 +37,28 @@ class Seq2SeqStub:
         """
         self.Generate = channel.unary_unary(
                 '/seq2seq.v1.Seq2Seq/Generate',
-                request_serializer=protos_dot_seq2seq__v1__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=protos_dot_seq2seq__v1__pb2.GenerateResponse.FromString,
+                request_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.GenerateStream = channel.unary_stream(
                 '/seq2seq.v1.Seq2Seq/GenerateStream',
-                request_serializer=protos_dot_seq2seq__v1__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=protos_dot_seq2seq__v1__pb2.GenerateStreamResponse.FromString,
+                request_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
         self.Score = channel.unary_unary(
                 '/seq2seq.v1.Seq2Seq/Score',
-                request_serializer=protos_dot_seq2seq__v1__pb2.ScoreRequest.SerializeToString,
-                response_deserializer=protos_dot_seq2seq__v1__pb2.ScoreResponse.FromString,
+                request_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ScoreResponse.FromString,
                 _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/seq2seq.v1.Seq2Seq/ListModels',
-                request_serializer=protos_dot_seq2seq__v1__pb2.ListModelsRequest.SerializeToString,
-                response_deserializer=protos_dot_seq2seq__v1__pb2.ListModelsResponse.FromString,
+                request_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
         self.GetModel = channel.unary_unary(
                 '/seq2seq.v1.Seq2Seq/GetModel',
-                request_serializer=protos_dot_seq2seq__v1__pb2.GetModelRequest.SerializeToString,
-                response_deserializer=protos_dot_seq2seq__v1__pb2.GetModelResponse.FromString,
+                request_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GetModelRequest.SerializeToString,
+                response_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GetModelResponse.FromString,
                 _registered_method=True)
 
 
@@ -74,7 +74,7 @@ class Seq2SeqServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GenerateStream(self, request, context):
-        """Answers with pieces of the target as they are decoded, and last with what Generate would answer.
+        """Answers with pieces of the target as they are decoded, and at the end with the answer of Generate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,28 +106,28 @@ def add_Seq2SeqServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Generate': grpc.unary_unary_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=protos_dot_seq2seq__v1__pb2.GenerateRequest.FromString,
-                    response_serializer=protos_dot_seq2seq__v1__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateRequest.FromString,
+                    response_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateResponse.SerializeToString,
             ),
             'GenerateStream': grpc.unary_stream_rpc_method_handler(
                     servicer.GenerateStream,
-                    request_deserializer=protos_dot_seq2seq__v1__pb2.GenerateRequest.FromString,
-                    response_serializer=protos_dot_seq2seq__v1__pb2.GenerateStreamResponse.SerializeToString,
+                    request_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateRequest.FromString,
+                    response_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateStreamResponse.SerializeToString,
             ),
             'Score': grpc.unary_unary_rpc_method_handler(
                     servicer.Score,
-                    request_deserializer=protos_dot_seq2seq__v1__pb2.ScoreRequest.FromString,
-                    response_serializer=protos_dot_seq2seq__v1__pb2.ScoreResponse.SerializeToString,
+                    request_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ScoreRequest.FromString,
+                    response_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ScoreResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
-                    request_deserializer=protos_dot_seq2seq__v1__pb2.ListModelsRequest.FromString,
-                    response_serializer=protos_dot_seq2seq__v1__pb2.ListModelsResponse.SerializeToString,
+                    request_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ListModelsRequest.FromString,
+                    response_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ListModelsResponse.SerializeToString,
             ),
             'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
-                    request_deserializer=protos_dot_seq2seq__v1__pb2.GetModelRequest.FromString,
-                    response_serializer=protos_dot_seq2seq__v1__pb2.GetModelResponse.SerializeToString,
+                    request_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GetModelRequest.FromString,
+                    response_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GetModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -156,8 +156,8 @@ class Seq2Seq:
             request,
             target,
             '/seq2seq.v1.Seq2Seq/Generate',
-            protos_dot_seq2seq__v1__pb2.GenerateRequest.SerializeToString,
-            protos_dot_seq2seq__v1__pb2.GenerateResponse.FromString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateRequest.SerializeToString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -183,8 +183,8 @@ class Seq2Seq:
             request,
             target,
             '/seq2seq.v1.Seq2Seq/GenerateStream',
-            protos_dot_seq2seq__v1__pb2.GenerateRequest.SerializeToString,
-            protos_dot_seq2seq__v1__pb2.GenerateStreamResponse.FromString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateRequest.SerializeToString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateStreamResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -210,8 +210,8 @@ class Seq2Seq:
             request,
             target,
             '/seq2seq.v1.Seq2Seq/Score',
-            protos_dot_seq2seq__v1__pb2.ScoreRequest.SerializeToString,
-            protos_dot_seq2seq__v1__pb2.ScoreResponse.FromString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ScoreRequest.SerializeToString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -237,8 +237,8 @@ class Seq2Seq:
             request,
             target,
             '/seq2seq.v1.Seq2Seq/ListModels',
-            protos_dot_seq2seq__v1__pb2.ListModelsRequest.SerializeToString,
-            protos_dot_seq2seq__v1__pb2.ListModelsResponse.FromString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ListModelsRequest.SerializeToString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ListModelsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -264,8 +264,8 @@ class Seq2Seq:
             request,
             target,
             '/seq2seq.v1.Seq2Seq/GetModel',
-            protos_dot_seq2seq__v1__pb2.GetModelRequest.SerializeToString,
-            protos_dot_seq2seq__v1__pb2.GetModelResponse.FromString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GetModelRequest.SerializeToString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GetModelResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -278,8 +278,7 @@ class Seq2Seq:
 
 
 class RepositoryStub:
-    """The bundles on disk, and which of them are served: of each model one version. Who may change that has the
-    role admin.
+    """The bundles on disk. One version of each model is served at a time. Callers need the role admin.
     """
 
     def __init__(self, channel):
@@ -290,24 +289,23 @@ class RepositoryStub:
         """
         self.ListVersions = channel.unary_unary(
                 '/seq2seq.v1.Repository/ListVersions',
-                request_serializer=protos_dot_seq2seq__v1__pb2.ListVersionsRequest.SerializeToString,
-                response_deserializer=protos_dot_seq2seq__v1__pb2.ListVersionsResponse.FromString,
+                request_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ListVersionsRequest.SerializeToString,
+                response_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ListVersionsResponse.FromString,
                 _registered_method=True)
         self.LoadModel = channel.unary_unary(
                 '/seq2seq.v1.Repository/LoadModel',
-                request_serializer=protos_dot_seq2seq__v1__pb2.LoadModelRequest.SerializeToString,
-                response_deserializer=protos_dot_seq2seq__v1__pb2.LoadModelResponse.FromString,
+                request_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.LoadModelRequest.SerializeToString,
+                response_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.LoadModelResponse.FromString,
                 _registered_method=True)
         self.UnloadModel = channel.unary_unary(
                 '/seq2seq.v1.Repository/UnloadModel',
-                request_serializer=protos_dot_seq2seq__v1__pb2.UnloadModelRequest.SerializeToString,
-                response_deserializer=protos_dot_seq2seq__v1__pb2.UnloadModelResponse.FromString,
+                request_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.UnloadModelRequest.SerializeToString,
+                response_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.UnloadModelResponse.FromString,
                 _registered_method=True)
 
 
 class RepositoryServicer:
-    """The bundles on disk, and which of them are served: of each model one version. Who may change that has the
-    role admin.
+    """The bundles on disk. One version of each model is served at a time. Callers need the role admin.
     """
 
     def ListVersions(self, request, context):
@@ -318,15 +316,15 @@ class RepositoryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LoadModel(self, request, context):
-        """Serves a version: it is loaded beside the one that is served, takes its place when it is warm, and answers
-        then. Where it cannot be used, FAILED_PRECONDITION says why, and what was served before still is.
+        """Serves a version: loads and warms it while the old version is served, replaces the old version, and answers
+        then. If the new version cannot be used, FAILED_PRECONDITION says why, and the old one stays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadModel(self, request, context):
-        """Serves a model no more. Who was accepted gets an answer.
+        """Stops serving a model. Accepted requests are finished.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -337,18 +335,18 @@ def add_RepositoryServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'ListVersions': grpc.unary_unary_rpc_method_handler(
                     servicer.ListVersions,
-                    request_deserializer=protos_dot_seq2seq__v1__pb2.ListVersionsRequest.FromString,
-                    response_serializer=protos_dot_seq2seq__v1__pb2.ListVersionsResponse.SerializeToString,
+                    request_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ListVersionsRequest.FromString,
+                    response_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ListVersionsResponse.SerializeToString,
             ),
             'LoadModel': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadModel,
-                    request_deserializer=protos_dot_seq2seq__v1__pb2.LoadModelRequest.FromString,
-                    response_serializer=protos_dot_seq2seq__v1__pb2.LoadModelResponse.SerializeToString,
+                    request_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.LoadModelRequest.FromString,
+                    response_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.LoadModelResponse.SerializeToString,
             ),
             'UnloadModel': grpc.unary_unary_rpc_method_handler(
                     servicer.UnloadModel,
-                    request_deserializer=protos_dot_seq2seq__v1__pb2.UnloadModelRequest.FromString,
-                    response_serializer=protos_dot_seq2seq__v1__pb2.UnloadModelResponse.SerializeToString,
+                    request_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.UnloadModelRequest.FromString,
+                    response_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.UnloadModelResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -359,8 +357,7 @@ def add_RepositoryServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Repository:
-    """The bundles on disk, and which of them are served: of each model one version. Who may change that has the
-    role admin.
+    """The bundles on disk. One version of each model is served at a time. Callers need the role admin.
     """
 
     @staticmethod
@@ -378,8 +375,8 @@ class Repository:
             request,
             target,
             '/seq2seq.v1.Repository/ListVersions',
-            protos_dot_seq2seq__v1__pb2.ListVersionsRequest.SerializeToString,
-            protos_dot_seq2seq__v1__pb2.ListVersionsResponse.FromString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ListVersionsRequest.SerializeToString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ListVersionsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -405,8 +402,8 @@ class Repository:
             request,
             target,
             '/seq2seq.v1.Repository/LoadModel',
-            protos_dot_seq2seq__v1__pb2.LoadModelRequest.SerializeToString,
-            protos_dot_seq2seq__v1__pb2.LoadModelResponse.FromString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.LoadModelRequest.SerializeToString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.LoadModelResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -432,8 +429,8 @@ class Repository:
             request,
             target,
             '/seq2seq.v1.Repository/UnloadModel',
-            protos_dot_seq2seq__v1__pb2.UnloadModelRequest.SerializeToString,
-            protos_dot_seq2seq__v1__pb2.UnloadModelResponse.FromString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.UnloadModelRequest.SerializeToString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.UnloadModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,28 +9,35 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-# gRPC's own log repeats in its words what our messages say; read when grpc is imported.
+# gRPC's own log would repeat our messages. gRPC reads this when it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# ONNX Runtime reports every session to its maker unless this is set before it is imported.
+# ONNX Runtime reports every session to Microsoft unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-# Texts are cut into tokens on threads of our own; the library's would compete with those of the engines.
+# The server has its own threads for tokenizing; the library's threads would compete with the engines'.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from bundle.names import Precision
-from server import VERSION
-from server.app import serve
-from server.backlog import QueueLimits
-from server.check import check
-from server.config import LOG_FORMATS, LOG_LEVELS, ModelConfig, ServerConfig, TlsFiles, parse_bytes
-from server.device import ProviderPolicy
-from server.loading import load_model
-from server.logs import configure_logging
-from server.settings import parse_settings
-from server.sizing import RunnerConfig
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.server import VERSION
+from seq2seq_serve.server.app import serve
+from seq2seq_serve.server.check import check
+from seq2seq_serve.server.config import (
+    LOG_FORMATS,
+    LOG_LEVELS,
+    ModelConfig,
+    ServerConfig,
+    TlsFiles,
+    parse_bytes,
+)
+from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.logs import configure_logging
+from seq2seq_serve.server.models.loading import load_model
+from seq2seq_serve.server.runner.device import ProviderPolicy
+from seq2seq_serve.server.runner.sizing import RunnerConfig
+from seq2seq_serve.server.settings import parse_settings
 
 _AUTO = "auto"
-# What a model may have otherwise than the others: `[models.NAME]` in the file that --config names.
+# The settings that one model may override, in the table `[models.NAME]` of the file given by --config.
 _MODEL_SETTINGS = (
     "provider",
     "precision",
@@ -48,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     options = parse_settings(parser, arguments, os.environ, _MODEL_SETTINGS)
     if not options.bundles and options.repository is None:
-        parser.error("there is nothing to serve: name a BUNDLE, or a --repository")
+        parser.error("there is nothing to serve: name a BUNDLE or a --repository")
     try:
         config = _config(options)
     except ValueError as error:
@@ -67,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _config(options: argparse.Namespace) -> ServerConfig:
     general = _model_config(options)
     if (options.tls_certificate is None) != (options.tls_key is None):
-        raise ValueError("--tls-certificate and --tls-key go together")
+        raise ValueError("--tls-certificate and --tls-key need each other: give both, or none")
     if options.tls_client_ca is not None and options.tls_key is None:
         raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
     tls = None
@@ -121,122 +128,115 @@ def _parser() -> argparse.ArgumentParser:
         "also a variable of the environment, such as SEQ2SEQ_MEMORY_BUDGET=512MiB.",
         allow_abbrev=False,
     )
-    parser.set_defaults(models={})  # with settings of their own, which only the file can give
+    parser.set_defaults(models={})  # settings of single models, which only the file can give
     add = parser.add_argument
+
+    def count(flag: str, default: int | None, text: str, unit: str = "N") -> None:
+        add(flag, type=_at_least_one, default=default, metavar=unit, help=text)
+
+    def seconds(flag: str, default: float, text: str) -> None:
+        add(flag, type=float, default=default, metavar="SECONDS", help=f"{text} (default %(default)g)")
+
     add("--version", action="version", version=f"seq2seq-serve {VERSION}")
     add(
         "bundles",
         nargs="*",
         type=Path,
         metavar="BUNDLE",
-        help="a folder written by `python -m export`, or one with such a folder for each version",
+        help="a folder written by `python -m export`, or a folder with one of these for each version",
     )
     add(
         "--repository",
         type=Path,
         metavar="DIR",
-        help="a folder with such a folder for each model: the newest version of each is served, and others "
-        "can be loaded while the server runs",
+        help="a folder with such a folder for each model: the newest version of each model is served, and "
+        "other versions can be loaded while the server runs",
     )
     add(
         "--check",
         action="store_true",
-        help="check settings, files and bundles, say what would be served, and exit",
+        help="check all settings, files and bundles, list the models, and exit",
     )
     add(
         "--host",
         default=server.host,
-        help="address that both ports listen on; any other than this machine's own needs TLS or --insecure "
-        "(default %(default)s)",
+        help="address that both ports listen on; an address that other machines can reach needs TLS or "
+        "--insecure (default %(default)s)",
     )
     add("--insecure", action="store_true", help="allow a gRPC port that is open to the network without TLS")
-    add(
-        "--tls-certificate",
-        type=Path,
-        metavar="FILE",
-        help="PEM, with what leads to its root; read again when it changes",
-    )
-    add("--tls-key", type=Path, metavar="FILE", help="PEM, the certificate's private key")
-    add(
-        "--tls-client-ca",
-        type=Path,
-        metavar="FILE",
-        help="PEM, who signs the certificates that clients must have (default: clients need none)",
-    )
-    add(
-        "--access-file",
-        type=Path,
-        metavar="FILE",
-        help="TOML, the tokens that callers must send, with their roles (default: everybody may call)",
-    )
+    for flag, text in (
+        ("--tls-certificate", "PEM file with the server's certificate chain; read again when it changes"),
+        ("--tls-key", "PEM file with the certificate's private key"),
+        (
+            "--tls-client-ca",
+            "PEM file; its CA must have signed each client's certificate (default: not needed)",
+        ),
+        ("--access-file", "TOML file with the callers' tokens and roles (default: everyone may call)"),
+    ):
+        add(flag, type=Path, metavar="FILE", help=text)
     add(
         "--open-repository",
         action="store_true",
-        help="without --access-file, let everybody load and unload models",
+        help="without --access-file, let everyone load and unload models",
     )
     add(
         "--no-reflection",
         dest="reflection",
         action="store_false",
-        help="do not tell callers which services there are",
+        help="do not list the services for callers",
     )
-    add("--port", type=int, default=server.port, help="gRPC; 0 takes any free one (default %(default)s)")
+    add(
+        "--port", type=int, default=server.port, help="gRPC port; 0 takes any free port (default %(default)s)"
+    )
     add(
         "--metrics-port",
         type=int,
         default=server.metrics_port,
-        help="HTTP with /metrics, /healthz, /readyz; 0 takes any free one (default %(default)s)",
+        help="HTTP port with /metrics, /healthz, /readyz; 0 takes any free port (default %(default)s)",
     )
     add(
         "--provider",
         choices=[policy.value for policy in ProviderPolicy],
         default=runner.provider.value,
-        help="what may run the graphs: require is CUDA or no start; prefer is CUDA where it works and the "
-        "bundle has graphs for it, else the CPU; the log says why "
-        "(default %(default)s)",
+        help="what runs the graphs: require takes CUDA or does not start; prefer takes CUDA if it works and "
+        "the bundle has graphs for it, otherwise the CPU, and logs why (default %(default)s)",
     )
     add(
         "--precision",
         choices=(_AUTO, *(precision.value for precision in Precision)),
         default=runner.precision or _AUTO,
-        help="of the graphs; auto takes the fastest that fits the provider (default %(default)s)",
+        help="precision of the graphs; auto takes the fastest for the provider (default %(default)s)",
     )
-    add(
-        "--threads",
-        type=_at_least_one,
-        default=runner.num_threads,
-        metavar="N",
-        help="CPU threads of a model's steps (default: the CPUs that the process may use)",
+    count(
+        "--threads", runner.num_threads, "CPU threads per model (default: the CPUs that the process may use)"
     )
-    add(
+    count(
         "--instances",
-        type=_at_least_one,
-        default=runner.num_instances,
-        metavar="N",
-        help="engines of a model, which share its threads, memory and slots: two or more side by side decode "
-        "a small model faster on the CPU than all threads together decode one batch (default %(default)s)",
+        runner.num_instances,
+        "engines per model, which share its threads, memory and slots: on the CPU several engines with few "
+        "threads decode a small model faster than one engine with all threads (default %(default)s)",
     )
     add(
         "--no-cuda-graphs",
         dest="cuda_graphs",
         action="store_false",
         default=runner.cuda_graphs,
-        help="on CUDA launch each kernel of a step by itself, instead of replaying captured steps",
+        help="on CUDA launch each kernel of a step separately, instead of replaying captured steps",
     )
     add(
         "--cuda-libraries",
         type=Path,
         default=runner.cuda_libraries,
         metavar="FOLDER",
-        help="with the libraries of CUDA and cuDNN, in it or in any folder below it (default: the packages "
-        "nvidia-* of this Python, then where the system looks)",
+        help="folder with the libraries of CUDA and cuDNN, also in its subfolders (default: the nvidia-* "
+        "packages of this Python, then the system's library path)",
     )
     add(
         "--memory-budget",
         type=_size,
         default=runner.memory_budget_bytes,
         metavar="SIZE",
-        help="cache and memory of all slots of a model, in bytes or with KiB, MiB, GiB "
+        help="size of the cache and memory of all slots of a model, in bytes or with KiB, MiB, GiB "
         f"(default {runner.memory_budget_bytes // 2**20}MiB)",
     )
     add(
@@ -244,59 +244,25 @@ def _parser() -> argparse.ArgumentParser:
         type=_size,
         default=server.memory_limit_bytes,
         metavar="SIZE",
-        help="weights and slots of all loaded models and versions: what would go beyond it is not loaded "
-        "(default: nine tenths of what the process may use; a GPU's memory is not counted)",
+        help="largest size of all loaded models' weights and slots; a model that would exceed it is not "
+        "loaded (default: nine tenths of the memory of this process; a GPU's memory is not counted)",
     )
-    add(
-        "--max-slots",
-        type=_at_least_one,
-        default=runner.max_slots,
-        metavar="N",
-        help="the most sequences decoded at once, however large the budget (default %(default)s)",
+    limit = "(default: the model's limit)"
+    count(
+        "--max-slots", runner.max_slots, "largest number of sequences decoded at once (default %(default)s)"
     )
-    add(
-        "--max-source-length",
-        type=_at_least_one,
-        default=runner.max_source_length,
-        metavar="TOKENS",
-        help="room for a source (default: the model's limit)",
-    )
-    add(
-        "--max-target-length",
-        type=_at_least_one,
-        default=runner.max_target_length,
-        metavar="TOKENS",
-        help="room for a target (default: the model's limit)",
-    )
-    add(
-        "--max-waiting-requests",
-        type=_at_least_one,
-        default=queue.max_waiting_requests,
-        metavar="N",
-        help="requests that may wait for a slot of each instance of a model (default %(default)s)",
-    )
-    add(
-        "--max-waiting-tokens",
-        type=_at_least_one,
-        default=queue.max_waiting_tokens,
-        metavar="TOKENS",
-        help="source tokens that may wait for a slot of each instance of a model (default %(default)s)",
-    )
-    add(
+    count("--max-source-length", runner.max_source_length, f"room for a source {limit}", "TOKENS")
+    count("--max-target-length", runner.max_target_length, f"room for a target {limit}", "TOKENS")
+    limit = "that may wait for each instance of a model (default %(default)s)"
+    count("--max-waiting-requests", queue.max_waiting_requests, f"requests {limit}")
+    count("--max-waiting-tokens", queue.max_waiting_tokens, f"source tokens {limit}", "TOKENS")
+    seconds(
         "--notice-seconds",
-        type=float,
-        default=server.notice_seconds,
-        metavar="SECONDS",
-        help="how long after SIGTERM health says NOT_SERVING before newcomers are refused, so that balancers "
-        "send them elsewhere; Ctrl-C does not wait (default %(default)g)",
+        server.notice_seconds,
+        "time after SIGTERM in which health reports NOT_SERVING and new requests are still accepted, so that "
+        "load balancers can switch to other servers; Ctrl-C does not wait",
     )
-    add(
-        "--drain-seconds",
-        type=float,
-        default=server.drain_seconds,
-        metavar="SECONDS",
-        help="how long accepted requests may go on after that (default %(default)g)",
-    )
+    seconds("--drain-seconds", server.drain_seconds, "time for accepted requests to finish after that")
     add("--log-level", choices=LOG_LEVELS, default=server.log_level, help="default %(default)s")
     add("--log-format", choices=LOG_FORMATS, default=server.log_format, help="default %(default)s")
     return parser
@@ -311,7 +277,7 @@ def _size(text: str) -> int:
 
 def _at_least_one(text: str) -> int:
     if not text.removeprefix("-").isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     if int(text) < 1:
         raise argparse.ArgumentTypeError(f"it is {text}, and must be at least 1")
     return int(text)

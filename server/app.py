@@ -1,4 +1,4 @@
-"""One server process, from its bundles to its last answer."""
+"""One server process: starts it, serves, drains and stops it."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from server.config import ServerConfig
-from server.deliveries import Deliveries
-from server.descriptors import Descriptors
-from server.errors import ServerError
-from server.http import HttpServer
-from server.metrics import Metrics
-from server.models import Models, ServedModel
-from server.repository import Repository
-from server.service.access import Access
-from server.service.calls import Calls
-from server.service.endpoint import Endpoint
-from server.service.health import Health
-from server.shelf import Shelf
-from server.trimming import Trimmer, spare_what_lives
+from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.deliveries import Deliveries
+from seq2seq_serve.server.descriptors import Descriptors
+from seq2seq_serve.server.errors import ServerError
+from seq2seq_serve.server.http import HttpServer
+from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.models.repository import Repository
+from seq2seq_serve.server.models.served import Models, ServedModel
+from seq2seq_serve.server.models.shelf import Shelf
+from seq2seq_serve.server.service.access import Access
+from seq2seq_serve.server.service.calls import Calls
+from seq2seq_serve.server.service.endpoint import Endpoint
+from seq2seq_serve.server.service.health import Health
+from seq2seq_serve.server.trimming import Trimmer, spare_what_lives
 
 Loader = Callable[[Path, ServerConfig, Deliveries, int], ServedModel]
 
-_REFRESH_SECONDS = 1.0  # how soon a health watcher hears of an engine that failed
+_REFRESH_SECONDS = 1.0  # after which health watchers are informed of a failed engine
 
 _log = logging.getLogger(__name__)
 
@@ -39,13 +39,13 @@ class App:
     Owns everything that lives as long as the server. Its methods run on one event loop.
 
     Args:
-        bundles: Folders; a model is called like its folder.
-        loader: Loads one bundle; runs on a thread of its own.
+        bundles: Folders; a model has the name of its folder.
+        loader: Loads one bundle; called on a thread of its own.
 
     Raises:
-        OSError: A port cannot be listened on, or a file cannot be read.
-        ValueError: Two bundles have the same name, the repository is no folder, a model has settings and no
-            bundle, or the access file cannot be used.
+        OSError: A port cannot be opened, or a file cannot be read.
+        ValueError: Two bundles have the same name, the repository is not a folder, a model has settings but
+            no bundle, or the access file cannot be used.
     """
 
     def __init__(self, bundles: Sequence[Path], config: ServerConfig, loader: Loader) -> None:
@@ -83,10 +83,10 @@ class App:
             raise
 
     async def start(self) -> None:
-        """Answer from now on, first with "loading"; ready when it returns.
+        """Open the ports, load the models, and report ready.
 
         Raises:
-            ValueError: A model that was asked for by its folder cannot be served, or none can.
+            ValueError: A model whose own folder was given cannot be served, or no model can.
         """
         await self.endpoint.start()
         self._loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ class App:
         )
 
     def _load(self, name: str, version: str, path: Path, num_used_bytes: int) -> ServedModel:
-        """Load a version; on a thread of its own."""
+        """Load a version; called on a thread of its own."""
         deliveries = Deliveries(name, self._loop, self._metrics)
         model = self._loader(path, self._config.of_model(name), deliveries, num_used_bytes)
         return replace(model, version=version or model.version)
@@ -137,10 +137,10 @@ class App:
                 continue
 
     async def drain(self, notice_seconds: float = 0.0) -> None:
-        """Say that no request should come any more, refuse those that do, and let the accepted ones finish.
+        """Report NOT_SERVING, then refuse new requests, and let the accepted ones finish.
 
         Args:
-            notice_seconds: Between the first two, for balancers to notice.
+            notice_seconds: Time between the first two, in which load balancers can switch to other servers.
         """
         self._health.drain()
         await asyncio.sleep(notice_seconds)
@@ -155,7 +155,7 @@ class App:
             _log.warning("%d calls were not finished within %g seconds", self._calls.num_open, limit)
 
     async def stop(self) -> None:
-        """End the engines, then the ports: what is unfinished or comes late is answered with UNAVAILABLE."""
+        """Stop the engines, then the ports; unfinished and late requests are answered with UNAVAILABLE."""
         await self._repository.stop()
         await self._calls.wait_until_quiet()
         self._health.close()
@@ -168,8 +168,8 @@ async def serve(bundles: Sequence[Path], config: ServerConfig, loader: Loader) -
     """Serve until SIGTERM or SIGINT, then drain; a second signal kills the process.
 
     Raises:
-        OSError: A port cannot be listened on.
-        ValueError: A bundle cannot be used.
+        OSError: As `App`.
+        ValueError: As `App`, or a bundle cannot be used.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -178,12 +178,12 @@ async def serve(bundles: Sequence[Path], config: ServerConfig, loader: Loader) -
     def on_signal(number: signal.Signals) -> None:
         nonlocal notice_seconds
         if stopping.is_set():
-            os._exit(128 + number)  # not SIG_DFL: the kernel spares the first process of a container
+            os._exit(128 + number)  # not SIG_DFL: the kernel ignores it for the first process of a container
         stopping.set()
-        if number is signal.SIGINT:  # somebody waits at the keyboard, and no balancer sends anything
+        if number is signal.SIGINT:  # a user waits at the keyboard, and no load balancer is used
             notice_seconds = 0.0
         limit = notice_seconds + config.drain_seconds
-        _log.info("%s: draining for at most %g seconds; once more ends at once", number.name, limit)
+        _log.info("%s: draining for at most %g seconds; a second signal ends at once", number.name, limit)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
@@ -198,11 +198,11 @@ async def serve(bundles: Sequence[Path], config: ServerConfig, loader: Loader) -
     _log.info("stopped")
     if app.is_loading:
         logging.shutdown()
-        os._exit(0)  # the thread that loads would be waited for
+        os._exit(0)  # a normal exit would wait for the loading thread
 
 
 async def _is_first(work: Coroutine[Any, Any, None], stopping: asyncio.Event) -> bool:
-    """Wait until work is done, or until it shall stop, which cancels it; says whether it was done."""
+    """Run `work` until it is done or `stopping` is set, which cancels it; returns whether it was done."""
     working, waiting = asyncio.create_task(work), asyncio.create_task(stopping.wait())
     await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()

@@ -1,4 +1,4 @@
-"""What a server would serve, without serving it: `python -m server … --check`."""
+"""Checks settings, files and bundles without serving them: `python -m server … --check`."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bundle.manifest import Bundle, load_bundle
-from server.config import ServerConfig
-from server.device import CPU
-from server.service.access import Access
-from server.service.tls import server_credentials
-from server.shelf import Shelf, Version
-from server.sizing import Sizing, size_up
+from seq2seq_serve.bundle.manifest import Bundle, load_bundle
+from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.models.shelf import Shelf, Version
+from seq2seq_serve.server.runner.device import CPU
+from seq2seq_serve.server.runner.sizing import Sizing, size_up
+from seq2seq_serve.server.service.access import Access
+from seq2seq_serve.server.service.tls import server_credentials
 
 _log = logging.getLogger(__name__)
 
 
 def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
-    """A line for each model, once everything that can be checked beforehand is.
+    """Yields a line for each model that a server would serve.
 
-    As at a start, a model of the repository is served in its newest version that can be; the log says what is
-    wrong with those that cannot.
+    As at a start, the newest usable version of a repository's model is chosen; the log has the errors of the
+    newer ones.
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: A model that was asked for by its folder, every model of the repository, the access file,
-            or the memory limit does not fit; the message says which.
+        ValueError: A model whose own folder was given, every model of the repository, the access file or the
+            memory limit is wrong.
     """
     if config.tls is not None:
         server_credentials(config.tls)
@@ -35,16 +35,17 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
     shelf.check_names(config.models)
     problem: ValueError | None = None
     for name in shelf.names:
+        its_problem: ValueError | None = None
         for version in reversed(shelf.versions(name)):
             try:
                 bundle, sizing = _sized(version, config)
             except ValueError as error:
-                problem = problem or error
+                its_problem = its_problem or error
                 _log.error("model %s: version %s cannot be served: %s", name, version.version, error)
                 continue
             num_used_bytes += sizing.limited_bytes
             is_any = True
-            bound = "at most" if sizing.provider == CPU else "working memory and"
+            bound = "at most" if sizing.provider == CPU else "on the GPU at least"
             yield (
                 f"{name}: version {version.version or bundle.version}, {sizing.precision} on "
                 f"{sizing.provider}, {sizing.num_instances * sizing.num_slots} slots, {bound} "
@@ -52,13 +53,14 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
             )
             break
         else:
-            if problem is not None and shelf.is_given(name):
-                raise problem
+            if its_problem is not None and shelf.is_given(name):
+                raise its_problem
+        problem = problem or its_problem
     if problem is not None and not is_any:
         raise problem
     if num_used_bytes > config.memory_limit_bytes:
         raise ValueError(
-            f"together they take {num_used_bytes} bytes, and the memory limit is "
+            f"together the models take {num_used_bytes} bytes, and the memory limit is "
             f"{config.memory_limit_bytes}: raise --memory-limit, or lower --memory-budget"
         )
 

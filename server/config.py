@@ -1,4 +1,4 @@
-"""What a server is started with: a frozen record, and the only place where its defaults are written."""
+"""The settings of a server, and the only place that defines their defaults."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from server.backlog import QueueLimits
-from server.machine import usable_memory
-from server.sizing import RunnerConfig
+from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.machine import usable_memory
+from seq2seq_serve.server.runner.sizing import RunnerConfig
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
@@ -23,12 +23,12 @@ _MAX_PORT = 65_535
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """PEM files.
+    """PEM files for TLS.
 
     Attributes:
-        certificate: The server's, with what leads to its root.
-        key: Its private key.
-        client_ca: Who signs the certificates that clients must have (mTLS); None asks clients for none.
+        certificate: The server's certificate chain.
+        key: The certificate's private key.
+        client_ca: The CA that must have signed each client's certificate (mTLS); None does not require one.
     """
 
     certificate: Path
@@ -36,7 +36,7 @@ class TlsFiles:
     client_ca: Path | None = None
 
     def paths(self) -> list[Path]:
-        """All that there are."""
+        """Returns the paths of all given files."""
         return [self.certificate, self.key, *([self.client_ca] if self.client_ca else [])]
 
 
@@ -45,8 +45,8 @@ class ModelConfig:
     """Settings of one model.
 
     Attributes:
-        queue: What may wait for a slot before newcomers are refused.
-        runner: How its graphs are run.
+        queue: Limits of the requests that wait for a slot of each instance.
+        runner: Settings of its runners.
     """
 
     queue: QueueLimits
@@ -59,20 +59,20 @@ class ServerConfig:
 
     Attributes:
         host: Address that both ports listen on.
-        port: gRPC; 0 lets the system choose.
-        metrics_port: HTTP with /metrics, /healthz, /readyz; 0 lets the system choose.
-        tls: What the gRPC port is encrypted with; None is not at all.
-        is_insecure: Whether the gRPC port may be neither encrypted nor on the loopback interface.
-        access_file: Tokens and their roles (`server.service.access`); None lets everybody in.
-        is_repository_open: Whether everybody may load and unload models, where there is no access file.
-        has_reflection: Whether callers can ask which services there are.
+        port: gRPC port; 0 lets the system choose.
+        metrics_port: HTTP port with /metrics, /healthz, /readyz; 0 lets the system choose.
+        tls: Encrypts the gRPC port; None leaves it unencrypted.
+        is_insecure: Whether an unencrypted gRPC port may be reachable from other machines.
+        access_file: Tokens and their roles (`server.service.access`); None admits every caller.
+        is_repository_open: Whether every caller may load and unload models if there is no access file.
+        has_reflection: Whether callers can list the services.
         repository: A folder of models, each a bundle or a folder with a bundle for each version.
-        memory_limit_bytes: Of all loaded versions: weights, caches, memory.
-        notice_seconds: How long the server says after SIGTERM that it will end, before it refuses newcomers.
-        drain_seconds: How long accepted requests may go on after that.
-        queue: What may wait for a slot of each instance of a model before newcomers are refused.
-        runner: How a model's graphs are run.
-        models: Other settings than these two, by the model's name.
+        memory_limit_bytes: Limit of the weights, caches and memories of all loaded versions.
+        notice_seconds: Time after SIGTERM in which health reports the end and new requests are accepted.
+        drain_seconds: Time for accepted requests to finish after that.
+        queue: Limits of the requests that wait for a slot of each instance of a model.
+        runner: Settings of a model's runners.
+        models: By name, models with other `queue` and `runner` settings.
     """
 
     host: str = "127.0.0.1"
@@ -99,7 +99,7 @@ class ServerConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}, and must be from 0 to {_MAX_PORT}")
         if self.tls is None and not self.is_insecure and not _is_loopback(self.host):
             raise ValueError(
-                f"host is {self.host}, and without TLS others on the network could read along: give "
+                f"host is {self.host}, and without TLS others on the network could read all messages: give "
                 "--tls-certificate and --tls-key, or allow it with --insecure"
             )
         if self.port == self.metrics_port != 0:
@@ -114,7 +114,7 @@ class ServerConfig:
                 )
 
     def of_model(self, name: str) -> Self:
-        """The same as it is for one model."""
+        """Returns the settings for one model."""
         own = self.models.get(name)
         return self if own is None else replace(self, queue=own.queue, runner=own.runner)
 
@@ -127,11 +127,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def parse_bytes(text: str) -> int:
-    """A number of bytes as people write it: `1048576`, `512MiB`, `2 GiB`.
-
-    Raises:
-        ValueError: It is none of these.
-    """
+    """Returns the number of bytes in a text such as `1048576`, `512MiB` or `2 GiB`; raises ValueError."""
     match = _BYTES.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a size: write bytes, or a whole number with KiB, MiB or GiB")

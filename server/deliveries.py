@@ -1,23 +1,20 @@
-"""The way out of an engine's thread: its turns become news in the mailboxes of the waiting handlers."""
+"""Carries the turns of an engine's thread to the event loop, into the mailboxes of the waiting handlers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 
-from server.engine import Engine
-from server.errors import ServerError
-from server.metrics import Metrics
-from server.records import Request, Result, Turn
-from server.statistics import Statistics
+from seq2seq_serve.server.engine.records import Request, Result, Turn
+from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.statistics import Statistics
 
 
 class Mailbox:
-    """What the engine has said of one request and its handler has not read yet.
+    """The engine's updates of one request that its handler has not read yet.
 
-    Owned by `Deliveries`; used on the event loop only. Tokens pile up while the handler is busy sending,
-    so that a slow client gets fewer and larger pieces.
+    Owned by `Deliveries`; used on the event loop only. Tokens are collected while the handler is sending, so
+    that a slow client gets fewer and larger pieces.
     """
 
     def __init__(self) -> None:
@@ -31,21 +28,21 @@ class Mailbox:
         return self._result is not None
 
     def put(self, token_ids: Mapping[int, list[int]], result: Result | None) -> None:
-        """Add news, new tokens by their hypothesis, and wake the reader."""
+        """Add new tokens, by their hypothesis, or the result, and wake the reader."""
         for place, new in token_ids.items():
             self._token_ids.setdefault(place, []).extend(new)
         self._result = self._result or result
         self._news.set()
 
     async def take(self) -> tuple[dict[int, list[int]], Result | None]:
-        """Wait for news and empty the box: new tokens by hypothesis, and the result when there is one."""
+        """Wait for updates and take them: new tokens by hypothesis, and the result once it exists."""
         await self._news.wait()
         self._news.clear()
         token_ids, self._token_ids = self._token_ids, {}
         return token_ids, self._result
 
     async def wait_for_result(self) -> Result:
-        """Wait for the end, if it has not come yet."""
+        """Wait until the request has ended."""
         while self._result is None:
             await self.take()
         return self._result
@@ -57,12 +54,13 @@ class Deliveries:
     Owned by the app, one for each loaded model. Everything but `deliver` belongs to the event loop.
 
     Args:
-        model_name: What the engine's model is called.
-        loop: The event loop that the handlers run on.
-        metrics: Is told of every turn.
+        model_name: The name of the engines' model.
+        loop: The event loop of the handlers.
+        metrics: Records every turn.
 
     Attributes:
-        statistics: Of all turns so far.
+        mailboxes: By request, from its submission until its handler ends.
+        statistics: Sums over all turns so far.
     """
 
     def __init__(self, model_name: str, loop: asyncio.AbstractEventLoop, metrics: Metrics) -> None:
@@ -70,45 +68,16 @@ class Deliveries:
         self._loop = loop
         self._metrics = metrics
         self.statistics = Statistics()
-        self._mailboxes: dict[Request, Mailbox] = {}
+        self.mailboxes: dict[Request, Mailbox] = {}
 
     def deliver(self, turn: Turn) -> None:
-        """Called on the engine's thread, once a turn."""
+        """Take a turn over from the engine's thread."""
         self._loop.call_soon_threadsafe(self._dispatch, turn)
-
-    @contextmanager
-    def submitted(
-        self, engine: Engine, requests: Sequence[Request], is_expired: Callable[[], bool]
-    ) -> Iterator[dict[Request, Mailbox]]:
-        """Give requests to an engine, all or none, and take back those that have not ended with the block.
-
-        `is_expired` says then whether that is because the deadline passed.
-
-        Raises:
-            ServerError: The engine refuses them.
-        """
-        mailboxes = {request: Mailbox() for request in requests}
-        self._mailboxes |= mailboxes
-        try:
-            try:
-                engine.submit(*requests)
-            except ServerError:
-                self.statistics.failed.count += len(requests)
-                raise
-            try:
-                yield mailboxes
-            finally:
-                for request, mailbox in mailboxes.items():
-                    if not mailbox.has_result:
-                        engine.cancel(request, is_expired=is_expired())
-        finally:
-            for request in requests:
-                del self._mailboxes[request]
 
     def _dispatch(self, turn: Turn) -> None:
         for update in turn.updates:
-            mailbox = self._mailboxes.get(update.request)
-            if mailbox is not None:  # else its handler left, and the engine has not heard of it yet
+            mailbox = self.mailboxes.get(update.request)
+            if mailbox is not None:  # None: its handler has ended, and the engine has not cancelled it yet
                 mailbox.put(update.token_ids, update.result)
-        self._metrics.record_turn(self.model_name, turn.stats)
-        self.statistics.record_turn(turn.stats)
+        self._metrics.record_turn(self.model_name, turn)
+        self.statistics.record_turn(turn)

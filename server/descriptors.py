@@ -1,4 +1,4 @@
-"""Limits of this process's file descriptors, with a reserve for the metrics port."""
+"""The limit of this process's file descriptors, with a reserve for the metrics port."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _NUM_RESERVED = 32
-_MAX_LIMIT = 2**20  # what Linux allows by itself, where the hard limit is infinite
-_NEARLY_ALL, _FEW = 0.9, 0.7  # of the limit: when a warning is logged, and when the next one may be
+_MAX_LIMIT = 2**20  # Linux's own limit, for an infinite hard limit
+_NEARLY_ALL, _FEW = 0.9, 0.7  # parts of the limit: above the first a warning, below the second it is rearmed
 
 _log = logging.getLogger(__name__)
 
@@ -21,8 +21,8 @@ class Descriptors:
     """Raises the process's limit, and keeps a reserve below it for probes.
 
     The kernel refuses to open a descriptor whose number would be the soft limit or more. The soft limit stays
-    a little below what is allowed, so that connections of callers cannot use up all, and is raised while the
-    metrics port accepts a connection or reads files.
+    a little below the hard limit, so that callers' connections cannot use all descriptors. It is raised while
+    the metrics port accepts a connection or reads files.
 
     Owned by the app. Invariant: the soft limit is raised while `reserved` blocks run, on any thread.
     """
@@ -39,11 +39,11 @@ class Descriptors:
             self._set_soft_limit(self.limit)
         except (OSError, ValueError) as error:
             self._most = self.limit = soft
-            _log.warning("the limit of %d open files and sockets stays: %s", soft, error)
+            _log.warning("the limit of %d open files and sockets cannot be raised: %s", soft, error)
 
     @contextmanager
     def reserved(self) -> Iterator[None]:
-        """While the block runs, descriptors of the reserve may be opened."""
+        """Allows the block to open descriptors of the reserve."""
         self._enter(+1)
         try:
             yield
@@ -51,7 +51,7 @@ class Descriptors:
             self._enter(-1)
 
     def check(self) -> None:
-        """Log once when nearly all are in use; takes the same time however many are open."""
+        """Log once when nearly all are in use; its cost does not depend on their number."""
         try:
             num_open = self._num_open()
         except OSError as error:
@@ -73,7 +73,7 @@ class Descriptors:
             self._is_warned = False
 
     def _num_open(self) -> int:
-        """Returns a lower bound of the open ones: the kernel gives out the lowest free number."""
+        """Returns a lower bound of the number of open ones: the kernel assigns the lowest free number."""
         try:
             lowest = os.open(os.devnull, os.O_RDONLY)
         except OSError as error:

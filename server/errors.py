@@ -1,27 +1,26 @@
-"""What can go wrong in the server, as one tree.
+"""The server's errors, as one tree.
 
     ServerError
-    ├── InvalidRequest     what the caller sent cannot be served: too long, unknown option
-    │   └── BlankSource    a text in which there is nothing to see
-    ├── Unauthenticated    no known token came
-    ├── Forbidden          the token has not the role that the call needs
-    ├── UnknownModel       no model of that name
+    ├── InvalidRequest     the request cannot be served: too long, unknown option
+    │   └── BlankSource    the source text does not contain a visible character
+    ├── Unauthenticated    the call does not have a known token
+    ├── Forbidden          the token does not have the role that the call needs
+    ├── UnknownModel       no model has that name
     ├── Overloaded         the queue is full, or the deadline cannot be met
-    ├── LoadFailed         a model cannot be served: its bundle is broken, or there is no room
-    ├── Unavailable        loading or draining
+    ├── LoadFailed         a model cannot be served: its bundle is broken, or memory is missing
+    ├── Unavailable        the server is loading or draining
     ├── DeadlineExceeded   the request's deadline passed before it finished
     ├── Cancelled          the caller went away
     └── EngineFailed       a step raised; only the sequences of that step fail
 
-The engine raises these and knows nothing of gRPC; `server.service.status` holds the one table that turns
-them into status codes.
+The engine raises these and does not know gRPC; a table in `server.service.status` maps them to status codes.
 """
 
 from __future__ import annotations
 
 
 class ServerError(Exception):
-    """The root: every error that a caller is told the text of."""
+    """The root: an error whose text is sent to the caller."""
 
 
 class InvalidRequest(ServerError):
@@ -38,11 +37,11 @@ class InvalidRequest(ServerError):
 
 
 class BlankSource(InvalidRequest):
-    """The source text is empty, or white space and characters that are not seen: there is nothing to do."""
+    """The source text is empty, or contains only white space and invisible characters."""
 
 
 class Unauthenticated(ServerError):
-    """No known token came with the call."""
+    """The call does not have a known token."""
 
 
 class Forbidden(ServerError):
@@ -50,12 +49,12 @@ class Forbidden(ServerError):
 
 
 class UnknownModel(ServerError):
-    """There is no model, or no version, of the asked name.
+    """No model or no version has the requested name.
 
     Args:
-        message: What there is instead.
-        name: That was asked for.
-        version: That was asked for; empty for any.
+        message: Lists the existing ones.
+        name: The requested name.
+        version: The requested version; empty for any.
     """
 
     def __init__(self, message: str, *, name: str, version: str = "") -> None:
@@ -65,15 +64,15 @@ class UnknownModel(ServerError):
 
 
 class LoadFailed(ServerError):
-    """A model cannot be served: its bundle is broken, or there is no room for it."""
+    """A model cannot be served: its bundle is broken, or memory is missing."""
 
 
 class Overloaded(ServerError):
     """The queue is full, or the deadline cannot be met.
 
     Args:
-        message: Which limit, and its value.
-        retry_after_seconds: When a retry may succeed.
+        message: The limit and its value.
+        retry_after_seconds: Time after which a retry may succeed.
     """
 
     def __init__(self, message: str, *, retry_after_seconds: float) -> None:
@@ -82,7 +81,7 @@ class Overloaded(ServerError):
 
 
 class Unavailable(ServerError):
-    """The model is loading or the server is draining."""
+    """The server is loading the model, or is draining."""
 
 
 class DeadlineExceeded(ServerError):

@@ -1,4 +1,4 @@
-"""Keeps asyncio from logging the exceptions of work that nobody waits for any more."""
+"""Keeps asyncio from logging the exceptions of futures that are not awaited any more."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from typing import Any
 
 
 def retrieve(future: asyncio.Future[Any]) -> None:
-    """Ask a future for its exception: a callback for where whoever waits may leave first."""
+    """Read a future's exception; a done callback for futures whose waiter may be cancelled first."""
     if not future.cancelled():
         future.exception()

@@ -1,6 +1,6 @@
-"""The metrics port: /metrics for Prometheus, /healthz and /readyz for orchestrators and balancers.
+"""The metrics port: /metrics for Prometheus, /healthz and /readyz for orchestrators and load balancers.
 
-A small threaded WSGI server, so that it answers even while the event loop is busy.
+It is a small threaded WSGI server, so that it answers even while the event loop is busy.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
-from server.descriptors import Descriptors
+from seq2seq_serve.server.descriptors import Descriptors
 
 _MAX_CONNECTIONS = 64
-_POLL_SECONDS = 0.1  # how soon the thread notices that it should end
+_POLL_SECONDS = 0.1  # the thread checks this often whether it should end
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ Probe = Callable[[], str | None]
 
 
 class _ThreadingServer(ThreadingMixIn, WSGIServer):
-    """Has a thread for each connection; newcomers take the places of those that are open longest."""
+    """Has one thread for each connection; beyond a limit a new connection closes the oldest one."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -42,25 +42,25 @@ class _ThreadingServer(ThreadingMixIn, WSGIServer):
         self._lock = threading.Lock()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection, also where callers of gRPC have taken all other descriptors."""
+        """Accept a connection, even if gRPC callers use all other descriptors."""
         with self.descriptors.reserved():
             connection, address = super().get_request()
         with self._lock:
             if len(self._open) >= _MAX_CONNECTIONS:
                 oldest = next(iter(self._open))
                 del self._open[oldest]
-                with suppress(OSError):  # its client has closed it
-                    oldest.shutdown(socket.SHUT_RDWR)  # which ends its thread
+                with suppress(OSError):  # its client has closed it already
+                    oldest.shutdown(socket.SHUT_RDWR)  # this ends its thread
             self._open[connection] = None
         return connection, address
 
     def handle_error(self, *_: Any) -> None:
-        """Log a bug; an error of the connection is the client's."""
+        """Log a bug; an error of the connection is not one."""
         if not isinstance(sys.exception(), OSError):
             _log.exception("the metrics port: a bug")
 
     def close_request(self, request: Any) -> None:
-        """Forget a connection before its number may be another one's."""
+        """Remove a connection before the system can reuse its descriptor."""
         with self._lock:
             self._open.pop(request, None)
         super().close_request(request)
@@ -71,10 +71,10 @@ class _ThreadingServer6(_ThreadingServer):
 
 
 class _QuietHandler(WSGIRequestHandler):
-    timeout = 5.0  # seconds in which a client has to say something
+    timeout = 5.0  # seconds in which a client has to send something
 
     def log_message(self, *args: object) -> None:
-        """Say nothing: a scrape every few seconds would fill the log."""
+        """Log nothing: a scrape every few seconds would fill the log."""
 
 
 class HttpServer:
@@ -83,13 +83,13 @@ class HttpServer:
     Owned by the app.
 
     Args:
-        registry: What /metrics shows.
-        descriptors: Whose reserve this port may use.
-        unhealthy: Why /healthz should answer 503, or None when all is well.
-        unready: The same of /readyz.
+        registry: The metrics of /metrics.
+        descriptors: Their reserve is for this port.
+        unhealthy: Returns why /healthz should answer 503, or None.
+        unready: Returns the same for /readyz.
 
     Raises:
-        OSError: Another process listens there, or the address cannot be used; the message says which.
+        OSError: Another process uses the port, or the address cannot be used; the message names the case.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class HttpServer:
     def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")
         if path == "/metrics":
-            with self._descriptors.reserved():  # what it shows of the process is in files
+            with self._descriptors.reserved():  # the process metrics are read from files
                 body: Iterable[bytes] = self._metrics(environ, start_response)
             return body
         if path not in self._probes:

@@ -1,4 +1,4 @@
-"""How the server's log lines look; configured once, by `server.__main__`."""
+"""The format of the server's log lines; `server.__main__` configures it once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, log_format: str) -> None:
-    """Send all log lines to stderr, as text for people or one JSON object a line."""
+    """Send all log lines to stderr, as text or as one JSON object per line."""
     handler = logging.StreamHandler(sys.stderr)
     if log_format == "json":
         handler.setFormatter(_JsonFormatter())
@@ -31,4 +31,4 @@ def configure_logging(level: str, log_format: str) -> None:
         formatter.converter = time.gmtime
         handler.setFormatter(formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("grpc").setLevel(logging.INFO)  # at debug it tells of every event loop that it sees
+    logging.getLogger("grpc").setLevel(logging.INFO)  # at debug level it logs every event loop

@@ -1,4 +1,4 @@
-"""What of the machine this process may use: what its affinity and its container's limits leave."""
+"""CPU and memory limits of this process (cgroup, affinity)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def usable_cpus(cgroup: Path = _CGROUP) -> int:
-    """At least 1.
+    """Returns the number of CPUs that this process may use, at least 1.
 
     Args:
-        cgroup: Where the control group's files are: `cpu.max` of version 2, or those of version 1.
+        cgroup: Folder of the control group's files: `cpu.max` of version 2, or those of version 1.
     """
     has_affinity = hasattr(os, "sched_getaffinity")  # Linux
     num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
@@ -21,22 +21,22 @@ def usable_cpus(cgroup: Path = _CGROUP) -> int:
 
 
 def usable_memory(cgroup: Path = _CGROUP) -> int:
-    """Bytes for models: most of the machine's, or of what the container is limited to.
+    """Returns the bytes for models: nine tenths of the machine's memory or of the container's limit.
 
     Args:
-        cgroup: Where the control group's files are: `memory.max` of version 2, or that of version 1.
+        cgroup: Folder of the control group's files: `memory.max` of version 2, or that of version 1.
     """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
             limits.append(int((cgroup / name).read_text()))
         except (OSError, ValueError):
-            continue  # not there, or "max"
-    return min(limits) * 9 // 10  # the rest is for everything else in the process
+            continue  # it does not exist, or contains "max"
+    return min(limits) * 9 // 10  # the rest is for the process itself
 
 
 def _quota(cgroup: Path) -> float:
-    """CPUs that the container may keep busy; infinity where nothing limits it."""
+    """Returns the number of CPUs that the container may use; infinity without a limit."""
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
     except (OSError, ValueError):

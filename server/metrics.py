@@ -1,6 +1,6 @@
-"""Every metric of the server: the only module that names one. It knows the engine's records, not the engine.
+"""All metrics of the server; no other module names one. It knows the engine's records, not the engine.
 
-Names, labels and finish reasons are shaped like vLLM's, so that a dashboard maps by the prefix; the bounds
+Names, labels and finish reasons follow vLLM's, so that a dashboard can be adapted by the prefix. The bounds
 are finer at the low end, because a step of a small model takes a millisecond.
 """
 
@@ -18,18 +18,18 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from server.records import FinishReason, StepStats
+from seq2seq_serve.server.engine.records import FinishReason, Load, Turn
 
 _MODEL = "model_name"
 
-# Seconds. Of a whole request: up to the two minutes that a patient caller waits.
+# Seconds of a whole request: up to the two minutes that a patient caller waits.
 LATENCY_BOUNDS = (
     *(0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.005, 0.0075),
     *(0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075, 0.08),
     *(0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 0.8),
     *(1.0, 1.5, 2.0, 2.5, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 80.0, 120.0),
 )
-# Seconds. Of one step, and between two tokens of a sequence.
+# Seconds of one step, and between two tokens of a sequence.
 STEP_BOUNDS = (
     *(0.0002, 0.0003, 0.0004, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008),
     *(0.01, 0.015, 0.02, 0.025, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5),
@@ -37,7 +37,7 @@ STEP_BOUNDS = (
 # Rows of a step.
 BATCH_BOUNDS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024)
 
-# Seconds. Of any RPC, as gRPC's own middlewares have them.
+# Seconds of any RPC, as in gRPC's own middlewares.
 RPC_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 _RPC = ("grpc_type", "grpc_service", "grpc_method")
@@ -56,7 +56,7 @@ _WASTED_REASONS = {FinishReason.CANCELLED: "cancelled", FinishReason.DEADLINE: "
 
 
 class Model(Protocol):
-    """What the metrics show of a served model; the methods are called at every scrape, on the HTTP thread."""
+    """The shown properties of a served model; the methods are called at every scrape, on the HTTP thread."""
 
     @property
     def name(self) -> str: ...
@@ -70,12 +70,11 @@ class Model(Protocol):
     def num_slots(self) -> int: ...
     @property
     def cache_bytes(self) -> int: ...
+    @property
+    def max_target_length(self) -> int: ...
 
     def silent_seconds(self) -> float: ...
-    def num_running(self) -> int: ...
-    def num_waiting(self) -> int: ...
-    def num_slots_in_use(self) -> int: ...
-    def cache_usage(self) -> float: ...
+    def load(self) -> Load: ...
 
 
 class Metrics:
@@ -85,23 +84,19 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        # A setting of the whole library: else every time series is followed by one with the time of its
-        # birth.
+        # A global setting of the library: otherwise every series gets a second one with its creation time.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._models: dict[str, _ModelSeries] = {}
         self._infos: dict[str, tuple[str, ...]] = {}
-        self._gauges: list[Gauge] = []  # with one value a model
-        self._requests = Counter(
-            "seq2seq_requests",
-            "RPCs that reached a handler, by how they ended.",
-            (_MODEL, "method", "code"),
-            registry=self.registry,
+        self._gauges: list[Gauge] = []  # one value per model
+        self._requests = self._counter(
+            "seq2seq_requests", "RPCs that reached a handler, by how they ended.", "method", "code"
         )
         self._rpcs_started = self._rpc_counter("started", "RPCs that began.")
         self._rpcs_handled = self._rpc_counter("handled", "RPCs that ended.", "grpc_code")
-        self._rpc_messages_received = self._rpc_counter("msg_received", "Messages that came.")
+        self._rpc_messages_received = self._rpc_counter("msg_received", "Messages that were received.")
         self._rpc_messages_sent = self._rpc_counter("msg_sent", "Messages that were sent.")
         self._rpc_seconds = Histogram(
             "grpc_server_handling_seconds",
@@ -126,7 +121,7 @@ class Metrics:
         )
         self._encode = self._histogram(
             "seq2seq_encode_time_seconds",
-            "One encode call, of all who were admitted together.",
+            "One encode call, of all requests that were admitted together.",
             LATENCY_BOUNDS,
         )
         self._first_token = self._histogram(
@@ -147,21 +142,17 @@ class Metrics:
         self._generation_tokens = self._counter(
             "seq2seq_generation_tokens", "Target tokens generated, counted when a request ends."
         )
-        self._success = Counter(
+        self._success = self._counter(
             "seq2seq_request_success",
             "Accepted requests that ended, by how: stop, length, abort.",
-            (_MODEL, "finished_reason"),
-            registry=self.registry,
+            "finished_reason",
         )
         self._bounded = self._counter(
             "seq2seq_bounded_targets",
-            "Targets that ended at the length bound of the model's bundle: most of them repeat themselves.",
+            "Targets that ended at the length bound of the model's bundle; most of them repeat themselves.",
         )
-        self._wasted = Counter(
-            "seq2seq_wasted_tokens",
-            "Target tokens generated for requests that nobody waited for any more.",
-            (_MODEL, "reason"),
-            registry=self.registry,
+        self._wasted = self._counter(
+            "seq2seq_wasted_tokens", "Target tokens of requests that were cancelled or expired.", "reason"
         )
         self._moved = self._counter(
             "seq2seq_cache_moved_bytes", "Cache and memory copied to close holes and to fork hypotheses."
@@ -171,7 +162,7 @@ class Metrics:
         self._slots_in_use = self._gauge("seq2seq_slots_in_use", "Slots that running requests hold.")
         self._slots = self._gauge("seq2seq_slots", "Sequences that can be decoded at once.")
         self._cache_usage = self._gauge(
-            "seq2seq_kv_cache_usage_ratio", "Cache positions in use over those of all slots."
+            "seq2seq_kv_cache_usage_ratio", "Target positions of running rows over those of all slots."
         )
         self._cache_bytes = self._gauge("seq2seq_cache_bytes", "Size of the cache and memory of all slots.")
         self._heartbeat = self._gauge(
@@ -181,8 +172,8 @@ class Metrics:
     def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
         return Histogram(name, text, (_MODEL,), buckets=bounds, registry=self.registry)
 
-    def _counter(self, name: str, text: str) -> Counter:
-        return Counter(name, text, (_MODEL,), registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, (_MODEL, *labels), registry=self.registry)
 
     def _rpc_counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"grpc_server_{name}", text, (*_RPC, *labels), registry=self.registry)
@@ -193,8 +184,8 @@ class Metrics:
         return gauge
 
     def show_model(self, model: Model) -> None:
-        """Show a model from now on, in the place of its predecessor, with zeros where nothing happened."""
-        name = model.name
+        """Show a model from now on, in place of its predecessor; values without an event are zero."""
+        name, num_positions = model.name, model.num_slots * model.max_target_length
         self._hide_info(name)
         self._infos[name] = (name, model.version, model.precision, model.provider)
         self._info.labels(*self._infos[name]).set(1)
@@ -202,17 +193,17 @@ class Metrics:
         self._cache_bytes.labels(name).set(model.cache_bytes)
         for gauge, read in (
             (self._heartbeat, lambda: time.time() - model.silent_seconds()),
-            (self._running, model.num_running),
-            (self._waiting, model.num_waiting),
-            (self._slots_in_use, model.num_slots_in_use),
-            (self._cache_usage, model.cache_usage),
+            (self._running, lambda: model.load().num_running),
+            (self._waiting, lambda: model.load().num_waiting),
+            (self._slots_in_use, lambda: model.load().num_slots_in_use),
+            (self._cache_usage, lambda: model.load().num_cached / num_positions),
         ):
             gauge.labels(name).set_function(read)
         if name not in self._models:
             self._models[name] = _ModelSeries(self, name)
 
     def hide_model(self, model: Model) -> None:
-        """Show what a model did, and no more what it is and does."""
+        """Remove a model's gauges; its counters and histograms stay."""
         self._hide_info(model.name)
         for gauge in self._gauges:
             gauge.remove(model.name)
@@ -222,33 +213,33 @@ class Metrics:
             self._info.remove(*self._infos.pop(name))
 
     def record_rpc(self, *, model_name: str, method: str, code: str) -> None:
-        """One RPC ended.
+        """Count an RPC that ended.
 
-        `model_name` is a served model's or empty: a caller's own words never become a label.
+        `model_name` is a served model's or empty: a caller's text never becomes a label.
         """
         self._requests.labels(model_name, method, code).inc()
 
     def rpc_series(self, service: str, method: str, *, is_stream_in: bool, is_stream_out: bool) -> RpcSeries:
-        """What is counted of one method of one service."""
+        """Creates the time series of one method of one service."""
         return RpcSeries(self, (_RPC_TYPES[is_stream_in, is_stream_out], service, method))
 
-    def record_turn(self, name: str, stats: StepStats) -> None:
-        """One turn of one of a model's engines."""
+    def record_turn(self, name: str, turn: Turn) -> None:
+        """Count one turn of one of a model's engines."""
         model = self._models[name]
-        if stats.num_rows:
-            model.step.observe(stats.step_seconds)
-            model.batch_size.observe(stats.num_rows)
-        if stats.queue_seconds:
-            model.encode.observe(stats.encode_seconds)
+        if turn.num_rows:
+            model.step.observe(turn.step_seconds)
+            model.batch_size.observe(turn.num_rows)
+        if turn.queue_seconds:
+            model.encode.observe(turn.encode_seconds)
         for histogram, values in (
-            (model.queue, stats.queue_seconds),
-            (model.first_token, stats.first_token_seconds),
-            (model.inter_token, stats.inter_token_seconds),
+            (model.queue, turn.queue_seconds),
+            (model.first_token, turn.first_token_seconds),
+            (model.inter_token, turn.inter_token_seconds),
         ):
             for seconds in values:
                 histogram.observe(seconds)
-        model.moved.inc(stats.moved_bytes)
-        for result in stats.results:
+        model.moved.inc(turn.moved_bytes)
+        for result in turn.results:
             reason = result.finish_reason
             model.e2e.observe(result.timings.total_seconds)
             model.prompt_tokens.inc(result.num_source_tokens)
@@ -260,7 +251,7 @@ class Metrics:
 
 
 class RpcSeries:
-    """One method's time series: names, labels and codes as gRPC's middlewares for Go have them."""
+    """One method's time series, with the names, labels and codes of gRPC's middlewares for Go."""
 
     def __init__(self, metrics: Metrics, labels: tuple[str, str, str]) -> None:
         self.note_start = metrics._rpcs_started.labels(*labels).inc
@@ -271,14 +262,14 @@ class RpcSeries:
         self._labels = labels
 
     def note_end(self, code: str, seconds: float) -> None:
-        """An RPC ended; `code` is the name of a gRPC status, such as INVALID_ARGUMENT."""
+        """Count an RPC that ended; `code` is the name of a gRPC status, such as INVALID_ARGUMENT."""
         go_name = _GO_NAMES.get(code) or code.title().replace("_", "")
         self._handled.labels(*self._labels, go_name).inc()
         self._seconds.observe(seconds)
 
 
 class _ModelSeries:
-    """One model's time series, looked up once: a turn of the engine takes less time than its labels would."""
+    """One model's time series, looked up once, because a look-up takes longer than a turn of the engine."""
 
     def __init__(self, metrics: Metrics, name: str) -> None:
         self.e2e = metrics._e2e.labels(name)

@@ -1,4 +1,4 @@
-"""Where a flag's value comes from that is not given: the environment, a TOML file, then its default."""
+"""Reads settings from the command line, the environment and a TOML file, in this order of precedence."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ PREFIX = "SEQ2SEQ_"
 _CONFIG = "--config"
 _MODELS = "models"
 _NO_SETTINGS = ("help", "config", "version")
-_SIMILAR = 0.9  # of 1: a letter or two are otherwise
-_OF_KUBERNETES = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)$")  # of a Service SEQ2SEQ_…
+_SIMILAR = 0.9  # of 1: one or two letters differ
+_OF_KUBERNETES = re.compile(
+    r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)$"
+)  # set by a Service SEQ2SEQ_…
 _log = logging.getLogger(__name__)
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -28,25 +30,25 @@ def parse_settings(
     environment: Mapping[str, str],
     model_settings: Collection[str] = (),
 ) -> argparse.Namespace:
-    """Parse a command line, filled up from environment and file.
+    """Parse a command line; missing flags are taken from the environment, then from the file.
 
-    A flag `--max-slots` is `SEQ2SEQ_MAX_SLOTS` in the environment and `max_slots` in the file that `--config`
-    names; a switch is true or false in both, and its name is that of the flag. What is given several times is
-    a list in the file, and in the environment separated as paths are.
+    The flag `--max-slots` is `SEQ2SEQ_MAX_SLOTS` in the environment and `max_slots` in the file that
+    `--config` names. A switch has its flag's name, and is true or false in both. A flag with several values
+    is a list in the file; in the environment its values are separated like paths.
 
     Args:
-        parser: Gets the flag `--config`. Usage errors of any source end the program by it.
-        arguments: None is the program's own.
-        environment: Its variables.
-        model_settings: Those that the file may give to one model, in a table `[models.NAME]`. `models` of
-            what comes back has all settings of each such model.
+        parser: Gets the flag `--config`, and reports usage errors of all sources.
+        arguments: None takes the program's own.
+        environment: The environment variables.
+        model_settings: The settings that the file may give to one model, in a table `[models.NAME]`. The
+            result's `models` contains all settings of each such model.
     """
     parser.add_argument(
         _CONFIG,
         type=Path,
         metavar="FILE",
-        help="TOML, with flags by their names, such as max_slots = 64, and those of one model in a table "
-        f"[models.NAME]; the command line and the environment ({PREFIX}MAX_SLOTS) override the former",
+        help="TOML file with flags, such as max_slots = 64, and a table [models.NAME] with the flags of one "
+        f"model; outside of the tables, the command line and the environment ({PREFIX}MAX_SLOTS) override it",
     )
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument(_CONFIG, type=Path, default=environment.get(f"{PREFIX}CONFIG"))
@@ -76,13 +78,13 @@ def parse_settings(
         for name, value in table.items():
             where = f"{file}: {_MODELS}.{model}.{name}"
             if name not in model_settings:
-                parser.error(f"{where}: a model can have {', '.join(model_settings)}")
+                parser.error(f"{where}: one model can only have {', '.join(model_settings)}")
             setattr(options.models[model], actions[name].dest, _checked(parser, actions[name], value, where))
     return options
 
 
 def _name(action: argparse.Action) -> str:
-    """Of a setting: that of its flag."""
+    """Returns the name of a setting, which is that of its flag."""
     flag = action.option_strings[-1] if action.option_strings else action.dest
     return flag.lstrip("-").replace("-", "_")
 
@@ -93,25 +95,25 @@ def _read(parser: argparse.ArgumentParser, file: Path) -> dict[str, Any]:
     except OSError as error:
         parser.error(f"{file}: {error.strerror}")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        parser.error(f"{file} is no TOML: {error}")
+        parser.error(f"{file} is not valid TOML: {error}")
 
 
 def _check_variables(
     parser: argparse.ArgumentParser, environment: Mapping[str, str], names: Iterable[str]
 ) -> None:
-    """Refuse a misspelt variable, and tell of others that begin like ours."""
+    """Refuse a misspelt variable, and log other variables with our prefix."""
     known = [PREFIX + name.upper() for name in (*names, "config")]
     for variable in environment:
         if not variable.startswith(PREFIX) or variable in known or _OF_KUBERNETES.search(variable):
             continue
         meant = difflib.get_close_matches(variable, known, n=1, cutoff=_SIMILAR)
         if meant:
-            parser.error(f"{variable}: there is no such setting; is {meant[0]} meant?")
-        _log.warning("%s is no setting of this server", variable)
+            parser.error(f"{variable}: there is no such setting; did you mean {meant[0]}?")
+        _log.warning("%s is not a setting of this server", variable)
 
 
 def _checked(parser: argparse.ArgumentParser, action: argparse.Action, value: Any, where: str) -> Any:
-    """A flag's value from elsewhere, checked as the flag's own would be."""
+    """Converts and checks the value of a setting as the flag's own value would be."""
     try:
         return _converted(action, value)
     except (TypeError, ValueError, argparse.ArgumentTypeError) as error:
@@ -119,22 +121,22 @@ def _checked(parser: argparse.ArgumentParser, action: argparse.Action, value: An
 
 
 def _converted(action: argparse.Action, value: Any) -> Any:
-    if action.nargs == 0:  # a switch: its flag stands for true, whatever it stores
+    if action.nargs == 0:  # a switch: true is the value that its flag stores
         truth = value if isinstance(value, bool) else _TRUTHS.get(str(value).lower())
         if truth is None:
             raise ValueError(f"{value!r} is neither true nor false")
         return action.const if truth else not action.const
     if action.nargs == "*":
         if not isinstance(value, list):
-            raise TypeError(f"{value!r} is no list")
+            raise TypeError(f"{value!r} is not a list")
         return [_one(action, one) for one in value]
     return _one(action, value)
 
 
 def _one(action: argparse.Action, value: Any) -> Any:
     if isinstance(value, (bool, list, dict)):
-        raise TypeError(f"{value!r} is no single value")
+        raise TypeError(f"{value!r} is not a single value")
     converted = action.type(str(value)) if callable(action.type) else str(value)
     if action.choices is not None and converted not in action.choices:
-        raise ValueError(f"{value!r} is none of {', '.join(map(str, action.choices))}")
+        raise ValueError(f"{value!r} is not one of {', '.join(map(str, action.choices))}")
     return converted

@@ -1,22 +1,22 @@
-"""What a model has done so far, as running sums: what the metrics tell as distributions."""
+"""Running sums over the requests and steps of a model, for the Open Inference Protocol's statistics."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
 
-from server.records import StepStats
+from seq2seq_serve.server.engine.records import Turn
 
 
 @dataclass
 class Sum:
-    """How many, and their seconds together."""
+    """A count and the sum of its durations."""
 
     count: int = 0
     seconds: float = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Add one duration."""
         self.count += 1
         self.seconds += seconds
 
@@ -28,13 +28,13 @@ class Statistics:
     Owned by its deliveries; used on the event loop only.
 
     Attributes:
-        succeeded: Requests that ended well, from arrival to end.
-        failed: Those that did not; also who was refused by the engine, without seconds.
-        queued: Until admission.
+        succeeded: Successful requests, from arrival to end.
+        failed: Failed requests; those that the engine refused count without seconds.
+        queued: Requests, from arrival to admission.
         encoded: Calls of the encoder.
         decoded: Steps of the decoder.
-        steps_by_rows: The same by the number of rows.
-        last_request: Unix time of the last end.
+        steps_by_rows: Steps of the decoder by their number of rows.
+        last_request: Unix time of the last request's end.
     """
 
     succeeded: Sum = field(default_factory=Sum)
@@ -45,15 +45,15 @@ class Statistics:
     steps_by_rows: dict[int, Sum] = field(default_factory=dict)
     last_request: float = 0.0
 
-    def record_turn(self, stats: StepStats) -> None:
-        """One turn of an engine."""
-        if stats.num_rows:
-            self.decoded.add(stats.step_seconds)
-            self.steps_by_rows.setdefault(stats.num_rows, Sum()).add(stats.step_seconds)
-        if stats.queue_seconds:
-            self.encoded.add(stats.encode_seconds)
-        for seconds in stats.queue_seconds:
+    def record_turn(self, turn: Turn) -> None:
+        """Add one turn of an engine."""
+        if turn.num_rows:
+            self.decoded.add(turn.step_seconds)
+            self.steps_by_rows.setdefault(turn.num_rows, Sum()).add(turn.step_seconds)
+        if turn.queue_seconds:
+            self.encoded.add(turn.encode_seconds)
+        for seconds in turn.queue_seconds:
             self.queued.add(seconds)
-        for result in stats.results:
+        for result in turn.results:
             (self.succeeded if result.error is None else self.failed).add(result.timings.total_seconds)
             self.last_request = time.time()

@@ -1,7 +1,7 @@
-"""Gives freed memory back to the machine: what Python's collector and glibc would keep for later.
+"""Returns freed memory, which Python's collector and glibc would keep, to the operating system.
 
-Many messages of megabytes at once are no longer needed when they are answered, and would still count against
-the limit of the container. With another C library than glibc, only Python's part is done.
+Messages of megabytes are not needed any more when they are answered, but would still count against the
+container's limit. With another C library than glibc, only Python's garbage is collected.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-# Python's collector of cycles looks at everything that lives, which stops all threads for a tenth of a second
-# where a thousand requests wait. So by itself it looks at what is young, and at the whole only now and then.
+# A full garbage collection visits all live objects, which stops all threads for a tenth of a second while a
+# thousand requests wait. So Python itself only collects young objects; `Trimmer` runs full collections.
 _GC_THRESHOLDS = (2_000, 10, 2**31 - 1)
 _COLLECT_SECONDS = 60.0
-_PAUSES = 50  # between collections for the sake of memory, as a multiple of the last one's duration
+_PAUSES = 50  # pause between collections that free memory, as a multiple of the last one's duration
 
 _STATM = Path("/proc/self/statm")  # Linux
 _SLACK_BYTES = 64 * 2**20
@@ -29,14 +29,14 @@ _MAX_LOOKS = 600
 
 
 def spare_what_lives() -> None:
-    """Let Python's collector skip all objects that exist now, and look at old ones only now and then."""
+    """Exclude all objects that exist now from garbage collection, and leave full collections to `Trimmer`."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
 
 
 def resident_bytes() -> int:
-    """Memory that this process has; 0 where it cannot be read, such as for want of a file descriptor."""
+    """Returns this process's resident memory; 0 if it cannot be read: without a free descriptor, for one."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -44,25 +44,25 @@ def resident_bytes() -> int:
 
 
 class Trimmer:
-    """Collects garbage, and asks glibc to give memory back while the process has more than before.
+    """Collects garbage, and lets glibc return memory while the process has more than its base.
 
-    Owned by the app, which calls `look` every second. It trims at each of the first `_MANY_LOOKS` that find
-    more, then at every fourth. What is in use at `_MAX_LOOKS` in a row is needed, and becomes the new base.
-    Garbage is collected before memory is trimmed, for at most a fiftieth of the time; and once a minute at
-    least.
+    Owned by the app, which calls `look` every second. It trims at each of the first `_MANY_LOOKS` calls that
+    find more, then at every fourth. Memory that is in use at `_MAX_LOOKS` calls in a row is needed, and
+    becomes the new base. Garbage is collected before memory is trimmed, for at most a fiftieth of the time,
+    and at least once a minute.
     """
 
     def __init__(self, measure: Callable[[], int] = resident_bytes) -> None:
         self._measure = measure
         self._malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._base_bytes = measure()
-        self._num_looks = 0  # in a row that found more
+        self._num_looks = 0  # calls in a row that found more
         self._collected_at, self._collect_seconds = time.monotonic(), 0.0
 
     async def look(self) -> None:
-        """Collect and trim where the process has grown: a millisecond for each megabyte that is given back.
+        """Collect and trim if the process has grown; takes a millisecond for each megabyte returned.
 
-        Trimming releases the GIL, but other threads wait where they need the heap.
+        Trimming releases the GIL, but threads that allocate memory wait for it.
         """
         is_wanted = self._is_trim_wanted()
         self._collect(_PAUSES * self._collect_seconds if is_wanted else math.inf)
@@ -84,7 +84,7 @@ class Trimmer:
         return self._num_looks <= _MANY_LOOKS or self._num_looks % _SELDOM == 0
 
     def _collect(self, pause_seconds: float) -> None:
-        """Collect garbage if the last collection ended at least that long ago."""
+        """Collect garbage if the last collection ended at least `pause_seconds` or a minute ago."""
         begun = time.monotonic()
         if begun - self._collected_at >= min(pause_seconds, _COLLECT_SECONDS):
             gc.collect()

@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _quiet_soon() -> Iterator[None]:
     # Each of the many servers that start and stop in this process would wait for calls on their way to it.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("server.service.calls._QUIET_SECONDS", 0.01)
+        patch.setattr("seq2seq_serve.server.service.calls._QUIET_SECONDS", 0.01)
         yield
 
 

@@ -10,25 +10,27 @@ from dataclasses import dataclass
 from io import StringIO
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from bundle.manifest import Bundle, load_bundle
-from bundle.names import Precision
-from export import exporter
-from export.__main__ import main as export_main
-from export.exporter import export_bundle
-from export.linear import FloatFactory
-from training.config import TrainingConfig, TransformerConfig
-from training.corpus import Corpus, SentencePair
-from training.prepare import continue_run, start_run
-from training.presets import Preset
-from training.run import RunFolder, TrainedModel, load_run
-from training.tokenizer import train_tokenizer
-from training.transformer import Transformer
+from seq2seq_serve.bundle.manifest import Bundle, load_bundle
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.export import exporter
+from seq2seq_serve.export.__main__ import main as export_main
+from seq2seq_serve.export.exporter import export_bundle
+from seq2seq_serve.export.graphs.linear import FloatFactory
+from seq2seq_serve.training.config import ModelConfig, TrainingConfig, TransformerConfig
+from seq2seq_serve.training.data.corpus import Corpus, SentencePair
+from seq2seq_serve.training.data.tokenizer import train_tokenizer
+from seq2seq_serve.training.models.recurrent import RecurrentConfig
+from seq2seq_serve.training.models.registry import make_model
+from seq2seq_serve.training.prepare import continue_run, start_run
+from seq2seq_serve.training.presets import Preset
+from seq2seq_serve.training.run import RunFolder, TrainedModel, load_run
 
 _KOREAN = "하나", "둘", "셋", "넷", "다섯"
 _ENGLISH = "one", "two", "three", "four", "five"
@@ -76,20 +78,12 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
     return made_once
 
 
-def make_random_trained(**sizes) -> TrainedModel:
+def _random(config_class: type[ModelConfig], settings: dict[str, Any]) -> TrainedModel:
     """A model in which every weight, biases and norms included, is random, so that each of them matters."""
     tokenizer = train_tokenizer([text for pair in _DEV for text in pair], vocab_size=300)
-    settings = {
-        "d_model": 32,
-        "d_ff": 64,
-        "num_heads": 4,
-        "num_encoder_layers": 2,
-        "num_decoder_layers": 2,
-        "max_source_length": 48,
-        "max_target_length": 48,
-    } | sizes
-    config = TransformerConfig(vocab_size=tokenizer.vocab_size, **settings)
-    model = Transformer(config).eval()
+    limits = {"max_source_length": 48, "max_target_length": 48}
+    config = config_class(vocab_size=tokenizer.vocab_size, **limits | settings)
+    model = make_model(config).eval()
     chance = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -103,6 +97,47 @@ def make_random_trained(**sizes) -> TrainedModel:
     return TrainedModel(
         model, tokenizer, config, {"preset": "random"}, _DEV, dev_score=0.0, source_language="ko"
     )
+
+
+def make_random_trained(**sizes: Any) -> TrainedModel:
+    """A Transformer of random weights."""
+    settings = {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
+    return _random(TransformerConfig, settings | sizes)
+
+
+# Recurrent models that between them have everything that one can have.
+RECURRENT: dict[str, dict[str, Any]] = {
+    "additive": {},
+    "dot": {"cell": "lstm", "attention": "dot", "input_feeding": True, "num_decoder_layers": 2},
+    "none": {"attention": "none", "reverses_source": True, "num_encoder_layers": 2},
+    "one-way": {
+        "cell": "lstm",
+        "is_bidirectional": False,
+        "reverses_source": True,
+        "tied": "none",
+        "num_decoder_layers": 2,
+    },
+}
+
+
+def make_random_recurrent(name: str) -> TrainedModel:
+    """One of `RECURRENT`."""
+    settings = {"d_model": 32, "d_hidden": 48, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    return _random(RecurrentConfig, settings | RECURRENT[name])
+
+
+@pytest.fixture(scope="session")
+def random_recurrent(made_once) -> Callable[[str], tuple[TrainedModel, Bundle]]:
+    """One of `RECURRENT` with its bundle in fp32 and int8."""
+
+    @functools.cache
+    def random_recurrent(name: str) -> tuple[TrainedModel, Bundle]:
+        trained = make_random_recurrent(name)
+        precisions = [Precision.FP32, Precision.INT8]
+        make = lambda folder: export_bundle(trained, folder / name, precisions)  # noqa: E731
+        return trained, load_bundle(made_once(f"recurrent-{name}", make) / name)
+
+    return random_recurrent
 
 
 @pytest.fixture(scope="session")

@@ -23,9 +23,9 @@ from urllib.parse import urlencode
 
 import pytest
 
-from client import Client, ClientError
-from client.sync import Pending
-from server.config import ServerConfig
+from seq2seq_serve.client import Client, ClientError
+from seq2seq_serve.client.sync import Pending
+from seq2seq_serve.server.config import ServerConfig
 from tests.models import TrainedRun
 
 pytestmark = pytest.mark.docker
@@ -142,7 +142,7 @@ def test_image_has_no_torch_and_no_compiler(stack):
 
 def test_image_holds_only_what_serves(stack):
     files = run("docker", "run", "--rm", "--entrypoint", "ls", stack.image, "/app").split()
-    assert files == ["bundle", "client", "protos", "server"]
+    assert files == ["bundle", "client", "protos", "seq2seq_serve", "server"]
 
 
 def test_image_says_what_it_is_and_how_to_stop_it(stack):
@@ -171,9 +171,10 @@ def test_compose_waits_longer_than_the_server_drains(stack):
 def test_log_has_no_complaint(stack):
     log = subprocess.run(["docker", "logs", stack.server], capture_output=True, text=True)
     assert log.stdout == ""
-    model, version, ready = log.stderr.splitlines()
+    model, version, files, ready = log.stderr.splitlines()
     assert " model demo: int8 on cpu, " in model
     assert " is served" in version
+    assert " files and sockets may be open" in files
     assert " ready: gRPC on 0.0.0.0:50051, " in ready
 
 
@@ -235,7 +236,7 @@ def test_docker_stop_finishes_or_refuses_every_request_and_exits_0(stack, bundle
             pending[100].result()
             stopping = pool.submit(run, "docker", "stop", "--time", str(DRAIN_SECONDS + 10), server)
             # Also the client says it by itself, of a server whose health says that it will end.
-            away = re.compile("UNAVAILABLE: (model demo is shutting down|no server serves now .*)")
+            away = re.compile("UNAVAILABLE: (model demo is shutting down|no server is ready .*)")
             answers = {away.sub("UNAVAILABLE", text_or_refusal(call)) for call in pending}
             stopping.result()
         assert text in answers

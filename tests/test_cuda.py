@@ -8,16 +8,16 @@ import onnxruntime
 import pytest
 
 from benchmarks.serving import serving
-from bundle.manifest import Bundle, load_bundle
-from bundle.names import SOURCE_IDS, Precision
-from client import Client
-from export.exporter import TOLERANCES, export_bundle
-from server.records import Request
-from server.runner import OnnxRunner
-from server.sizing import RunnerConfig
+from seq2seq_serve.bundle.manifest import Bundle, load_bundle
+from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
+from seq2seq_serve.client import Client
+from seq2seq_serve.export.exporter import TOLERANCES, export_bundle
+from seq2seq_serve.server.engine.records import Request
+from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.server.runner.sizing import RunnerConfig
+from seq2seq_serve.training.config import BOS_ID, EOS_ID
+from seq2seq_serve.training.evaluation.search import greedy_search
 from tests.server.driver import Driver
-from training.config import BOS_ID, EOS_ID
-from training.search import greedy_search
 
 pytestmark = pytest.mark.gpu
 
@@ -50,7 +50,9 @@ def answers(
     runner.warm_up()
     assert runner.captures_steps is is_captured
     driver = Driver(runner)
-    requests = [Request("r", {SOURCE_IDS: np.array(source)}, 32, arrival=0.0) for source in sources]
+    requests = [
+        Request("r", {SOURCE_IDS: np.array(source)}, len(source), 32, arrival=0.0) for source in sources
+    ]
     waiting = list(requests)
     chance = random.Random(seed)
     chance.shuffle(waiting)

@@ -6,8 +6,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from server.__main__ import _config, _parser
-from server.config import ServerConfig
+from seq2seq_serve.server.__main__ import _config, _parser
+from seq2seq_serve.server.config import ServerConfig
 
 FOLDER = Path(__file__).parent.parent / "deploy" / "kubernetes"
 MANIFESTS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(FOLDER.glob("*.yaml"))}

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from benchmarks.serving import RunningServer, serving
-from server.__main__ import main as server_main
-from training.scoring import translate
+from seq2seq_serve.server.__main__ import main as server_main
+from seq2seq_serve.training.evaluation.scoring import translate
 
 TEXTS = ["하나 둘 셋", "넷", "다섯 다섯 하나 둘", "둘 하나", " 셋  셋 "]
 

@@ -1,1 +1,1 @@
-"""Torch: corpora, models, the training loop, checkpoints and scoring; does not know that ONNX exists."""
+"""Training with torch: corpora, models, the training loop, checkpoints, scoring. ONNX is unknown here."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import training.spin  # noqa: F401  # isort: skip
+import seq2seq_serve.training.spin  # noqa: F401  # isort: skip
 
 import argparse
 import ast
@@ -13,27 +13,38 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from rich.console import Console
 
-from bundle.normalization import Normalization
-from training import commands
-from training.comparison import TOKENIZATIONS, MetricSettings
-from training.config import Precision
-from training.corpus import CorpusFiles
-from training.interrupt import TrainingInterrupted
-from training.prepare import CHANGEABLE
-from training.presets import PRESETS
-from training.ranks import current_rank, joined_ranks, local_rank, num_local_ranks
-from training.run import RunFolder
-from training.tokenizer import SMALLEST_VOCAB_SIZE
+from seq2seq_serve.bundle.normalization import Normalization
+from seq2seq_serve.training import commands
+from seq2seq_serve.training.config import Precision
+from seq2seq_serve.training.data.corpus import CorpusFiles
+from seq2seq_serve.training.data.tokenizer import SMALLEST_VOCAB_SIZE
+from seq2seq_serve.training.evaluation.comparison import TOKENIZATIONS, MetricSettings
+from seq2seq_serve.training.interrupt import TrainingInterrupted
+from seq2seq_serve.training.prepare import CHANGEABLE
+from seq2seq_serve.training.presets import PRESETS
+from seq2seq_serve.training.ranks import current_rank, joined_ranks, local_rank, num_local_ranks
+from seq2seq_serve.training.run import RunFolder
 
 _log = logging.getLogger("training")
 
-_BY_SIGNAL = 128  # plus the signal's number, as shells count
+# The flags that are short for a --set of the same name.
+_SETTING_FLAGS = (
+    "seed",
+    "vocab_size",
+    "normalization",
+    "source_language",
+    "max_steps",
+    "precision",
+    "micro_batch_tokens",
+)
+_BY_SIGNAL = 128  # shells report 128 plus the signal's number
 
 _EXAMPLES = {
     "train": """examples:
@@ -59,7 +70,7 @@ _EXAMPLES = {
 
 
 class _ConsoleHandler(logging.Handler):
-    """Prints above the progress bar, each message unbroken however narrow the console is."""
+    """Prints log messages above the progress bar; a narrow console does not break their lines."""
 
     def __init__(self, console: Console, prefix: str) -> None:
         super().__init__()
@@ -73,7 +84,7 @@ class _ConsoleHandler(logging.Handler):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every command and flag."""
+    """Return the parser of every command and flag."""
     root = argparse.ArgumentParser(
         prog="python -m training", description="Train and score translation models."
     )
@@ -95,20 +106,22 @@ def parser() -> argparse.ArgumentParser:
     score = add("score", "Score a run on its own dev or test pairs or on files, or one file against another.")
     score.add_argument("run", type=Path, nargs="?", help="the folder of a run")
     _add_step_flag(score)
-    score.add_argument("--part", choices=("dev", "test"), help="which of a run's pairs (default: dev)")
-    score.add_argument("--beam-size", type=_at_least(1), help="1 is greedy search (default: 1)")
-    score.add_argument("--alpha", type=float, help="of the length penalty of beams (default: 0.6)")
+    score.add_argument("--part", choices=("dev", "test"), help="which pairs of the run (default: dev)")
+    score.add_argument(
+        "--beam-size", type=_at_least(1), help="number of hypotheses; 1 is greedy (default: 1)"
+    )
+    score.add_argument("--alpha", type=float, help="exponent of the length penalty (default: 0.6)")
     _add_comparison_flags(score)
     corpus = add("corpus", "Write the built-in corpus as text files.")
     corpus.add_argument("--out", type=Path, required=True, help="the folder to write to")
-    _add_attention_flags(add("attention", "Translate a text and show what each piece of it attended to."))
+    _add_attention_flags(add("attention", "Translate a text and show what each target token attended to."))
     return root
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; gives the exit code: 0 done, 1 failed, 130 or 143 stopped by Ctrl-C or SIGTERM.
+    """Run a command and return its exit code: 0 done, 1 failed, 130 or 143 stopped by Ctrl-C or SIGTERM.
 
-    A wrong usage exits with 2.
+    Wrong usage exits with 2.
     """
     console = Console(stderr=True)
     rank = current_rank()
@@ -116,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.WARNING if rank else logging.INFO, format="%(message)s", handlers=[handler]
     )
-    logging.getLogger("sacrebleu").setLevel(logging.WARNING)  # it tells of every table that it fills
+    logging.getLogger("sacrebleu").setLevel(logging.WARNING)  # its INFO messages are of no use here
     options = parser().parse_args(arguments)
     try:
         if options.command == "train":
@@ -136,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except torch.OutOfMemoryError as error:
         _log.error("%s", str(error).partition("\n")[0])
-        _log.error("less memory is needed with --micro-batch-tokens N, for the same result")
+        _log.error("give --micro-batch-tokens N: training then needs less memory and learns the same")
         return 1
     except TrainingInterrupted as interrupt:
         return _BY_SIGNAL + interrupt.signal_number
@@ -146,14 +159,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _add_train_flags(train: argparse.ArgumentParser) -> None:
-    train.add_argument("preset", choices=tuple(PRESETS), help="model and recipe")
+    train.add_argument("preset", choices=tuple(PRESETS), help="the model and its recipe")
     train.add_argument("--out", type=Path, required=True, help="the run's folder, such as runs/NAME")
-    train.add_argument("--source", help="source sentences, one a line (.gz: gzip, here and below)")
-    train.add_argument("--target", help="their translations, line by line")
-    train.add_argument("--tsv", help="instead: source, tab, target on each line")
+    train.add_argument("--source", help="file of source sentences, one per line (.gz: gzip, here and below)")
+    train.add_argument("--target", help="file of their translations, line by line")
+    train.add_argument("--tsv", help="instead of both: a file with source, tab, target on each line")
     train.add_argument("--dev-source", help="held-out sentences (default: some training pairs are held out)")
     train.add_argument("--dev-target", help="their translations")
-    train.add_argument("--dev-tsv", help="instead: source, tab, target on each line")
+    train.add_argument("--dev-tsv", help="instead of both: a file with source, tab, target on each line")
     train.add_argument(
         "--from",
         dest="parent",
@@ -161,87 +174,91 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="start with the model, weights and tokenizer of this finished run (fine-tuning)",
     )
-    train.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
-    train.add_argument("--max-steps", type=_at_least(1), help="where to stop (default: the preset's)")
+    train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --out")
+    train.add_argument("--max-steps", type=_at_least(1), help="the last step (default: the preset's)")
     train.add_argument(
         "--precision",
         choices=get_args(Precision),
-        help="what matrices are multiplied in (default: bf16 on CUDA, fp32 on a CPU)",
+        help="number format of matrix products (default: bf16 on CUDA, fp32 on a CPU)",
     )
     train.add_argument(
         "--micro-batch-tokens",
         type=_at_least(1),
-        help="padded tokens that go through the model at once; larger batches are accumulated, "
-        "and learn the same (default: whole batches)",
+        help="most padded tokens that go through the model at once; the gradients of larger batches are "
+        "accumulated, with the same result (default: whole batches)",
     )
     train.add_argument(
         "--compile", action="store_true", help="compile the model with torch.compile; needs a C++ compiler"
     )
     train.add_argument(
-        "--seed", type=_at_least(0), help="of weights, dropout and order (default: the preset's)"
+        "--seed", type=_at_least(0), help="seed of weights, dropout and order (default: the preset's)"
     )
     train.add_argument(
         "--vocab-size",
         type=_at_least(SMALLEST_VOCAB_SIZE),
-        help="most tokens of the vocabulary (default: the preset's)",
+        help="most tokens in the vocabulary (default: the preset's)",
     )
     train.add_argument(
         "--normalization",
         choices=get_args(Normalization),
-        help="what becomes of texts before they are cut into tokens, in training and serving: the same code "
-        "points for the same text and single spaces (nfc), also ordinary letters for full-width ones and "
-        "ligatures (nfkc), or nothing (none) (default: nfc; with --from that of RUN)",
+        help="how training and serving normalise texts before cutting them into tokens: nfc gives the same "
+        "text the same code points, and single spaces; nfkc also replaces full-width letters and ligatures "
+        "by ordinary letters; none changes nothing (default: nfc; with --from that of RUN)",
     )
     train.add_argument(
         "--source-language",
         metavar="TAG",
-        help="what sources are written in, such as ko or pt-BR, for a server that splits them into sentences",
+        help="language of the sources, such as ko or pt-BR; a server splits them into sentences by its rules",
     )
     add_set_flag(train)
     train.add_argument(
         "--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
-    train.add_argument("--threads", type=_at_least(1), help="CPU threads (default: the CPUs it may use)")
+    train.add_argument(
+        "--threads", type=_at_least(1), help="CPU threads (default: the CPUs that this process may use)"
+    )
 
 
 def _add_step_flag(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--step",
         type=_at_least(1),
-        help="of a checkpoint, also while the run is trained (default: what training ended with)",
+        help="use the checkpoint of this step, also while the run is trained (default: the final weights)",
     )
 
 
 def _add_attention_flags(attention: argparse.ArgumentParser) -> None:
     attention.add_argument("run", type=Path, help="the folder of a run")
     _add_step_flag(attention)
-    attention.add_argument("text", help="what to translate")
+    attention.add_argument("text", help="the text to translate")
     attention.add_argument(
         "--encoder", action="store_true", help="show the encoder's self-attention instead, by layer and head"
     )
     attention.add_argument("--layer", type=_at_least(1), help="with --encoder: only this layer, from 1")
-    attention.add_argument("--head", type=_at_least(1), help="with --encoder: only this head of each layer")
-    attention.add_argument("--json", type=Path, help="a file to write all weights to")
-    attention.add_argument("--png", type=Path, help="a file to draw them into as heatmaps")
+    attention.add_argument(
+        "--head", type=_at_least(1), help="with --encoder: only this head of each layer, from 1"
+    )
+    attention.add_argument("--json", type=Path, help="write all weights to this file")
+    attention.add_argument("--png", type=Path, help="draw the weights as heatmaps into this file")
 
 
 def _add_comparison_flags(score: argparse.ArgumentParser) -> None:
-    group = score.add_argument_group("files", "gzip where a name ends in .gz")
+    group = score.add_argument_group("files", "gzip if a name ends in .gz")
     group.add_argument(
-        "--source", type=Path, help="what the run is to translate, one a line; - is standard input"
+        "--source", type=Path, help="sentences that the run translates, one per line; - is standard input"
     )
     group.add_argument(
-        "--hypothesis", type=Path, help="translations, instead of a run's; - is standard input"
+        "--hypothesis", type=Path, help="score these translations instead of a run's; - is standard input"
     )
-    group.add_argument("--reference", type=Path, nargs="+", help="what they are compared with")
+    group.add_argument("--reference", type=Path, nargs="+", help="reference translations")
     group.add_argument(
-        "--baseline", type=Path, help="other translations: does --hypothesis differ from them?"
+        "--baseline", type=Path, help="other translations: tests whether --hypothesis differs from them"
     )
     group.add_argument(
         "--tokenize",
         choices=TOKENIZATIONS,
         default=MetricSettings.tokenization,
-        help=f"sacreBLEU's, none for tokens (default: {MetricSettings.tokenization})",
+        help=f"sacreBLEU tokenizer; none for texts that are tokens (default: {MetricSettings.tokenization})",
     )
     group.add_argument("--lowercase", action="store_true", help="lower-case both sides")
     group.add_argument(
@@ -249,50 +266,32 @@ def _add_comparison_flags(score: argparse.ArgumentParser) -> None:
         type=_at_least(0),
         default=MetricSettings.num_resamples,
         metavar="N",
-        help=f"resampled test sets of the confidence interval, 0 for none "
+        help="resampled test sets for the confidence interval, 0 for none "
         f"(default: {MetricSettings.num_resamples})",
     )
 
 
 def _train(options: argparse.Namespace, console: Console) -> None:
-    flags = {
-        name: getattr(options, name)
-        for name in (
-            "seed",
-            "vocab_size",
-            "normalization",
-            "source_language",
-            "max_steps",
-            "precision",
-            "micro_batch_tokens",
-        )
-        if getattr(options, name) is not None
-    }
+    flags = {name: value for name in _SETTING_FLAGS if (value := getattr(options, name)) is not None}
     settings = dict(options.set)
     for name in settings.keys() & flags.keys():
         options.parser.error(f"{name} is given twice: by --{name.replace('_', '-')} and by --set")
     settings |= flags
     changes = {name: settings.pop(name) for name in CHANGEABLE if name in settings}
     if options.resume and options.parent:
-        options.parser.error("--from starts a run, and --resume goes on with one: leave one of them out")
+        options.parser.error("--from starts a run, and --resume continues one: leave one of them out")
     if options.resume and settings and RunFolder(options.out).is_run:
         options.parser.error(
-            f"{', '.join(settings)}: fixed when the run was started, so leave that out with --resume "
-            f"(what may change: {', '.join(CHANGEABLE)})"
+            f"--resume cannot change {', '.join(settings)}: fixed when the run was started, so leave it out "
+            f"(it can change {', '.join(CHANGEABLE)})"
         )
-    # More threads than CPUs, as torch would take in a process tied to a few, are many times slower.
-    can_tell = hasattr(os, "sched_getaffinity")  # Linux only
-    num_cpus = len(os.sched_getaffinity(0)) if can_tell else os.cpu_count() or 1
+    # torch starts a thread for each CPU of the machine. In a process tied to a few CPUs that is many times
+    # slower.
+    has_affinity = hasattr(os, "sched_getaffinity")  # Linux only
+    num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     torch.set_num_threads(options.threads or max(num_cpus // num_local_ranks(), 1))
     try:
-        files = CorpusFiles(
-            options.source,
-            options.target,
-            options.tsv,
-            options.dev_source,
-            options.dev_target,
-            options.dev_tsv,
-        )
+        files = CorpusFiles(**{field.name: getattr(options, field.name) for field in fields(CorpusFiles)})
     except ValueError as error:
         options.parser.error(str(error))
     request = commands.TrainRequest(
@@ -313,7 +312,7 @@ def _train(options: argparse.Namespace, console: Console) -> None:
 
 def _score(options: argparse.Namespace) -> None:
     if options.part and (options.source or options.hypothesis):
-        options.parser.error("--part is of a run's own pairs: leave out the files or it")
+        options.parser.error("--part chooses from the run's own pairs: leave out either --part or the files")
     if options.hypothesis and (options.step, options.beam_size, options.alpha) != (None, None, None):
         options.parser.error(
             "--step, --beam-size and --alpha are for a run that translates, not for --hypothesis"
@@ -327,10 +326,8 @@ def _score(options: argparse.Namespace) -> None:
             commands.score_files(options.hypothesis, references, options.baseline, settings)
         case Path(), None, None, None:
             commands.score_run(options.run, options.step, options.part or "dev", *search, settings)
-        case Path(), Path(), None, [*references]:
-            commands.score_run_on_files(
-                options.run, options.step, options.source, references, *search, settings
-            )
+        case Path(), Path() as source, None, [*references]:
+            commands.score_run(options.run, options.step, (source, references), *search, settings)
         case _:
             options.parser.error(
                 "score needs a run, a run with --source and --reference, or --hypothesis and --reference"
@@ -352,7 +349,7 @@ def _attention(options: argparse.Namespace) -> None:
 
 
 def add_set_flag(parser: argparse.ArgumentParser) -> None:
-    """Add `--set`, whose values become pairs of a name and a value."""
+    """Add `--set`, which collects pairs of a name and a value."""
     parser.add_argument(
         "--set",
         type=_setting,
@@ -361,7 +358,7 @@ def add_set_flag(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=VALUE",
         help="any field of the preset's model and recipe, such as dropout=0.3 bpe_dropout=0.1 norm=pre "
-        "(docs/training.md lists them); of a field's several values the last one counts",
+        "(docs/training.md lists them); the last value of a repeated field counts",
     )
 
 
@@ -389,9 +386,7 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda":
         device = torch.device("cuda", local_rank() if device.index is None else device.index)
         if device.index >= num_devices:
-            raise argparse.ArgumentTypeError(
-                f"{device} is asked for, and torch sees {num_devices} CUDA devices"
-            )
+            raise argparse.ArgumentTypeError(f"there is no {device}: torch finds {num_devices} CUDA devices")
     return device
 
 

@@ -1,6 +1,6 @@
-"""Checkpoints: everything that training needs to go on bit for bit, written whole or not at all.
+"""Checkpoints: the whole state from which training resumes bit for bit, written whole or not at all.
 
-Which files a run has besides stands in `training.run`.
+The other files of a run are in `training.run`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import zipfile
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +22,7 @@ _PREFIX, _SUFFIX = "step-", ".pt"
 
 @dataclass(frozen=True)
 class BestScore:
-    """The best evaluation so far, and how many there were since."""
+    """The best evaluation so far, and the number of evaluations since then."""
 
     step: int
     dev_bleu: float
@@ -37,11 +37,11 @@ class Checkpoint:
         model: The weights by name.
         optimizer: `Optimizer.state_dict()`.
         epoch: The pass over the corpus that the next batch belongs to.
-        batch_index: Which batch of that pass comes next.
+        batch_index: The next batch's number in that pass.
         best: None before the first evaluation.
         seconds: Time spent training so far, in all sessions.
         divergence: The arguments of `meter.DivergenceGuard`; a checkpoint of an older commit has none.
-        is_scored: Whether the step's evaluation was made, if it has one; false where it was interrupted.
+        is_scored: False if the evaluation of this step was interrupted.
     """
 
     step: int
@@ -56,7 +56,7 @@ class Checkpoint:
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file under a temporary name and rename it: `path` is never there half-written."""
+    """Write a file under a temporary name and rename it, so that `path` never holds half a file."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as stream:
         write(stream)
@@ -71,7 +71,7 @@ def save_tensors(path: Path, content: dict[str, Any]) -> None:
 
 
 def load_tensors(path: Path, keys: Sequence[str]) -> dict[str, Any]:
-    """Read what `save_tensors` wrote; no code in the file is run.
+    """Read what `save_tensors` wrote, without running code from the file.
 
     Raises:
         ValueError: The file is missing, damaged, or lacks one of `keys`; the message names it.
@@ -79,7 +79,7 @@ def load_tensors(path: Path, keys: Sequence[str]) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path}: no such checkpoint")
     try:
-        with zipfile.ZipFile(path) as archive:  # torch's loader does not look at the checksums
+        with zipfile.ZipFile(path) as archive:  # torch's loader does not check the checksums
             damaged = archive.testzip()
         if damaged is not None:
             raise ValueError(f"wrong checksum of {damaged}")
@@ -98,7 +98,7 @@ def load_tensors(path: Path, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies."""
+    """The path of a step's checkpoint."""
     return folder / f"{_PREFIX}{step:08d}{_SUFFIX}"
 
 
@@ -108,12 +108,12 @@ def checkpoint_step(path: Path) -> int:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, oldest first; whether they can be read is not looked at."""
+    """The checkpoints of a folder, readable or not, oldest first."""
     return sorted(folder.glob(f"{_PREFIX}{'[0-9]' * 8}{_SUFFIX}"))
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint and give its path."""
+    """Write a checkpoint and return its path."""
     path = checkpoint_path(folder, checkpoint.step)
     content = dict(vars(checkpoint))
     content["best"] = None if checkpoint.best is None else dict(vars(checkpoint.best))
@@ -122,11 +122,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint.
-
-    Raises:
-        ValueError: It is missing, damaged or half-written; the message names it.
-    """
+    """Read a checkpoint; raise ValueError, with its name, if it is missing, damaged or half-written."""
     needed = [field.name for field in fields(Checkpoint) if field.default is MISSING]
     content = load_tensors(path, keys=needed)
     values = {field.name: content[field.name] for field in fields(Checkpoint) if field.name in content}
@@ -139,7 +135,7 @@ def newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest checkpoint that can be read, and what is wrong with each newer one.
 
     Raises:
-        ValueError: There are checkpoints, and none can be read.
+        ValueError: There are checkpoints, and none of them can be read.
     """
     problems: list[str] = []
     for path in reversed(list_checkpoints(folder)):
@@ -153,20 +149,19 @@ def newest_checkpoint(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def remove_checkpoints(folder: Path, kept: Container[Path]) -> None:
-    """Remove all but some."""
+    """Remove the checkpoints of a folder that are not among the kept ones."""
     for path in list_checkpoints(folder):
         if path not in kept:
             path.unlink()
 
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> None:
-    """Give a model the weights that were read from `origin`.
+    """Load the weights that were read from `origin` into a model.
 
     Raises:
-        ValueError: They are those of a model of other sizes; the message has the first that does not fit.
+        ValueError: The model has other weights; the message names the first one that differs.
     """
-    expected = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
-    found = {name: tuple(weight.shape) for name, weight in weights.items()}
+    expected, found = _shapes(model.state_dict()), _shapes(weights)
     for name in expected | found:
         if expected.get(name) != found.get(name):
             raise ValueError(
@@ -179,10 +174,10 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> 
 def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     """The mean of the checkpoints' weights: Vaswani et al. 2017, section 6.1.
 
-    Summed in float64, so that the order of the files does not matter.
+    The sum is in float64, so that the order of the files does not matter.
 
     Raises:
-        ValueError: A checkpoint cannot be read, or has other weights than the first.
+        ValueError: A checkpoint cannot be read, or its weights have other names or shapes than the first's.
     """
     if not paths:
         raise ValueError("no checkpoint to average")
@@ -193,10 +188,12 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
         if not sums:
             sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
             dtypes = {name: weight.dtype for name, weight in weights.items()}
-        if {name: weight.shape for name, weight in weights.items()} != {
-            name: total.shape for name, total in sums.items()
-        }:
+        if _shapes(weights) != _shapes(sums):
             raise ValueError(f"{path}: its weights have other names or shapes than those of {paths[0]}")
         for name, weight in weights.items():
             sums[name] += weight
     return {name: (total / len(paths)).to(dtypes[name]) for name, total in sums.items()}
+
+
+def _shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(weight.shape) for name, weight in weights.items()}

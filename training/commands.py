@@ -1,4 +1,4 @@
-"""What `python -m training` does, one function a command. Results go to standard output."""
+"""The commands of `python -m training`, one function each. Results go to standard output."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from training import grammar
-from training.attention_maps import alignment, encoder_self_attention
-from training.comparison import MetricScore, MetricSettings, compare
-from training.config import BOS_ID, EOS_ID
-from training.corpus import Corpus, CorpusFiles, load_corpus
-from training.interrupt import TrainingInterrupted
-from training.lengths import target_limits
-from training.prepare import continue_run, start_run
-from training.presets import preset_named
-from training.ranks import Ranks, num_ranks
-from training.run import RunFolder, TrainedModel, load_checkpoints, load_run
-from training.scoring import translate
-from training.search import SourceLengthError, greedy_search
-from training.text_files import STANDARD_INPUT, read_lines, write_lines
+from seq2seq_serve.training.builtin import grammar
+from seq2seq_serve.training.config import BOS_ID, EOS_ID
+from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
+from seq2seq_serve.training.data.lengths import target_limits
+from seq2seq_serve.training.data.text_files import STANDARD_INPUT, read_lines, write_lines
+from seq2seq_serve.training.evaluation.comparison import MetricScore, MetricSettings, compare
+from seq2seq_serve.training.evaluation.scoring import translate
+from seq2seq_serve.training.evaluation.search import SourceLengthError, greedy_search
+from seq2seq_serve.training.interrupt import TrainingInterrupted
+from seq2seq_serve.training.loop import fast_matmul
+from seq2seq_serve.training.models.registry import FAMILIES, kind_of
+from seq2seq_serve.training.prepare import continue_run, start_run
+from seq2seq_serve.training.presets import preset_named
+from seq2seq_serve.training.ranks import Ranks, num_ranks
+from seq2seq_serve.training.reports.attention_maps import alignment, encoder_self_attention
+from seq2seq_serve.training.run import RunFolder, TrainedModel, load_checkpoints, load_run
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """What `python -m training train` was asked for.
+    """The arguments of `python -m training train`.
 
     Attributes:
-        preset: What is trained.
         out: The run's folder.
-        files: The corpus.
-        is_resumed: Whether the run goes on instead of starting.
-        settings: What a new run has otherwise than the preset, by field.
-        changes: The same for what may also change when a run goes on.
-        is_compiled: Whether `torch.compile` makes the model faster.
-        parent: The finished run that a new one starts from: its model, with its weights and tokenizer.
+        is_resumed: Whether an existing run is continued.
+        settings: Values of the preset's fields that a new run replaces, by field.
+        changes: The same for the fields that a resumed run may replace, too.
+        is_compiled: Whether `torch.compile` compiles the model.
+        parent: The finished run whose model, weights and tokenizer a new run starts with.
     """
 
     preset: str
@@ -59,13 +59,13 @@ class TrainRequest:
 
     @property
     def resume_command(self) -> str:
-        """How the run goes on."""
+        """The command line that continues the run."""
         command = "torchrun ..." if num_ranks() > 1 else "python"
         return f"{command} -m training train {self.preset} --out {self.out} --resume"
 
 
 def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Console) -> None:
-    """Start or resume a run, and print what came out."""
+    """Start or resume a run, and print its scores."""
     folder = RunFolder(request.out)
     corpus: Corpus | None = None  # only the first process reads one
 
@@ -88,9 +88,9 @@ def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Co
         if not ranks.is_first:
             raise
         if isinstance(interrupt, TrainingInterrupted):
-            _log.warning("%s; go on with: %s", interrupt, request.resume_command)
+            _log.warning("%s; continue with: %s", interrupt, request.resume_command)
         elif folder.is_run:
-            _log.warning("interrupted; go on with: %s", request.resume_command)
+            _log.warning("interrupted; continue with: %s", request.resume_command)
         else:
             _log.warning("interrupted before anything was trained: start again")
         raise
@@ -101,20 +101,22 @@ def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Co
 
 
 def _prepare(request: TrainRequest, folder: RunFolder) -> Corpus | None:
-    """Start the run; or give the corpus with which it is asked to go on, if any."""
+    """Start a run; for a resumed one, return the corpus that the caller gave, if any."""
     if not request.is_resumed:
-        folder.check_is_free(f"go on with `{request.resume_command}`, or give another --out")
+        folder.check_is_free(f"continue it with `{request.resume_command}`, or give another --out")
         preset = preset_named(request.preset)
         parent = load_run(request.parent) if request.parent else None
         if parent:
             preset = dataclasses.replace(preset, model=parent.config)
             preset = preset.changed({"normalization": parent.tokenizer.normalization})
         preset = preset.changed({**request.settings, **request.changes})
+        if request.is_compiled:  # before the long work
+            FAMILIES[kind_of(preset.model)].model.check_compilable()
         corpus = load_corpus(request.files, preset.training.seed)
         start_run(folder, preset, corpus, request.files, parent)
         return None
     if not folder.is_run:
-        raise ValueError(f"{request.out} has no run to go on with: leave out --resume to start one")
+        raise ValueError(f"{request.out} has no run to continue: leave out --resume to start one")
     config = folder.read_config()
     if config.preset != request.preset:
         raise ValueError(f"{request.out} was started with the preset {config.preset}, not {request.preset}")
@@ -124,67 +126,51 @@ def _prepare(request: TrainRequest, folder: RunFolder) -> Corpus | None:
 def score_files(
     hypothesis: Path, references: Sequence[Path], baseline: Path | None, settings: MetricSettings
 ) -> None:
-    """Print the scores of a file of translations, and of another one that it is compared with."""
-    names = [baseline, hypothesis] if baseline else [hypothesis]
-    lines = _read_parallel([*names, *references])
-    systems, reference_lines = lines[: len(names)], lines[len(names) :]
-    for name, scores in zip(names, compare(systems, reference_lines, settings), strict=True):
-        _print_scores(_name(name), len(lines[0]), scores)
+    """Print the scores of a file of translations, and of a baseline that it is compared with."""
+    files = [baseline, hypothesis] if baseline else [hypothesis]
+    lines = _read_parallel([*files, *references])
+    systems, reference_lines = lines[: len(files)], lines[len(files) :]
+    for file, scores in zip(files, compare(systems, reference_lines, settings), strict=True):
+        _print_scores(_name(file), len(lines[0]), scores)
 
 
 def score_run(
-    path: Path, step: int | None, part: str, beam_size: int, alpha: float, settings: MetricSettings
-) -> None:
-    """Translate a run's dev or test pairs with the oracle, and print the scores."""
-    run = _load(path, step)
-    pairs = RunFolder(path).read_pairs(part)
-    sources, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
-    _score_run(run, f"{path}, {part} pairs", sources, [references], beam_size, alpha, settings)
-
-
-def score_run_on_files(
     path: Path,
     step: int | None,
-    source: Path,
-    references: Sequence[Path],
+    tested: str | tuple[Path, Sequence[Path]],
     beam_size: int,
     alpha: float,
     settings: MetricSettings,
 ) -> None:
-    """Translate a file with the oracle, and print the scores."""
+    """Translate the run's "dev" or "test" pairs, or a source file with its references; print the scores."""
     run = _load(path, step)
-    sources, *reference_lines = _read_parallel([source, *references])
-    # A run writes normalised text only: see `training.encoded.passing_pairs`.
-    reference_lines = [[run.tokenizer.normalize(line) for line in lines] for lines in reference_lines]
+    if isinstance(tested, str):
+        name = f"{tested} pairs"
+        sources, *references = map(list, zip(*RunFolder(path).read_pairs(tested), strict=True))
+    else:
+        source, reference_files = tested
+        name = _name(source)
+        sources, *references = _read_parallel([source, *reference_files])
+        # A run writes normalised text only: see `training.data.encoded.passing_pairs`.
+        references = [[run.tokenizer.normalize(line) for line in lines] for lines in references]
     try:
-        _score_run(run, f"{path}, {_name(source)}", sources, reference_lines, beam_size, alpha, settings)
+        with fast_matmul(torch.device("cpu")):
+            translations = translate(
+                run.model,
+                run.tokenizer,
+                sources,
+                beam_size=beam_size,
+                alpha=alpha,
+                length_bound=run.length_bound,
+            )
     except SourceLengthError as error:
-        raise ValueError(f"{_name(source)}, line {error.row + 1}: {error}") from error
-
-
-def _score_run(
-    run: TrainedModel,
-    name: str,
-    sources: list[str],
-    references: list[list[str]],
-    beam_size: int,
-    alpha: float,
-    settings: MetricSettings,
-) -> None:
-    translations = translate(
-        run.model,
-        run.tokenizer,
-        sources,
-        beam_size=beam_size,
-        alpha=alpha,
-        length_bound=run.length_bound,
-    )
+        raise ValueError(f"{name}, line {error.row + 1}: {error}") from error
     (scores,) = compare([translations], references, settings)
-    _print_scores(f"{name}, beam {beam_size}", len(sources), scores)
+    _print_scores(f"{path}, {name}, beam {beam_size}", len(sources), scores)
 
 
 def write_corpus(out: Path) -> None:
-    """Write the built-in corpus as parallel text files, and print how many pairs each pattern has."""
+    """Write the built-in corpus as parallel text files, and print the number of pairs of each pattern."""
     out.mkdir(parents=True, exist_ok=True)
     corpus = grammar.build_corpus(seed=0)
     parts = {"train": corpus.train, "dev": corpus.dev, "test": corpus.test}
@@ -207,7 +193,7 @@ def show_alignment(
     run = _load(path, step)
     source_ids = run.tokenizer.encode_source(text)
     (limit,) = target_limits([source_ids], run.config, run.length_bound)
-    limit = min(limit, run.config.max_target_length - 1)  # the decoder is fed the beginning of sequence, too
+    limit = min(limit, run.config.max_target_length - 1)  # the decoder reads bos, too
     (target_ids,) = greedy_search(run.model, [source_ids], bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limit)
     is_ended = len(target_ids) < limit
     shown_ids = [*target_ids, EOS_ID] if is_ended else target_ids
@@ -218,9 +204,9 @@ def show_alignment(
     if json_file:
         _write_json(json_file, {"source_tokens": source, "target_tokens": target}, weights)
     if image_file:
-        from training.heatmap import save_heatmap  # matplotlib takes long to import
+        from seq2seq_serve.drawing.heatmap import save_heatmap  # matplotlib takes long to import
 
-        save_heatmap(weights, target, source, image_file)
+        save_heatmap(weights.numpy(), target, source, image_file)
 
 
 def show_self_attention(
@@ -232,13 +218,13 @@ def show_self_attention(
     json_file: Path | None,
     image_file: Path | None,
 ) -> None:
-    """Print where each head of the encoder looks, or of one head what each piece attends to most."""
+    """Print where the encoder's heads look; for a single head, print each token's strongest weight."""
     _check_text(text)
     run = _load(path, step)
-    layers = _chosen("layer", layer, run.config.num_encoder_layers)
-    heads = _chosen("head", head, run.config.num_heads)
     source_ids = run.tokenizer.encode_source(text)
     all_weights = encoder_self_attention(run, source_ids)  # (L, H, S, S)
+    layers = _chosen("layer", layer, all_weights.shape[0])
+    heads = _chosen("head", head, all_weights.shape[1])
     weights = all_weights[layers[0] - 1 : layers[-1], heads[0] - 1 : heads[-1]]
     tokens = run.tokenizer.pieces(source_ids)
     if weights.shape[:2] == (1, 1):
@@ -248,9 +234,10 @@ def show_self_attention(
     if json_file:
         _write_json(json_file, {"tokens": tokens, "layers": [*layers], "heads": [*heads]}, weights)
     if image_file:
-        from training.heatmap import save_head_heatmaps  # matplotlib takes long to import
+        from seq2seq_serve.drawing.heatmap import save_heatmap  # matplotlib takes long to import
 
-        save_head_heatmaps(weights, tokens, layers, heads, image_file)
+        titles = [f"layer {layer}, head {head}" for layer in layers for head in heads]
+        save_heatmap(weights.numpy(), tokens, tokens, image_file, titles)
 
 
 def _load(path: Path, step: int | None) -> TrainedModel:
@@ -258,9 +245,9 @@ def _load(path: Path, step: int | None) -> TrainedModel:
 
 
 def _read_parallel(files: Sequence[Path]) -> list[list[str]]:
-    """The lines of each file, as many in each."""
+    """The lines of each file; raise ValueError unless all have the same number."""
     if files.count(STANDARD_INPUT) > 1:
-        raise ValueError("standard input, -, can be one of the files only")
+        raise ValueError("only one of the files can be standard input, -")
     lines = [read_lines(file) for file in files]
     if len({len(texts) for texts in lines}) != 1:
         counts = ", ".join(f"{file} has {len(texts)}" for file, texts in zip(files, lines, strict=True))
@@ -292,7 +279,7 @@ def _chosen(kind: str, number: int | None, count: int) -> range:
     if number is None:
         return range(1, count + 1)
     if number > count:
-        raise ValueError(f"--{kind} is {number}, and the encoder has {count}")
+        raise ValueError(f"--{kind} is {number}, but the encoder has only {count}")
     return range(number, number + 1)
 
 
@@ -303,7 +290,7 @@ def _print_strongest(weights: Tensor, rows: list[str], columns: list[str]) -> No
 
 
 def _print_directions(weights: Tensor, layers: range, heads: range, last: str) -> None:
-    """One line a head: the mean weight on the token itself, on its neighbours, and on the last token."""
+    """Print one line per head: its mean weight on the token itself, its neighbours and the last token."""
     print(f"{'layer':>5}  {'head':>4}  {'itself':>6}  {'before':>6}  {'after':>6}  {last:>6}")
     for layer, heads_weights in zip(layers, weights, strict=True):
         for head, square in zip(heads, heads_weights, strict=True):

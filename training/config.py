@@ -1,6 +1,6 @@
-"""The sizes of a model and the recipe that trains it, both checked when they are made.
+"""The configuration of a Transformer and of training; both are checked when they are created.
 
-What values a preset takes stands in `training.presets`.
+The presets' values are in `training.presets`, the configuration of other families beside their models.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, Self, get_args
 
-from bundle.normalization import Normalization
-from bundle.tokenizer import Tokenizer
+from seq2seq_serve.bundle.normalization import Normalization
+from seq2seq_serve.bundle.tokenizer import Tokenizer
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
@@ -22,15 +22,11 @@ Precision = Literal["fp32", "bf16"]
 Tied = Literal["all", "target", "none"]
 
 _LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
-_D_HEAD_MULTIPLE = 8  # the served graphs' attention operator refuses others
+_D_HEAD_MULTIPLE = 8  # the attention operator of the served graphs refuses others
 
 
 def check_special_ids(tokenizer: Tokenizer) -> None:
-    """Make sure that the special tokens are where every part of training expects them.
-
-    Raises:
-        ValueError: One of them is missing or has another id.
-    """
+    """Raise ValueError if a special token is missing or does not have the id that training expects."""
     for expected, token in enumerate((PAD, BOS, EOS, UNK)):
         if tokenizer.token_id(token) != expected:
             raise ValueError(
@@ -40,21 +36,18 @@ def check_special_ids(tokenizer: Tokenizer) -> None:
 
 @dataclass(frozen=True)
 class _Config:
-    """Turns into JSON and back, and says which field is wrong."""
+    """A configuration that is read from and written to JSON; a ValueError names a wrong field."""
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, for a JSON file."""
+        """The fields by name."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, content: Any) -> Self:
-        """Read what `to_json` gave.
+        """Read what `to_json` returned; raise ValueError if a field is missing, unknown or wrong.
 
-        A field that has a default may be missing: a run is older than the field, and the default of a field
-        that is added is what runs did before it.
-
-        Raises:
-            ValueError: It is no object, a field is missing, unknown, or wrong.
+        A field with a default may be missing: the run is older than the field. The default of a new field is
+        therefore what training did before the field existed.
         """
         if not isinstance(content, dict):
             raise ValueError(f"{cls.__name__} must be a JSON object, not {type(content).__name__}")
@@ -85,46 +78,69 @@ class _Config:
 
 
 @dataclass(frozen=True)
-class TransformerConfig(_Config):
-    """The sizes of a Transformer.
+class ModelConfig(_Config):
+    """The fields that every family of models has.
 
     Attributes:
-        vocab_size: Of the one vocabulary that source and target share.
-        dropout: Of the embeddings and of each sub-layer's output.
-        attention_dropout: Of each attention weight.
-        word_dropout: Of whole tokens, on both sides: their embeddings become 0 (Gal and Ghahramani 2016,
-            arXiv:1512.05287, per position; Sennrich and Zhang 2019, arXiv:1905.11901).
-        norm: "post" normalises after each residual sum, as the paper does; "pre" before each sub-layer.
-        tied: What shares one embedding matrix: "all" is source, target and output projection, as in the
-            paper; "target" is target and output; "none" nothing.
-        max_source_length: Source tokens, the closing eos included.
+        vocab_size: Tokens of the one vocabulary that source and target share.
+        d_model: Width of the embeddings, and of the decoder's states before the output projection.
+        dropout: Dropout of the embeddings and of each layer's output; the family's file says where exactly.
+        word_dropout: Dropout of whole tokens, on both sides: their embeddings become 0 (Gal and Ghahramani
+            2016, arXiv:1512.05287, per position; Sennrich and Zhang 2019, arXiv:1905.11901).
+        tied: Which matrices are shared: "all" is the embeddings of source and target and the output
+            projection (Vaswani et al. 2017, section 3.4); "target" is target and output; "none" shares
+            nothing.
+        max_source_length: Source tokens, with eos.
         max_target_length: Decoder positions: bos and the target's tokens.
     """
 
     vocab_size: int
     d_model: int
-    d_ff: int
-    num_heads: int
-    num_encoder_layers: int
-    num_decoder_layers: int
+    _: KW_ONLY
     dropout: float = 0.1
-    attention_dropout: float = 0.0
     word_dropout: float = 0.0
-    norm: Norm = "post"
     tied: Tied = "all"
     max_source_length: int = 256
     max_target_length: int = 256
 
     def __post_init__(self) -> None:
         self._require_int("vocab_size", at_least=UNK_ID + 1)
-        for name in ("d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers"):
-            self._require_int(name, at_least=1)
+        self._require_int("d_model", at_least=1)
         for name in ("max_source_length", "max_target_length"):
             self._require_int(name, at_least=2)
-        for name in ("dropout", "attention_dropout", "word_dropout"):
+        for name in ("dropout", "word_dropout"):
             self._require_number(name, below=1)
-        self._require(self.norm in get_args(Norm), "norm", 'either "post" or "pre"')
         self._require(self.tied in get_args(Tied), "tied", '"all", "target" or "none"')
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether two passes of the same batch can differ in training."""
+        return any((self.dropout, self.word_dropout))
+
+
+@dataclass(frozen=True)
+class TransformerConfig(ModelConfig):
+    """The sizes of a Transformer.
+
+    Attributes:
+        attention_dropout: Dropout of the attention weights.
+        norm: "post" normalises after each residual sum, as the paper does; "pre" before each sub-layer.
+    """
+
+    d_ff: int
+    num_heads: int
+    num_encoder_layers: int
+    num_decoder_layers: int
+    _: KW_ONLY
+    attention_dropout: float = 0.0
+    norm: Norm = "post"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers"):
+            self._require_int(name, at_least=1)
+        self._require_number("attention_dropout", below=1)
+        self._require(self.norm in get_args(Norm), "norm", 'either "post" or "pre"')
         self._require(
             self.d_model % (self.num_heads * _D_HEAD_MULTIPLE) == 0,
             "d_model",
@@ -133,12 +149,10 @@ class TransformerConfig(_Config):
 
     @property
     def has_dropout(self) -> bool:
-        """Whether two passes of the same batch can differ while training."""
-        return any((self.dropout, self.attention_dropout, self.word_dropout))
+        return super().has_dropout or bool(self.attention_dropout)
 
     @property
     def d_head(self) -> int:
-        """The width of one attention head."""
         return self.d_model // self.num_heads
 
 
@@ -147,33 +161,33 @@ class TrainingConfig(_Config):
     """The recipe of Vaswani et al. 2017 (section 5, arXiv:1706.03762).
 
     Attributes:
-        max_steps: Where training stops, if the dev score has not stopped it before.
-        batch_tokens: Padded tokens of a batch, on the side that has more of them.
-        learning_rate_scale: What the paper's schedule is multiplied by; 1 is the paper's.
+        max_steps: The last step, unless `patience` stops training before.
+        batch_tokens: Padded tokens of a batch, on its longer side.
+        learning_rate_scale: The factor of the paper's schedule; 1 is the paper's.
         cooldown_share: The last share of `max_steps`, in which the learning rate falls to 0.
-        max_gradient_norm: Longer gradients are scaled down to it.
+        max_gradient_norm: Longer gradients are scaled down to this norm.
         eval_interval_steps: How often the dev pairs are translated and scored.
         checkpoint_interval_steps: How often a checkpoint is written.
         num_averaged: How many of the newest checkpoints are kept, and averaged at the end.
-        patience: Evaluations without a better dev score before training stops; None never stops it so.
-        normalization: What becomes of texts before they are cut into tokens, "nfc", "nfkc" or "none"
-            (`bundle.normalization`); of a run with a parent, the same as the parent's.
-        source_language: What sources are written in, a BCP 47 tag such as "ko", by whose rules a server
-            splits them into sentences; None names none.
-        bpe_dropout: Probability of leaving out each merge when training texts are cut into pieces, anew in
-            each pass over the corpus (Provilkov et al. 2020, arXiv:1910.13267).
-        r_drop: The weight of how far apart the predictions of two passes with different dropout are (alpha in
-            Wu, Li et al. 2021, arXiv:2106.14448, who took 5); a step then takes twice the work and memory.
-        source_vectors: A text file of word vectors of width d_model that source embeddings start as
-            (`training.vectors`); None starts them at random.
-        target_vectors: The same for the target. Where both sides share one matrix, the target's word counts.
-        are_vectors_frozen: Whether what started as a word vector stays as it is.
-        max_length_ratio: Pairs whose one side has more tokens than this times the other's are dropped;
-            None keeps them.
-        drop_copies: Whether pairs are dropped whose source is their target.
-        precision: What matrices are multiplied in, "fp32" or "bf16"; None is bf16 on CUDA and fp32 on a CPU.
-        micro_batch_tokens: The most padded tokens that go through the model at once, in each process: the
-            gradients of larger batches are accumulated, and are the same. None: batches are not cut.
+        patience: Evaluations without a better dev score after which training stops; None never stops early.
+        normalization: How texts are normalised before they are cut into tokens, "nfc", "nfkc" or "none"
+            (`bundle.normalization`). A run with a parent has the parent's normalization.
+        source_language: BCP 47 tag of the sources' language, such as "ko", or None; a server splits texts
+            into sentences by its rules.
+        bpe_dropout: Probability of leaving out a merge when training texts are cut into pieces, which each
+            pass over the corpus does anew (Provilkov et al. 2020, arXiv:1910.13267).
+        r_drop: Weight of the difference between the predictions of two passes with different dropout (alpha
+            in Wu, Li et al. 2021, arXiv:2106.14448, who took 5). A step then takes twice the work and memory.
+        source_vectors: Text file of word vectors of width d_model with which source embeddings start
+            (`training.data.vectors`); None starts them at random.
+        target_vectors: The same for the target, whose vector wins where both sides share one matrix.
+        are_vectors_frozen: Whether embeddings that start with a word vector keep it.
+        max_length_ratio: A pair is dropped if one side has more tokens than this times the other side's;
+            None keeps all pairs.
+        drop_copies: Whether pairs with equal source and target are dropped.
+        precision: Number format of matrix products, "fp32" or "bf16"; None is bf16 on CUDA, fp32 on a CPU.
+        micro_batch_tokens: The most padded tokens that go through the model at once, in each process. Larger
+            batches are cut and their gradients accumulated, with the same result. None does not cut.
     """
 
     max_steps: int = 100_000
@@ -202,36 +216,31 @@ class TrainingConfig(_Config):
 
     @classmethod
     def from_json(cls, content: Any) -> Self:
-        """As of any configuration; runs that do not say how they normalise are older, and do not."""
+        """Read what `to_json` returned; a run without `normalization` is older than it, and has "none"."""
         older = {"normalization": "none"}
         return super().from_json(older | content if isinstance(content, dict) else content)
 
     @property
     def num_passes(self) -> int:
-        """How often a batch goes through the model in a step."""
+        """The number of times that a batch goes through the model in a step."""
         return 2 if self.r_drop else 1
 
     @property
     def cooldown_steps(self) -> int:
-        """The last steps, in which the learning rate falls."""
+        """The number of last steps in which the learning rate falls."""
         return round(self.cooldown_share * self.max_steps)
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_steps",
-            "batch_tokens",
-            "warmup_steps",
-            "eval_interval_steps",
-            "checkpoint_interval_steps",
-            "num_averaged",
-        ):
+        for name in ("max_steps", "batch_tokens", "warmup_steps", "num_averaged"):
+            self._require_int(name, at_least=1)
+        for name in ("eval_interval_steps", "checkpoint_interval_steps"):
             self._require_int(name, at_least=1)
         self._require_int("seed", at_least=0)
         for name in ("cooldown_share", "label_smoothing", "bpe_dropout"):
             self._require_number(name, below=1)
-        self._require_number("learning_rate_scale", above=0)
+        for name in ("learning_rate_scale", "max_gradient_norm"):
+            self._require_number(name, above=0)
         self._require_number("r_drop")
-        self._require_number("max_gradient_norm", above=0)
         for name in ("source_vectors", "target_vectors"):
             value = getattr(self, name)
             self._require(value is None or isinstance(value, str), name, "the name of a file, or None")

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, noted until a step is whole."""
+"""Ctrl-C and SIGTERM: training notices them at the end of a step, and leaves a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ _log = logging.getLogger(__name__)
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM stopped the run, and a checkpoint was left.
-
-    Args:
-        step: Where.
-        signal_number: By which of the two.
-    """
+    """Ctrl-C or SIGTERM (`signal_number`) stopped the run at a step, whose checkpoint was written."""
 
     def __init__(self, step: int, signal_number: int) -> None:
         super().__init__(f"interrupted at step {step}")
@@ -28,19 +23,20 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 @contextmanager
 def caught_interrupt() -> Iterator[Callable[[], int | None]]:
-    """The first Ctrl-C or SIGTERM is only noted, and the second ends at once; gives the question which came.
+    """Hold back the first Ctrl-C or SIGTERM; a second one ends the process at once.
 
-    Outside the main thread nothing is caught, since Python delivers signals only there.
+    The context is a function that returns the number of the signal that came, or None. Outside the main
+    thread nothing is held back, because Python delivers signals only there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
         return
-    noted: list[int] = []
+    received: list[int] = []
 
-    def note(signal_number: int, _frame: FrameType | None) -> None:
-        noted.append(signal_number)
+    def receive(signal_number: int, _frame: FrameType | None) -> None:
+        received.append(signal_number)
         restore()
-        _log.info("interrupted: leaving a checkpoint of this step (once more ends at once)")
+        _log.info("interrupted: writing a checkpoint of this step (interrupt again to end at once)")
 
     def restore() -> None:
         for number, handler in previous.items():
@@ -49,7 +45,7 @@ def caught_interrupt() -> Iterator[Callable[[], int | None]]:
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         for number in previous:
-            signal.signal(number, note)
-        yield lambda: noted[0] if noted else None
+            signal.signal(number, receive)
+        yield lambda: received[0] if received else None
     finally:
         restore()

@@ -15,9 +15,8 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bundle.tokenizer import Tokenizer
-from training.batches import BatchShare, BatchStream, batches_in_order
-from training.checkpoint import (
+from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.training.checkpoint import (
     BestScore,
     Checkpoint,
     average_weights,
@@ -29,19 +28,20 @@ from training.checkpoint import (
     remove_checkpoints,
     save_checkpoint,
 )
-from training.config import Precision
-from training.encoded import EncodedPair, encode_pairs
-from training.interrupt import TrainingInterrupted, caught_interrupt
-from training.loss import BatchLoss
-from training.meter import DivergenceGuard, Meter
-from training.progress import Reporter
-from training.ranks import Ranks
-from training.run import RunConfig, RunFolder, Summary
-from training.schedule import learning_rate
-from training.scoring import Score, score, translate
-from training.text_files import SentencePair
-from training.transformer import Transformer
-from training.vectors import PieceVectors
+from seq2seq_serve.training.config import Precision
+from seq2seq_serve.training.data.batches import BatchShare, BatchStream, batches_in_order
+from seq2seq_serve.training.data.encoded import EncodedPair, encode_pairs
+from seq2seq_serve.training.data.text_files import SentencePair
+from seq2seq_serve.training.data.vectors import PieceVectors
+from seq2seq_serve.training.evaluation.scoring import Score, score, translate
+from seq2seq_serve.training.interrupt import TrainingInterrupted, caught_interrupt
+from seq2seq_serve.training.loss import BatchLoss
+from seq2seq_serve.training.models.registry import make_model
+from seq2seq_serve.training.ranks import Ranks
+from seq2seq_serve.training.reports.meter import DivergenceGuard, Meter
+from seq2seq_serve.training.reports.progress import Reporter
+from seq2seq_serve.training.run import RunConfig, RunFolder, Summary, read_weights, write_weights
+from seq2seq_serve.training.schedule import learning_rate
 
 _log = logging.getLogger(__name__)
 
@@ -49,25 +49,18 @@ _REPORT_INTERVAL_STEPS = 20
 
 
 class _Stopped(Exception):
-    """Ends an evaluation in this process, until all processes know that one was interrupted."""
+    """Ends an evaluation in an interrupted process; the other processes learn of it afterwards."""
 
 
 class Trainer:
-    """Owns the model, the optimizer, the place in the corpus and the best score of a run being trained.
+    """Owns the model, the optimizer, the place in the corpus and the best score of a run in training.
 
-    Invariant: after each step, `checkpoint()` is all that a new trainer needs to go on bit for bit on a CPU.
-    Every process has a trainer; after each step all hold the same weights, and they decide the same.
+    Invariant: after each step, `checkpoint()` is all that a new trainer needs to continue, on a CPU bit for
+    bit. Every process has a trainer. After each step all trainers hold the same weights and make the same
+    decisions.
 
-    Args:
-        config: Of the run.
-        folder: Of the run.
-        tokenizer: Of source and target.
-        train_pairs: What is trained on, by the number of the pass over the corpus.
-        dev_pairs: What is scored.
-        device: Where.
-        checkpoint: Where to go on; None starts anew.
-        ranks: The processes that train together.
-        is_compiled: Whether `torch.compile` makes the model faster.
+    `train_pairs` returns the training pairs of a pass over the corpus, by its number from 0. Without a
+    checkpoint, training starts at step 0.
     """
 
     def __init__(
@@ -97,7 +90,7 @@ class Trainer:
         self._start = time.monotonic()
         recipe = config.training
         torch.manual_seed(recipe.seed)
-        self.model = Transformer(config.model).to(device)
+        self.model = make_model(config.model).to(device)
         divergence = checkpoint.divergence if checkpoint else ()
         self.guard = DivergenceGuard(config.model.vocab_size, *divergence)
         self._vectors = self._load_vectors()
@@ -112,7 +105,8 @@ class Trainer:
             piece_tokens=recipe.micro_batch_tokens and -(-recipe.micro_batch_tokens // recipe.num_passes),
         )
         if not checkpoint:
-            if initial := folder.read_initial():
+            if folder.initial_file.is_file():
+                initial = read_weights(folder.initial_file)
                 load_weights(self.model, initial, folder.initial_file)
             for embedding, vectors in self._vectors:
                 vectors.write_to(embedding)
@@ -121,7 +115,7 @@ class Trainer:
             load_weights(self.model, checkpoint.model, origin)
             self.optimizer.load_state_dict(checkpoint.optimizer)
         self._batch_loss = BatchLoss(self.model, compute_dtype(recipe.precision, device), is_compiled)
-        # Sums gradients over the processes while they are still being computed.
+        # DistributedDataParallel sums gradients over the processes while they are still being computed.
         self._shared_loss: nn.Module = self._batch_loss
         if self.ranks.size > 1:
             self._shared_loss = DistributedDataParallel(self._batch_loss, gradient_as_bucket_view=True)
@@ -132,15 +126,12 @@ class Trainer:
         return self._seconds_before + time.monotonic() - self._start
 
     def train(self, console: Console) -> Summary:
-        """Train to the end, and leave the final weights and the summary in the folder.
-
-        Args:
-            console: Where the progress bar is drawn.
+        """Train to the end, and write the final weights and the summary; the console shows the progress.
 
         Raises:
-            TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint of the last whole step was left. An
-                evaluation that was interrupted is made again when the run goes on.
-            ValueError: Gradients or the loss show that training came to nothing.
+            TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint of the last whole step was written. A resumed
+                run repeats an evaluation that was interrupted.
+            ValueError: Gradients or the loss show that training failed.
         """
         recipe = self.config.training
         with (
@@ -173,7 +164,7 @@ class Trainer:
             return self._finish()
 
     def _signal_of_any(self) -> int:
-        """The signal that interrupted any of the processes, the same answer in all of them; 0 for none."""
+        """The signal that interrupted any of the processes, the same in all of them; 0 for none."""
         return self.ranks.largest(self._interrupt_signal() or 0)
 
     def checkpoint(self) -> Checkpoint:
@@ -196,7 +187,7 @@ class Trainer:
         return Reporter(self.folder, console, self.step, self.config.training.max_steps)
 
     def _load_vectors(self) -> list[tuple[nn.Embedding, PieceVectors]]:
-        """What was read for each side's embedding; where they are one, the target's stands last."""
+        """The word vectors of each side's embedding. The target's are last and win in a shared embedding."""
         embeddings = {
             "source": self.model.source_embedding or self.model.embedding,
             "target": self.model.embedding,
@@ -208,22 +199,22 @@ class Trainer:
         recipe = self.config.training
         is_cooling = recipe.max_steps - self.step <= recipe.cooldown_steps
         is_worse = recipe.patience and self.best and self.best.num_worse_since >= recipe.patience
-        if is_worse and not is_cooling:  # what cools down gets better only then
+        if is_worse and not is_cooling:  # scores improve again in the cool-down
             _log.info("no better dev BLEU in %d evaluations (patience): stopping early", recipe.patience)
             return True
         return self.step >= recipe.max_steps
 
     def _is_scheduled(self, step: int) -> bool:
-        """Whether a checkpoint belongs to this step, however often training was interrupted."""
+        """Whether an uninterrupted run writes a checkpoint at this step."""
         recipe = self.config.training
         intervals = (recipe.checkpoint_interval_steps, recipe.eval_interval_steps)
         return step == recipe.max_steps or any(step % interval == 0 for interval in intervals)
 
     def train_step(self, share: BatchShare) -> tuple[Tensor, Tensor]:
-        """One update; gives this process' part of the loss, and the gradient norm, left on the device."""
+        """Update the weights; return this process' part of the loss and the gradient norm, on the device."""
         recipe = self.config.training
         self.step += 1
-        # Random numbers depend on the step alone, so that a resumed run draws the same.
+        # Random numbers depend on the step alone, so that a resumed run draws the same ones.
         seeds = np.random.SeedSequence([recipe.seed, self.step, self.ranks.rank])
         torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
         for group in self.optimizer.param_groups:
@@ -233,70 +224,58 @@ class Trainer:
             for embedding, vectors in self._vectors:
                 vectors.hold(embedding)
         gradient_norm = nn.utils.clip_grad_norm_(self.model.parameters(), recipe.max_gradient_norm)
-        # The optimizer skips a step where this is not 0. So no weight becomes undefined, and nothing has to
-        # be read from the device for it.
+        # The optimizer skips a step if this is not 0. That keeps undefined gradients out of the weights
+        # without reading anything from the device.
         self.optimizer.found_inf = (~gradient_norm.isfinite()).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss, gradient_norm
 
     def _backward(self, share: BatchShare) -> Tensor:
-        """Gradients of the mean over all target tokens of the batch, of whatever pieces and processes."""
-        # A process without a row computes one of no weight, because the others wait for its gradients.
+        """Compute the gradients of the batch's mean loss per target token, over all pieces and processes."""
+        # The others wait for every process' gradients, so one without rows computes a pair of weight 0.
         pieces = share.pieces or [self.batches.any_batch()]
         recipe = self.config.training
         total = torch.zeros((), device=self.device)
         for number, piece in enumerate(pieces):
             weight = piece.num_labels / share.num_labels if share.pieces else 0.0
-            is_last = number == len(pieces) - 1
-            with nullcontext() if is_last else self._without_sharing():
-                loss = weight * self._shared_loss(
-                    piece.to(self.device), recipe.label_smoothing, recipe.r_drop
-                )
-                # Gradients are the mean over the processes, and the sum is wanted.
+            module = self._shared_loss
+            is_own = number < len(pieces) - 1  # the processes sum their gradients with the last piece
+            with (
+                module.no_sync() if is_own and isinstance(module, DistributedDataParallel) else nullcontext()
+            ):
+                loss = weight * module(piece.to(self.device), recipe.label_smoothing, recipe.r_drop)
+                # DistributedDataParallel averages gradients over the processes; the sum is needed here.
                 torch.autograd.backward(loss * self.ranks.size)
             total += loss.detach()
         return total
 
-    def _without_sharing(self) -> AbstractContextManager[None]:
-        """Where gradients are only added to this process' own."""
-        if isinstance(self._shared_loss, DistributedDataParallel):
-            return self._shared_loss.no_sync()
-        return nullcontext()
-
     def _report(self, reporter: Reporter | None, meter: Meter) -> None:
         reading = meter.read(self.ranks)
         if reading.num_skipped and reporter:
-            _log.warning(
-                "step %d: %d of %d steps had gradients that are not finite, and were skipped",
-                self.step,
-                reading.num_skipped,
-                reading.num_steps,
-            )
+            skipped = f"{reading.num_skipped} of {reading.num_steps} steps"
+            _log.warning("step %d: skipped %s, whose gradients were not finite", self.step, skipped)
         try:
             self.guard.check(self.step, reading)
         except ValueError as error:
             raise ValueError(f"{error}: {self._advice()}") from error
         if reporter:
-            reporter.record(
-                self.step,
-                "train",
-                {
-                    "loss": reading.loss,
-                    "gradient_norm": reading.gradient_norm,
-                    "skipped_steps": reading.num_skipped,
-                    "learning_rate": self.optimizer.param_groups[0]["lr"],
-                    "tokens_per_second": reading.tokens_per_second,
-                    "epoch": self.batches.epoch,
-                    "seconds": self.seconds,
-                },
-            )
+            values = {
+                "loss": reading.loss,
+                "gradient_norm": reading.gradient_norm,
+                "skipped_steps": reading.num_skipped,
+                "learning_rate": self.optimizer.param_groups[0]["lr"],
+                "tokens_per_second": reading.tokens_per_second,
+                "epoch": self.batches.epoch,
+                "seconds": self.seconds,
+            }
+            reporter.record(self.step, "train", values)
             reporter.show(f"loss {reading.loss:.3f}  {reading.tokens_per_second:,.0f} tokens/s")
 
     def _advice(self) -> str:
-        """What to do where training came to nothing."""
+        """The advice to a user whose training failed."""
         kept = ""
-        if self.best and self.best.step <= self.step - self.guard.num_steps_above:  # later ones are no good
+        if self.best and self.best.step <= self.step - self.guard.num_steps_above:  # before the loss rose
             kept = f"; the best checkpoint, of step {self.best.step}, is kept: score it with --step"
         return (
             "train anew with a lower learning_rate_scale, more warmup_steps, "
@@ -319,29 +298,22 @@ class Trainer:
             self.best = BestScore(self.best.step, self.best.dev_bleu, self.best.num_worse_since + 1)
         if reporter:
             reporter.record(self.step, "dev", {"loss": loss, "bleu": result.bleu, "chrf": result.chrf})
-            from training.curves import save_learning_curve  # matplotlib takes long to import
+            from seq2seq_serve.training.reports import curves  # matplotlib takes long to import
 
-            save_learning_curve(self.folder)
+            curves.save_learning_curve(self.folder)
         _log.info("step %d: dev loss %.3f, BLEU %.2f, chrF %.2f", self.step, loss, result.bleu, result.chrf)
         if reporter:
             reporter.show("")
 
     def _score_dev(self) -> Score:
-        """Score the model on the dev pairs.
-
-        Raises:
-            TrainingInterrupted: In all processes where one was interrupted, which stops before its next step.
-        """
+        """Score the dev pairs; raise TrainingInterrupted in all processes if one of them is interrupted."""
         self.model.eval()
         sources = self.ranks.share([pair.source for pair in self.dev_pairs])
         share: list[str] = []
+        bound = self.config.length_bound
         with suppress(_Stopped):
             share = translate(
-                self.model,
-                self.tokenizer,
-                sources,
-                length_bound=self.config.length_bound,
-                before_step=self._stop_if_interrupted,
+                self.model, self.tokenizer, sources, length_bound=bound, before_step=self._stop_if_interrupted
             )
         self._raise_if_interrupted()
         return score(self.ranks.gather(share), [pair.target for pair in self.dev_pairs])
@@ -356,7 +328,7 @@ class Trainer:
 
     @torch.no_grad()
     def _dev_loss(self) -> float:
-        """Cross-entropy per target token, without smoothing; raises as `_score_dev` where interrupted."""
+        """Cross-entropy per target token, without smoothing; raises as `_score_dev` does."""
         self.model.eval()
         pairs = self.ranks.share(encode_pairs(self.dev_pairs, self.tokenizer))
         loss, num_labels = 0.0, 0
@@ -386,7 +358,7 @@ class Trainer:
         return scheduled[-self.config.training.num_averaged :]
 
     def _finish(self) -> Summary:
-        """Keep what is best on dev: the newest checkpoints' average, a single one, or what `model.pt` is."""
+        """Write the best on dev of the newest checkpoints' average, the best checkpoint, the old model.pt."""
         if self.guard.num_steps_above:
             _log.warning("%s until the last one: %s", self.guard.judgement, self._advice())
         average, weights = self.ranks.first(self._average_of_newest)
@@ -410,10 +382,7 @@ class Trainer:
         return self.ranks.first(lambda: self._keep_better(summary))
 
     def _average_of_newest(self) -> tuple[dict[str, Tensor], str]:
-        """The mean of the newest checkpoints that can be read, and its name.
-
-        Where none can be read, these are the weights of the last step.
-        """
+        """The mean of the newest readable checkpoints, otherwise the last step's weights; and its name."""
         paths = self._newest_scheduled()
         try:
             average = average_weights(paths)
@@ -426,31 +395,32 @@ class Trainer:
         return average, f"average of the checkpoints at steps {steps}"
 
     def _best_weights(self) -> dict[str, Tensor] | None:
-        """The weights that scored best on dev; None where their checkpoint cannot be read."""
+        """The weights that scored best on dev; None if their checkpoint cannot be read."""
         assert self.best is not None
         best = self._read(checkpoint_path(self.folder.checkpoints, self.best.step))
         return None if best is None else best.model
 
     @staticmethod
     def _read(path: Path) -> Checkpoint | None:
-        """A checkpoint, or None and a line of the log where it cannot be read."""
+        """Read a checkpoint; if it cannot be read, log a warning and return None."""
         try:
             return load_checkpoint(path)
         except ValueError as error:
-            _log.warning("a checkpoint is left out of the choice of the final weights: %s", error)
+            _log.warning("a checkpoint is not considered for the final weights: %s", error)
             return None
 
     def _keep_better(self, summary: Summary) -> Summary:
-        """Write the model, unless the run had come to a better one before it went on."""
-        before = self.folder.read_summary_before()
+        """Write the model, unless the run's model.pt from before it was continued is better."""
+        file = self.folder.summary_before_file
+        before = self.folder.read_summary(file) if file.is_file() else None
         if before and before.dev_bleu > summary.dev_bleu:
             bleus = before.dev_bleu, summary.dev_bleu
-            _log.info("dev BLEU was %.2f before, and is %.2f now: model.pt stays as it was", *bleus)
+            _log.info("dev BLEU was %.2f before and is %.2f now: model.pt stays as it was", *bleus)
             summary = dataclasses.replace(before, steps=summary.steps, seconds=summary.seconds)
         else:
-            self.folder.write_model(self.model.state_dict())
+            write_weights(self.folder.model_file, self.model.state_dict())
         self.folder.write_summary(summary)
-        self.folder.summary_before_file.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
         return summary
 
 
@@ -458,8 +428,9 @@ class Trainer:
 def fast_matmul(device: torch.device) -> Iterator[None]:
     """Let torch multiply float32 matrices with oneDNN instead of MKL on a CPU; fp32 on a GPU stays fp32.
 
-    Measured on an AMD EPYC (Zen 5), one core, this project's shapes: 240 against 110 GFLOP/s, and 4e-7
-    instead of 2.4e-7 away from float64. A CPU with matrix units for bfloat16 may round to it.
+    Measured on one core of an AMD EPYC (Zen 5) with this project's shapes: 240 instead of 110 GFLOP/s, with
+    an error of 4e-7 instead of 2.4e-7. A CPU with matrix units for bfloat16 may round its inputs to that
+    format.
     """
     before = torch.get_float32_matmul_precision()
     if device.type == "cpu":
@@ -471,6 +442,6 @@ def fast_matmul(device: torch.device) -> Iterator[None]:
 
 
 def compute_dtype(precision: Precision | None, device: torch.device) -> torch.dtype:
-    """What matrices are multiplied in; None is what suits the kind of device."""
+    """The number format of matrix products; `precision` None chooses it by the kind of device."""
     is_half = device.type == "cuda" if precision is None else precision == "bf16"
     return torch.bfloat16 if is_half else torch.float32

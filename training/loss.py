@@ -1,4 +1,10 @@
-"""The loss, computed together with its gradient so that the logits of a whole batch never exist."""
+"""The loss: its definition, and the fast form that training uses.
+
+`cross_entropy` is the definition. `label_smoothed_loss` computes the same loss together with its gradients,
+so that the logits of a whole batch never exist; it also has R-Drop.
+
+Shapes: N labels, V vocabulary, D d_model.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +14,40 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.batches import Batch
-from training.transformer import Transformer
+from seq2seq_serve.training.data.batches import Batch
+from seq2seq_serve.training.models.base import EncoderDecoder
 
-# Logits at once: what stays in a CPU's cache and still fills a matrix product, and what fills a GPU.
+# Logits computed at once: on a CPU few enough for its cache, on a GPU enough to occupy it.
 _CHUNK_VALUES = {"cpu": 2**21, "cuda": 2**27}
+
+
+def cross_entropy(logits: Tensor, label_ids: Tensor, label_smoothing: float) -> Tensor:
+    """Mean over the labels of -sum_v q(v) log p(v), in nats, with p = softmax(logits).
+
+    q(v) is e / V for every token v of the vocabulary, plus 1 - e for the label; e is `label_smoothing`:
+    Szegedy et al. 2016, section 7, arXiv:1512.00567; Vaswani et al. 2017, section 5.4. The logits are (N, V).
+    """
+    log_p = logits.log_softmax(dim=-1)  # (N, V)
+    log_p_of_label = log_p.gather(1, label_ids[:, None]).squeeze(1)  # (N,)
+    return -((1 - label_smoothing) * log_p_of_label + label_smoothing * log_p.mean(dim=-1)).mean()
 
 
 def label_smoothed_loss(
     states: Tensor, weight: Tensor, label_ids: Tensor, label_smoothing: float, r_drop: float = 0.0
 ) -> Tensor:
-    """Mean cross-entropy (in nats) against (1 - e) of the label and e spread over the vocabulary.
+    """`cross_entropy(states @ weight.T, label_ids, label_smoothing)`, in half the time on a CPU.
 
-    Szegedy et al. 2016, section 7, arXiv:1512.00567; Vaswani et al. 2017, section 5.4. The same number as
-    `functional.cross_entropy(states @ weight.T, label_ids, label_smoothing=e)`, in half the time on a CPU.
-
-    With R-Drop, states are those of two passes, and what the two predict shall agree: to the mean comes
-    alpha / 4 times KL(p, q) + KL(q, p) of each label, which is half of equation 4 of Wu, Li et al. 2021,
-    arXiv:2106.14448, because they add the cross-entropies of both passes.
+    R-Drop (Wu, Li et al. 2021, arXiv:2106.14448) brings the predictions p and q of two passes closer: it adds
+    the mean over the labels of alpha / 4 times KL(p, q) + KL(q, p). That is half of their equation 4, because
+    they add the cross-entropies of both passes.
 
     Args:
-        states: What the output projection is given, (N, D); with R-Drop the first half is of one pass and the
-            second of the other.
-        weight: Of the output projection, (V, D).
+        states: The input of the output projection, (N, D); with R-Drop the states of both passes, one pass
+            after the other.
+        weight: The output projection's matrix, (V, D).
         label_ids: (N,).
         label_smoothing: e.
-        r_drop: alpha; 0 is none.
+        r_drop: alpha; 0 turns R-Drop off.
     """
     loss: Tensor = _ProjectedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         states, weight, label_ids, label_smoothing, r_drop
@@ -42,22 +56,22 @@ def label_smoothed_loss(
 
 
 class BatchLoss(nn.Module):
-    """From a batch to the mean loss of its target tokens, in one call that processes can share.
+    """Computes the mean loss of a batch's target tokens, in one call that DistributedDataParallel can wrap.
 
-    Args:
-        model: What is trained.
-        dtype: What matrices are multiplied in; weights stay float32.
-        is_compiled: Whether `torch.compile` compiles the model, for all lengths at once.
+    Matrices are multiplied in `dtype`; weights stay float32. With `is_compiled`, `torch.compile` compiles the
+    model for all lengths at once; ValueError is raised if the model does not allow that.
     """
 
-    def __init__(self, model: Transformer, dtype: torch.dtype, is_compiled: bool = False) -> None:
+    def __init__(self, model: EncoderDecoder, dtype: torch.dtype, is_compiled: bool = False) -> None:
         super().__init__()
+        if is_compiled:
+            model.check_compilable()
         self.model = model
         self.dtype = dtype
         self._states = _compiled(self._decoder_states) if is_compiled else self._decoder_states
 
     def forward(self, batch: Batch, label_smoothing: float, r_drop: float = 0.0) -> Tensor:
-        """The loss, see `label_smoothed_loss`; with R-Drop the batch goes through the model twice at once."""
+        """Return `label_smoothed_loss`. R-Drop sends the batch through the model twice, in one call."""
         num_passes = 2 if r_drop else 1
         ids = (batch.source_ids, batch.source_mask, batch.target_ids)
         is_lower = self.dtype != torch.float32
@@ -74,7 +88,7 @@ class BatchLoss(nn.Module):
 
 
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function, compiled at its first call; a ValueError says where that is not possible."""
+    """Return the function, compiled at its first call, which raises ValueError if that is not possible."""
     compiled = torch.compile(function, dynamic=True)
 
     def call(*inputs: Tensor) -> Tensor:
@@ -93,12 +107,12 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class _ProjectedCrossEntropy(torch.autograd.Function):
-    """Projects some rows at a time, and keeps of their logits only the gradients that they lead to.
+    """Projects a chunk of rows at a time, and keeps only the gradients of its logits.
 
-    The loss of a row is log(sum(exp(logits))) less what its label says they should be; so are its gradients.
-    The label's logit is taken from the same rounded logits as the sum, so that no loss is negative in any
-    precision. The gradients of the second part need no logits, and only those of the first go through the
-    vocabulary, where the rows of the two passes of R-Drop meet.
+    The loss of a row is log(sum(exp(logits))) minus the logits weighted by q. The gradients of the second
+    part need no logits; only those of the first part go through the vocabulary, in chunks that hold the same
+    labels of both passes of R-Drop. The label's logit is taken from the same rounded logits as the sum, so
+    that no loss is negative in any precision.
     """
 
     @staticmethod
@@ -138,7 +152,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             gradient_by_pass[:, start : start + chunk_rows] += rows_gradient.view(num_passes, -1, D)
             if is_lower:
                 weight_gradient += gradients.t() @ (rows / total).to(dtype)
-            else:  # without a matrix in between, which costs more than the product where V is large
+            else:  # in place: with a large V, a matrix in between costs more than the product
                 weight_gradient.addmm_(gradients.t(), rows / total)
         ctx.save_for_backward(states_gradient / N, weight_gradient / N)
         return torch.stack(sums).sum() / N
@@ -151,20 +165,17 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
 
 def _add_disagreement(exponentials: Tensor, total: Tensor, log_ratios: Tensor, scale: float) -> Tensor:
-    """Turn what two passes predict into the gradients of `scale` times how far it is apart, too.
+    """Add the gradients of R-Drop to the exponentials; return the sum of scale * (KL(p, q) + KL(q, p)).
 
-    With r = log(p / q) the gradients are p (r + 1 - KL(p, q)) - q of the first pass' logits, and
-    q (1 - r - KL(q, p)) - p of the second's.
+    With r = log(p / q) the gradients are p (r + 1 - KL(p, q)) - q for the logits of the first pass, and
+    q (1 - r - KL(q, p)) - p for those of the second.
 
     Args:
-        exponentials: Not normalised, the rows of the first pass and then those of the second, (2 R, V). They
-            become gradients, and stay as large as `total` says.
-        total: Their sums, (2 R, 1).
-        log_ratios: The logits of the first pass less those of the second, (R, V). They are lost.
+        exponentials: p and q times `total`, the rows of the first pass and then those of the second, (2 R,
+            V). They become gradients times `total`.
+        total: (2 R, 1).
+        log_ratios: The logits of the first pass minus those of the second, (R, V). They are overwritten.
         scale: The weight of a row.
-
-    Returns:
-        The sum of `scale` times KL(p, q) + KL(q, p).
     """
     p, q = exponentials.chunk(2)
     p_total, q_total = total.chunk(2)

@@ -1,4 +1,4 @@
-"""From a preset and a corpus to a run folder, and from a run folder to a trained model."""
+"""Starts a run from a preset and a corpus, and trains a started run to its end."""
 
 from __future__ import annotations
 
@@ -11,28 +11,41 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from bundle.tokenizer import Tokenizer
-from training.checkpoint import checkpoint_step, list_checkpoints, newest_checkpoint, save_checkpoint
-from training.config import check_special_ids
-from training.corpus import Corpus, CorpusFiles, load_corpus
-from training.encoded import EncodedCorpus, EncodedPair, passing_pairs, write_encoded
-from training.filters import CorpusFilters
-from training.loop import Trainer
-from training.presets import Preset
-from training.ranks import Ranks
-from training.run import RunConfig, RunFolder, Summary, TrainedModel, library_versions, repository_commit
-from training.segmentation import FreshlyCutPairs
-from training.tokenizer import check_vocab_size, train_tokenizer
-from training.vectors import PieceVectors
+from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.training.checkpoint import (
+    checkpoint_step,
+    list_checkpoints,
+    newest_checkpoint,
+    save_checkpoint,
+)
+from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
+from seq2seq_serve.training.data.encoded import EncodedCorpus, EncodedPair, passing_pairs, write_encoded
+from seq2seq_serve.training.data.filters import CorpusFilters
+from seq2seq_serve.training.data.segmentation import FreshlyCutPairs
+from seq2seq_serve.training.data.tokenizer import check_vocab_size, train_tokenizer
+from seq2seq_serve.training.data.vectors import PieceVectors
+from seq2seq_serve.training.loop import Trainer
+from seq2seq_serve.training.models.registry import config_to_json
+from seq2seq_serve.training.presets import Preset
+from seq2seq_serve.training.ranks import Ranks
+from seq2seq_serve.training.run import (
+    RunConfig,
+    RunFolder,
+    Summary,
+    TrainedModel,
+    library_versions,
+    repository_commit,
+    write_weights,
+)
 
 _log = logging.getLogger(__name__)
 
-# What a run may go on with otherwise than it was started: when and how it stops, and what suits the machine.
+# The fields that a resumed run may change: when and how it ends, and what suits the machine.
 _ENDING = "max_steps", "cooldown_share", "patience"
 CHANGEABLE = *_ENDING, "precision", "micro_batch_tokens"
 
-# Of a model's settings, those that a run may have otherwise than the one it starts from.
-_OWN_OF_A_CHILD = "dropout", "attention_dropout", "word_dropout", "max_source_length", "max_target_length"
+# The fields of the model in which a run may differ from its parent.
+_FREE_IN_A_CHILD = "dropout", "attention_dropout", "word_dropout", "max_source_length", "max_target_length"
 
 
 def start_run(
@@ -42,26 +55,21 @@ def start_run(
     files: CorpusFiles | None = None,
     parent: TrainedModel | None = None,
 ) -> RunConfig:
-    """Train the tokenizer and write what stays the same through the whole run; `config.json` last.
+    """Train the tokenizer and write the files that the whole run keeps, `config.json` last.
 
-    Args:
-        folder: An empty one, or one where a start was interrupted.
-        preset: What is trained.
-        corpus: On what.
-        files: Where it was read from, for a resume that does not say so again; None is the built-in one.
-        parent: Its tokenizer is taken, and its weights are what training starts with; None learns a
-            tokenizer and starts at random.
+    A run with a parent takes its tokenizer, and starts with its weights. `files` is where the corpus was read
+    from, for a resume without flags; None is the built-in corpus. The folder may hold an interrupted start.
 
     Raises:
         ValueError: The folder holds a run, the corpus has nothing to train on or to score, a file of word
-            vectors is wrong, R-Drop has no dropout, or the parent does not fit the preset; then nothing is
+            vectors is wrong, R-Drop has no dropout, or the parent does not fit the preset. Nothing is
             written.
         OSError: A file of word vectors cannot be read.
     """
     folder.check_is_free()
     if preset.training.r_drop and not preset.model.has_dropout:
-        raise ValueError("r_drop compares two passes, and without dropout they are one: set dropout, too")
-    check_vocab_size(preset.vocab_size)
+        raise ValueError("r_drop compares two passes, and without dropout they are equal: set dropout, too")
+    check_vocab_size(preset.model.vocab_size)
     recipe = preset.training
     if parent:
         _check_fits(preset, parent)
@@ -71,7 +79,7 @@ def start_run(
         if name is not None
     }
     for file in vector_files.values():
-        file.open("rb").close()  # that it is missing is better known before what takes long
+        file.open("rb").close()  # a missing file is reported before the long work
     filters = CorpusFilters(preset.model.max_source_length, preset.model.max_target_length)
     if all(filters.text_reason(pair) for pair in corpus.train):
         raise ValueError(
@@ -84,7 +92,7 @@ def start_run(
     model = dataclasses.replace(preset.model, vocab_size=tokenizer.vocab_size)
     held_out = {}
     for part, pairs in (("dev", corpus.dev), ("test", corpus.test)):
-        # What a model can translate is scored, however long its reference: no ratio filter.
+        # All pairs that the model can translate are scored, so the ratio filter does not apply.
         kept, report = passing_pairs(pairs, tokenizer, filters)
         if report.num_kept < report.num_given:
             _log.info("%s pairs:\n%s", part, report.table())
@@ -93,11 +101,11 @@ def start_run(
         held_out[part] = kept
     vectors = {side: PieceVectors.of(file, tokenizer, model.d_model) for side, file in vector_files.items()}
     folder.checkpoints.mkdir(parents=True, exist_ok=True)
-    for file in folder.optional_files:  # of a start that was interrupted, and may have been another
+    for file in folder.optional_files:  # an interrupted start may have left them
         file.unlink(missing_ok=True)
     tokenizer.save(folder.tokenizer_file)
     if parent:
-        folder.write_initial(parent.model.state_dict())
+        write_weights(folder.initial_file, parent.model.state_dict())
     for side, found in vectors.items():
         _log.info("%s vectors: for %d of %d pieces", side, len(found.ids), tokenizer.vocab_size)
         found.save(folder.vectors_file(side))
@@ -122,12 +130,14 @@ def start_run(
 
 
 def _check_fits(preset: Preset, parent: TrainedModel) -> None:
-    """Make sure that a model of the preset can start with the parent's weights and tokenizer."""
-    for name, value in dataclasses.asdict(parent.config).items():
-        if name not in _OWN_OF_A_CHILD and getattr(preset.model, name) != value:
+    """Raise ValueError unless a model of the preset can start with the parent's weights and tokenizer."""
+    old, new = config_to_json(parent.config), config_to_json(preset.model)
+    for name, value in old.items():
+        if name not in _FREE_IN_A_CHILD and new.get(name) != value:
+            free = ", ".join(name for name in _FREE_IN_A_CHILD if name in old)
             raise ValueError(
-                f"{name} is {value} in the run to start from, and cannot become "
-                f"{getattr(preset.model, name)}: of the model only {', '.join(_OWN_OF_A_CHILD)} may change"
+                f"{name} is {value} in the run to start from, and cannot become {new.get(name)}: "
+                f"in the model, only {free} may change"
             )
     if preset.training.normalization != parent.tokenizer.normalization:
         raise ValueError(
@@ -135,19 +145,19 @@ def _check_fits(preset: Preset, parent: TrainedModel) -> None:
             f"{preset.training.normalization}: it is part of the tokenizer, which a run takes from its parent"
         )
     if preset.training.source_vectors or preset.training.target_vectors:
-        raise ValueError("embeddings start as those of the run to start from: leave the word vectors out")
+        raise ValueError("the parent's embeddings are already trained: leave the word vectors out")
 
 
 def _description(parent: TrainedModel) -> str:
-    """One line about where weights come from."""
-    told = "weights", "steps", "corpus", "corpus_sha256", "commit", "parent"
-    return "; ".join(f"{name}: {parent.provenance[name]}" for name in told if name in parent.provenance)
+    """One line about where the weights come from."""
+    names = "weights", "steps", "corpus", "corpus_sha256", "commit", "parent"
+    return "; ".join(f"{name}: {parent.provenance[name]}" for name in names if name in parent.provenance)
 
 
 def _learn_tokenizer(corpus: Corpus, filters: CorpusFilters, preset: Preset) -> Tokenizer:
     _log.info("learning a tokenizer from the texts of %s pairs", f"{len(corpus.train):,}")
     texts = (text for pair in corpus.train if not filters.text_reason(pair) for text in pair)
-    return train_tokenizer(texts, preset.vocab_size, preset.training.normalization)
+    return train_tokenizer(texts, preset.model.vocab_size, preset.training.normalization)
 
 
 def continue_run(
@@ -160,37 +170,31 @@ def continue_run(
     ranks: Ranks | None = None,
     is_compiled: bool = False,
 ) -> Summary:
-    """Train from the newest checkpoint that can be read, or from the start, to the end.
+    """Train a started run from its newest readable checkpoint, or from step 0, to the end.
 
-    Args:
-        folder: Of a started run.
-        corpus: The one it was started with, to make sure; None takes what was encoded then.
-        device: Where.
-        console: Where the progress bar is drawn.
-        changes: Other values of fields of the recipe, among `CHANGEABLE`.
-        ranks: The processes that train together.
-        is_compiled: Whether `torch.compile` makes the model faster.
+    A corpus, if given, must be the one that the run was started with. `changes` are new values of the fields
+    in `CHANGEABLE`.
 
     Raises:
-        ValueError: The folder holds no run, the corpus is another, more than `max_steps` are done already,
-            no checkpoint can be read, machines see different ones, or training diverged.
-        TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was left.
+        ValueError: The folder holds no run, the corpus is another, more than `max_steps` steps are done
+            already, no checkpoint can be read, the machines see different checkpoints, or training diverged.
+        TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was written.
     """
     ranks = ranks or Ranks()
     ranks.first(lambda: _prepare_to_continue(folder, corpus, changes or {}))
     config = folder.read_config()
     if folder.is_finished:
-        _log.info("%s is finished: nothing to do (more --max-steps let it go on)", folder.path)
+        _log.info("%s is finished: nothing to do (give more --max-steps to train further)", folder.path)
         return folder.read_summary()
     checkpoint, problems = newest_checkpoint(folder.checkpoints)
     for problem in problems:
-        _log.warning("passed over: %s", problem)
+        _log.warning("checkpoint skipped: %s", problem)
     step = checkpoint.step if checkpoint else 0
     if ranks.first(lambda: step) != step:
-        raise ValueError(f"this machine's newest checkpoint in {folder.checkpoints} is not the first one's")
+        raise ValueError(f"the newest checkpoint in {folder.checkpoints} differs between the machines")
     if checkpoint:
-        _log.info("going on after step %d", step)
-    tokenizer = _read_tokenizer(folder)
+        _log.info("continuing after step %d", step)
+    tokenizer = folder.read_tokenizer()
     train = EncodedCorpus(folder.encoded)
     trainer = Trainer(
         config,
@@ -210,7 +214,7 @@ def continue_run(
 
 
 def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapping[str, Any]) -> None:
-    """All that a run's folder needs and only one process may write."""
+    """Bring the run's folder up to date, which only one process may do."""
     config = folder.read_config()
     training = dataclasses.replace(config.training, **changes)
     checkpoints = list_checkpoints(folder.checkpoints)
@@ -218,7 +222,7 @@ def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapp
     if training.max_steps < num_done:
         raise ValueError(
             f"{folder.path} has done {num_done} steps, "
-            f"and cannot stop at step {training.max_steps} any more: give at least as many"
+            f"and cannot stop at step {training.max_steps} any more: give at least {num_done}"
         )
     is_cooled = training.cooldown_share in (0, config.training.cooldown_share)
     if training.max_steps == num_done and not is_cooled:
@@ -227,13 +231,13 @@ def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapp
         )
     is_same_end = all(getattr(training, name) == getattr(config.training, name) for name in _ENDING)
     is_finished = folder.is_finished and (is_same_end or training.max_steps == num_done)
-    # Encoded it is not where the run is of an older commit, or somebody needed the room.
+    # The encoded corpus is missing in runs of older commits, and where a user removed it to save space.
     if corpus is None and not folder.encoded.is_dir() and not is_finished:
         corpus = load_corpus(config.corpus_files, config.training.seed)
     if corpus is not None and corpus.sha256() != config.corpus_sha256:
         raise ValueError(f"{corpus.description} is not the corpus that {folder.path} was started with")
     if corpus is not None and not folder.encoded.is_dir():
-        _encode(folder, config, corpus, _read_tokenizer(folder))
+        _encode(folder, config, corpus, folder.read_tokenizer())
     if is_finished:
         return
     if folder.is_finished:
@@ -250,7 +254,7 @@ def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapp
 
 
 def _reopen(folder: RunFolder) -> None:
-    """Let a finished run go on, and count the evaluations that are not better anew."""
+    """Turn a finished run into an unfinished one, and restart its count of worse evaluations."""
     checkpoint, _ = newest_checkpoint(folder.checkpoints)
     if checkpoint and checkpoint.best:
         best = dataclasses.replace(checkpoint.best, num_worse_since=0)
@@ -259,19 +263,13 @@ def _reopen(folder: RunFolder) -> None:
 
 
 def _commits(config: RunConfig, num_done: int) -> str:
-    """Which commits a run went on with."""
+    """The commits that trained a run, this one included."""
     commit = repository_commit()
     if not num_done:
         return commit
     if config.commit.endswith(commit):
         return config.commit
     return f"{config.commit}, from step {num_done} {commit}"
-
-
-def _read_tokenizer(folder: RunFolder) -> Tokenizer:
-    tokenizer = Tokenizer.load(folder.tokenizer_file)
-    check_special_ids(tokenizer)
-    return tokenizer
 
 
 def _encode(folder: RunFolder, config: RunConfig, corpus: Corpus, tokenizer: Tokenizer) -> None:
@@ -288,7 +286,7 @@ def _encode(folder: RunFolder, config: RunConfig, corpus: Corpus, tokenizer: Tok
 def _pairs_of(
     config: RunConfig, corpus: EncodedCorpus, tokenizer: Tokenizer
 ) -> Callable[[int], Sequence[EncodedPair]]:
-    """What is trained on in each pass over the corpus."""
+    """A function from the number of a pass over the corpus to its training pairs."""
     if not config.training.bpe_dropout:
         return lambda _: corpus
     return FreshlyCutPairs(

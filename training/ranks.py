@@ -1,4 +1,4 @@
-"""The processes that train one model together, as `torchrun` starts them, and how they agree."""
+"""The processes that train one model together, started by `torchrun`, and how they exchange values."""
 
 from __future__ import annotations
 
@@ -16,37 +16,32 @@ from torch import distributed
 
 T = TypeVar("T")
 
-# Longer than the first process may encode a corpus while the others wait. A death is noticed at once.
+# Must exceed the time in which the first process encodes a corpus while the others wait. A dead process is
+# noticed at once.
 _PATIENCE = timedelta(hours=4)
 
 
 class OtherProcessFailed(ValueError):
-    """Another process ended, and has said why itself."""
+    """Another process failed, and has reported its own error."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """How many processes there are, and which one this is. Without torchrun there is one.
-
-    Attributes:
-        rank: From 0. The first one writes all files and messages.
-        size: How many.
-    """
+    """The number of processes, and this one's rank from 0. Rank 0 writes all files and messages."""
 
     rank: int = 0
     size: int = 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes."""
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> list[T]:
-        """This process' items: every so manieth, so that sorted ones are shared evenly."""
+        """This process' items: every `size`-th one, so that a sorted list is shared evenly."""
         return list(items[self.rank :: self.size])
 
     def gather(self, share: list[T]) -> list[T]:
-        """The items of all shares, in the order that they had before."""
+        """The items of all shares in their order before `share`."""
         if self.size == 1:
             return share
         shares: list[list[T]] = [[]] * self.size
@@ -61,14 +56,14 @@ class Ranks:
         return self._reduced(values, distributed.ReduceOp.SUM)
 
     def largest(self, value: int) -> int:
-        """The largest that a process has."""
+        """The largest value that any process has."""
         return int(self._reduced([value], distributed.ReduceOp.MAX)[0])
 
     def first(self, function: Callable[[], T]) -> T:
-        """What the function gives in the first process, to all of them; the others wait for it.
+        """Call the function in the first process only, and return its result in every process.
 
         Raises:
-            OtherProcessFailed: In the others, where it raised in the first.
+            OtherProcessFailed: In the other processes, if the function raised in the first.
         """
         if self.size == 1:
             return function()
@@ -76,7 +71,7 @@ class Ranks:
         if not self.is_first:
             distributed.broadcast_object_list(answer, src=0)
             if answer[0] is None:
-                raise OtherProcessFailed("the first process failed, and has said why")
+                raise OtherProcessFailed("the first process failed, and has reported why")
             return answer[0][0]  # type: ignore[no-any-return]
         try:
             answer = [(function(),)]
@@ -88,16 +83,16 @@ class Ranks:
         if self.size == 1:
             return list(values)
         reduced = torch.tensor(values, dtype=torch.float64)
-        distributed.all_reduce(reduced, operation)  # on the CPU, so that no queue of a GPU is waited for
+        distributed.all_reduce(reduced, operation)  # on the CPU, so that it does not wait for a GPU's queue
         return reduced.tolist()
 
 
 @contextmanager
 def joined_ranks() -> Iterator[Ranks]:
-    """Meet the other processes that `torchrun` started.
+    """Join the process group of `torchrun`; without it, there is one process.
 
     Raises:
-        OtherProcessFailed: One of them ended while this one waited for it.
+        OtherProcessFailed: Another process ended while this one waited for it.
     """
     if "WORLD_SIZE" not in os.environ:
         yield Ranks()
@@ -108,44 +103,45 @@ def joined_ranks() -> Iterator[Ranks]:
     try:
         yield ranks
     except BaseException as error:
-        # As soon as the group is left, the others fail, and torchrun sends SIGTERM to all that are not the
-        # first to exit. This process is ending anyway, and must still report why.
+        # When this process leaves the group, the others fail, and after the first exit torchrun sends SIGTERM
+        # to the rest. This process is ending anyway, and must still report why.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if not _is_lost_peer(error):
             raise
         raise OtherProcessFailed(
-            "another process of this training failed, and has said why; --resume goes on afterwards"
+            "another process of this training failed, and has reported why; continue with --resume"
         ) from error
     finally:
-        # What still holds the group, a model that was shared, must go first: where its threads outlive this,
-        # the interpreter's end now and then aborts the process.
+        # A shared model still holds the group and must be freed first: if its threads outlive the group, the
+        # interpreter sometimes aborts at exit.
         gc.collect()
         distributed.destroy_process_group()
 
 
 def _is_lost_peer(error: BaseException) -> bool:
-    """Whether a collective failed since another process ended."""
-    # NCCL's errors have a class of their own, and gloo's a text: the connection was closed by the peer.
+    """Whether a collective failed because another process ended."""
+    # NCCL's errors have their own class; gloo's are known by their text: the connection was closed by the
+    # peer.
     return isinstance(error, distributed.DistError) or (
         isinstance(error, RuntimeError) and "peer" in str(error).lower()
     )
 
 
 def current_rank() -> int:
-    """Which process this is, also before it met the others."""
+    """The rank of this process, also before it has joined the others."""
     return int(os.environ.get("RANK", "0"))
 
 
 def local_rank() -> int:
-    """Which process of this machine this is: the number of its GPU."""
+    """The rank of this process on its machine, which is the number of its GPU."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def num_ranks() -> int:
-    """How many processes train together."""
+    """The number of processes that train together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def num_local_ranks() -> int:
-    """How many processes share this machine's CPUs."""
+    """The number of processes that share this machine's CPUs."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -1,15 +1,16 @@
-"""The folder of a training run: what lies in it, and how a trained model is read from it.
+"""The folder of a training run: its files, and how a trained model is read from them.
 
-config.json        model, recipe, preset, corpus and its hash, commit, versions
-tokenizer.json     the `tokenizers` library's own format
-dev.source.txt …   held-out pairs; test.source.txt … where the corpus has a test set
-encoded/           the training corpus as token ids; made again from its files where it is missing
-source.vectors.pt … what embeddings started as, where that was read from a file
-initial.pt         the weights of the run that this one started from, if it did
-checkpoints/       what training resumes from
-metrics.jsonl      one JSON object a line; tensorboard/ and learning-curve.png show the same
+config.json        model, recipe, preset, corpus and its hash, commit, versions; a folder with it is a run
+tokenizer.json     the one tokenizer of source and target, in the `tokenizers` library's own format
+dev.source.txt …   held-out pairs; test.source.txt … if the corpus has a test set
+encoded/           the training corpus as token ids; if it is missing, it is encoded again from its files
+source.vectors.pt … the initial word vectors of an embedding, if they were read from a file
+initial.pt         the weights of the parent run, if there is one
+checkpoints/       the states from which training resumes
+metrics.jsonl      one JSON object per line; tensorboard/ and learning-curve.png show the same
 model.pt           the final weights
-summary.json       dev score, steps, seconds: written last; summary.before.json while a finished run goes on
+summary.json       dev score, steps, seconds: written last, so a run with it is finished
+summary.before.json  the summary of model.pt while a finished run trains further
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from bundle.manifest import LengthBound
-from bundle.names import TOKENIZER_FILE
-from bundle.tokenizer import Tokenizer
-from training.checkpoint import (
+from seq2seq_serve.bundle.manifest import LengthBound
+from seq2seq_serve.bundle.names import TOKENIZER_FILE
+from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.training.checkpoint import (
     average_weights,
     checkpoint_path,
     checkpoint_step,
@@ -38,12 +40,13 @@ from training.checkpoint import (
     save_tensors,
     write_atomically,
 )
-from training.config import TrainingConfig, TransformerConfig, check_special_ids
-from training.corpus import CorpusFiles
-from training.encoded import EncodedCorpus
-from training.lengths import learn_length_bound
-from training.text_files import SentencePair, read_parallel, write_lines
-from training.transformer import Transformer
+from seq2seq_serve.training.config import ModelConfig, TrainingConfig, check_special_ids
+from seq2seq_serve.training.data.corpus import CorpusFiles
+from seq2seq_serve.training.data.encoded import EncodedCorpus
+from seq2seq_serve.training.data.lengths import learn_length_bound
+from seq2seq_serve.training.data.text_files import SentencePair, read_parallel, write_lines
+from seq2seq_serve.training.models.base import EncoderDecoder
+from seq2seq_serve.training.models.registry import config_from_json, config_to_json, make_model
 
 RUN_FORMAT = 1
 
@@ -53,16 +56,16 @@ class RunConfig:
     """Everything that decides what a run learns.
 
     Attributes:
-        model: With the tokenizer's own vocabulary size.
-        corpus: One line for people.
-        commit: Of this repository, all that the run went on with; "unknown" outside git.
-        versions: Of what computed it last.
-        parent: The run whose weights it started with, one line for people; empty where they were random.
-        length_bound: Of targets, learned from the corpus; None in a run that is older than the bound.
+        model: Its `vocab_size` is the tokenizer's.
+        corpus: One line for people about where the pairs come from.
+        commit: The commits of this repository that trained the run; "unknown" outside git.
+        versions: The library versions of the last session.
+        parent: One line for people about the run whose weights this one started with; empty for random ones.
+        length_bound: The bound on target lengths learned from the corpus; None in runs older than the bound.
     """
 
     preset: str
-    model: TransformerConfig
+    model: ModelConfig
     training: TrainingConfig
     corpus: str
     corpus_files: CorpusFiles
@@ -73,23 +76,19 @@ class RunConfig:
     length_bound: LengthBound | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """For `config.json`."""
-        return {"format": RUN_FORMAT} | dataclasses.asdict(self)
+        """The content of `config.json`."""
+        return {"format": RUN_FORMAT} | dataclasses.asdict(self) | {"model": config_to_json(self.model)}
 
     @classmethod
     def from_json(cls, content: Any) -> RunConfig:
-        """Read what `to_json` gave.
-
-        Raises:
-            ValueError: It is of another format, or a field is missing or wrong.
-        """
+        """Read what `to_json` returned; raise ValueError for another format or a missing or wrong field."""
         if not isinstance(content, dict) or content.get("format") != RUN_FORMAT:
             raise ValueError(f"not the configuration of a run of format {RUN_FORMAT}")
         bound = content.get("length_bound")
         try:
             return cls(
                 preset=content["preset"],
-                model=TransformerConfig.from_json(content["model"]),
+                model=config_from_json(content["model"]),
                 training=TrainingConfig.from_json(content["training"]),
                 corpus=content["corpus"],
                 corpus_files=CorpusFiles(**content["corpus_files"]),
@@ -105,12 +104,12 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Summary:
-    """What came out of a run.
+    """The result of a run.
 
     Attributes:
         weights: Which weights `model.pt` holds.
         steps: Optimizer steps until training stopped.
-        seconds: Training and scoring, of all sessions.
+        seconds: Time of training and scoring, summed over all sessions.
     """
 
     dev_bleu: float
@@ -128,16 +127,16 @@ class TrainedModel:
 
     Attributes:
         model: In eval mode, on the CPU.
-        provenance: For people, every value a text; what has a field of its own is not repeated.
+        provenance: Facts for people about how the model was made; every value is a text.
         dev: Source and reference of each held-out pair.
-        dev_score: sacreBLEU of greedy search on them; None where nobody scored these weights.
-        source_language: As the recipe names it; empty where it does not.
-        length_bound: Of targets; None where the corpus is not known.
+        dev_score: The BLEU of greedy search on `dev`; None if these weights were not scored.
+        source_language: The recipe's `source_language`; empty if it has none.
+        length_bound: The bound on target lengths; None if the corpus is not known.
     """
 
-    model: Transformer
+    model: EncoderDecoder
     tokenizer: Tokenizer
-    config: TransformerConfig
+    config: ModelConfig
     provenance: dict[str, str]
     dev: list[tuple[str, str]]
     dev_score: float | None = None
@@ -145,109 +144,53 @@ class TrainedModel:
     length_bound: LengthBound | None = None
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """The paths of a run's files, and how the small ones are written and read."""
+    """The paths of a run's files, as the module lists them; reads and writes the small ones.
 
-    path: Path
+    `is_run` and `is_finished` depend on which files exist: `config.json` and `summary.json` are written last.
+    """
 
-    @property
-    def config_file(self) -> Path:
-        """`config.json`: a folder that has it is a run."""
-        return self.path / "config.json"
-
-    @property
-    def tokenizer_file(self) -> Path:
-        """The one tokenizer of source and target."""
-        return self.path / TOKENIZER_FILE
-
-    @property
-    def model_file(self) -> Path:
-        """The final weights."""
-        return self.path / "model.pt"
-
-    @property
-    def initial_file(self) -> Path:
-        """What weights started as, where the run started from another one."""
-        return self.path / "initial.pt"
-
-    @property
-    def summary_file(self) -> Path:
-        """`summary.json`: a run that has it is finished."""
-        return self.path / "summary.json"
-
-    @property
-    def summary_before_file(self) -> Path:
-        """`summary.before.json`: of what `model.pt` was when a finished run went on."""
-        return self.path / "summary.before.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def metrics_file(self) -> Path:
-        """One JSON object a line."""
-        return self.path / "metrics.jsonl"
-
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """What was recorded, in the order of the steps."""
-        return [json.loads(line) for line in self.metrics_file.read_text(encoding="utf-8").splitlines()]
-
-    @property
-    def curve_file(self) -> Path:
-        """`learning-curve.png`."""
-        return self.path / "learning-curve.png"
-
-    @property
-    def encoded(self) -> Path:
-        """The folder of the training corpus as token ids."""
-        return self.path / "encoded"
-
-    def learn_length_bound(self) -> LengthBound | None:
-        """The bound that the training corpus teaches; None where its token ids were removed or are none."""
-        corpus = EncodedCorpus(self.encoded) if self.encoded.is_dir() else None
-        return learn_length_bound(corpus.source_lengths, corpus.target_lengths) if corpus else None
-
-    @property
-    def tensorboard(self) -> Path:
-        """The folder of TensorBoard's event files."""
-        return self.path / "tensorboard"
-
-    @property
-    def is_run(self) -> bool:
-        """Whether a run was started here."""
-        return self.config_file.is_file()
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the run came to its end."""
-        return self.summary_file.is_file()
-
-    def check_is_free(self, advice: str = "give another folder") -> None:
-        """Make sure that a new run can be started here.
-
-        Raises:
-            ValueError: A run was started here already (`advice` is added to the message), or it is a file.
-        """
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"{self.path} is a file, and a run needs a folder")
-        if self.is_run:
-            raise ValueError(f"{self.path} already holds a run: {advice}")
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.json"
+        self.tokenizer_file = path / TOKENIZER_FILE
+        self.encoded = path / "encoded"
+        self.initial_file = path / "initial.pt"
+        self.checkpoints = path / "checkpoints"
+        self.metrics_file = path / "metrics.jsonl"
+        self.tensorboard = path / "tensorboard"
+        self.curve_file = path / "learning-curve.png"
+        self.model_file = path / "model.pt"
+        self.summary_file = path / "summary.json"
+        self.summary_before_file = path / "summary.before.json"
 
     def text_files(self, part: str) -> tuple[Path, Path]:
         """Source and target file of "dev" or "test"."""
         return self.path / f"{part}.source.txt", self.path / f"{part}.target.txt"
 
     def vectors_file(self, side: str) -> Path:
-        """What the embeddings of "source" or "target" started as, if not at random."""
+        """The initial word vectors of "source" or "target"."""
         return self.path / f"{side}.vectors.pt"
 
     @property
     def optional_files(self) -> list[Path]:
-        """What a start writes only where it is asked to, and what then decides what the run is."""
+        """The files that only some runs have; one left over from an interrupted start would change a run."""
         return [self.initial_file, *map(self.vectors_file, ("source", "target")), *self.text_files("test")]
+
+    @property
+    def is_run(self) -> bool:
+        return self.config_file.is_file()
+
+    @property
+    def is_finished(self) -> bool:
+        return self.summary_file.is_file()
+
+    def check_is_free(self, advice: str = "give another folder") -> None:
+        """Raise ValueError, with the advice, if the path is a file or already holds a run."""
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path} is a file, and a run needs a folder")
+        if self.is_run:
+            raise ValueError(f"{self.path} already holds a run: {advice}")
 
     def write_pairs(self, part: str, pairs: Sequence[SentencePair]) -> None:
         """Write the pairs of "dev" or "test"."""
@@ -259,7 +202,7 @@ class RunFolder:
         """Read what `write_pairs` wrote.
 
         Raises:
-            ValueError: The run has no such pairs, or the two files do not fit.
+            ValueError: The run has no such pairs, or the two files have different numbers of lines.
             OSError: A file cannot be read.
         """
         files = self.text_files(part)
@@ -268,74 +211,69 @@ class RunFolder:
         return read_parallel(*files)
 
     def write_config(self, config: RunConfig) -> None:
-        """Write `config.json`."""
         _write_json(self.config_file, config.to_json())
 
     def read_config(self) -> RunConfig:
-        """Read `config.json`.
-
-        Raises:
-            ValueError: It is missing or wrong; the message names it.
-        """
+        """Read `config.json`; a ValueError that names the file says what is missing or wrong."""
         try:
             return RunConfig.from_json(_read_json(self.config_file))
         except ValueError as error:
             raise ValueError(f"{self.config_file}: {error}") from error
 
-    def write_model(self, weights: dict[str, torch.Tensor]) -> None:
-        """Write `model.pt`."""
-        _write_weights(self.model_file, weights)
+    def read_tokenizer(self) -> Tokenizer:
+        """Read `tokenizer.json`; raise ValueError if it is damaged or has other special tokens."""
+        tokenizer = Tokenizer.load(self.tokenizer_file)
+        check_special_ids(tokenizer)
+        return tokenizer
 
-    def write_initial(self, weights: dict[str, torch.Tensor]) -> None:
-        """Write what `read_initial` gives."""
-        _write_weights(self.initial_file, weights)
+    def learn_length_bound(self) -> LengthBound | None:
+        """The length bound of the encoded corpus; None if the corpus was removed or is empty."""
+        corpus = EncodedCorpus(self.encoded) if self.encoded.is_dir() else None
+        return learn_length_bound(corpus.source_lengths, corpus.target_lengths) if corpus else None
 
-    def read_initial(self) -> dict[str, torch.Tensor] | None:
-        """What weights start as; None where they are random.
-
-        Raises:
-            ValueError: The file is damaged.
-        """
-        return _read_weights(self.initial_file) if self.initial_file.is_file() else None
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The recorded metrics in the order of the steps."""
+        return [json.loads(line) for line in self.metrics_file.read_text(encoding="utf-8").splitlines()]
 
     def write_summary(self, summary: Summary) -> None:
-        """Write `summary.json`, last of all files."""
         _write_json(self.summary_file, dataclasses.asdict(summary))
 
-    def read_summary(self) -> Summary:
-        """Read `summary.json`.
+    def read_summary(self, file: Path | None = None) -> Summary:
+        """Read `summary.json`, or `summary.before.json` if given; a ValueError names the file."""
+        file = file or self.summary_file
+        try:
+            return Summary(**_read_json(file))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{file}: {error}") from error
 
-        Raises:
-            ValueError: It is missing or wrong; the message names it.
-        """
-        return _read_summary(self.summary_file)
 
-    def read_summary_before(self) -> Summary | None:
-        """What the run had come to before it went on; None where it has not finished before."""
-        file = self.summary_before_file
-        return _read_summary(file) if file.is_file() else None
+def write_weights(file: Path, weights: dict[str, Tensor]) -> None:
+    """Write `model.pt` or `initial.pt`."""
+    save_tensors(file, {"weights": weights})
+
+
+def read_weights(file: Path) -> dict[str, Tensor]:
+    """Read what `write_weights` wrote; raise ValueError if the file is missing or damaged."""
+    weights: dict[str, Tensor] = load_tensors(file, keys=["weights"])["weights"]
+    return weights
 
 
 def load_run(path: Path | str) -> TrainedModel:
-    """Read a finished run.
-
-    Raises:
-        ValueError: Files are missing (all are listed), damaged, or do not fit each other.
-    """
+    """Read a finished run; a ValueError lists all missing files, or names one that is damaged or wrong."""
     folder = RunFolder(Path(path))
     _check_files(folder, folder.model_file, folder.summary_file)
     summary = folder.read_summary()
-    weights = _read_weights(folder.model_file)
+    weights = read_weights(folder.model_file)
     trained = _with_weights(folder, weights, folder.model_file, summary.weights, summary.steps)
     signature = {"dev_score_signature": summary.bleu_signature}
     return dataclasses.replace(trained, provenance=trained.provenance | signature, dev_score=summary.dev_bleu)
 
 
 def load_checkpoints(path: Path | str, steps: Sequence[int]) -> TrainedModel:
-    """Read the mean of some checkpoints of a run, which need not have finished.
+    """Read a run, finished or not, with the mean weights of the checkpoints of some steps.
 
     Raises:
-        ValueError: As `load_run`, and where there is no checkpoint of a step.
+        ValueError: See `load_run`; or a step has no checkpoint.
     """
     folder = RunFolder(Path(path))
     _check_files(folder)
@@ -345,26 +283,22 @@ def load_checkpoints(path: Path | str, steps: Sequence[int]) -> TrainedModel:
         raise ValueError(f"{path} has no checkpoint of step {missing[0]}; it has {has}")
     files = [checkpoint_path(folder.checkpoints, step) for step in steps]
     numbers = ", ".join(map(str, steps))
-    name = (
-        f"checkpoint at step {numbers}"
-        if len(steps) == 1
-        else f"average of the checkpoints at steps {numbers}"
-    )
+    is_one = len(steps) == 1
+    name = f"checkpoint at step {numbers}" if is_one else f"average of the checkpoints at steps {numbers}"
     return _with_weights(folder, average_weights(files), files[-1], name, max(steps))
 
 
 def _with_weights(
-    folder: RunFolder, weights: dict[str, torch.Tensor], origin: Path, name: str, num_steps: int
+    folder: RunFolder, weights: dict[str, Tensor], origin: Path, name: str, num_steps: int
 ) -> TrainedModel:
     config = folder.read_config()
-    tokenizer = Tokenizer.load(folder.tokenizer_file)
-    check_special_ids(tokenizer)
+    tokenizer = folder.read_tokenizer()
     if tokenizer.vocab_size != config.model.vocab_size:
         raise ValueError(
             f"{folder.tokenizer_file} has {tokenizer.vocab_size} tokens, "
             f"and {folder.config_file.name} says {config.model.vocab_size}"
         )
-    model = Transformer(config.model)
+    model = make_model(config.model)
     load_weights(model, weights, origin)
     provenance = {
         "preset": config.preset,
@@ -391,12 +325,12 @@ def _with_weights(
 
 
 def library_versions() -> dict[str, str]:
-    """What computes here: Python and torch."""
+    """The versions of Python and torch."""
     return {"python": platform.python_version(), "torch": torch.__version__}
 
 
 def repository_commit() -> str:
-    """The commit of this repository, marked where files differ from it; "unknown" outside git."""
+    """The commit of this repository, marked "-dirty" if files differ from it; "unknown" outside git."""
     command = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--match="]
     try:
         output = subprocess.check_output(command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL)
@@ -414,34 +348,14 @@ def _check_files(folder: RunFolder, *finished: Path) -> None:
         preset = folder.read_config().preset
         raise ValueError(
             f"{folder.path} lacks {', '.join(missing)}: training has not finished "
-            f"(go on with `python -m training train {preset} --out {folder.path} --resume`, "
+            f"(continue with `python -m training train {preset} --out {folder.path} --resume`, "
             "or `python -m training score` a checkpoint with --step)"
         )
 
 
-def _write_weights(path: Path, weights: dict[str, torch.Tensor]) -> None:
-    save_tensors(path, {"weights": weights})
-
-
-def _read_weights(path: Path) -> dict[str, torch.Tensor]:
-    weights: dict[str, torch.Tensor] = load_tensors(path, keys=["weights"])["weights"]
-    return weights
-
-
-def _read_summary(path: Path) -> Summary:
-    try:
-        return Summary(**_read_json(path))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-    def write(stream: IO[bytes]) -> None:
-        stream.write(text.encode())
-
-    write_atomically(path, write)
+    write_atomically(path, lambda stream: stream.write(text.encode()))
 
 
 def _read_json(path: Path) -> Any:

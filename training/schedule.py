@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from training.config import TrainingConfig
+from seq2seq_serve.training.config import TrainingConfig
 
 
 def learning_rate(step: int, d_model: int, config: TrainingConfig) -> float:
     """Scale * d_model^-0.5 * min(step^-0.5, step * warmup^-1.5), from step 1.
 
     Vaswani et al. 2017, equation 3, arXiv:1706.03762, where the scale is 1: linear warm-up, then the inverse
-    square root. In the cool-down it is multiplied by what falls linearly from 1 to 0 (as in Hägele et al.
-    2024, arXiv:2405.18392, whose rate is constant before).
+    square root. In the cool-down the rate is multiplied by a factor that falls linearly from 1 to 0 (Hägele
+    et al. 2024, arXiv:2405.18392, whose rate is constant before).
     """
     rate = config.learning_rate_scale * d_model**-0.5 * min(step**-0.5, step * config.warmup_steps**-1.5)
     num_left = config.max_steps + 1 - step

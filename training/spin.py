@@ -1,7 +1,7 @@
-"""Imported before torch by a process that trains: torch's threads read the environment when they start.
+"""Shortens the spinning of torch's threads; import it before torch, whose threads read the environment once.
 
-Threads that wait for each other spin, by libgomp's default for so long that one thread whose core another
-process has keeps all the others' cores busy with nothing.
+Threads that wait for each other spin. With libgomp's default they spin so long that, if another process takes
+the core of one thread, all the other threads keep their cores busy without doing any work.
 """
 
 import os

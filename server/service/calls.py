@@ -1,4 +1,4 @@
-"""The frame of every RPC: its id, its deadline, its end, and its count."""
+"""The record of a call that its handler gets, and the count of the open calls."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,21 +14,20 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
-from server.errors import InvalidRequest, LoadFailed, ServerError, Unavailable
-from server.futures import retrieve
-from server.metrics import Metrics
-from server.models import Models, ServedModel
-from server.service.access import Access, Caller
-from server.service.lanes import Lane
-from server.service.status import (
+from seq2seq_serve.server.errors import InvalidRequest, Unavailable
+from seq2seq_serve.server.futures import retrieve
+from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.models.served import Models, ServedModel
+from seq2seq_serve.server.service.access import Access, Caller
+from seq2seq_serve.server.service.lanes import Lane
+from seq2seq_serve.server.service.status import (
     MAX_REQUEST_ID_LENGTH,
     REQUEST_ID,
-    abort,
+    Metadata,
     given_request_id,
     request_id_of,
-    status_of,
 )
-from server.service.text_threads import TextThreads
+from seq2seq_serve.server.service.text_threads import Checkpoint, TextThreads
 
 Context = aio.ServicerContext[Any, Any]
 _Message = TypeVar("_Message")
@@ -38,6 +37,7 @@ _Built = TypeVar("_Built")
 MAX_ANSWER_BYTES = 16 * 2**20
 _SMALL_ANSWER_BYTES = 2**16  # built in about a millisecond
 
+_PROBES = "grpc."  # how the names of the health and reflection services begin
 _TIMEOUT_ROUNDING = 0.01
 _CLOCK_SECONDS = 0.002
 _QUIET_SECONDS = 0.1
@@ -51,13 +51,19 @@ class Call:
     """One RPC while it is handled; owned by its handler.
 
     Attributes:
-        caller: Its sender.
-        arrival: `time.monotonic()` when the handler started.
-        deadline: The same clock, when the caller stops waiting; None for never.
+        method: The name of the RPC.
+        request_id: The id that the caller sent, or a new one.
+        caller: The sender.
+        arrival: `time.monotonic()` when the call came.
+        deadline: The time on the same clock when the caller stops waiting; None for never.
+        context: gRPC's context of the call.
+        models: The served models.
         answers: The thread that builds large answers.
-        texts: The threads that work with its texts.
-        model_name: The served model's name, once it is known.
-        is_counted_by_request: Whether its handler counts every request in it instead.
+        texts: The threads that cut long texts.
+        is_probe: Whether the call is for the health or reflection service. Probes are not counted as
+            requests, and a server that drains does not wait for them.
+        model_name: The name of the served model, once it is known.
+        is_counted_by_request: Whether the handler counts each request in the call, in place of the call.
     """
 
     method: str
@@ -65,22 +71,51 @@ class Call:
     caller: Caller
     arrival: float
     deadline: float | None
+    context: Context
     models: Models
     answers: Lane
     texts: TextThreads
+    is_probe: bool = False
     model_name: str = ""
     is_counted_by_request: bool = False
 
+    @property
+    def metadata(self) -> Metadata:
+        """The metadata that the caller sent."""
+        return self.context.invocation_metadata() or ()
+
+    def check_id(self) -> None:
+        """Refuses an id that cannot be logged and sent back.
+
+        Raises:
+            InvalidRequest: The caller sent such an id.
+        """
+        given = given_request_id(self.metadata)
+        if given not in (None, self.request_id):
+            raise InvalidRequest(
+                f"the request id has {len(given)} characters: send 1 to {MAX_REQUEST_ID_LENGTH} printable "
+                "ASCII characters, or no id",
+                field=REQUEST_ID,
+            )
+
     def is_expired(self) -> bool:
         """Whether the caller has stopped waiting by now."""
-        return has_expired(self.arrival, self.deadline)
+        if self.deadline is None:
+            return False
+        # gRPC rounds a timeout up to three digits on the wire, so the caller stops waiting a little earlier.
+        early = _TIMEOUT_ROUNDING * (self.deadline - self.arrival) + _CLOCK_SECONDS
+        return time.monotonic() >= self.deadline - early
+
+    def code_of_leaving(self) -> grpc.StatusCode:
+        """Returns the status that a caller who has just left sees."""
+        return grpc.StatusCode.DEADLINE_EXCEEDED if self.is_expired() else grpc.StatusCode.CANCELLED
 
     @contextmanager
     def using(self, name: str, version: str = "") -> Iterator[ServedModel]:
-        """The model that the caller asked for, by which the call will be counted.
+        """Yields the requested model, and counts the call under its name.
 
         Raises:
-            UnknownModel: There is none of that name or version.
+            UnknownModel: The server has no model of that name and version.
             Unavailable: The models are still loading.
         """
         with self.models.using(name, version) as model:
@@ -88,17 +123,32 @@ class Call:
             yield model
 
     async def built(self, num_bytes: int, build: Callable[[], _Built]) -> _Built:
-        """Returns what `build` makes, about `num_bytes` long; a large one is built on another thread."""
+        """Returns the result of `build`, about `num_bytes` long. A large one is built on another thread."""
         if num_bytes <= _SMALL_ANSWER_BYTES:
             return build()
         return await self.answers.run(build, num_bytes, self.caller.name)
 
+    async def cut(self, work: Callable[[Checkpoint], _Built], message: Message) -> _Built:
+        """Returns the result of `work`, which cuts the message's texts; long ones on another thread."""
+        return await self.texts.run(work, message.ByteSize(), self.caller.name, self.deadline)
+
+    async def send(self, message: Message) -> None:
+        """Writes a message of a stream, as soon as the caller has room for it.
+
+        Raises:
+            CancelledError: The caller has left.
+            InvalidRequest: The message is too long.
+        """
+        try:
+            await self.context.write(sized(message))
+        except aio.InternalError as error:  # gRPC fails a write that waits before it cancels the handler
+            raise asyncio.CancelledError from error
+
 
 class Calls:
-    """Opens and ends every call of our own services.
+    """Opens, counts and closes calls, and ends waiting ones when the server drains.
 
-    Owned by the app; used on the event loop only. Invariant: a call that ends in any way is counted once
-    and answered with a status of the table in `server.service.status`.
+    Owned by the app; used on the event loop only.
     """
 
     def __init__(self, models: Models, metrics: Metrics, access: Access) -> None:
@@ -113,21 +163,49 @@ class Calls:
         self._answers = Lane("answers")
         self._texts = TextThreads()
 
+    def open(self, service: str, method: str, context: Context) -> Call:
+        """Returns the record of a new call; `close_call` must follow."""
+        arrival = time.monotonic()
+        remaining: float | None = context.time_remaining()
+        call = Call(
+            method,
+            request_id_of(context.invocation_metadata()),
+            self._access.caller_of(context.invocation_metadata(), context.peer()),
+            arrival,
+            None if remaining is None else arrival + remaining,
+            context,
+            self._models,
+            self._answers,
+            self._texts,
+            is_probe=service.startswith(_PROBES),
+        )
+        if not call.is_probe:
+            self.num_open += 1
+            self._num_opened += 1
+            self._idle.clear()
+        return call
+
+    def close_call(self, call: Call) -> None:
+        if not call.is_probe:
+            self.num_open -= 1
+            if self.num_open == 0:
+                self._idle.set()
+
     def close(self) -> None:
-        """End the threads that cut texts and that build answers."""
+        """Ends the threads that cut texts and build answers."""
         self._texts.stop()
         self._answers.stop()
 
     def drain(self) -> None:
-        """Let calls end that wait for their caller's next message, or for their texts to be cut."""
+        """Ends the calls that wait for their caller's next message, or for the cutting of their texts."""
         self._draining.set()
         self._texts.drain()
 
     async def next_message(self, messages: AsyncIterator[_Message]) -> _Message | None:
-        """The next message of a stream; None at its end.
+        """Returns the next message of a stream; None at its end.
 
         Raises:
-            Unavailable: None should come any more.
+            Unavailable: The server drains.
         """
         following = asyncio.ensure_future(anext(messages, None))
         following.add_done_callback(retrieve)
@@ -143,128 +221,53 @@ class Calls:
             del following  # its error, if it has one, refers to this frame
 
     async def wait_until_idle(self) -> None:
-        """Wait until no call is being handled."""
+        """Waits until no call is being handled."""
         await self._idle.wait()
 
     async def wait_until_quiet(self) -> None:
-        """Wait until calls that gRPC has received have come to their handlers, half a minute at most.
+        """Waits until the calls that gRPC has received have reached their handlers, half a minute at most.
 
-        It would end those itself when the server stops, as cancelled. Calls that were open before are not
-        waited for: they had their time, and the answer of some of them may never be read.
+        gRPC ends the others as cancelled when the server stops. Calls that are open already are not waited
+        for: their time is over, and some callers may never read their answers.
         """
         num_left = self.num_open
         num_quiet, num_needed = 0, _NUM_QUIET_TURNS
         for _ in range(_MAX_QUIET_TURNS):
             num_opened, end = self._num_opened, time.monotonic() + 2 * _QUIET_SECONDS
             await asyncio.sleep(_QUIET_SECONDS)
-            # Where the loop was late, calls may still be on their way to it.
+            # If the loop was late, calls may still be on their way to it.
             is_in_time = time.monotonic() < end
             is_quiet = is_in_time and num_opened == self._num_opened and self.num_open <= num_left
             num_quiet += 1
-            if not is_quiet:  # whoever still sends may pause for a moment
+            if not is_quiet:  # callers that still send may pause for a moment
                 num_quiet, num_needed = 0, _NUM_AFTER_NEWCOMERS
             if num_quiet == num_needed:
                 return
 
-    @asynccontextmanager
-    async def open(self, method: str, context: Context) -> AsyncIterator[Call]:
-        """Handle one call inside the block; what the block raises becomes the call's status.
-
-        A call that has `is_counted_by_request` set is not counted if it ends well: its handler has counted
-        every request in it.
-        """
-        arrival = time.monotonic()
-        remaining: float | None = context.time_remaining()
-        deadline = None if remaining is None else arrival + remaining
-        metadata = context.invocation_metadata()
-        given_id, request_id = given_request_id(metadata), request_id_of(metadata)
-        caller = self._access.caller_of(context)
-        call = Call(method, request_id, caller, arrival, deadline, self._models, self._answers, self._texts)
-        self.num_open += 1
-        self._num_opened += 1
-        self._idle.clear()
-        try:
-            if given_id not in (None, request_id):
-                raise InvalidRequest(
-                    f"the request id has {len(given_id)} characters: send 1 to {MAX_REQUEST_ID_LENGTH}, of "
-                    "those that ASCII can print, or none at all",
-                    field=REQUEST_ID,
-                )
-            yield call
-        except asyncio.CancelledError:
-            self.count(call, code_of_leaving(call.arrival, call.deadline))
-            raise
-        except Exception as error:
-            code, _ = status_of(error)
-            if not isinstance(error, ServerError):
-                _log.exception("%s %s: a bug", call.request_id, method)
-            elif isinstance(error, LoadFailed):
-                _log.error("%s %s: %s", call.request_id, method, error)
-            self.count(call, code)  # before the caller can know, who may look at the metrics next
-            await abort(context, error, call.request_id)
-        else:
-            if not call.is_counted_by_request:
-                self.count(call, grpc.StatusCode.OK)
-        finally:
-            self.num_open -= 1
-            if self.num_open == 0:
-                self._idle.set()
-
     def count(self, call: Call, code: grpc.StatusCode) -> None:
-        """Note in metrics and log how a call or a request of it ended."""
+        """Records how a call, or a request of it, ended in the metrics and the log."""
+        if call.is_probe:
+            return
         self._metrics.record_rpc(model_name=call.model_name, method=call.method, code=code.name)
         seconds = time.monotonic() - call.arrival
         _log.debug("%s %s %s in %.6f s", call.request_id, call.method, code.name, seconds)
 
 
 def check_answer_bytes(num_bytes: int) -> None:
-    """Refuse an answer that clients do not take.
+    """Refuses an answer that is too long for clients.
 
     Raises:
-        InvalidRequest: It is too long.
+        InvalidRequest: The answer has more than `MAX_ANSWER_BYTES`.
     """
     if num_bytes > MAX_ANSWER_BYTES:
         raise InvalidRequest(
-            f"the answer would have up to {num_bytes} bytes, and at most {MAX_ANSWER_BYTES} can be sent: ask "
-            "for less max_new_tokens, num_hypotheses or num_alternatives, no attention, or fewer rows",
+            f"the answer would have up to {num_bytes} bytes, and at most {MAX_ANSWER_BYTES} can be sent: "
+            "lower max_new_tokens, num_hypotheses or num_alternatives, omit attention, or send fewer rows",
             field="options",
         )
 
 
 def sized(answer: _Answer) -> _Answer:
-    """The same answer, if clients take it.
-
-    Raises:
-        InvalidRequest: It is too long.
-    """
+    """Returns the answer, or raises InvalidRequest if it is too long for clients."""
     check_answer_bytes(answer.ByteSize())
     return answer
-
-
-async def send(context: Context, message: Message) -> None:
-    """Write a message of a stream, as soon as its reader has room for it.
-
-    Raises:
-        CancelledError: The reader has left.
-        InvalidRequest: The message is too long.
-    """
-    try:
-        await context.write(sized(message))
-    except aio.InternalError as error:  # gRPC fails a write that waits before it cancels the handler
-        raise asyncio.CancelledError from error
-
-
-def code_of_leaving(arrival: float, deadline: float | None) -> grpc.StatusCode:
-    """The status of a call whose caller has left by now, as the caller sees it."""
-    is_late = has_expired(arrival, deadline)
-    return grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
-
-
-def has_expired(arrival: float, deadline: float | None) -> bool:
-    """Whether a caller with that deadline has stopped waiting by now, both by the monotonic clock."""
-    if deadline is None:
-        return False
-    # gRPC rounds a timeout up to three digits on the wire, and the caller, who counts by its own clock,
-    # hangs up first.
-    early = _TIMEOUT_ROUNDING * (deadline - arrival) + _CLOCK_SECONDS
-    return time.monotonic() >= deadline - early

@@ -1,4 +1,4 @@
-"""The gRPC port: which services are on it, and how its connections behave."""
+"""The gRPC port: its services, and the settings of its connections."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ from grpc import aio
 from grpc_health.v1 import health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
-from protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
-from protos.seq2seq_v1_pb2_grpc import add_RepositoryServicer_to_server, add_Seq2SeqServicer_to_server
-from server.config import ServerConfig
-from server.metrics import Metrics
-from server.models import Models
-from server.repository import Repository
-from server.service.access import Access, AccessInterceptor
-from server.service.calls import MAX_ANSWER_BYTES, Calls
-from server.service.counting import CountingInterceptor
-from server.service.health import HEALTH_SERVICE, SERVICE_NAMES, Health, HealthService
-from server.service.inference import InferenceService
-from server.service.parsing import ParsingInterceptor
-from server.service.repository import RepositoryService
-from server.service.seq2seq import Seq2SeqService
-from server.service.tls import server_credentials
+from seq2seq_serve.protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
+from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import (
+    add_RepositoryServicer_to_server,
+    add_Seq2SeqServicer_to_server,
+)
+from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.models.repository import Repository
+from seq2seq_serve.server.models.served import Models
+from seq2seq_serve.server.service.access import Access
+from seq2seq_serve.server.service.calls import MAX_ANSWER_BYTES, Calls
+from seq2seq_serve.server.service.health import HEALTH_SERVICE, SERVICE_NAMES, Health, HealthService
+from seq2seq_serve.server.service.interception import Interceptor
+from seq2seq_serve.server.service.open_inference.service import InferenceService
+from seq2seq_serve.server.service.seq2seq.repository import RepositoryService
+from seq2seq_serve.server.service.seq2seq.service import Seq2SeqService
+from seq2seq_serve.server.service.tls import server_credentials
 
-# Of a message after decompression, which is gRPC's own default. One text that can be served is far smaller.
+# The size of a message after decompression: gRPC's own default, far more than a text that can be served.
 MAX_REQUEST_BYTES = 4 * 2**20
 _MAX_PENDING_CALLS = 100_000
-# Open calls of one connection; its client lets the next ones wait. Four times as many as wait in a queue by
-# default: a gateway with one connection can fill queues and slots, and is refused with a time to come again
-# before its calls wait unseen. An idle call takes about 50 KiB: those of a connection 200 MiB at most.
+# Open calls of one connection; its client makes further calls wait. This is four times the default size of a
+# queue: a gateway with one connection can fill queues and slots, and then gets refusals with a retry delay
+# instead of calls that wait in the client. An idle call takes about 50 KiB, a full connection 200 MiB.
 _MAX_STREAMS = 4096
 
 _OPTIONS = (
@@ -41,28 +43,28 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_ANSWER_BYTES),
     ("grpc.max_concurrent_streams", _MAX_STREAMS),
-    # Calls received and not handled yet. Beyond its own limit of 1000 gRPC cancels some, which no client
-    # retries; the engine's queue refuses what is too much, and says when to come again.
+    # Calls that are received and not handled yet. At its own limit of 1000 gRPC cancels calls, and clients do
+    # not retry those; the engine's queue refuses calls with a retry delay.
     ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
-    # A dead peer is found within 80 s, and clients may ping as often as every 10 s, also between calls.
+    # A dead peer is found within 80 s. Clients may ping every 10 s, also between calls.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    # Connections that say nothing, and those without a call, are closed: each holds a descriptor. Clients
-    # open another one for their next call.
+    # Connections without a handshake, and those without a call, are closed, because each holds a descriptor.
+    # Clients open another one for their next call.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 120_000),
-    # Connections are renewed, so that clients behind a connection balancer spread over new servers; the
-    # longest call may finish first.
+    # Connections are renewed, so that clients behind a connection balancer spread over new servers. Calls get
+    # another ten minutes to end.
     ("grpc.max_connection_age_ms", 600_000),
     ("grpc.max_connection_age_grace_ms", 600_000),
 )
 
 _log = logging.getLogger(__name__)
 
-# For answers on their way and refusals of calls that came last; what is still open then is cut off.
+# Answers and refusals that are on their way get this time; then gRPC cuts open calls off.
 _CLOSE_SECONDS = 3.0
 
 
@@ -72,7 +74,7 @@ class Endpoint:
     Owned by the app; used on the event loop only.
 
     Raises:
-        OSError: The address cannot be listened on.
+        OSError: The server cannot listen on the address.
     """
 
     def __init__(
@@ -87,17 +89,10 @@ class Endpoint:
         access: Access,
     ) -> None:
         host, port, tls = config.host, config.port, config.tls
-        self._server = aio.server(
-            interceptors=[
-                CountingInterceptor(metrics),
-                AccessInterceptor(access, metrics),
-                ParsingInterceptor(),
-            ],
-            options=_OPTIONS,
-        )
-        add_Seq2SeqServicer_to_server(Seq2SeqService(models, calls), self._server)  # type: ignore[no-untyped-call]
+        self._server = aio.server(interceptors=[Interceptor(calls, access, metrics)], options=_OPTIONS)
+        add_Seq2SeqServicer_to_server(Seq2SeqService(models), self._server)  # type: ignore[no-untyped-call]
         add_RepositoryServicer_to_server(  # type: ignore[no-untyped-call]
-            RepositoryService(repository, calls), self._server
+            RepositoryService(repository), self._server
         )
         add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
             InferenceService(models, repository, calls, health), self._server
@@ -118,26 +113,26 @@ class Endpoint:
             ) from error
 
     async def start(self) -> None:
-        """Answer calls from now on."""
+        """Starts to answer calls."""
         asyncio.get_running_loop().set_exception_handler(_report)
         await self._server.start()
 
     async def stop(self) -> None:
-        """Close the port, and let the open calls end, for a moment."""
+        """Closes the port, and gives open calls a moment to end."""
         await self._server.stop(_CLOSE_SECONDS)
 
 
 def _report(loop: asyncio.AbstractEventLoop, problem: dict[str, Any]) -> None:
-    """Log what a task of the event loop left behind, but for answers to callers who have left."""
+    """Logs an error that no task handled, except answers that come after their caller has left."""
     error = problem.get("exception")
-    if isinstance(error, aio.InternalError):  # gRPC sends an answer before it hears that nobody waits for it
+    if isinstance(error, aio.InternalError):  # gRPC sends before it learns that the caller has left
         _log.debug("an answer came too late: %s", error)
     else:
         loop.default_exception_handler(problem)
 
 
 def _reason(host: str, port: int) -> str:
-    """Why an address cannot be listened on, which gRPC does not tell."""
+    """Returns why the server cannot listen on an address; gRPC does not report it."""
     try:
         socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET).close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Threads beside the event loop that callers share fairly."""
+"""A thread beside the event loop that callers share fairly."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _Result = TypeVar("_Result")
 class Lane:
     """One thread, which works for callers in turn.
 
-    One, since more would only take the interpreter from the event loop and the engines more often. Used on
-    the event loop only.
+    A second thread would only take the interpreter from the event loop and the engines more often. Owned by
+    the object that creates it; used on the event loop only.
 
     Attributes:
-        num_bytes: By caller, the size of what waits for the thread or is in work on it.
+        num_bytes: Maps a caller to the size of its work that waits or runs.
     """
 
     def __init__(self, name: str) -> None:
         self.num_bytes = Counter[str]()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
-        # Locks are given in the order of asking. A caller asks for the thread once at a time, so that all who
-        # ask have it in turn.
+        # A lock goes to its waiters in the order in which they came. A caller waits for the thread once at a
+        # time, so all callers get it in turn.
         self._turn = asyncio.Lock()
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
     async def run(self, work: Callable[[], _Result], num_bytes: int, caller: str) -> _Result:
-        """Returns the result of `work`, which is not begun where its caller has left."""
+        """Returns the result of `work`, which does not start if its caller has left."""
         loop, own_turn = asyncio.get_running_loop(), self._turns.setdefault(caller, asyncio.Lock())
         self.num_bytes[caller] += num_bytes
         job: Future[_Result] | None = None
@@ -56,5 +56,5 @@ class Lane:
                 job.add_done_callback(give_back_soon)
 
     def stop(self) -> None:
-        """End the thread after what it works on."""
+        """Ends the thread after the work that runs on it."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,22 +1,22 @@
-"""The one table from our errors to gRPC statuses, and the details that go with each.
+"""The one table from our errors to gRPC statuses, and the details of each.
 
-Details follow `google.rpc.Status` (error_details.proto), which `grpcio-status` puts into the trailer.
+The details are a `google.rpc.Status` (error_details.proto) in the trailer that `grpcio-status` reads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
+from google.protobuf import duration_pb2
 from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc import aio
 
-from server.errors import (
+from seq2seq_serve.server.errors import (
     BlankSource,
     Cancelled,
     DeadlineExceeded,
@@ -35,11 +35,11 @@ REQUEST_ID = "x-request-id"
 MAX_REQUEST_ID_LENGTH = 128
 ERROR_DOMAIN = "seq2seq-serve"
 _DETAILS = "grpc-status-details-bin"
-_PUSHBACK = "grpc-retry-pushback-ms"  # gRFC A6: when the client's own retry may come
+_PUSHBACK = "grpc-retry-pushback-ms"  # gRFC A6: when the client may retry
 
 BUG_TEXT = "internal error: the server's log has the details under this request's id"
 
-# Error class to status, and the reason that a program can compare.
+# Maps an error class to its status, and to the reason that programs can compare.
 _STATUSES: dict[type[ServerError], tuple[grpc.StatusCode, str]] = {
     InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     BlankSource: (grpc.StatusCode.INVALID_ARGUMENT, "BLANK_SOURCE"),
@@ -54,22 +54,20 @@ _STATUSES: dict[type[ServerError], tuple[grpc.StatusCode, str]] = {
     EngineFailed: (grpc.StatusCode.INTERNAL, "ENGINE_FAILED"),
 }
 _MAX_NAME = 200  # characters
-_MAX_TEXT = 1000  # characters: headers are limited, and the text is in them twice
+_MAX_TEXT = 1000  # characters: headers are limited, and hold the text twice
 _BUG = (grpc.StatusCode.INTERNAL, "INTERNAL")
 
 Trailers = tuple[tuple[str, str | bytes], ...]
-
-
 Metadata = Iterable[tuple[str, str | bytes]]
 
 
 def given_request_id(metadata: Metadata | None) -> str | bytes | None:
-    """What the caller sent as the request's id."""
+    """Returns the request's id as the caller sent it."""
     return next((value for key, value in metadata or () if key == REQUEST_ID), None)
 
 
 def request_id_of(metadata: Metadata | None) -> str:
-    """The caller's id of a request; a new one where none came that can be sent back and logged."""
+    """Returns the caller's id of a request; a new one unless the given one can be sent back and logged."""
     given = given_request_id(metadata)
     text = given if isinstance(given, str) else ""
     is_good = 1 <= len(text) <= MAX_REQUEST_ID_LENGTH and text.isascii() and text.isprintable()
@@ -77,10 +75,10 @@ def request_id_of(metadata: Metadata | None) -> str:
 
 
 async def abort(context: Any, error: Exception, request_id: str) -> None:
-    """End a call with an error's status.
+    """Ends a call with the status of an error.
 
     Raises:
-        AbortError: gRPC expects it.
+        AbortError: Always; gRPC expects it from the handler.
         CancelledError: The caller has left.
     """
     code, text = status_of(error)
@@ -91,17 +89,16 @@ async def abort(context: Any, error: Exception, request_id: str) -> None:
 
 
 def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """The status and text that a caller is told. An error that is not ours is a bug: its text stays here."""
+    """Returns the status and text for the caller. The text of a bug, an error not of ours, stays here."""
     if isinstance(error, ServerError):
         return _STATUSES[type(error)][0], str(error)[:_MAX_TEXT]
     return _BUG[0], BUG_TEXT
 
 
 def trailers_of(error: Exception, request_id: str) -> Trailers:
-    """The trailing metadata of a refused call: the request's id, the rich status, and a push-back."""
+    """Returns the trailing metadata of a refused call: the request's id, the rich status, and a push-back."""
     code, text = status_of(error)
     reason = _STATUSES[type(error)][1] if isinstance(error, ServerError) else _BUG[1]
-    number: int = code.value[0]
     details: list[Message] = [
         error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN),
         error_details_pb2.RequestInfo(request_id=request_id),
@@ -122,13 +119,7 @@ def trailers_of(error: Exception, request_id: str) -> Trailers:
         delay.FromMilliseconds(round(error.retry_after_seconds * 1000))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
         trailers += ((_PUSHBACK, str(delay.ToMilliseconds())),)
-    status = status_pb2.Status(code=number, message=text, details=_packed(details))
-    return (*trailers, (_DETAILS, status.SerializeToString()))
-
-
-def _packed(details: Sequence[Message]) -> list[any_pb2.Any]:
-    packed = []
+    status = status_pb2.Status(code=code.value[0], message=text)
     for detail in details:
-        packed.append(any_pb2.Any())
-        packed[-1].Pack(detail)
-    return packed
+        status.details.add().Pack(detail)
+    return (*trailers, (_DETAILS, status.SerializeToString()))

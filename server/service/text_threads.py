@@ -1,4 +1,4 @@
-"""Threads for long work with texts, so that the event loop and other calls never wait for it."""
+"""Threads that cut long texts, so that the event loop and other calls do not wait for that."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
-from server.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
-from server.service.lanes import Lane
+from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
+from seq2seq_serve.server.service.lanes import Lane
 
 _Result = TypeVar("_Result")
 
-# Raises where the work should end, because its caller has left or the server is ending. Called often.
+# Called often; raises if the work must end because its caller has left or the server drains.
 Checkpoint = Callable[[], None]
 
 _ON_THE_LOOP_BYTES = 2_000  # a millisecond or two
 _SHORT_BYTES = 32_000
 _MAX_WAITING_BYTES = 8 * 2**20
-_BYTES_PER_SECOND = 500_000  # that one core cuts into tokens or sentences, about, where that takes longest
+_BYTES_PER_SECOND = 500_000  # about what one core cuts into tokens or sentences of the slowest texts
 
 
 class TextThreads:
-    """Runs the text work of calls. Long texts have a thread of their own, so that short ones need not wait.
+    """Runs the text work of calls. Long texts have a thread of their own, so that short ones do not wait.
 
-    Owned by the app; used on the event loop only. Invariant: work whose caller has left is not begun, or ends
-    at its next checkpoint.
+    Owned by `Calls`; used on the event loop only. Invariant: work whose caller has left does not start, or
+    ends at its next checkpoint.
     """
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class TextThreads:
 
         Args:
             work: Touches no state of the event loop, and calls its checkpoint every few milliseconds.
-            num_bytes: The size of its texts.
+            num_bytes: The size of the texts.
             caller: The name of the caller.
             deadline: Monotonic seconds.
 
         Raises:
-            Overloaded: Too much is waiting, and the caller has its share of it.
-            DeadlineExceeded: The deadline passes before it is done.
-            Unavailable: The server is ending.
+            Overloaded: Too many texts wait, and the caller would have more than its share of them.
+            DeadlineExceeded: The deadline passed before the end of the work.
+            Unavailable: The server drains.
         """
         if num_bytes <= _ON_THE_LOOP_BYTES:
             return work(lambda: None)
@@ -77,26 +77,23 @@ class TextThreads:
             has_left.set()
 
     def drain(self) -> None:
-        """End all work with `Unavailable`: the engines would refuse its requests."""
+        """Ends all work with `Unavailable`, because the engines would refuse its requests."""
         self._is_draining = True
 
     def stop(self) -> None:
-        """End the threads; what runs ends at its next checkpoint."""
+        """Ends the threads; running work ends at its next checkpoint."""
         self.drain()
         for lane in (self._short, self._long):
             lane.stop()
 
 
 def _check_room(waiting: Counter[str], num_bytes: int, caller: str) -> None:
-    """Refuse a text where too much is waiting, and its caller would have more than its share of it.
+    """Raises Overloaded if too many bytes wait and the caller would have more than its share of them.
 
     Args:
-        waiting: The bytes that wait or are in work, by caller.
+        waiting: The bytes that wait or are being cut, by caller.
         num_bytes: The size of the text.
         caller: The name of its caller.
-
-    Raises:
-        Overloaded: That is so; callers without anything waiting are taken up to their share.
     """
     num_waiting, num_own = waiting.total(), waiting[caller]
     num_callers = len(waiting.keys() | {caller})

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import ssl
-import threading
 
 import grpc
 
-from server.config import TlsFiles
-from server.service.handlers import file_stamp
-
-_log = logging.getLogger(__name__)
+from seq2seq_serve.server.config import TlsFiles
+from seq2seq_serve.server.service.watched import Watched
 
 
 def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
-    """What gRPC asks for a certificate at every handshake.
+    """Returns credentials that look for changed files at every handshake, on gRPC's own threads.
 
     Raises:
-        OSError: A file cannot be read.
+        OSError: A file cannot be read or used.
     """
-    certificates = _Certificates(files)
+    certificates = Watched("the certificates", files.paths(), lambda: _read(files))
     return grpc.dynamic_ssl_server_credentials(
-        certificates.current,
-        certificates.changed,  # type: ignore[arg-type]  # None: as before, which the stubs do not know
+        certificates.content,
+        # None keeps the certificates of the handshake before, which the stubs do not know.
+        lambda: certificates.content if certificates.refresh() else None,  # type: ignore[arg-type,return-value]
         require_client_authentication=files.client_ca is not None,
     )
 
@@ -33,53 +30,22 @@ class _EncryptedKey(Exception):
 
 
 def _no_password() -> str:
-    raise _EncryptedKey  # else OpenSSL asks at the terminal, in the midst of a handshake
+    raise _EncryptedKey  # without a callback, OpenSSL would prompt at the terminal during a handshake
 
 
-class _Certificates:
-    """The certificates as they were read last.
-
-    Owned by gRPC, which asks on threads of its own.
-    """
-
-    def __init__(self, files: TlsFiles) -> None:
-        self._files = files
-        self._lock = threading.Lock()
-        self._stamps = self._look()
-        self.current = self._read()
-
-    def changed(self) -> grpc.ServerCertificateConfiguration | None:
-        """The certificates, if the files have changed; what cannot be read changes nothing."""
-        with self._lock:
-            try:
-                stamps = self._look()
-                if stamps == self._stamps:
-                    return None
-                self._stamps = stamps  # also of files that cannot be used, so that it is told once
-                self.current = self._read()
-            except OSError as error:
-                _log.warning("the certificates stay as they were: %s", error)
-                return None
-        _log.info("the certificates were read again")
-        return self.current
-
-    def _look(self) -> list[tuple[int, int]]:
-        return [file_stamp(path) for path in self._files.paths()]
-
-    def _read(self) -> grpc.ServerCertificateConfiguration:
-        files = self._files
-        # Here, because what OpenSSL cannot read it does not name.
-        content = {path: path.read_bytes() for path in files.paths()}
-        # gRPC takes anything, and then fails at every handshake.
-        try:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files.client_ca)
-            context.load_cert_chain(files.certificate, files.key, password=_no_password)
-        except ssl.SSLError as error:
-            names = ", ".join(map(str, files.paths()))
-            raise OSError(f"{names}: not a certificate and its key in PEM ({error})") from error
-        except _EncryptedKey as error:
-            raise OSError(f"{files.key}: the key is encrypted: decrypt it, nobody could be asked") from error
-        return grpc.ssl_server_certificate_configuration(
-            [(content[files.key], content[files.certificate])],
-            root_certificates=content[files.client_ca] if files.client_ca else None,
-        )
+def _read(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
+    # Read here as well, because OpenSSL does not name a file that it cannot read.
+    content = {path: path.read_bytes() for path in files.paths()}
+    # gRPC accepts any bytes, and then fails at every handshake.
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files.client_ca)
+        context.load_cert_chain(files.certificate, files.key, password=_no_password)
+    except ssl.SSLError as error:
+        names = ", ".join(map(str, files.paths()))
+        raise OSError(f"{names}: not a certificate and its key in PEM ({error})") from error
+    except _EncryptedKey as error:
+        raise OSError(f"{files.key}: the key is encrypted: give the server a decrypted one") from error
+    return grpc.ssl_server_certificate_configuration(
+        [(content[files.key], content[files.certificate])],
+        root_certificates=content[files.client_ca] if files.client_ca else None,
+    )

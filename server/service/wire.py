@@ -1,7 +1,7 @@
-"""Bounds the elements of a message by a walk over its bytes, before protobuf builds an object for each.
+"""Counts the elements of a message in its bytes, before protobuf builds an object for each.
 
-A few kilobytes of compressed bytes expand to millions of empty messages, and protobuf takes 50 times their
-bytes for them. The walk keeps nothing and ends at the bound (https://protobuf.dev/programming-guides/encoding).
+A few compressed kilobytes expand to millions of empty messages, for which protobuf takes 50 times the memory
+of their bytes. The count stores nothing and ends at a bound (https://protobuf.dev/programming-guides/encoding).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from functools import cache
 import numpy as np
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-# A map entry counts three times: itself, its key and its value. Sound requests have at most 1024 biases.
+# A map entry counts three times: itself, its key and its value. Valid requests have at most 1024 biases.
 MAX_FIELDS = 2**13
-# Numbers in packed fields: as many as one input tensor may have.
+# The numbers in packed fields; one input tensor may have this many.
 MAX_NUMBERS = 2**20
 
 _VARINT, _FIXED64, _LENGTH, _GROUP_START, _GROUP_END, _FIXED32 = range(6)
@@ -32,16 +32,16 @@ _NO_NUMBERS = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
 
 
 class TooManyElements(ValueError):
-    """A message has more elements than any sound one."""
+    """A message has more elements than any valid one."""
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """The fields of a message type whose bytes hold several elements, by number.
+    """The fields of a message type that may hold several elements, by field number.
 
     Attributes:
         messages: The types of the fields that are messages.
-        widths: The bytes of a number, for each field that may be packed; None where it is a varint.
+        widths: For each field that may be packed, the bytes of a number; None for varints.
     """
 
     messages: dict[int, Descriptor] = field(default_factory=dict)
@@ -60,10 +60,10 @@ def _layout(descriptor: Descriptor) -> _Layout:
 
 
 def check_elements(raw: bytes, descriptor: Descriptor) -> None:
-    """Refuse a message of too many fields, in it and all messages within, or too many packed numbers.
+    """Refuses a message with too many fields, nested ones included, or too many packed numbers.
 
     Raises:
-        TooManyElements: There are more.
+        TooManyElements: The message has more than `MAX_FIELDS` or `MAX_NUMBERS`.
         ValueError, IndexError: The bytes are not a message.
     """
     num_fields = num_numbers = 0
@@ -104,7 +104,7 @@ def _num_packed(octets: np.ndarray[tuple[int], np.dtype[np.uint8]], width: int |
 
 
 def _varint(raw: bytes, place: int) -> tuple[int, int]:
-    """A number, and the place after it."""
+    """Returns a number and the place after it."""
     first = raw[place]
     if first < _CONTINUES:
         return first, place + 1

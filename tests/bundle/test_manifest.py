@@ -11,18 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from bundle.manifest import (
+from seq2seq_serve.bundle.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_TOKENIZER_BYTES,
     BundleError,
     LengthBound,
+    LengthRule,
     TensorSpec,
     bundle_version,
     file_spec,
     load_bundle,
 )
-from bundle.names import FORMAT_VERSION, Axis, Precision, Role, Verb
-from training.config import BOS_ID, EOS_ID
+from seq2seq_serve.bundle.names import FORMAT_VERSION, Axis, Precision, Role, Verb
+from seq2seq_serve.training.config import BOS_ID, EOS_ID
 
 
 @pytest.fixture
@@ -213,12 +214,12 @@ def test_unknown_missing_and_wrong_fields_are_all_named(damaged):
     edit(damaged, "special_ids", "eos_id", value="two")
     edit(damaged, "variants", "int8", "graphs", "step", "file", value={"file": "int8/step.onnx"})
     manifest = json.loads((damaged / "manifest.json").read_text())
-    del manifest["alignment_layer"]
+    del manifest["memory"]
     write(damaged, manifest)
     fields = [problem.split(": ")[1] for problem in problems_of(damaged)]
     assert sorted(fields) == [
-        "alignment_layer",
         "colour",
+        "memory",
         "special_ids.eos_id",
         "variants.int8.graphs.step.file.sha256",
         "variants.int8.graphs.step.file.size_bytes",
@@ -275,9 +276,48 @@ def test_a_bundle_without_a_graph_is_refused(damaged):
     manifest = json.loads((damaged / "manifest.json").read_text())
     del manifest["variants"]["int8"]["graphs"]["decode"]
     write(damaged, manifest)
-    assert problems_of(damaged) == ("int8 lacks the graphs decode",)
+    assert problems_of(damaged) == ("int8: step has a cache, and there is no decode graph to fill it",)
+    del manifest["variants"]["int8"]["graphs"]["step"]
+    write(damaged, manifest)
+    assert problems_of(damaged) == ("int8 lacks the graphs step",)
     edit(damaged, "variants", value={})
     assert problems_of(damaged) == ("variants is empty: there is no graph to run",)
+
+
+def test_memory_that_no_source_fills_is_refused(damaged):
+    edit(damaged, "memory", "source", value="pixels")
+    edit(damaged, "memory", "stride", value=0)
+    edit(damaged, "memory", "constant", value=0)
+    assert {problem.partition(": ")[2] for problem in problems_of(damaged)} == {
+        "memory.source is 'pixels', and encode reads source_ids, source_lengths",
+        "memory.stride is 0, and must be at least 1",
+        "memory.constant is 0, and must be at least 1",
+    }
+
+
+def test_state_that_encode_does_not_begin_is_refused_and_so_is_a_decode_graph_beside_it(damaged):
+    manifest = json.loads((damaged / "manifest.json").read_text())
+    step = manifest["variants"]["int8"]["graphs"]["step"]
+    state = {"name": "state_h", "dtype": "float32", "axes": ["batch", 8], "role": "state"}
+    step["inputs"].append(state)
+    step["outputs"].append(state | {"name": "state_h_out"})
+    write(damaged, manifest)
+    assert problems_of(damaged) == (
+        "int8: encode writes the state [], and step reads ['state_h']",
+        "int8: step has state, which a decode graph cannot follow: leave decode out",
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "length", "positions"),
+    [
+        (LengthRule("a"), 7, 7),
+        (LengthRule("a", stride=2), 7, 4),
+        (LengthRule("a", constant=196), 7, 196),
+    ],
+)
+def test_memory_takes_what_the_rule_says(rule, length, positions):
+    assert rule.memory_length({"a": length, "b": 1}) == positions
 
 
 def test_a_file_outside_the_folder_is_refused(damaged, tmp_path):

@@ -6,8 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from bundle.tokenizer import Tokenizer
-from training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 TEXTS = [
     "오늘은 금요일입니다",

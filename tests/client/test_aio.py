@@ -3,7 +3,8 @@ import inspect
 
 import pytest
 
-from client import AsyncClient, Client, ClientError, GenerateOptions
+from seq2seq_serve.client import AsyncClient, Client, ClientError, GenerateOptions, rpcs
+from seq2seq_serve.protos import seq2seq_v1_pb2
 from tests.server.service.harness import EchoRunner, serving
 
 
@@ -23,12 +24,33 @@ def test_the_async_client_does_what_the_sync_one_does():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    "method", ["translate", "generate", "stream", "translate_many", "model", "models", "health", "__init__"]
-)
+PREPARED = [
+    name
+    for name, function in inspect.getmembers(rpcs, inspect.isfunction)
+    if function.__module__ == rpcs.__name__ and "client" in inspect.signature(function).parameters
+]
+
+
+def test_every_rpc_is_prepared_by_one_function():
+    services = seq2seq_v1_pb2.DESCRIPTOR.services_by_name.values()
+    num_rpcs = sum(len(service.methods) for service in services)
+    assert len(PREPARED) == num_rpcs + 2  # the health check, and `translate`, which is a short `generate`
+
+
+@pytest.mark.parametrize("method", [*PREPARED, "translate_many", "__init__"])
 def test_both_clients_take_the_same_arguments(method):
     names = [list(inspect.signature(getattr(kind, method)).parameters) for kind in (Client, AsyncClient)]
     assert names[0] == names[1]
+
+
+def test_methods_show_the_arguments_docstring_and_answer_of_their_rpc():
+    shown = [str(inspect.signature(kind.stream)) for kind in (Client, AsyncClient)]
+    assert shown[0].startswith("(client: 'Connection', source: 'TextOrIds', *, model: 'str' = ''")
+    assert shown[0].endswith("-> 'Iterator[GenerateStreamResponse]'")
+    assert shown[1].endswith("-> 'AsyncIterator[GenerateStreamResponse]'")
+    assert Client.health.__doc__ == AsyncClient.health.__doc__ == rpcs.health.__doc__
+    assert str(inspect.signature(AsyncClient.health)).endswith("-> 'str'")
+    assert inspect.iscoroutinefunction(AsyncClient.health)
 
 
 def test_deadline_and_cancelled_task_free_the_slot():

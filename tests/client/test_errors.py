@@ -2,7 +2,7 @@ import grpc
 import pytest
 from google.rpc import status_pb2
 
-from client import ClientError, FieldViolation
+from seq2seq_serve.client import ClientError, FieldViolation
 
 
 class Failure(grpc.RpcError):
@@ -37,24 +37,24 @@ def test_details_that_do_not_fit_the_status_are_left_out():
         (
             "host",
             "refused",
-            "no server answers at host (refused); give a port, as in host:50051: without one, gRPC takes 443",
+            "no server answers at host (refused); the address has no port, so gRPC uses 443: try host:50051",
         ),
         (
             "host:1",
             "Socket closed",
-            "no server answers at host:1 (Socket closed); a server with TLS closes a connection without it: "
-            "is that so?",
+            "no server answers at host:1 (Socket closed); a server with TLS closes connections without it: "
+            "try --tls, or Client(tls=Tls())",
         ),
         (
             "localhost:5",
             "ipv6:%5B::1%5D:5: refused",
-            "no server answers at localhost:5 (ipv6:%5B::1%5D:5: refused); where it listens on IPv4 only, "
-            "ask 127.0.0.1:5",
+            "no server answers at localhost:5 (ipv6:%5B::1%5D:5: refused); if the server listens on IPv4 "
+            "only, try 127.0.0.1:5",
         ),
         (
             "host:1",
             "connections to all backends failing; last error: backend unhealthy",
-            "no server serves now at host:1: its health check says that it is starting or stopping, has no "
+            "no server is ready at host:1: its health check reports that it is starting or stopping, has no "
             "model, or fails",
         ),
     ],

@@ -9,9 +9,9 @@ import sys
 import pytest
 import trustme
 
-from client.__main__ import _parser, _translation, main
-from protos.seq2seq_v1_pb2 import GenerateOptions
-from server.config import TlsFiles
+from seq2seq_serve.client.__main__ import _parser, _translation, main
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
+from seq2seq_serve.server.config import TlsFiles
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
 
 
@@ -141,6 +141,23 @@ def test_a_server_without_a_model_is_reported_in_its_own_words_and_only_lines_wa
         run("load", "echo")
 
 
+def test_a_server_that_answers_again_is_reported(run, server, monkeypatch):
+    """Nothing was written: the level was set for a logger of another name."""
+    models, record = server.app._models._by_name, server.app._metrics.record_rpc
+    model, codes = models.pop("echo"), []
+
+    def come_back(**labels):
+        record(**labels)
+        codes.append(labels)
+        if len(codes) == 5:
+            models["echo"] = model
+
+    monkeypatch.setattr(server.app._metrics, "record_rpc", come_back)
+    code, out, err = run("translate", stdin=b"ab\n")
+    assert (code, out, err[-1]) == (0, ["ab"], "the server answers again")
+    assert [line.split(":")[0] for line in err] == ["warning", "UNAVAILABLE", "the server answers again"]
+
+
 def test_a_text_waits_for_a_server_less_long_than_lines():
     commands = ["translate a", "translate", "translate a --give-up-seconds 7"]
     options = [_parser().parse_args(command.split()) for command in commands]
@@ -203,7 +220,7 @@ def test_targets_that_end_at_a_limit_are_printed_with_one_warning(run, flags):
         assert out == ["", "abcd", "x", "abc"]
     assert err == [
         "warning: line 2 and 2 more: the target ended at its length limit: it may repeat itself or lack its "
-        "end (--max-length-ratio 0 lets it be as long as the model allows)"
+        "end (--max-length-ratio 0 allows targets up to the model's own limit)"
     ]
 
 
@@ -213,8 +230,8 @@ def test_targets_that_end_at_a_limit_are_printed_with_one_warning(run, flags):
         ("--max-new-tokens 2", "raise --max-new-tokens"),
         ("--max-new-tokens 2 --max-length-ratio 0.5", "raise --max-new-tokens or --max-length-ratio"),
         ("--max-new-tokens 2 --max-length-ratio 0", "raise --max-new-tokens"),
-        ("--max-length-ratio 0.5", "--max-length-ratio 0 lets it be as long as the model allows"),
-        ("--max-length-ratio 0 --long-source truncate", "the model makes no longer ones"),
+        ("--max-length-ratio 0.5", "--max-length-ratio 0 allows targets up to the model's own limit"),
+        ("--max-length-ratio 0 --long-source truncate", "this is the model's own limit"),
     ],
 )
 def test_a_warning_names_the_option_that_set_the_limit(run, server, monkeypatch, flags, advice):
@@ -282,28 +299,46 @@ def test_attention_that_cannot_be_written_fails_after_the_translation(run, tmp_p
     ("arguments", "message"),
     [
         (["translate", "a", "--attention", "a.txt"], "the name must end in .png or .json"),
-        (["translate", "a", "b", "--attention", "a.png"], "--attention shows one text, and 2 TEXT was given"),
-        (["translate", "--attention", "a.png"], "--attention shows one text, and no TEXT was given"),
+        (["translate", "a", "b", "--attention", "a.png"], "--attention needs exactly one TEXT: 2 were given"),
+        (["translate", "--attention", "a.png"], "--attention needs exactly one TEXT: 0 were given"),
         (["translate", "a", "--attention", "none/a.png"], "--attention none/a.png: there is no folder none"),
         (
             ["translate", "a", "--attention", "a.png", "--long-source", "split"],
-            "--attention shows one sentence",
+            "--attention cannot show a text that --long-source splits",
         ),
-        (["translate", "a", "--num-hypotheses", "2", "--long-source", "split"], "are only in --json"),
-        (["translate", "a", "--max-new-tokens", str(2**70)], "--max-new-tokens: "),
-        (["translate", "a", "--seed", "-1"], "--seed: "),
+        (
+            ["translate", "a", "--num-hypotheses", "2", "--long-source", "split"],
+            "--num-hypotheses needs --json",
+        ),
+        (
+            ["translate", "a", "--max-new-tokens", str(2**70)],
+            "--max-new-tokens: it is '1180591620717411303424', and must be an integer of 64 bits",
+        ),
+        (
+            ["translate", "a", "--seed", "-1"],
+            "--seed: it is '-1', and must be an integer of 64 bits, not below 0",
+        ),
         (["translate", "a", "--timeout-seconds", "0"], "'0' is not a number of seconds above 0"),
         (["translate", "a", "--timeout-seconds", "soon"], "'soon' is not a number of seconds above 0"),
-        (["translate", "a", "--suppressed-token-ids", "5;6"], "'5;6' is not token ids with commas"),
-        (["translate", "a", "--logit-bias", "5"], "'5' is not like 5=-1.5,17=2"),
+        (
+            ["translate", "a", "--suppressed-token-ids", "5;6"],
+            "it is '5;6', and must be a string of token ids, such as 5,17",
+        ),
+        (
+            ["translate", "a", "--logit-bias", "5"],
+            "it is '5', and must be a string of biases by token id, such as 5=-1.5,17=2",
+        ),
         (["translate", "a", "--in-flight", "0"], "'0' is not a number above 0"),
         (["translate", "a", "--input", "b"], "TEXT and --input are both given"),
-        (["translate", "a", "--output", "b"], "--output is for whole lines of an input"),
-        (["translate", "--input", "a", "--output", "b", "--stream"], "--output is for whole lines"),
-        (["translate", "--output", "b.gz"], "--output b.gz: an output is not compressed"),
-        (["translate", "--resume"], "--resume and --overwrite are about a file: give --output"),
+        (["translate", "a", "--output", "b"], "--output is for the lines of an input"),
+        (["translate", "--input", "a", "--output", "b", "--stream"], "--output is for the lines of an input"),
+        (
+            ["translate", "--output", "b.gz"],
+            "--output b.gz: the client does not compress its output: leave out .gz",
+        ),
+        (["translate", "--resume"], "--resume and --overwrite need --output FILE"),
         (["translate", "--output", "b", "--resume", "--overwrite"], "not allowed with argument --resume"),
-        (["health", "--tls-key", "a"], "--tls-certificate and --tls-key go together"),
+        (["health", "--tls-key", "a"], "--tls-certificate and --tls-key must be given together"),
         (["translate", "a", "--nothing"], "unrecognized arguments: --nothing"),
         (["translate", "a", "--target", "localhost:1"], "unrecognized arguments: --target"),
         ([], "the following arguments are required: COMMAND"),
@@ -394,7 +429,7 @@ def test_versions_are_listed_unloaded_and_loaded(run):
 def test_what_only_json_shows_is_refused_without_it(run, flag, capsys):
     with pytest.raises(SystemExit, match="2"):
         run("translate", "ab", *flag)
-    assert f"{flag[0]} asks for is shown with --json only" in capsys.readouterr().err
+    assert f"{flag[0]} needs --json: the text output does not show its result" in capsys.readouterr().err
 
 
 def test_health_exits_0_only_when_serving(run, server):
@@ -436,7 +471,7 @@ def test_a_device_is_written_to_as_it_is_and_utf16_is_refused_by_name(run, files
     wide.write_text("a\nb\n", encoding="utf-16")
     code, out, lines = run("translate", "--input", str(wide))
     assert (code, out) == (1, [])
-    assert lines[-1] == f"error: {wide}: it is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"
+    assert lines[-1] == f"error: {wide}: the file is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"
 
 
 @pytest.mark.parametrize(
@@ -486,7 +521,10 @@ def test_an_output_that_exists_is_kept_unless_something_else_was_asked_for(run, 
     both = ["--input", str(source), "--output", str(output)]
     with pytest.raises(SystemExit, match="2"):
         run("translate", *both)
-    assert f"{output} exists: continue it with --resume, or write it anew" in capsys.readouterr().err
+    assert (
+        f"{output} exists: continue it with --resume, or replace it with --overwrite"
+        in capsys.readouterr().err
+    )
     with pytest.raises(SystemExit, match="2"):
         run("translate", "--input", str(output), "--output", str(output), "--overwrite")
     assert "--input and --output are the same file" in capsys.readouterr().err
@@ -522,7 +560,7 @@ def test_an_output_of_another_input_is_not_continued(run, files):
     )
     output.write_text(expected + "\n")
     assert run("translate", *flags)[2] == [
-        f"error: --resume {output}: it answers more than the 10 lines of the input"
+        f"error: --resume {output}: it has more answers than the input has lines (10)"
     ]
     assert output.read_text() == expected + "\n"
 
@@ -535,7 +573,7 @@ def test_work_that_stops_says_how_to_go_on(run, files):
     assert err == [
         "error: INVALID_ARGUMENT: max_new_tokens is 0, and echo takes 1 to 64; stopped after 5 texts in a "
         "row that failed",
-        f"{output} answers the first 0 lines: the same command with --resume goes on with the next",
+        f"{output} has the answers to the first 0 lines: continue with the same command and --resume",
     ]
     assert output.read_bytes() == b""
 
@@ -595,7 +633,7 @@ def test_tls_and_a_token_are_files(tmp_path, capsys):
         assert main(["health", *flags]) == 0  # for probes, which have none
         capsys.readouterr()
         assert main(["translate", *flags, "abc"]) == 1
-        assert "UNAUTHENTICATED: send a token" in capsys.readouterr().err
+        assert "UNAUTHENTICATED: the call lacks a known token" in capsys.readouterr().err
     assert main(["health", "--address", "x:1", "--tls-ca", str(tmp_path / "none.pem")]) == 1
     assert "none.pem: No such file" in capsys.readouterr().err
 
@@ -605,4 +643,4 @@ def test_a_token_file_of_other_bytes_is_an_error_in_one_line(tmp_path, capsys):
     (tmp_path / "token").write_bytes(b"\xff\xfe")
     assert main(["translate", "--token-file", str(tmp_path / "token"), "abc"]) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith("token is not a file with a token: it has other bytes")
+    assert line.endswith("token does not hold a token: it has bytes that are not ASCII")

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from client import ClientError, FieldViolation, Translated
-from client.many import Dispatcher
-from client.wire import generate_request
-from protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
+from seq2seq_serve.client import ClientError, FieldViolation, Translated
+from seq2seq_serve.client.many import Dispatcher
+from seq2seq_serve.client.wire import generate_request
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
 
 CALL_SECONDS = 0.1
 DOWN = ClientError("UNAVAILABLE", "no server answers")

@@ -1,6 +1,6 @@
 import io
 
-from client.progress import Progress
+from seq2seq_serve.client.progress import Progress
 
 
 class Clock:

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from client import Client, ClientError, GenerateOptions
+from seq2seq_serve.client import Client, ClientError, GenerateOptions
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
 
 
@@ -117,7 +117,7 @@ def test_an_infinite_timeout_is_none():
 @pytest.mark.parametrize("given", [None, b"abc", 5, ["a"], [1.5]])
 def test_what_is_neither_text_nor_token_ids_is_a_type_error(given):
     with Client("127.0.0.1:1") as client:
-        with pytest.raises(TypeError, match="a source is a text or a list of token ids, and this is "):
+        with pytest.raises(TypeError, match="a source must be a text or a list of token ids, and this is "):
             client.generate(given)
-        with pytest.raises(TypeError, match="a target is a text or a list of token ids, and this is "):
+        with pytest.raises(TypeError, match="a target must be a text or a list of token ids, and this is "):
             client.score("abc", given)

@@ -8,8 +8,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from client import AsyncClient, Client, ClientError, GenerateOptions, Translated
-from server.backlog import QueueLimits
+from seq2seq_serve.client import AsyncClient, Client, ClientError, GenerateOptions, Translated
+from seq2seq_serve.server.engine.queue import QueueLimits
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
 
 TEXTS = [f"text {number}" for number in range(120)]
@@ -43,7 +43,7 @@ def test_a_text_that_no_server_takes_fails_by_itself_and_at_once(server):
     results = list(each(Client, server.address, ["x" * 5 * 2**20, "cd"]))
     assert [result.error is None for result in results] == [False, True]
     assert results[0].error.is_about_the_text
-    assert "and at most 4194304 can be sent" in results[0].error.message
+    assert "and the server accepts at most 4194304" in results[0].error.message
 
 
 @pytest.fixture(params=[Client, AsyncClient])
@@ -103,7 +103,7 @@ def test_a_server_that_restarts_loses_no_text(kind):
                 if "trying again" in record.getMessage():
                     stack.enter_context(serving_on_a_thread(port=port))
 
-        logger = logging.getLogger("client.many")
+        logger = logging.getLogger("seq2seq_serve.client.many")
         logger.addHandler(handler := StartAgain())
         stack.callback(logger.removeHandler, handler)
         texts = []
@@ -172,7 +172,7 @@ def test_a_single_text_is_not_taken_letter_by_letter(kind, server, text):
 def test_what_is_no_text_is_a_type_error_after_the_results(kind, server):
     results = each(kind, server.address, ["a", "b", 5, "c", 6])
     assert [next(results).text for _ in range(2)] == ["a", "b"]
-    with pytest.raises(TypeError, match="a source is a text or a list of token ids, and this is 5"):
+    with pytest.raises(TypeError, match="a source must be a text or a list of token ids, and this is 5"):
         next(results)
 
 

@@ -45,7 +45,10 @@ def build(folder: Path = FOLDER, report: Callable[[str], None] = lambda _: None)
     Raises:
         CannotBuildError: Something is missing.
     """
-    folder = folder.resolve()
+    try:
+        folder = folder.resolve()
+    except RuntimeError as error:  # a loop of links
+        raise CannotBuildError(str(error)) from error
     problem = _problem(folder)
     if problem:
         raise CannotBuildError(problem)

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_place import random_model
-from bundle.manifest import Parity
-from bundle.names import Precision
-from export import exporter
-from export.exporter import export_bundle
+from benchmarks.gpu_check.place import random_model
+from seq2seq_serve.bundle.manifest import Parity
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.export import exporter
+from seq2seq_serve.export.exporter import export_bundle
+from seq2seq_serve.training.config import TransformerConfig
 from tests.cuda_stub.build import FOLDER, CannotBuildError, build
 from tests.cuda_stub.run import Stub
-from training.config import TransformerConfig
 
 PRECISIONS = [Precision.FP16, Precision.BF16]
 

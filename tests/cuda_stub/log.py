@@ -220,7 +220,11 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("file", type=Path, help="written where CUDA_STUB_LOG points to")
-    log = read_log(parser.parse_args(arguments).file.read_text(errors="replace"))
+    try:
+        text = parser.parse_args(arguments).file.read_text(errors="replace")
+    except OSError as error:
+        parser.error(str(error))
+    log = read_log(text)
     for section in log.sections:
         if section.events:
             print(section)

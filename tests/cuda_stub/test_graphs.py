@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bundle.names import Precision
-from export import weightless
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.export.graphs import weightless
 
 pytestmark = pytest.mark.cuda_stub
 

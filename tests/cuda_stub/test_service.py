@@ -1,5 +1,6 @@
 """A whole server process on the stub: its start, calls of every kind, reloads beside traffic, and its end."""
 
+import re
 import shutil
 import signal
 import threading
@@ -10,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.serving import RunningServer, serving
-from client import Client, ClientError
-from protos.seq2seq_v1_pb2 import GenerateOptions, Target, TokenIds
+from seq2seq_serve.client import Client, ClientError
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, Target, TokenIds
 from tests.cuda_stub.log import Log, read_log
 from tests.cuda_stub.run import Stub
 
@@ -71,7 +72,7 @@ def life(stub: Stub, cuda_bundle: Path, tmp_path_factory: pytest.TempPathFactory
     for version in set(VERSIONS):
         shutil.copytree(cuda_bundle, folder / "model" / version)
     log, stderr = folder / "log", folder / "stderr"
-    flags = ["--provider", "require", "--open-repository", "--max-slots", "8"]
+    flags = ["--provider", "require", "--open-repository", "--max-slots", "8", "--log-level", "info"]
     with (
         stderr.open("wb") as file,
         serving(folder / "model", flags, stderr=file, environment=stub.environment(log)) as server,
@@ -132,6 +133,10 @@ def end_beside_a_stream(server: RunningServer, client: Client) -> tuple[int, int
     server.process.send_signal(signal.SIGTERM)
     *_, last = pieces
     return len(last.result.hypotheses), server.wait()
+
+
+def test_the_log_names_the_device_and_its_free_memory(life):
+    assert re.search(r"fp16 on cuda \(Stub of an H100, \d+ of \d+ GiB free\), 8 slots", life.stderr)
 
 
 def test_the_model_runs_on_cuda_and_steps_are_captured(life):

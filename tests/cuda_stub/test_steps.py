@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
-from bundle.names import Precision
-from server.buckets import buckets_up_to
+from benchmarks.gpu_check.speed import step_kernels
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.server.runner.runner import buckets_up_to
 from tests.cuda_stub.log import Copy
 from tests.cuda_stub.programs.common import NUM_SLOTS
 from tests.cuda_stub.programs.paths import PATHS
@@ -13,8 +14,8 @@ from tests.cuda_stub.run import Finished
 
 pytestmark = pytest.mark.cuda_stub
 
-# What a greedy step of the model of these tests costs: two decoder layers, 32,000 tokens.
-STEP_NODES = 36
+# What a greedy step of the model of these tests costs.
+STEP_NODES = step_kernels(num_decoder_layers=2)
 FIRST_STEP_COPIES = Counter({Copy("H2D", is_synchronous=True): 3, Copy("D2H", is_synchronous=True): 1})
 STEADY_STEP_COPIES = Counter({Copy("D2H", is_synchronous=True): 1})  # the selected tokens
 STEADY_STEP_SYNCHRONISATIONS = Counter(stream=1)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.complexity_layers import LAYER_TYPES
+from benchmarks.complexity.layers import LAYER_TYPES
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "attention.md"

@@ -7,11 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.config import TrainingConfig, TransformerConfig
-from training.presets import PRESETS
-from training.transformer import Transformer
+from seq2seq_serve.training.config import TrainingConfig, TransformerConfig
+from seq2seq_serve.training.models.recurrent import RecurrentConfig
+from seq2seq_serve.training.models.registry import make_model
+from seq2seq_serve.training.presets import PRESETS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+
+
+ATTENTIONS = {
+    "none": "none",
+    "dot": "dot (Luong et al. 2015)",
+    "additive": "additive (Bahdanau et al. 2015)",
+}
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -19,16 +27,18 @@ def test_a_preset_is_as_its_row_says(name):
     preset = PRESETS[name]()
     model, training = preset.model, preset.training
     with torch.device("meta"):
-        num_parameters = sum(weight.numel() for weight in Transformer(model).parameters())
+        num_parameters = sum(weight.numel() for weight in make_model(model).parameters())
+    size, layers = f"{num_parameters / 1e6:.1f} M", f"{model.num_encoder_layers}+{model.num_decoder_layers}"
+    if isinstance(model, RecurrentConfig):
+        assert (model.cell, model.is_bidirectional) == ("gru", True)
+        sizes = [ATTENTIONS[model.attention], size, layers, f"{model.d_model}", f"{model.d_hidden}"]
+        sizes += [f"{model.vocab_size:,}"]
+    else:
+        sizes = [size, layers, f"{model.d_model:,}", f"{model.d_ff:,}", f"{model.num_heads}"]
+        sizes += [f"{model.vocab_size:,}", model.norm]
     cells = [
         f"`{name}`",
-        f"{num_parameters / 1e6:.1f} M",
-        f"{model.num_encoder_layers}+{model.num_decoder_layers}",
-        f"{model.d_model:,}",
-        f"{model.d_ff:,}",
-        f"{model.num_heads}",
-        f"{model.vocab_size:,}",
-        model.norm,
+        *sizes,
         f"{model.dropout:g}",
         f"{training.bpe_dropout:g}",
         f"{training.batch_tokens:,}",
@@ -43,7 +53,7 @@ def test_a_preset_is_as_its_row_says(name):
         f"{training.checkpoint_interval_steps:,}",
         f"{training.num_averaged}",
     ]
-    assert f"| `{name}` | {' | '.join(schedule)} |\n" in TEXT
+    assert re.search(rf"^\| .*`{name}`.* \| {re.escape(' | '.join(schedule))} \|$", TEXT, re.MULTILINE)
     # What the two tables leave out is the default, or told beside them.
     told = {"max_length_ratio"} if name == "demo" else set()
     shown = {
@@ -64,6 +74,8 @@ def test_a_preset_is_as_its_row_says(name):
 def test_every_setting_is_listed():
     listed = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", TEXT, flags=re.MULTILINE))))
     fields = {
-        field.name for config in (TransformerConfig, TrainingConfig) for field in dataclasses.fields(config)
+        field.name
+        for config in (TransformerConfig, RecurrentConfig, TrainingConfig)
+        for field in dataclasses.fields(config)
     }
     assert fields <= listed

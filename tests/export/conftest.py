@@ -8,14 +8,16 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from bundle.manifest import Bundle, Manifest, load_bundle
-from bundle.names import Precision, Verb
-from export import convert
-from export.exporter import export_bundle, make_graphs, make_modules
-from export.graphs import DecodeGraph, EncodeGraph, Graph, StepGraph
-from export.linear import FloatFactory
-from export.runtime import Graphs
-from training.run import TrainedModel
+from seq2seq_serve.bundle.manifest import Bundle, Manifest, load_bundle
+from seq2seq_serve.bundle.names import Precision, Verb
+from seq2seq_serve.export import convert
+from seq2seq_serve.export.exporter import export_bundle, make_graphs
+from seq2seq_serve.export.graphs.base import Graph
+from seq2seq_serve.export.graphs.families import make_modules
+from seq2seq_serve.export.graphs.linear import FloatFactory
+from seq2seq_serve.export.graphs.transformer import DecodeGraph, EncodeGraph, StepGraph
+from seq2seq_serve.export.runtime import Graphs
+from seq2seq_serve.training.run import TrainedModel
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,10 @@ def _over(trained: TrainedModel, modules: dict[Verb, Graph], folder: Path) -> Ex
     return Exported(trained, modules, folder, Graphs(paths, modules, "CPUExecutionProvider"))
 
 
+def _save(modules: dict[Verb, Graph], folder: Path) -> None:
+    convert.save({verb: convert.convert(module) for verb, module in modules.items()}, folder)
+
+
 @pytest.fixture(scope="session")
 def post_fp32(random_trained: TrainedModel, bundle_path: Path) -> Exported:
     return _exported(random_trained, Precision.FP32, bundle_path / "fp32")
@@ -63,10 +69,7 @@ def converted(made_once) -> Callable[[TrainedModel, Precision, str], Exported]:
     """Convert a model into a folder of that name."""
 
     def converted(trained: TrainedModel, precision: Precision, name: str) -> Exported:
-        def make(folder: Path) -> None:
-            modules = make_graphs(trained, precision)
-            convert.save({verb: convert.convert(module) for verb, module in modules.items()}, folder)
-
+        make = lambda folder: _save(make_graphs(trained, precision), folder)  # noqa: E731
         return _exported(trained, precision, made_once(name, make))
 
     return converted
@@ -95,11 +98,7 @@ def untied_int8(random_untied: TrainedModel, converted) -> Exported:
 def _fused(trained: TrainedModel, name: str, made_once) -> Exported:
     """Graphs in the form that they have for CUDA, in float32, which the CPU computes exactly enough."""
     modules = make_modules(trained.model, FloatFactory(torch.float32, is_fused=True))
-
-    def make(folder: Path) -> None:
-        convert.save({verb: convert.convert(module) for verb, module in modules.items()}, folder)
-
-    return _over(trained, modules, made_once(name, make))
+    return _over(trained, modules, made_once(name, lambda folder: _save(modules, folder)))
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bundle.manifest import load_bundle
-from bundle.names import Precision
-from export import exporter, parity
-from export.exporter import TOLERANCES, ExportError, describe, export_bundle
-from training.transformer import alignment_layer
+from seq2seq_serve.bundle.manifest import load_bundle
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.export import exporter, parity
+from seq2seq_serve.export.exporter import TOLERANCES, ExportError, describe, export_bundle
+from seq2seq_serve.training.models.transformer import alignment_layer
+from tests.models import RECURRENT, make_random_recurrent
 
 FP32 = [Precision.FP32]
 
@@ -72,7 +73,7 @@ def test_a_bundle_is_for_everybody_to_read(bundle_path):
 
 def test_a_folder_that_is_there_is_not_replaced_unasked(random_trained, tmp_path):
     (tmp_path / "precious").write_text("")
-    with pytest.raises(ExportError, match=r"is there already; give another folder, or --overwrite"):
+    with pytest.raises(ExportError, match=r"already exists; give another folder, or --overwrite"):
         export_bundle(random_trained, tmp_path, FP32, report=refuse_to_go_on)
     assert names_in(tmp_path) == ["precious"]
 
@@ -121,7 +122,7 @@ def test_what_is_no_bundle_is_never_replaced(random_trained, tmp_path):
     (folder / "chapter 1").write_text("precious")
     file.write_text("precious")
     for path in (folder, file):
-        with pytest.raises(ExportError, match="is no bundle, and is not replaced; give another folder"):
+        with pytest.raises(ExportError, match="is not a bundle, so it is not replaced; give another folder"):
             export_bundle(random_trained, path, FP32, overwrite=True, report=refuse_to_go_on)
     assert (folder / "chapter 1").read_text() == file.read_text() == "precious"
 
@@ -129,9 +130,9 @@ def test_what_is_no_bundle_is_never_replaced(random_trained, tmp_path):
 def test_int8_that_translates_worse_is_refused(random_trained, post_int8, monkeypatch):
     monkeypatch.setattr(exporter, "_bleu", lambda *_: (88.9, 90.0))
     with pytest.raises(ExportError, match=r"int8 scores 88.90 BLEU on dev where the .* scores 90.00"):
-        exporter._prove(random_trained, post_int8.graphs, post_int8.decode, Precision.INT8)
+        exporter._prove(random_trained, post_int8.graphs, Precision.INT8)
     monkeypatch.setattr(exporter, "_bleu", lambda *_: (89.1, 90.0))
-    proof = exporter._prove(random_trained, post_int8.graphs, post_int8.decode, Precision.INT8)
+    proof = exporter._prove(random_trained, post_int8.graphs, Precision.INT8)
     line = describe(proof, random_trained.dev)
     assert ", BLEU 89.10 on 4 dev pairs (trained model 90.00); they are too few to split" in line
     line = describe(proof, random_trained.dev * 50)
@@ -146,7 +147,7 @@ def test_int8_that_is_far_off_is_refused_whatever_its_bleu(
     monkeypatch.setattr(exporter, "_bleu", lambda *_: (0.0, 0.9))
     monkeypatch.setattr(parity, "worst_difference", lambda *_: difference)
     with pytest.raises(ExportError, match=r"int8 differs from the trained model by .* and 1e\+01 is allowed"):
-        exporter._prove(random_trained, post_int8.graphs, post_int8.decode, Precision.INT8)
+        exporter._prove(random_trained, post_int8.graphs, Precision.INT8)
 
 
 @pytest.mark.parametrize("noise", [0.5, float("nan")])
@@ -154,7 +155,7 @@ def test_where_bleu_is_too_low_to_prove_anything_references_decide(
     random_trained, post_int8, monkeypatch, noise
 ):
     monkeypatch.setattr(exporter, "_bleu", lambda *_: (0.0, 0.9))
-    proof = exporter._prove(random_trained, post_int8.graphs, post_int8.decode, Precision.INT8)
+    proof = exporter._prove(random_trained, post_int8.graphs, Precision.INT8)
     assert "(trained model 0.90, too low to prove anything)" in describe(proof, random_trained.dev)
     model = deepcopy(random_trained.model)
     with torch.no_grad():
@@ -162,7 +163,7 @@ def test_where_bleu_is_too_low_to_prove_anything_references_decide(
     monkeypatch.setattr(parity, "worst_difference", lambda *_: 1.0)
     other = replace(random_trained, model=model)
     with pytest.raises(ExportError, match=r"int8 differs from the trained model by .* on average"):
-        exporter._prove(other, post_int8.graphs, post_int8.decode, Precision.INT8)
+        exporter._prove(other, post_int8.graphs, Precision.INT8)
 
 
 def test_int8_is_proved_on_other_pairs_than_those_it_was_calibrated_on():
@@ -176,7 +177,7 @@ def test_int8_is_proved_on_other_pairs_than_those_it_was_calibrated_on():
 def test_a_difference_that_is_not_a_number_is_no_proof(random_trained, post_fp32, monkeypatch):
     monkeypatch.setattr(parity, "worst_difference", lambda *_: float("nan"))
     with pytest.raises(ExportError, match="fp32 differs from the trained model by nan"):
-        exporter._prove(random_trained, post_fp32.graphs, post_fp32.decode, Precision.FP32)
+        exporter._prove(random_trained, post_fp32.graphs, Precision.FP32)
 
 
 def test_ctrl_c_leaves_nothing(random_trained, tmp_path):
@@ -212,3 +213,10 @@ def test_a_full_disk_leaves_nothing(random_trained, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         export_bundle(random_trained, tmp_path / "bundle", FP32)
     assert names_in(tmp_path) == []
+
+
+@pytest.mark.slow  # converts each graph twice
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_models_are_proved_in_half_precision_for_cuda(name, tmp_path):
+    manifest = export_bundle(make_random_recurrent(name), tmp_path / "bundle", [Precision.FP16])
+    assert 0 < manifest.variants[Precision.FP16].parity.max_log_probability_difference < 0.05

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bundle.names import Precision
-from export import convert, exporter
-from export.__main__ import main
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.export import convert, exporter
+from seq2seq_serve.export.__main__ import main
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
 
 def test_a_bundle_that_is_there_is_refused_without_overwrite(trained_run, capsys):
     assert main([str(trained_run.run), str(trained_run.bundle)]) == 1
-    assert "is there already; give another folder, or --overwrite" in capsys.readouterr().err
+    assert "already exists; give another folder, or --overwrite" in capsys.readouterr().err
     assert (trained_run.bundle / "manifest.json").is_file()
 
 

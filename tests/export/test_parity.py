@@ -5,8 +5,8 @@ from copy import deepcopy
 import pytest
 import torch
 
-from bundle.names import Axis
-from export import convert, parity
+from seq2seq_serve.bundle.names import Axis
+from seq2seq_serve.export import convert, parity
 
 # float32 sums in another order; measured 2e-6 on these models.
 TOLERANCE = 1e-4
@@ -33,9 +33,7 @@ def test_the_proof_uses_sizes_that_export_never_saw():
 def test_graphs_equal_the_trained_model_at_lengths_never_seen(exported):
     longest = exported.trained.config.max_target_length
     shapes = (*parity.SHAPES, (1, longest, longest), (7, 2, 11), (3, 5, 7))
-    assert (
-        parity.worst_difference(exported.trained.model, exported.graphs, exported.decode, shapes) < TOLERANCE
-    )
+    assert parity.worst_difference(exported.trained.model, exported.graphs, shapes) < TOLERANCE
 
 
 @pytest.mark.parametrize("exported", FP32, indirect=True)
@@ -48,7 +46,7 @@ def test_any_changed_weight_is_seen(exported):
         before = parameter.detach().clone()
         with torch.no_grad():
             parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
-        if parity.worst_difference(model, exported.graphs, exported.decode, [(2, 5, 3)]) < TOLERANCE:
+        if parity.worst_difference(model, exported.graphs, [(2, 5, 3)]) < TOLERANCE:
             unseen.append(name)
         with torch.no_grad():
             parameter.copy_(before)
@@ -56,16 +54,16 @@ def test_any_changed_weight_is_seen(exported):
 
 
 def test_a_wrong_alignment_layer_is_seen(post_fp32, monkeypatch):
-    monkeypatch.setattr(post_fp32.decode, "alignment_layer", 1)
+    monkeypatch.setattr(post_fp32.trained.model, "alignment", lambda weights: weights[1].mean(dim=1))
     model = post_fp32.trained.model
-    assert parity.worst_difference(model, post_fp32.graphs, post_fp32.decode, [(2, 9, 6)]) > TOLERANCE
+    assert parity.worst_difference(model, post_fp32.graphs, [(2, 9, 6)]) > TOLERANCE
 
 
 def test_what_is_not_a_number_is_infinitely_wrong(post_fp32):
     model = deepcopy(post_fp32.trained.model)
     with torch.no_grad():
         model.decoder_layers[0].feed_forward.inner.weight[0, 0] = torch.nan
-    assert parity.worst_difference(model, post_fp32.graphs, post_fp32.decode, [(1, 2, 2)]) == float("inf")
+    assert parity.worst_difference(model, post_fp32.graphs, [(1, 2, 2)]) == float("inf")
 
 
 @pytest.mark.parametrize(
@@ -75,4 +73,4 @@ def test_what_is_not_a_number_is_infinitely_wrong(post_fp32):
 )
 def test_int8_is_near_the_trained_model(exported):
     # 8 bits of calibrated activations; measured 0.7 with random weights.
-    assert parity.worst_difference(exported.trained.model, exported.graphs, exported.decode) < 2
+    assert parity.worst_difference(exported.trained.model, exported.graphs) < 2

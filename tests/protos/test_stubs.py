@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-SOURCES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "protos").glob("*.proto"))
+SOURCES = sorted(
+    path.relative_to(ROOT).as_posix() for path in (ROOT / "seq2seq_serve" / "protos").glob("*.proto")
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +24,10 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_stubs_are_up_to_date(generated):
     made = {path.relative_to(generated): path.read_text() for path in generated.rglob("*_pb2*")}
-    committed = {path.relative_to(ROOT): path.read_text() for path in (ROOT / "protos").glob("*_pb2*.py*")}
+    committed = {
+        path.relative_to(ROOT): path.read_text()
+        for path in (ROOT / "seq2seq_serve" / "protos").glob("*_pb2*.py*")
+    }
     assert len(made) == 3 * len(SOURCES) > 0
     assert made.keys() == committed.keys()
     for path, text in made.items():

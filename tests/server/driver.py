@@ -1,8 +1,8 @@
 """Drives an engine turn by turn, on the thread and by the clock of a test."""
 
-from server.engine import Engine
-from server.records import Request, Result, Turn
-from server.runner import OnnxRunner
+from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.engine.records import Request, Result, Turn
+from seq2seq_serve.server.runner.runner import OnnxRunner
 from tests.server.fakes import FakeRunner
 
 
@@ -53,11 +53,11 @@ def assert_empty(engine: Engine) -> None:
     """Nothing waits, nothing runs, every slot is back."""
     scheduler = engine._scheduler
     assert not scheduler.has_work
-    assert engine.num_waiting() == 0
-    backlog = engine._backlog
-    assert backlog._num_tokens == backlog.num_slots_wanted == 0
-    assert not backlog._callers, "a caller is remembered of whom nothing waits or runs"
-    assert not backlog._running
+    assert engine.load() == (0, 0, 0, 0)
+    queue = scheduler._queue
+    assert queue._num_tokens == queue.num_slots_wanted == 0
+    assert not queue._callers, "a caller is remembered of whom nothing waits or runs"
+    assert not scheduler._deadlines._keys
     assert not scheduler.running
     assert scheduler.slots.num_reserved == 0
     assert scheduler.slots.rows == ()

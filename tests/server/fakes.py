@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from server.records import Array, Branches, Move, Request, Selected, Sequence
+from seq2seq_serve.server.engine.records import Array, Branches, Move, Request, Selected, Sequence
 
 START_ID, EOS_ID, VOCAB_SIZE = 1, 2, 97
 SOURCE = "source_ids"
@@ -37,7 +37,7 @@ def expected_tokens(source: tuple[int, ...], max_new_tokens: int) -> list[int]:
 def make_request(source: tuple[int, ...], **options) -> Request:
     """A request of a source, with defaults for everything else."""
     settings = {"request_id": f"r{source}", "max_new_tokens": 8, "arrival": 0.0} | options
-    return Request(sources={SOURCE: np.array(source)}, **settings)
+    return Request(sources={SOURCE: np.array(source)}, memory_length=len(source), **settings)
 
 
 def ways_to_go_on(source: tuple[int, ...], fed: list[int], index: int | None) -> Branches:
@@ -47,11 +47,19 @@ def ways_to_go_on(source: tuple[int, ...], fed: list[int], index: int | None) ->
     return Branches(token_ids, sorted((-8 * chance.random() for _ in token_ids), reverse=True))
 
 
+def attended(source: tuple[int, ...], fed: list[int]) -> Array:
+    """Attention `(T, S)` of the fed tokens."""
+    weights = (np.cumsum(fed)[:, None] + source).astype(np.float32)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
 class FakeRunner:
-    """Stands in for `server.runner.OnnxRunner`.
+    """Stands in for `server.runner.runner.OnnxRunner`.
 
     Args:
         num_slots: Rows.
+        is_recurrent: Whether it keeps what it was fed as a state instead of a cache, so that prefixes,
+            scores and attention go by steps. Its answers are the same.
         fail_encode: Raises on an encode call whose requests include one with this first source id.
         fail_steps: The numbers of the steps, from 0, that raise.
     """
@@ -62,9 +70,15 @@ class FakeRunner:
     eos_id = EOS_ID
 
     def __init__(
-        self, num_slots: int, *, fail_encode: int | None = None, fail_steps: Iterable[int] = ()
+        self,
+        num_slots: int,
+        *,
+        is_recurrent: bool = False,
+        fail_encode: int | None = None,
+        fail_steps: Iterable[int] = (),
     ) -> None:
         self.num_slots = num_slots
+        self.has_decode = not is_recurrent
         self.memory: list[tuple[int, ...] | None] = [None] * num_slots
         self.cache: list[list[int]] = [[] for _ in range(num_slots)]
         self.num_steps = 0
@@ -84,8 +98,10 @@ class FakeRunner:
             raise RuntimeError("this encode was told to fail")
         for row, source in enumerate(sources, first_row):
             self.memory[row] = source
+            self.cache[row] = []
 
     def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
+        assert self.has_decode
         for row, sequence in enumerate(sequences, first_row):
             self.cache[row] = [START_ID, *sequence.token_ids][:-1]
         return [
@@ -98,40 +114,47 @@ class FakeRunner:
         if self.num_steps - 1 in self._fail_steps:
             raise RuntimeError("this step was told to fail")
         self.batch_sizes.append(len(rows))
-        tokens, branches = [], {}
+        tokens, branches, attention = [], {}, {}
         for row, sequence in enumerate(rows):
             assert sequence.row == row
             memory = self.memory[row]
             assert memory is not None
-            self.cache[row] = [*self.cache[row][: sequence.cache_length], sequence.next_token_id]
+            before = self.cache[row][: sequence.cache_length] if self.has_decode else self.cache[row]
+            self.cache[row] = [*before, sequence.next_token_id]
             tokens.append(next_token(memory, self.cache[row]))
-            if not sequence.is_plain:
+            if not self.has_decode and sequence.request.attention:
+                attention[row] = attended(memory, self.cache[row])[-1:]
+            if sequence.request.is_score:
+                if not self.has_decode:
+                    label = EOS_ID if sequence.forced_id is None else sequence.forced_id
+                    branches[row] = Branches([label], [-float(label)])
+            elif not sequence.is_plain:
                 is_beam, count = sequence.request.beam is not None, sequence.num_branches
                 ways = ways_to_go_on(memory, self.cache[row], None if is_beam else sequence.index)
                 tokens[-1] = ways.token_ids[0]
                 branches[row] = Branches(ways.token_ids[:count], ways.log_probabilities[:count])
-        return Selected(tokens, branches)
+        return Selected(tokens, branches, attention=attention)
 
     def move(self, moves: Iterable[Move]) -> int:
         num_bytes = 0
         for move in moves:
-            if move.source_length:
+            if move.memory_length:
                 self.memory[move.to_row] = self.memory[move.from_row]
-            if move.cache_length:
+            if not self.has_decode:
+                self.cache[move.to_row] = self.cache[move.from_row]
+            elif move.cache_length:
                 shared = self.cache[move.to_row][: move.num_shared]
                 self.cache[move.to_row] = shared + self.cache[move.from_row][len(shared) : move.cache_length]
-            num_bytes += move.cache_length + move.source_length
+            num_bytes += move.cache_length + move.memory_length
         return num_bytes
 
-    def align(self, row: int, first_position: int, target_ids: tuple[int, ...], source_length: int) -> Array:
+    def align(self, row: int, first_position: int, target_ids: tuple[int, ...], memory_length: int) -> Array:
         memory, before = self.memory[row], self.cache[row][:first_position]
         assert memory is not None
-        assert len(memory) == source_length
+        assert len(memory) == memory_length
         assert len(before) == first_position
         self.cache[row] = [*before, *target_ids]
-        seen = np.cumsum(self.cache[row])[first_position:]
-        weights = (seen[:, None] + memory).astype(np.float32)
-        return weights / weights.sum(axis=1, keepdims=True)
+        return attended(memory, self.cache[row])[first_position:]
 
     def close(self) -> None:
         assert not self.is_closed

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from grpc import aio
 
-from client import AsyncClient, ClientError
-from protos.seq2seq_v1_pb2 import GenerateRequest, Source
-from server.app import App
-from server.config import ModelConfig
-from server.loading import load_model
-from server.shelf import Shelf
+from seq2seq_serve.client import AsyncClient, ClientError
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, Source
+from seq2seq_serve.server.app import App
+from seq2seq_serve.server.config import ModelConfig
+from seq2seq_serve.server.models.loading import load_model
+from seq2seq_serve.server.models.shelf import Shelf
 from tests.server.service.harness import EchoRunner, Turns, fetch, loader_of, local_config, serving
 
 REQUEST = GenerateRequest(sources=[Source(text="abc")])
@@ -30,7 +30,7 @@ def test_drain_finishes_what_was_accepted_and_refuses_the_rest():
                 pass
             assert await served.http("/readyz") == (503, "draining\n")
             assert await served.http("/healthz") == (200, "ok\n")
-            with pytest.raises(ClientError, match="UNAVAILABLE: no server serves now"):
+            with pytest.raises(ClientError, match="UNAVAILABLE: no server is ready"):
                 await client.generate("abc")
             with pytest.raises(aio.AioRpcError, match="model echo is shutting down"):
                 await served.stub.Generate(REQUEST)
@@ -97,7 +97,7 @@ def test_while_models_load_calls_are_refused_and_probes_answer():
         starting = asyncio.create_task(app.start())
         await loading.wait()
         async with AsyncClient(f"127.0.0.1:{app.endpoint.port}") as client:
-            with pytest.raises(ClientError, match="UNAVAILABLE: no server serves now"):
+            with pytest.raises(ClientError, match="UNAVAILABLE: no server is ready"):
                 await client.generate("abc")
             assert await client.health() == "NOT_SERVING"
             assert await asyncio.to_thread(fetch, app.http.port, "/readyz") == (503, "loading\n")
@@ -167,8 +167,8 @@ def test_garbage_that_became_old_is_collected_now_and_then(monkeypatch):
         def __init__(self):
             self.itself = self
 
-    monkeypatch.setattr("server.app._REFRESH_SECONDS", 0.001)
-    monkeypatch.setattr("server.trimming._COLLECT_SECONDS", 0.0)
+    monkeypatch.setattr("seq2seq_serve.server.app._REFRESH_SECONDS", 0.001)
+    monkeypatch.setattr("seq2seq_serve.server.trimming._COLLECT_SECONDS", 0.0)
     cycle = Cycle()
     gone = threading.Event()
     weakref.finalize(cycle, gone.set)

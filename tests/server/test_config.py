@@ -1,6 +1,6 @@
 import pytest
 
-from server.config import ServerConfig, parse_bytes
+from seq2seq_serve.server.config import ServerConfig, parse_bytes
 
 
 @pytest.mark.parametrize(

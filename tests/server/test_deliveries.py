@@ -1,10 +1,20 @@
 import asyncio
+import dataclasses
 
 import pytest
 
-from server.deliveries import Deliveries, Mailbox
-from server.errors import Unavailable
-from server.records import FinishReason, Request, Result, StepStats, Timings, Turn, Update
+from seq2seq_serve.server.deliveries import Deliveries, Mailbox
+from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.engine.records import (
+    FinishReason,
+    Request,
+    Result,
+    Timings,
+    Turn,
+    Update,
+)
+from seq2seq_serve.server.errors import Unavailable
+from seq2seq_serve.server.models.served import ServedModel
 
 RESULT = Result(FinishReason.EOS, (), 3, 4, Timings(0, 0, 0, 0))
 
@@ -13,15 +23,12 @@ def never() -> bool:
     return False
 
 
-STATS = StepStats(0, 0.0, 0.0, (), (), (), (), 0)
-
-
 class _Metrics:
     def __init__(self):
         self.turns = []
 
-    def record_turn(self, name, stats):
-        self.turns.append((name, stats))
+    def record_turn(self, name, turn):
+        self.turns.append((name, turn))
 
 
 class _Engine:
@@ -36,9 +43,22 @@ class _Engine:
     def cancel(self, request, *, is_expired):
         self.cancelled.append((request, is_expired))
 
+    def may_take(self):
+        return True
+
+    def num_slots_wanted(self):
+        return 0
+
+
+def model_of(engine: _Engine, deliveries: Deliveries) -> ServedModel:
+    fields = dict.fromkeys(field.name for field in dataclasses.fields(ServedModel))
+    return ServedModel(
+        **{**fields, "engines": (engine,), "deliveries": deliveries, "queue_limits": QueueLimits()}
+    )
+
 
 def request() -> Request:
-    return Request("r1", {}, 5, arrival=0.0)
+    return Request("r1", {}, 3, 5, arrival=0.0)
 
 
 def test_tokens_that_come_while_the_reader_is_busy_are_taken_together():
@@ -58,14 +78,14 @@ def test_a_turn_reaches_the_mailbox_of_its_request_and_the_metrics():
         metrics, engine = _Metrics(), _Engine()
         deliveries = Deliveries("echo", asyncio.get_running_loop(), metrics)
         mine, other = request(), request()
-        with deliveries.submitted(engine, [mine], never) as mailboxes:
-            mailbox = mailboxes[mine]
-            turn = Turn((Update(other, {0: [9]}, None), Update(mine, {0: [1]}, None)), STATS)
+        with model_of(engine, deliveries).submitted([mine], never) as (mailbox,):
+            turn = Turn((Update(other, {0: [9]}, None), Update(mine, {0: [1]}, None)), num_rows=2)
             await asyncio.to_thread(deliveries.deliver, turn)
             assert await mailbox.take() == ({0: [1]}, None)
-            await asyncio.to_thread(deliveries.deliver, Turn((Update(mine, {}, RESULT),), STATS))
+            last = Turn((Update(mine, {}, RESULT),))
+            await asyncio.to_thread(deliveries.deliver, last)
             assert await mailbox.wait_for_result() is RESULT
-        assert metrics.turns == [("echo", STATS)] * 2
+        assert metrics.turns == [("echo", turn), ("echo", last)]
         assert (engine.submitted, engine.cancelled) == ([mine], [])
 
     asyncio.run(run())
@@ -79,11 +99,11 @@ def test_a_request_left_before_its_end_is_cancelled():
         for is_expired in (never, lambda: True):
             with (
                 pytest.raises(RuntimeError, match="the handler gave up"),
-                deliveries.submitted(engine, [mine], is_expired),
+                model_of(engine, deliveries).submitted([mine], is_expired),
             ):
                 raise RuntimeError("the handler gave up")
         assert engine.cancelled == [(mine, False), (mine, True)]
-        assert not deliveries._mailboxes
+        assert not deliveries.mailboxes
 
     asyncio.run(run())
 
@@ -92,9 +112,10 @@ def test_a_refused_request_leaves_nothing_behind():
     async def run():
         engine = _Engine(error=Unavailable("draining"))
         deliveries = Deliveries("echo", asyncio.get_running_loop(), _Metrics())
-        with pytest.raises(Unavailable, match="draining"), deliveries.submitted(engine, [request()], never):
+        model = model_of(engine, deliveries)
+        with pytest.raises(Unavailable, match="draining"), model.submitted([request()], never):
             pass
         assert not engine.cancelled
-        assert not deliveries._mailboxes
+        assert not deliveries.mailboxes
 
     asyncio.run(run())

@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from server.descriptors import Descriptors
+from seq2seq_serve.server.descriptors import Descriptors
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_limit_that_cannot_be_raised_stays(limits, monkeypatch, caplog):
     descriptors = Descriptors()
     with descriptors.reserved():
         assert descriptors.limit == 1024
-    assert "the limit of 1024 open files and sockets stays: not allowed" in caplog.text
+    assert "the limit of 1024 open files and sockets cannot be raised: not allowed" in caplog.text
 
 
 def test_a_warning_comes_once_until_there_is_room_again(limits, monkeypatch, caplog):

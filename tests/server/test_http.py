@@ -6,9 +6,9 @@ from contextlib import ExitStack, suppress
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from server import http
-from server.descriptors import Descriptors
-from server.http import HttpServer
+from seq2seq_serve.server import http
+from seq2seq_serve.server.descriptors import Descriptors
+from seq2seq_serve.server.http import HttpServer
 from tests.server.service.harness import fetch
 
 

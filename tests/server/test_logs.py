@@ -3,7 +3,7 @@ import logging
 
 import pytest
 
-from server.logs import configure_logging
+from seq2seq_serve.server.logs import configure_logging
 
 
 @pytest.fixture(autouse=True)

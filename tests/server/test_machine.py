@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from server.machine import usable_cpus, usable_memory
+from seq2seq_serve.server.machine import usable_cpus, usable_memory
 
 
 @pytest.fixture(autouse=True)

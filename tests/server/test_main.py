@@ -13,18 +13,18 @@ from contextlib import ExitStack, contextmanager
 import grpc
 import pytest
 
-from client import Client, ClientError
-from protos.seq2seq_v1_pb2 import GenerateRequest, Source
-from protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
-from server.__main__ import _config, _parser, main
-from server.config import ServerConfig
+from seq2seq_serve.client import Client, ClientError
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, Source
+from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
+from seq2seq_serve.server.__main__ import _config, _parser, main
+from seq2seq_serve.server.config import ServerConfig
 
 # A whole server process whose models echo, and whose first step waits for a line on standard input.
 ECHO_SERVER = textwrap.dedent("""
     import asyncio, sys, threading
     from pathlib import Path
-    from server.app import serve
-    from server.logs import configure_logging
+    from seq2seq_serve.server.app import serve
+    from seq2seq_serve.server.logs import configure_logging
     from tests.server.service.harness import EchoRunner, Turns, loader_of, local_config
 
     runner = EchoRunner()
@@ -141,7 +141,7 @@ def test_a_second_signal_ends_at_once():
         pending = client.submit("abc")
         assert process.stderr.readline() == "stepping\n"
         process.send_signal(signal.SIGTERM)
-        assert "once more ends at once" in process.stderr.readline()
+        assert "a second signal ends at once" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 128 + signal.SIGTERM
         pending.cancel()
@@ -174,7 +174,7 @@ def test_flags_of_the_provider_reach_the_runner():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "there is nothing to serve: name a BUNDLE, or a --repository"),
+        ([], "there is nothing to serve: name a BUNDLE or a --repository"),
         (["b", "--port", "x"], "invalid int value: 'x'"),
         (["b", "--port", "70000"], "port is 70000, and must be from 0 to 65535"),
         (["b", "--memory-budget", "lots"], "'lots' is not a size"),
@@ -209,5 +209,7 @@ def test_a_port_in_use_exits_1_with_one_line(flag, tmp_path):
 
 
 def test_importing_the_server_never_imports_torch():
-    code = "import sys; sys.modules['torch'] = None; import server.__main__, client"
+    code = (
+        "import sys; sys.modules['torch'] = None; import seq2seq_serve.server.__main__, seq2seq_serve.client"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": "."})

@@ -5,9 +5,9 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.errors import Cancelled, DeadlineExceeded, EngineFailed
-from server.metrics import LATENCY_BOUNDS, STEP_BOUNDS, Metrics
-from server.records import FinishReason, Result, StepStats, Timings
+from seq2seq_serve.server.engine.records import FinishReason, Load, Result, Timings, Turn, Update
+from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFailed
+from seq2seq_serve.server.metrics import LATENCY_BOUNDS, STEP_BOUNDS, Metrics
 
 GRPC_NAMES = {f"grpc_server_{name}": "counter" for name in ("started", "handled", "msg_received", "msg_sent")}
 NAMES = GRPC_NAMES | {
@@ -51,21 +51,13 @@ class _Model:
     provider: str = "cpu"
     num_slots: int = 8
     cache_bytes: int = 1024
+    max_target_length: int = 5
 
     def silent_seconds(self) -> float:
         return 20.0
 
-    def num_running(self) -> int:
-        return 2
-
-    def num_waiting(self) -> int:
-        return 5
-
-    def num_slots_in_use(self) -> int:
-        return 3
-
-    def cache_usage(self) -> float:
-        return 0.25
+    def load(self) -> Load:
+        return Load(num_waiting=5, num_running=2, num_slots_in_use=3, num_cached=10)
 
 
 def metrics_of(name: str = "echo") -> Metrics:
@@ -79,17 +71,8 @@ def result(reason: FinishReason, num_target_tokens: int, error: Exception | None
     return Result(reason, (), num_target_tokens, 7, timings, error=error)  # type: ignore[arg-type]
 
 
-def stats(*results: Result, **changes: object) -> StepStats:
-    values = {
-        "num_rows": 0,
-        "step_seconds": 0.0,
-        "encode_seconds": 0.0,
-        "queue_seconds": (),
-        "first_token_seconds": (),
-        "inter_token_seconds": (),
-        "moved_bytes": 0,
-    }
-    return StepStats(**(values | changes | {"results": results}))  # type: ignore[arg-type]
+def turn_of(*results: Result) -> Turn:
+    return Turn(tuple(Update(None, {}, each) for each in results))  # type: ignore[arg-type]
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -125,7 +108,7 @@ def test_a_turn_is_added_up():
     metrics = metrics_of()
     metrics.record_turn(
         "echo",
-        stats(
+        Turn(
             num_rows=3,
             step_seconds=0.002,
             encode_seconds=0.004,
@@ -146,7 +129,7 @@ def test_a_turn_is_added_up():
 
 def test_a_turn_without_a_step_is_not_a_step_of_zero_rows():
     metrics = metrics_of()
-    metrics.record_turn("echo", stats())
+    metrics.record_turn("echo", Turn())
     assert value(metrics, "seq2seq_decode_step_seconds_count") == 0
     assert value(metrics, "seq2seq_step_batch_size_count") == 0
     assert value(metrics, "seq2seq_encode_time_seconds_count") == 0
@@ -161,7 +144,7 @@ def test_every_end_is_counted_by_its_reason_and_waste_by_its_cause():
         result(FinishReason.DEADLINE, 2, DeadlineExceeded("late")),
         result(FinishReason.FAILED, 1, EngineFailed("broken")),
     )
-    metrics.record_turn("echo", stats(*ends))
+    metrics.record_turn("echo", turn_of(*ends))
     success = "seq2seq_request_success_total"
     assert value(metrics, success, finished_reason="stop") == 1
     assert value(metrics, success, finished_reason="length") == 1
@@ -176,7 +159,7 @@ def test_every_end_is_counted_by_its_reason_and_waste_by_its_cause():
 def test_every_finish_reason_is_counted():
     metrics = metrics_of()
     for reason in FinishReason:
-        metrics.record_turn("echo", stats(result(reason, 1)))
+        metrics.record_turn("echo", turn_of(result(reason, 1)))
     assert value(metrics, "seq2seq_e2e_request_latency_seconds_count") == len(FinishReason)
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from server.__main__ import _MODEL_SETTINGS, _config, _parser, main
-from server.settings import parse_settings
+from seq2seq_serve.server.__main__ import _MODEL_SETTINGS, _config, _parser, main
+from seq2seq_serve.server.settings import parse_settings
 
 
 @pytest.fixture
@@ -98,18 +98,26 @@ def test_a_variable_that_is_not_ours_is_left_alone(settings):
     [
         ("slots = 3", {}, r"server.toml: there is no setting 'slots'; there are access_file"),
         ("port = 'x'", {}, "server.toml: port: invalid literal for int"),
-        ("port = [1]", {}, r"server.toml: port: \[1\] is no single value"),
-        ("bundles = 'one'", {}, "server.toml: bundles: 'one' is no list"),
+        ("port = [1]", {}, r"server.toml: port: \[1\] is not a single value"),
+        ("bundles = 'one'", {}, "server.toml: bundles: 'one' is not a list"),
         ("insecure = 'maybe'", {}, "server.toml: insecure: 'maybe' is neither true nor false"),
-        ("provider = 'tpu'", {}, "server.toml: provider: 'tpu' is none of require, prefer, cpu"),
+        ("provider = 'tpu'", {}, "server.toml: provider: 'tpu' is not one of require, prefer, cpu"),
         ("memory_budget = 'lots'", {}, "server.toml: memory_budget: 'lots' is not a size"),
-        ("port = ", {}, "server.toml is no TOML"),
+        ("port = ", {}, "server.toml is not valid TOML"),
         ("max_slots = 0", {}, "server.toml: max_slots: it is 0, and must be at least 1"),
         ("models = 3", {}, r"write a table \[models.NAME\] for each model"),
         ("models.a = 3", {}, r"write a table \[models.NAME\] for each model"),
-        ("[models.a]\nport = 3", {}, "server.toml: models.a.port: a model can have provider, precision"),
-        ("[models.a]\nmax_slots = 'x'", {}, "server.toml: models.a.max_slots: 'x' is no whole number"),
-        ("", {"SEQ2SEQ_MAX_SLOT": "1"}, "SEQ2SEQ_MAX_SLOT: there is no such setting; is SEQ2SEQ_MAX_SLOTS"),
+        (
+            "[models.a]\nport = 3",
+            {},
+            "server.toml: models.a.port: one model can only have provider, precision",
+        ),
+        ("[models.a]\nmax_slots = 'x'", {}, "server.toml: models.a.max_slots: 'x' is not a whole number"),
+        (
+            "",
+            {"SEQ2SEQ_MAX_SLOT": "1"},
+            "SEQ2SEQ_MAX_SLOT: there is no such setting; did you mean SEQ2SEQ_MAX_SLOTS",
+        ),
         ("", {"SEQ2SEQ_PORT": "x"}, "SEQ2SEQ_PORT: invalid literal for int"),
         ("", {"SEQ2SEQ_CONFIG": "/none.toml"}, "/none.toml: No such file"),
     ],
@@ -149,7 +157,7 @@ def test_check_takes_the_newest_version_that_can_be_served_as_the_start_does(bun
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--memory-limit", "1MiB"], "together they take"),
+        (["--memory-limit", "1MiB"], "together the models take"),
         (["--memory-budget", "1KiB"], "a slot takes"),
         (["--access-file", "none.toml"], "No such file"),
         (["--tls-certificate", "none.pem", "--tls-key", "none.key"], "No such file"),

@@ -8,13 +8,14 @@ import torch
 from rich.console import Console
 
 from benchmarks.serving import free_ports
+from seq2seq_serve.training.builtin import grammar
+from seq2seq_serve.training.builtin.grammar import BuiltinCorpus
+from seq2seq_serve.training.config import TrainingConfig, TransformerConfig
+from seq2seq_serve.training.data.corpus import Corpus, SentencePair
+from seq2seq_serve.training.models.transformer import Transformer
+from seq2seq_serve.training.presets import Preset
+from seq2seq_serve.training.reports import curves
 from tests.training.processes import Rank, start_rank
-from training import curves, grammar
-from training.config import TrainingConfig, TransformerConfig
-from training.corpus import Corpus, SentencePair
-from training.grammar import BuiltinCorpus
-from training.presets import Preset
-from training.transformer import Transformer
 
 _WORDS = ("하나", "둘", "셋", "넷"), ("one", "two", "three", "four")
 

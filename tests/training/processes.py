@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from training.__main__ import main
+from seq2seq_serve.training.__main__ import main
 
 _COPIES = multiprocessing.get_context("forkserver")
 
@@ -40,7 +40,7 @@ class Rank:
 
 def start_rank(environment: dict[str, str], folder: Path, *arguments: str) -> Rank:
     """Start `python -m training train` with more variables, and with its output in a folder."""
-    _COPIES.set_forkserver_preload([__name__, "torch._dynamo", "training.curves"])
+    _COPIES.set_forkserver_preload([__name__, "torch._dynamo", "seq2seq_serve.training.reports.curves"])
     process = _COPIES.Process(target=_train, args=(environment, folder, arguments))
     process.start()
     return Rank(process, folder)

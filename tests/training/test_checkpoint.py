@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.checkpoint import (
+from seq2seq_serve.training.checkpoint import (
     BestScore,
     Checkpoint,
     average_weights,

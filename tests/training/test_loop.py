@@ -13,28 +13,33 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from training import curves, loop, meter
-from training.batches import Batch, BatchShare
-from training.checkpoint import (
+from seq2seq_serve.training import loop
+from seq2seq_serve.training.checkpoint import (
     average_weights,
     checkpoint_path,
     list_checkpoints,
     load_checkpoint,
     load_tensors,
 )
-from training.config import TrainingConfig, TransformerConfig
-from training.corpus import Corpus
-from training.curves import save_learning_curve
-from training.interrupt import TrainingInterrupted
-from training.loop import Trainer
-from training.loss import BatchLoss
-from training.prepare import continue_run, start_run
-from training.presets import Preset
-from training.progress import Reporter
-from training.run import RunFolder, Summary, load_run
-from training.scoring import Score, translate
+from seq2seq_serve.training.config import ModelConfig, TrainingConfig, TransformerConfig
+from seq2seq_serve.training.data.batches import Batch, BatchShare
+from seq2seq_serve.training.data.corpus import Corpus
+from seq2seq_serve.training.evaluation.scoring import Score, translate
+from seq2seq_serve.training.interrupt import TrainingInterrupted
+from seq2seq_serve.training.loop import Trainer
+from seq2seq_serve.training.loss import BatchLoss
+from seq2seq_serve.training.models.recurrent import RecurrentConfig
+from seq2seq_serve.training.prepare import continue_run, start_run
+from seq2seq_serve.training.presets import Preset
+from seq2seq_serve.training.reports import curves, meter
+from seq2seq_serve.training.reports.curves import save_learning_curve
+from seq2seq_serve.training.reports.progress import Reporter
+from seq2seq_serve.training.run import RunFolder, Summary, load_run
 
 CPU = torch.device("cpu")
+RECURRENT = RecurrentConfig(
+    300, 16, 16, 2, 2, cell="lstm", input_feeding=True, max_source_length=24, max_target_length=24
+)
 
 
 @pytest.fixture
@@ -50,7 +55,7 @@ def train(
     """Starts a run, or goes on with it where the name was there before."""
 
     def run(
-        name: str, model: TransformerConfig = preset.model, device: torch.device = CPU, **changes: object
+        name: str, model: ModelConfig = preset.model, device: torch.device = CPU, **changes: object
     ) -> tuple[RunFolder, Summary]:
         folder = RunFolder(tmp_path / name)
         if not folder.is_run:
@@ -101,6 +106,7 @@ def assert_equal_weights(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
     [
         (13, {"bpe_dropout": 0.2}),
         (13, {"micro_batch_tokens": 20}),
+        (13, {"model": RECURRENT}),
         # Less than these, or another way through the same.
         pytest.param(3, {}, marks=pytest.mark.slow),
         pytest.param(10, {}, marks=pytest.mark.slow),
@@ -112,7 +118,7 @@ def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(
     train: Callable[..., tuple[RunFolder, Summary]],
     press_ctrl_c: Callable[[int], None],
     at_step: int,
-    changes: dict[str, float],
+    changes: dict[str, Any],
 ) -> None:
     whole, whole_summary = train("whole", **changes)
     press_ctrl_c(at_step)
@@ -236,7 +242,7 @@ def test_a_run_is_finished_whatever_checkpoints_are_damaged(
     assert (summary.weights, summary.dev_bleu) == (weights, 25.0)
     assert load_run(folder.path).dev_score == 25.0
     for step in damaged if damage is not Path.unlink else [10]:
-        assert re.search(rf"left out of the choice .*step-0*{step}\.pt: ", caplog.text)
+        assert re.search(rf"not considered for the final weights.*step-0*{step}\.pt: ", caplog.text)
 
 
 def test_dropout_and_order_depend_on_the_seed(train: Callable[..., tuple[RunFolder, Summary]]) -> None:
@@ -394,7 +400,7 @@ def test_steps_without_finite_gradients_are_skipped_and_told(
     (line,) = metrics(folder, "train")
     assert line["skipped_steps"] == len(bad_steps)
     assert math.isfinite(line["loss"])
-    assert f"step 20: {len(bad_steps)} of 20 steps had gradients that are not finite" in caplog.text
+    assert f"step 20: skipped {len(bad_steps)} of 20 steps, whose gradients were not finite" in caplog.text
 
 
 def test_a_run_that_diverges_ends_with_advice_and_keeps_its_best_checkpoint(
@@ -442,7 +448,7 @@ def test_r_drop_without_dropout_is_refused(
     train: Callable[..., tuple[RunFolder, Summary]], preset: Preset
 ) -> None:
     model = dataclasses.replace(preset.model, dropout=0.0)
-    with pytest.raises(ValueError, match="r_drop compares two passes, and without dropout they are one"):
+    with pytest.raises(ValueError, match="r_drop compares two passes, and without dropout they are equal"):
         train("run", model, r_drop=5.0)
 
 
@@ -493,11 +499,12 @@ def test_a_gpu_learns_what_a_cpu_learns(
         assert losses[0] == pytest.approx(losses[1], rel=tolerance)
 
 
+@pytest.mark.parametrize("changes", [{}, {"model": RECURRENT}], ids=["transformer", "recurrent"])
 def test_precision_is_chosen_for_the_matrices_and_weights_stay_as_they_are(
-    train: Callable[..., tuple[RunFolder, Summary]],
+    train: Callable[..., tuple[RunFolder, Summary]], changes: dict[str, ModelConfig]
 ) -> None:
-    full, _ = train("full")
-    half, _ = train("half", precision="bf16")
+    full, _ = train("full", **changes)
+    half, _ = train("half", precision="bf16", **changes)
     losses = [metrics(folder, "train")[0]["loss"] for folder in (full, half)]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)  # bf16 has 8 bits of precision

@@ -1,3 +1,4 @@
+import math
 import random
 import shutil
 
@@ -5,30 +6,39 @@ import pytest
 import torch
 from torch.nn import functional
 
-from training import loss
-from training.batches import Batch, make_batch
-from training.config import PAD_ID
-from training.encoded import EncodedPair
-from training.loss import BatchLoss, label_smoothed_loss
-from training.transformer import Transformer
+from seq2seq_serve.training import loss
+from seq2seq_serve.training.config import PAD_ID
+from seq2seq_serve.training.data.batches import Batch, make_batch
+from seq2seq_serve.training.data.encoded import EncodedPair
+from seq2seq_serve.training.loss import BatchLoss, cross_entropy, label_smoothed_loss
+from seq2seq_serve.training.models.recurrent import Recurrent, RecurrentConfig
+from seq2seq_serve.training.models.transformer import Transformer
 
 
 def test_label_smoothing_spreads_its_share_over_the_vocabulary() -> None:
-    logits = torch.tensor([[2.0, 0.0, 1.0, -1.0]])
-    log_probabilities = logits.log_softmax(-1)[0]
-    expected = -(0.9 * log_probabilities[2] + 0.1 * log_probabilities.mean())
-    torch.testing.assert_close(label_smoothed_loss(logits, torch.eye(4), torch.tensor([2]), 0.1), expected)
+    # p = (1/2, 1/4, 1/8, 1/8), q = (0.1, 0.1, 0.7, 0.1) at e = 0.4
+    logits = torch.tensor([[8.0, 4.0, 2.0, 2.0]]).log()
+    expected = torch.tensor((0.1 * 1 + 0.1 * 2 + 0.7 * 3 + 0.1 * 3) * math.log(2))
+    torch.testing.assert_close(cross_entropy(logits, torch.tensor([2]), 0.4), expected)
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_loss_and_gradients_are_those_of_the_whole_matrix_of_logits(
+def test_the_definition_is_torchs(label_smoothing: float) -> None:
+    torch.manual_seed(0)
+    logits, label_ids = torch.randn(6, 20), torch.randint(20, (6,))
+    expected = functional.cross_entropy(logits, label_ids, label_smoothing=label_smoothing)
+    torch.testing.assert_close(cross_entropy(logits, label_ids, label_smoothing), expected)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_the_fast_form_has_the_loss_and_the_gradients_of_the_definition(
     label_smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(loss._CHUNK_VALUES, "cpu", 3 * 50)  # 3 rows at a time, and 1 is left over
     torch.manual_seed(0)
     states, weight = torch.randn(10, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
     label_ids = torch.randint(50, (10,))
-    expected = functional.cross_entropy(states @ weight.T, label_ids, label_smoothing=label_smoothing)
+    expected = cross_entropy(states @ weight.T, label_ids, label_smoothing)
     expected_gradients = torch.autograd.grad(2 * expected, [states, weight])
     found = label_smoothed_loss(states, weight, label_ids, label_smoothing)
     torch.testing.assert_close(found, expected)
@@ -51,7 +61,7 @@ def test_two_passes_that_disagree_cost_what_they_do_with_the_whole_matrix_of_log
     divergence = functional.kl_div(p, q, log_target=True, reduction="sum") + functional.kl_div(
         q, p, log_target=True, reduction="sum"
     )
-    expected = functional.cross_entropy(logits, label_ids, label_smoothing=label_smoothing)
+    expected = cross_entropy(logits, label_ids, label_smoothing)
     expected = expected + 5.0 / 4 * divergence / 10
     expected_gradients = torch.autograd.grad(2 * expected, [states, weight])
     found = label_smoothed_loss(states, weight, label_ids, label_smoothing, r_drop=5.0)
@@ -128,6 +138,12 @@ def test_what_is_predicted_with_certainty_never_costs_less_than_nothing(
             for row in range(40)
         ]
     assert torch.stack(losses).min() >= 0
+
+
+def test_a_model_that_would_be_compiled_for_each_length_is_not_compiled() -> None:
+    model = Recurrent(RecurrentConfig(300, 8, 8, 1, 1))
+    with pytest.raises(ValueError, match=r"a Recurrent model would be compiled anew .* leave out --compile"):
+        BatchLoss(model, torch.float32, is_compiled=True)
 
 
 def test_two_passes_cost_more_than_one_only_where_dropout_tells_them_apart(

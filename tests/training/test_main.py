@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.__main__ import main, parser
-from training.config import EOS_ID
-from training.loop import Trainer
-from training.presets import PRESETS, Preset
-from training.run import RunFolder, load_run
+from seq2seq_serve.training.__main__ import main, parser
+from seq2seq_serve.training.config import EOS_ID
+from seq2seq_serve.training.loop import Trainer
+from seq2seq_serve.training.presets import PRESETS, Preset
+from seq2seq_serve.training.run import RunFolder, load_run
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_train_leaves_a_run_and_a_second_start_is_refused(
     assert load_run(run).provenance["preset"] == "toy"
     message = failed(capsys, caplog, "train", "toy", "--out", str(run), *corpus_files)
     assert message == (
-        f"{run} already holds a run: go on with `python -m training train toy --out {run} --resume`, "
+        f"{run} already holds a run: continue it with `python -m training train toy --out {run} --resume`, "
         "or give another --out"
     )
 
@@ -106,7 +106,16 @@ def test_a_run_is_fine_tuned(
     assert capsys.readouterr().out.startswith(f"{out}: dev BLEU ")
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["train", "demo", "--out", str(out), "--from", str(run), "--resume"])
-    assert "--from starts a run, and --resume goes on with one" in capsys.readouterr().err
+    assert "--from starts a run, and --resume continues one" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_compiled_is_refused_before_anything_is_written(
+    tmp_path: Path, corpus_files: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    out = tmp_path / "run"
+    assert main(["train", "recurrent", "--out", str(out), "--compile", *corpus_files]) == 1
+    assert "leave out --compile" in caplog.text
+    assert not out.exists()
 
 
 def test_seed_vocabulary_and_normalization_are_the_flags(
@@ -164,7 +173,7 @@ def test_any_setting_of_the_preset_can_be_changed_and_is_kept_for_a_resume(
     assert RunFolder(out).read_config().training.bpe_dropout == 0.3
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["train", "toy", "--out", str(out), "--resume", "--set", "tied=all"])
-    assert "tied: fixed when the run was started, so leave that out with" in capsys.readouterr().err
+    assert "cannot change tied: fixed when the run was started, so leave it out" in capsys.readouterr().err
     changes = [
         "--max-steps",
         "3",
@@ -264,7 +273,7 @@ def test_score_takes_standard_input_several_references_and_a_baseline(
     assert "nrefs:2|bs:50|seed:12345|case:lc|eff:no|tok:none|smooth:exp|" in new
     assert not caplog.records
     message = failed(capsys, caplog, "score", "--hypothesis", "-", "--reference", "-")
-    assert message == "standard input, -, can be one of the files only"
+    assert message == "only one of the files can be standard input, -"
 
 
 def test_attention_prints_the_alignment_and_writes_json_and_an_image(
@@ -298,7 +307,7 @@ def test_the_alignment_of_a_target_that_does_not_end_ends_at_the_bound_or_with_t
         trained = dataclasses.replace(trained, length_bound=None)
     with torch.no_grad():
         trained.model.embedding.weight[EOS_ID] = 0  # another token is always more probable
-    monkeypatch.setattr("training.commands.load_run", lambda _: trained)
+    monkeypatch.setattr("seq2seq_serve.training.commands.load_run", lambda _: trained)
     assert main(["attention", str(run), "하나 둘", "--json", str(file)]) == 0
     content = json.loads(file.read_text())
     assert "<eos>" not in content["target_tokens"]
@@ -357,7 +366,7 @@ def test_a_layer_or_head_that_the_encoder_does_not_have_is_refused(
 ) -> None:
     for kind in ("layer", "head"):
         message = failed(capsys, caplog, "attention", str(run), "하나", "--encoder", f"--{kind}", "3")
-        assert message == f"--{kind} is 3, and the encoder has 2"
+        assert message == f"--{kind} is 3, but the encoder has only 2"
 
 
 def test_an_image_of_an_unknown_kind_is_refused(
@@ -468,7 +477,7 @@ def test_wrong_combinations_show_the_usage_of_their_command(capsys: pytest.Captu
         (["--set", "dropout"], "--set: 'dropout' is not NAME=VALUE"),
         (["--device", "abacus"], "--device: 'abacus' is unknown: give auto, cpu, cuda or cuda:N"),
         (["--device", "meta"], "--device: 'meta' is unknown"),
-        (["--device", "cuda:99"], "--device: cuda:99 is asked for, and torch sees "),
+        (["--device", "cuda:99"], "--device: there is no cuda:99: torch finds "),
     ],
 )
 def test_a_wrong_value_names_its_flag_and_exits_with_2(
@@ -496,7 +505,7 @@ def test_a_beam_of_none_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None
         (["train", "toy", "--out", "{}/file/run"], "{}/file/run/checkpoints: Not a directory"),
         (
             ["train", "toy", "--out", "{}/none", "--resume"],
-            "{}/none has no run to go on with: leave out --resume",
+            "{}/none has no run to continue: leave out --resume",
         ),
         (["train", "toy", "--out", "{}/run", "--from", "{}"], "{} is not a training run"),
         (["score", "{}"], "is not a training run"),
@@ -540,6 +549,6 @@ def test_a_signal_is_the_exit_code_and_how_to_go_on_is_said(
         time.sleep(0.05)
     os.kill(training.process.pid, signal_number)
     assert training.wait() == exit_code
-    assert f"go on with: python -m training train demo --out {out} --resume" in training.stderr
+    assert f"continue with: python -m training train demo --out {out} --resume" in training.stderr
     assert "Traceback" not in training.stderr
     assert list(RunFolder(out).checkpoints.glob("step-*.pt"))

@@ -9,16 +9,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from training import prepare
-from training.checkpoint import checkpoint_path, list_checkpoints
-from training.corpus import Corpus, CorpusFiles, load_corpus
-from training.encoded import EncodedCorpus
-from training.prepare import continue_run, start_run
-from training.presets import Preset
-from training.run import RunFolder, load_run
-from training.text_files import SentencePair, write_lines
-from training.transformer import Transformer
-from training.vectors import PieceVectors
+from seq2seq_serve.training import prepare
+from seq2seq_serve.training.checkpoint import checkpoint_path, list_checkpoints
+from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
+from seq2seq_serve.training.data.encoded import EncodedCorpus
+from seq2seq_serve.training.data.text_files import SentencePair, write_lines
+from seq2seq_serve.training.data.vectors import PieceVectors
+from seq2seq_serve.training.models.recurrent import RecurrentConfig
+from seq2seq_serve.training.models.registry import make_model
+from seq2seq_serve.training.prepare import continue_run, start_run
+from seq2seq_serve.training.presets import Preset
+from seq2seq_serve.training.run import RunFolder, load_run
 
 CPU = torch.device("cpu")
 
@@ -32,7 +33,7 @@ def test_a_run_from_start_to_end_can_be_loaded(
     folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
 ) -> None:
     config = start_run(folder, preset, corpus)
-    assert config.model.vocab_size <= preset.vocab_size
+    assert config.model.vocab_size <= preset.model.vocab_size
     summary = continue_run(folder, corpus, CPU, console)
     assert summary.steps == 20
     assert load_run(folder.path).dev_score == summary.dev_bleu
@@ -198,8 +199,8 @@ def test_resume_falls_back_to_the_newest_whole_checkpoint_and_says_so(
     folder.summary_file.unlink()
     with caplog.at_level("INFO"):
         continue_run(folder, corpus, CPU, console)
-    assert f"passed over: {newest}: damaged or half-written" in caplog.text
-    assert "going on after step 15" in caplog.text
+    assert f"checkpoint skipped: {newest}: damaged or half-written" in caplog.text
+    assert "continuing after step 15" in caplog.text
 
 
 def test_pairs_that_cannot_be_scored_are_left_out(folder: RunFolder, preset: Preset, corpus: Corpus) -> None:
@@ -244,15 +245,21 @@ def with_vectors(preset: Preset, tmp_path: Path) -> Preset:
     return preset.changed(model | {"source_vectors": str(file), "target_vectors": str(file)})
 
 
-@pytest.mark.parametrize("are_frozen", [False, True])
+RECURRENT = RecurrentConfig(320, 32, 16, 1, 1, tied="target", max_source_length=24, max_target_length=24)
+
+
+@pytest.mark.parametrize(("are_frozen", "model"), [(False, None), (True, None), (True, RECURRENT)])
 def test_embeddings_start_as_the_words_of_a_file_and_stay_so_if_frozen(
     folder: RunFolder,
     with_vectors: Preset,
     corpus: Corpus,
     console: Console,
     are_frozen: bool,
+    model: RecurrentConfig | None,
     tmp_path: Path,
 ) -> None:
+    if model:
+        with_vectors = dataclasses.replace(with_vectors, model=model)
     preset = with_vectors.changed({"are_vectors_frozen": are_frozen, "max_steps": 3})
     start_run(folder, preset, corpus)
     (tmp_path / "vectors.txt").unlink()  # the run has what it needs
@@ -267,7 +274,7 @@ def test_embeddings_start_as_the_words_of_a_file_and_stay_so_if_frozen(
         # Six steps of a warm-up move a weight little from where it started.
         assert (matrix[vectors.ids] - vectors.vectors).abs().max() < 0.1
     torch.manual_seed(preset.training.seed)
-    start = Transformer(trained.config).embedding.weight
+    start = make_model(trained.config).embedding.weight
     is_free = torch.ones(len(start), dtype=torch.bool)
     is_free[vectors.ids] = False
     assert (trained.model.embedding.weight != start)[is_free].float().mean() > 0.9
@@ -277,7 +284,7 @@ def test_a_run_with_wrong_vectors_is_not_started(
     folder: RunFolder, with_vectors: Preset, corpus: Corpus, tmp_path: Path
 ) -> None:
     (tmp_path / "vectors.txt").write_text("one 1 2\n")
-    with pytest.raises(ValueError, match=r"vectors\.txt, line 1: vectors of 2 numbers, and .* d_model is 32"):
+    with pytest.raises(ValueError, match=r"vectors\.txt, line 1: vectors of 2 numbers, but d_model is 32"):
         start_run(folder, with_vectors, corpus)
     assert not folder.path.exists()
 
@@ -336,6 +343,9 @@ def test_a_run_cannot_start_as_one_of_other_sizes(
         start_run(child, preset.changed({"normalization": "nfkc"}), corpus, parent=parent)
     with pytest.raises(ValueError, match=rf"vocab_size is {parent.config.vocab_size} in .* become 299"):
         start_run(child, preset.changed({"vocab_size": 299}), corpus, parent=parent)
+    other = dataclasses.replace(preset, model=RECURRENT)
+    with pytest.raises(ValueError, match=r"kind is transformer in .* become recurrent: .* attention_dropout"):
+        start_run(child, other, corpus, parent=parent)
     with pytest.raises(ValueError, match="leave the word vectors out"):
         start_run(child, preset.changed({"source_vectors": "x"}), corpus, parent=parent)
     assert not child.path.exists()

@@ -1,6 +1,6 @@
 import pytest
 
-from training.presets import Preset, preset_named
+from seq2seq_serve.training.presets import Preset, preset_named
 
 
 def test_any_field_of_model_and_recipe_can_be_changed() -> None:

@@ -6,11 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor, distributed
 
-from training.checkpoint import checkpoint_path, list_checkpoints, load_checkpoint
-from training.ranks import Ranks, joined_ranks
-from training.run import RunFolder
+from seq2seq_serve.training.checkpoint import checkpoint_path, list_checkpoints, load_checkpoint
+from seq2seq_serve.training.ranks import Ranks, joined_ranks
+from seq2seq_serve.training.run import RunFolder
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["d_model=32", "d_ff=64", "num_heads=2", "batch_tokens=200", "num_averaged=1"]
@@ -22,8 +23,8 @@ ON_CPU = ["--device", "cpu", "--threads", "1"]
 # Rank 1 fails in the third step, where rank 0 waits for its gradients.
 FAILING = """
 import sys
-from training.__main__ import main
-from training.loop import Trainer
+from seq2seq_serve.training.__main__ import main
+from seq2seq_serve.training.loop import Trainer
 
 step = Trainer.train_step
 
@@ -67,9 +68,20 @@ def losses_of(out: Path) -> list[float]:
     return [line["loss"] for line in RunFolder(out).read_metrics()]
 
 
-def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
+def differences(a: Path, b: Path, step: int) -> Tensor:
+    one, other = weights(a, step), weights(b, step)
+    assert one.keys() == other.keys()
+    return torch.cat([(one[name] - other[name]).abs().flatten() for name in one])
+
+
+def learnt_the_same(a: Path, b: Path) -> bool:
+    """Whether two trainings of 20 steps, which move weights by 5e-3, differ by rounding only.
+
+    Rounding differs by 1e-7. Where a gradient is almost 0, Adam makes 1e-4 of it, in a weight or two of
+    52,160, on some machines: so the mean is compared.
+    """
+    apart = differences(a, b, 20)
+    return bool(apart.mean() < 1e-7 and apart.max() < 1e-3)
 
 
 @pytest.mark.slow
@@ -79,8 +91,7 @@ def test_two_processes_and_small_pieces_learn_what_one_process_learns(
     flags = [*flags, "--max-steps", "20"]
     (one,) = train(1, *new_run(tmp_path / "one", flags, "dropout=0.0"))
     two = train(2, *new_run(tmp_path / "two", flags, "dropout=0.0", "micro_batch_tokens=40"))
-    # Rounding differs by 1e-7, of which Adam makes more where a gradient is almost 0; 20 steps move by 5e-3.
-    assert largest_difference(weights(tmp_path / "one", 20), weights(tmp_path / "two", 20)) < 1e-5
+    assert learnt_the_same(tmp_path / "one", tmp_path / "two")
     # What is shared says the same, and is said once.
     assert [len(each.splitlines()) for each in two] == [2, 0]
     assert len(one.splitlines()) == 2
@@ -105,7 +116,7 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path, flags: l
     train(1, *new_run(tmp_path / "whole", [*flags, "--max-steps", "20"], "dropout=0.0"))
     train(2, *new_run(parts, [*flags, "--max-steps", "10"], "dropout=0.0"))
     train(1, "--out", str(parts), "--resume", "--max-steps", "20", *ON_CPU)
-    assert largest_difference(weights(tmp_path / "whole", 20), weights(parts, 20)) < 1e-5
+    assert learnt_the_same(tmp_path / "whole", parts)
 
 
 def test_sigterm_to_one_stops_all_processes_at_one_step_and_they_go_on_bit_for_bit(
@@ -121,16 +132,14 @@ def test_sigterm_to_one_stops_all_processes_at_one_step_and_they_go_on_bit_for_b
     ranks[1].process.terminate()
     assert [rank.wait() for rank in ranks] == [128 + signal.SIGTERM] * 2
     (step,) = re.findall(r"interrupted at step (\d+)", "".join(rank.stderr for rank in ranks))
-    assert f"go on with: torchrun ... -m training train demo --out {out} --resume" in ranks[0].stderr
+    assert f"continue with: torchrun ... -m training train demo --out {out} --resume" in ranks[0].stderr
     stopped_at = int(step)
     assert load_checkpoint(list_checkpoints(RunFolder(out).checkpoints)[-1]).step == stopped_at
 
     end = ["--max-steps", str(stopped_at + 20)]
     train(2, "--out", str(out), "--resume", *end, *ON_CPU)
     train(2, *new_run(tmp_path / "whole", [*flags, *end], "dropout=0.2"))
-    assert (
-        largest_difference(weights(out, stopped_at + 20), weights(tmp_path / "whole", stopped_at + 20)) == 0
-    )
+    assert not differences(out, tmp_path / "whole", stopped_at + 20).any()
 
 
 @pytest.mark.slow  # the race in it is what the next test is about
@@ -143,7 +152,7 @@ def test_a_process_that_fails_says_why_and_the_others_end(tmp_path: Path, flags:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode != 0
     assert "process 1: error: out of luck" in done.stderr
-    assert "another process of this training failed, and has said why" in done.stderr
+    assert "another process of this training failed, and has reported why" in done.stderr
     assert "Traceback" not in done.stderr.split("ChildFailedError")[0].split("elastic")[0]
 
 
@@ -172,8 +181,8 @@ def test_an_error_is_raised_although_torchrun_wants_to_end_the_process_that_has_
 def test_what_the_first_process_refuses_ends_all(tmp_path: Path, start_ranks) -> None:
     ranks = start_ranks(2, "demo", "--out", str(tmp_path), "--resume", "--device", "cpu")
     assert [rank.wait() for rank in ranks] == [1, 1]
-    assert "has no run to go on with: leave out --resume" in ranks[0].stderr
-    assert "process 1: error: the first process failed, and has said why" in ranks[1].stderr
+    assert "has no run to continue: leave out --resume" in ranks[0].stderr
+    assert "process 1: error: the first process failed, and has reported why" in ranks[1].stderr
 
 
 def test_one_process_has_everything_to_itself() -> None:

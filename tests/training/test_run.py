@@ -7,15 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from bundle.manifest import LengthBound
-from training.checkpoint import Checkpoint, save_checkpoint
-from training.corpus import Corpus
-from training.encoded import EncodedCorpus
-from training.lengths import learn_length_bound
-from training.prepare import start_run
-from training.presets import Preset
-from training.run import RunConfig, RunFolder, Summary, load_checkpoints, load_run
-from training.transformer import Transformer
+from seq2seq_serve.bundle.manifest import LengthBound
+from seq2seq_serve.training.checkpoint import Checkpoint, save_checkpoint
+from seq2seq_serve.training.data.corpus import Corpus
+from seq2seq_serve.training.data.encoded import EncodedCorpus
+from seq2seq_serve.training.data.lengths import learn_length_bound
+from seq2seq_serve.training.models.transformer import Transformer
+from seq2seq_serve.training.prepare import start_run
+from seq2seq_serve.training.presets import Preset
+from seq2seq_serve.training.run import (
+    RunConfig,
+    RunFolder,
+    Summary,
+    load_checkpoints,
+    load_run,
+    write_weights,
+)
 
 SUMMARY = Summary(
     dev_bleu=51.234,
@@ -39,7 +46,7 @@ def folder(tmp_path: Path, preset: Preset, corpus: Corpus) -> RunFolder:
 @pytest.fixture
 def finished(folder: RunFolder) -> RunFolder:
     torch.manual_seed(0)
-    folder.write_model(Transformer(folder.read_config().model).state_dict())
+    write_weights(folder.model_file, Transformer(folder.read_config().model).state_dict())
     folder.write_summary(SUMMARY)
     return folder
 
@@ -113,7 +120,7 @@ def test_damaged_weights_are_named(finished: RunFolder) -> None:
 
 
 def test_weights_of_another_model_are_refused(finished: RunFolder) -> None:
-    finished.write_model({"embedding.weight": torch.ones(3, 3)})
+    write_weights(finished.model_file, {"embedding.weight": torch.ones(3, 3)})
     with pytest.raises(
         ValueError, match=r"model\.pt: not the weights of the model in config\.json"
     ) as caught:

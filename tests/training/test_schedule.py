@@ -1,7 +1,7 @@
 import pytest
 
-from training.config import TrainingConfig
-from training.schedule import learning_rate
+from seq2seq_serve.training.config import TrainingConfig
+from seq2seq_serve.training.schedule import learning_rate
 
 PAPER = TrainingConfig()  # warm-up over 4000 steps, scale 1
 

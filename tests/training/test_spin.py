@@ -20,7 +20,7 @@ def spin_count_after(code: str, given: dict[str, str]) -> str:
 def test_threads_spin_shortly_unless_the_environment_says_otherwise(
     given: dict[str, str], spin_count: str
 ) -> None:
-    assert spin_count_after("import training.spin", given) == spin_count
+    assert spin_count_after("import seq2seq_serve.training.spin", given) == spin_count
 
 
 def test_a_training_sets_it_before_it_imports_torch() -> None:
@@ -28,6 +28,6 @@ def test_a_training_sets_it_before_it_imports_torch() -> None:
 import contextlib, sys
 sys.modules["torch"] = None
 with contextlib.suppress(ImportError):
-    import training.__main__
+    import seq2seq_serve.training.__main__
 """
     assert spin_count_after(code, {}) == "2000"

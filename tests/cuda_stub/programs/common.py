@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from bundle.manifest import load_bundle
-from bundle.names import SOURCE_IDS, Precision
-from server.device import ProviderPolicy
-from server.records import Request, Search, Sequence
-from server.runner import OnnxRunner
-from server.sizing import RunnerConfig
+from seq2seq_serve.bundle.manifest import load_bundle
+from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
+from seq2seq_serve.server.engine.records import Request, Search, Sequence
+from seq2seq_serve.server.runner.device import ProviderPolicy
+from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.server.runner.sizing import RunnerConfig
 
 SOURCES = ([5, 2], [5, 6, 2], [5, 6, 7, 2])
 NUM_SLOTS = 8
@@ -35,7 +35,9 @@ def make_runner(bundle: Path, precision: Precision = Precision.FP16) -> OnnxRunn
 
 def requests_for(sources: Iterable[list[int]]) -> list[Request]:
     arrival = time.monotonic()
-    return [Request(str(i), {SOURCE_IDS: np.array(ids)}, 8, arrival) for i, ids in enumerate(sources)]
+    return [
+        Request(str(i), {SOURCE_IDS: np.array(ids)}, len(ids), 8, arrival) for i, ids in enumerate(sources)
+    ]
 
 
 def rows_for(runner: OnnxRunner, requests: list[Request]) -> tuple[Sequence, ...]:
@@ -44,7 +46,6 @@ def rows_for(runner: OnnxRunner, requests: list[Request]) -> tuple[Sequence, ...
         Sequence(
             Search(request),
             runner.start_id,
-            request.source_length,
             num_branches=request.beam.size if request.beam else 1,
             is_plain=request.is_plain,
         )

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bundle.names import Precision
-from server.records import Beam, Constraints, Move, Sampling, Sequence
-from server.runner import OnnxRunner
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.server.engine.records import Beam, Constraints, Move, Sampling, Sequence
+from seq2seq_serve.server.runner.runner import OnnxRunner
 from tests.cuda_stub.programs.common import NUM_SLOTS, SOURCES, make_runner, mark, requests_for, rows_for
 
 _PREFIX = (5,) * 70

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from bundle import names
-from server.device import CUDA, OnnxDevice
-from server.records import Sampling
-from server.selection import _graph_and_candidates
+from seq2seq_serve.bundle import names
+from seq2seq_serve.server.engine.records import Sampling
+from seq2seq_serve.server.runner.device import CUDA, OnnxDevice
+from seq2seq_serve.server.runner.selection import _graph_and_candidates
 from tests.cuda_stub.programs.common import mark
 
 _NUM_ROWS, _VOCAB_SIZE = 64, 32_000

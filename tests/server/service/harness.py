@@ -18,18 +18,22 @@ import tokenizers
 from grpc import aio
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from bundle.manifest import LengthBound
-from bundle.names import SOURCE_IDS
-from bundle.normalization import Normalization, normalizer
-from bundle.tokenizer import Tokenizer
-from protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
-from server.app import App
-from server.config import ServerConfig
-from server.deliveries import Deliveries
-from server.engine import Engine
-from server.models import ServedModel
-from server.records import Branches, Move, Request, Selected, Turn
-from server.records import Sequence as Row
+from seq2seq_serve.bundle.manifest import LengthBound, LengthRule
+from seq2seq_serve.bundle.names import SOURCE_IDS
+from seq2seq_serve.bundle.normalization import Normalization, normalizer
+from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
+from seq2seq_serve.server.app import App
+from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.deliveries import Deliveries
+from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.engine.records import Branches, Move, Request, Selected, Turn
+from seq2seq_serve.server.engine.records import Sequence as Row
+from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.models.served import Models, ServedModel
+from seq2seq_serve.server.service.access import Access
+from seq2seq_serve.server.service.calls import Calls
+from seq2seq_serve.server.service.interception import Interceptor
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS = 0, 1, 2
@@ -64,6 +68,7 @@ class EchoRunner:
     max_target_length: int = 64
     start_id: int = BOS
     eos_id: int = EOS
+    has_decode: bool = True
     gate: threading.Event = field(default_factory=threading.Event)
     stepping: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
@@ -104,10 +109,10 @@ class EchoRunner:
         return 100 * len(list(moves))
 
     def align(
-        self, row: int, first_position: int, target_ids: tuple[int, ...], source_length: int
+        self, row: int, first_position: int, target_ids: tuple[int, ...], memory_length: int
     ) -> np.ndarray[Any, Any]:
         """Every target token attends to the source token that it repeats."""
-        return np.eye(len(target_ids), source_length, first_position, dtype=np.float32)
+        return np.eye(len(target_ids), memory_length, first_position, dtype=np.float32)
 
     def close(self) -> None:
         """Nothing to do."""
@@ -126,7 +131,7 @@ class Turns:
         self._changed = asyncio.Event()
 
     def note(self, turn: Turn) -> None:
-        self.num_ended += len(turn.stats.results)
+        self.num_ended += len(turn.results)
         self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -193,7 +198,13 @@ class Served:
                 "kv_cache_usage_ratio",
             ):
                 assert self.metric(f"seq2seq_{name}", model_name=model.name) == 0, name
-            assert not model.deliveries._mailboxes
+            assert not model.deliveries.mailboxes
+
+
+def make_interceptor(metrics: Metrics) -> Interceptor:
+    """An interceptor without a server, for calls that need no model."""
+    access = Access(None)
+    return Interceptor(Calls(Models(metrics), metrics, access), access, metrics)
 
 
 def fetch(port: int, path: str) -> tuple[int, str]:
@@ -242,6 +253,7 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns, num_instances: int) 
             queue_limits=config.queue,
             source_tokenizer=tokenizer,
             target_tokenizer=tokenizer,
+            memory=LengthRule(SOURCE_IDS),
             length_bound=runner.length_bound,
             provenance={"preset": "echo"},
         )

@@ -1,6 +1,7 @@
 import asyncio
 import hashlib
 import logging
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -8,12 +9,13 @@ from grpc import aio
 from grpc.aio._server import Server  # `aio.Server` is its interface
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos import open_inference_pb2
-from protos import seq2seq_v1_pb2 as pb
-from protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from server.errors import Unauthenticated
-from server.service import access as access_module
-from server.service.access import NEEDS, Access, _address
+from seq2seq_serve.protos import open_inference_pb2
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from seq2seq_serve.server.errors import Unauthenticated
+from seq2seq_serve.server.service import access as access_module
+from seq2seq_serve.server.service import watched
+from seq2seq_serve.server.service.access import NEEDS, Access, _address
 from tests.server.service.harness import serving
 
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
@@ -98,7 +100,7 @@ def test_streams_are_refused_too_and_probes_are_not(file):
 
 def passes(access: Access, token: str) -> bool:
     try:
-        access.check("/seq2seq.v1.Seq2Seq/Generate", bearer(token))
+        access.check("/seq2seq.v1.Seq2Seq/Generate", access.caller_of(bearer(token), "ipv4:10.0.0.7:50124"))
     except Unauthenticated:
         return False
     return True
@@ -129,10 +131,22 @@ def test_a_changed_file_holds_within_a_second_and_a_broken_one_changes_nothing(f
             assert f"{secret}\n" not in caplog.text.replace(" ", "\n")
 
 
+def test_the_token_of_a_call_is_hashed_once(file, monkeypatch):
+    async def run():
+        async with serving(access_file=file) as served:
+            hashed = []
+            sha256 = lambda content: hashed.append(content) or hashlib.sha256(content)  # noqa: E731
+            monkeypatch.setattr(access_module, "hashlib", SimpleNamespace(sha256=sha256))
+            assert await generate(served, bearer("sesame")) is grpc.StatusCode.OK
+            assert hashed == [b"sesame"]
+
+    asyncio.run(run())
+
+
 def test_the_file_is_looked_at_once_a_second_and_not_at_every_call(file, monkeypatch):
     now, looks = 0.0, []
     access = Access(file, clock=lambda: now)
-    monkeypatch.setattr(access_module, "file_stamp", lambda path: looks.append(now) or (0, 0))
+    monkeypatch.setattr(watched, "_stamp", lambda path: looks.append(now) or (0, 0))
     for _ in range(35):
         now += 0.1
         passes(access, "sesame")
@@ -212,9 +226,9 @@ GOOD = entry("app", "sesame", "predict")
         (GOOD.replace("predict", "root"), "roles must be a list of predict, admin"),
         (GOOD.replace("['predict']", "[]"), "roles must be a list"),
         (GOOD.replace('sha256 = "', 'sha256 = "zz'), "64 hexadecimal digits"),
-        (GOOD.replace('"app"', "7"), "name must be a text"),
-        (GOOD + GOOD, "two tokens are the same"),
-        ("[[", "is no TOML"),
+        (GOOD.replace('"app"', "7"), "name must be a string"),
+        (GOOD + GOOD, "two tokens have the same sha256"),
+        ("[[", "is not TOML"),
         (entry("unset", "", "predict"), "sha256 is that of the empty text"),
     ],
 )

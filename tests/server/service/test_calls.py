@@ -8,14 +8,11 @@ from google.rpc import error_details_pb2
 from grpc import aio
 from grpc_status import rpc_status
 
-from client import AsyncClient, ClientError
-from protos import seq2seq_v1_pb2 as pb
-from server.metrics import Metrics
-from server.models import Models
-from server.service import answers
-from server.service.access import Access
-from server.service.calls import Calls, send
-from tests.server.service.harness import serving
+from seq2seq_serve.client import AsyncClient, ClientError
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.service.seq2seq import answers
+from tests.server.service.harness import make_interceptor, serving
 
 REQUEST = pb.GenerateRequest(sources=[pb.Source(text="abc")])
 
@@ -118,13 +115,14 @@ def test_who_leaves_while_the_server_waits_for_them_to_read_has_cancelled_and_is
 
     async def run():
         metrics = Metrics()
-        calls = Calls(Models(metrics), metrics, Access(None))
+        interceptor, service = make_interceptor(metrics), "seq2seq.v1.Seq2Seq"
+        call = interceptor._calls.open(service, "GenerateStream", GoneContext())
+        series = metrics.rpc_series(service, "GenerateStream", is_stream_in=False, is_stream_out=True)
         with pytest.raises(asyncio.CancelledError):
-            async with calls.open("GenerateStream", GoneContext()):
-                await send(GoneContext(), pb.GenerateStreamResponse())
+            await interceptor._ended(call.send(pb.GenerateStreamResponse()), call, series)
         labels = {"model_name": "", "method": "GenerateStream", "code": "CANCELLED"}
         assert metrics.registry.get_sample_value("seq2seq_requests_total", labels) == 1
-        assert calls.num_open == 0
+        assert interceptor._calls.num_open == 0
 
     asyncio.run(run())
     assert caplog.records == []
@@ -134,9 +132,9 @@ def test_the_end_does_not_wait_for_calls_that_nobody_reads():
     """A stream that was not read held the server up for half a minute beyond its time to drain."""
 
     async def run():
-        metrics = Metrics()
-        calls = Calls(Models(metrics), metrics, Access(None))
-        async with calls.open("GenerateStream", GoneContext()), asyncio.timeout(10):
+        calls = make_interceptor(Metrics())._calls
+        calls.open("seq2seq.v1.Seq2Seq", "GenerateStream", GoneContext())
+        async with asyncio.timeout(10):
             await calls.wait_until_quiet()
 
     asyncio.run(run())
@@ -164,7 +162,7 @@ def test_a_refusal_carries_what_a_program_can_compare():
 
 
 def test_an_answer_that_no_client_would_take_is_refused_with_the_reason(monkeypatch):
-    monkeypatch.setattr("server.service.calls.MAX_ANSWER_BYTES", 40)
+    monkeypatch.setattr("seq2seq_serve.server.service.calls.MAX_ANSWER_BYTES", 40)
 
     async def run():
         async with serving() as served, AsyncClient(served.address) as client:
@@ -187,13 +185,13 @@ def test_an_answer_that_no_client_would_take_is_refused_with_the_reason(monkeypa
 )
 def test_an_answer_that_may_become_too_long_is_refused_before_the_work(monkeypatch, options, source):
     """A split of 64 sentences was decoded for 23.7 s and refused then."""
-    monkeypatch.setattr("server.service.calls.MAX_ANSWER_BYTES", 50_000)
+    monkeypatch.setattr("seq2seq_serve.server.service.calls.MAX_ANSWER_BYTES", 50_000)
     request = pb.GenerateRequest(sources=[pb.Source(text=source)], options=pb.GenerateOptions(**options))
 
     async def run():
         async with serving() as served:
             for call in (served.stub.Generate(request), anext(aiter(served.stub.GenerateStream(request)))):
-                with pytest.raises(aio.AioRpcError, match=r"up to \d+ bytes.* less max_new_tokens") as caught:
+                with pytest.raises(aio.AioRpcError, match=r"up to \d+ bytes.*: lower max_new") as caught:
                     await call
                 assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
             assert served.turns.num_submitted == 0

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from server.service.lanes import Lane
+from seq2seq_serve.server.service.lanes import Lane
 
 
 def test_work_whose_caller_leaves_is_not_begun_and_others_have_their_turn():

@@ -6,8 +6,8 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
 
-from server import errors
-from server.service.status import BUG_TEXT, abort, request_id_of, status_of, trailers_of
+from seq2seq_serve.server import errors
+from seq2seq_serve.server.service.status import BUG_TEXT, abort, request_id_of, status_of, trailers_of
 
 CASES = [
     (errors.InvalidRequest("m", field="f"), grpc.StatusCode.INVALID_ARGUMENT),

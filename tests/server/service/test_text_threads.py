@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from server.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
-from server.service import text_threads
-from server.service.text_threads import TextThreads
+from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
+from seq2seq_serve.server.service import text_threads
+from seq2seq_serve.server.service.text_threads import TextThreads
 
 SHORT, LONG = 10_000, 1_000_000
 

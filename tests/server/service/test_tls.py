@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from grpc import aio
 
-from protos import seq2seq_v1_pb2 as pb
-from protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
-from server.config import ServerConfig, TlsFiles
-from server.service.tls import server_credentials
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
+from seq2seq_serve.server.config import ServerConfig, TlsFiles
+from seq2seq_serve.server.service.tls import server_credentials
 from tests.server.service.harness import serving
 
 

@@ -1,0 +1,1 @@
+"""Checks and measures everything that needs a CUDA device, in two commands."""

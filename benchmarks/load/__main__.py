@@ -1,0 +1,296 @@
+"""Measures the server under load, through gRPC: `python -m benchmarks.load`.
+
+The model is a `base` Transformer with random weights, V = 32,000, in int8. Sources have 10–40 and targets
+4–64 tokens, with uniformly distributed lengths. 70 % of the requests are greedy, 20 % use beam search of 4,
+and 10 % sample at temperature 1. The requests are drawn from a seed, and all contenders get the same ones.
+`max_new_tokens` alone sets the length of a target: random weights hardly ever end one earlier, and the report
+counts those that do. No other option is set, because it would make rows slower than in normal use.
+
+* Closed loops with 64 requests in flight: tokens per second of the engine in process, of unary calls and of
+  streaming calls. The same engine also runs static batches of 64, in which a batch starts after the previous
+  one has ended completely: once with rows that leave the batch when they end, and once padded to the longest
+  target, as in a batch of fixed shape. Both with the mix, and with greedy requests only.
+* Open loops: streams arrive as a Poisson process that does not wait for answers, at rising shares of the
+  capacity (the rate of a full closed loop of the same mix). A latency starts when the request was due. Gaps
+  between tokens are measured at the client for greedy and sampling streams, where every step yields a token;
+  beam search answers in irregular pieces and is reported separately.
+* Comparison with CTranslate2 (int8, the same weights and cores, no sampling): it gets the requests in
+  process, without gRPC, in batches of the waiting requests, with the best of its thread settings and batch
+  sizes. Our p99 of whole latencies at 70 % of our capacity, with gRPC, is compared with its p99 at lower
+  rates. Its greedy targets end at their own lengths and leave the batch. It cannot end beams one by one, so
+  they all run to their mean length, which is in its favour.
+
+The contenders alternate within each round, and every round begins with its own measurement of the capacity,
+because the machine's speed varies over time; medians over rounds are reported. Server, engine and CTranslate2
+have the same cores. The load generator is a separate process, on other cores if there are any, and reports
+its own processor time.
+
+Not measured: tokenization of sources (they are sent as ids), networks, TLS, quality. The last line on
+standard output is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.hardware import describe_hardware
+from benchmarks.load.figures import (
+    IN_FLIGHT,
+    SERVICE_LOAD,
+    Bench,
+    Figures,
+    Plan,
+    measure_against_peer,
+    measure_closed_loops,
+    measure_sweep,
+)
+from benchmarks.load.generator import Generator
+from benchmarks.load.inprocess import InProcessEngine
+from benchmarks.load.mix import MAX_TARGET_LENGTH, VOCAB_SIZE
+from benchmarks.load.peer import PeerQueue
+from benchmarks.load.plot import save_plot
+from benchmarks.serving import serving
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.server.runner.device import ProviderPolicy
+from seq2seq_serve.server.runner.sizing import RunnerConfig
+
+_FULL = Plan(
+    num_rounds=5,
+    num_jobs=4 * IN_FLIGHT,
+    open_seconds=6.0,
+    loads=(0.3, 0.5, SERVICE_LOAD, 0.95),
+    batch_sizes=(16, 32),
+    rate_ratios=(0.67, 1.0, 1.5, 2.0, 3.0),
+)
+_QUICK = Plan(
+    num_rounds=1,
+    num_jobs=4 * IN_FLIGHT,
+    open_seconds=5.0,
+    loads=(0.3, SERVICE_LOAD, 0.95),
+    batch_sizes=(16,),
+    rate_ratios=(1.0, 1.5, 3.0),
+)
+_NUM_SERVER_CORES = 2
+# Twice the slots of 64 requests of the mix, so that no request waits for a slot below the capacity.
+_MAX_SLOTS = 208
+
+
+def main() -> int:
+    """Measure, print the tables and one JSON object.
+
+    Returns:
+        0 if done, even if a bar is not met; 1 if it failed.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.load",
+        allow_abbrev=False,
+        description=__doc__.splitlines()[0],
+        epilog="example:\n  python -m benchmarks.load --server-cores 0,1 --client-cores 2,3 --plot load.png",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="one short round, in about three minutes instead of ten"
+    )
+    parser.add_argument(
+        "--server-cores", type=_cores, help="CPUs of server, engine and CTranslate2 (default: the first 2)"
+    )
+    parser.add_argument(
+        "--client-cores",
+        type=_cores,
+        help="CPUs of the load generator (default: the others; if there are none, the same)",
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot the sweep into this file")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON object to this file")
+    options = parser.parse_args()
+    usable = sorted(os.sched_getaffinity(0))
+    server_cores = options.server_cores or usable[:_NUM_SERVER_CORES]
+    client_cores = options.client_cores or [core for core in usable if core not in server_cores] or usable
+    console = Console(stderr=True)
+    if set(server_cores) & set(client_cores):
+        console.print("the load generator shares cores with the server, so the server gets less CPU time")
+    hardware = describe_hardware()  # before the affinity changes: it counts all usable CPUs
+    os.sched_setaffinity(0, server_cores)  # the server inherits the affinity
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            plan = _QUICK if options.quick else _FULL
+            report: Figures = {"benchmark": "load", "hardware": hardware}
+            report |= measure(Path(name), plan, server_cores, client_cores, console)
+    except (OSError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for table in render(report):
+        console.print(table)
+    if any(row["client_lateness_p99"] > row["step_median"] for row in report["sweep"]):
+        console.print("the load generator sent requests more than a step late: its cores were busy")
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    if options.plot:
+        save_plot(report, options.plot)
+    print(json.dumps(report))
+    return 0
+
+
+def measure(
+    folder: Path, plan: Plan, server_cores: Sequence[int], client_cores: Sequence[int], console: Console
+) -> Figures:
+    """Build the contenders, run them in alternation, and compare the results with the bars."""
+    console.print("exporting a random `base` model, and the same weights for CTranslate2")
+    bundle, queues = prepare(folder, len(server_cores), plan)
+    config = RunnerConfig(
+        shares_threads=True,
+        provider=ProviderPolicy.CPU,
+        precision=Precision.INT8,
+        num_threads=len(server_cores),
+        max_slots=_MAX_SLOTS,
+        max_source_length=MAX_TARGET_LENGTH,
+        max_target_length=MAX_TARGET_LENGTH,
+    )
+    flags = ["--provider", config.provider.value, "--precision", Precision.INT8.value]
+    for name in ("max_slots", "max_source_length", "max_target_length"):
+        flags += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
+    flags += ["--threads", str(config.num_threads)]
+    with (
+        serving(bundle, flags) as server,
+        Generator(client_cores) as generator,
+        Progress(console=console) as progress,
+    ):
+        bench = Bench(plan, server, generator, progress)
+        engine = InProcessEngine(bundle, config)
+        try:
+            closed = measure_closed_loops(bench, engine)
+        finally:
+            engine.stop()
+        sweep = measure_sweep(bench)
+        against = measure_against_peer(bench, queues)
+    return {
+        "plan": dataclasses.asdict(plan),
+        "server_cores": list(server_cores),
+        "client_cores": list(client_cores),
+        "client_shares_server_cores": bool(set(server_cores) & set(client_cores)),
+        "closed_loops": closed,
+        "sweep": sweep,
+        "against_ctranslate2": against,
+        "bars": bars(closed, sweep, against),
+    }
+
+
+def prepare(folder: Path, num_cores: int, plan: Plan) -> tuple[Path, dict[tuple[str, int], PeerQueue]]:
+    """Create a bundle, and queues of CTranslate2 with the same weights by threads and largest batch."""
+    # Imports torch and the `bench` extra, which the load generator's process and --help do not need.
+    from benchmarks.peers.ctranslate2_peer import CTranslate2Peer, convert
+    from benchmarks.peers.work import random_model
+    from seq2seq_serve.export.exporter import export_bundle
+    from seq2seq_serve.training.presets import base
+
+    config = dataclasses.replace(base().model, vocab_size=VOCAB_SIZE)
+    trained = dataclasses.replace(random_model(config), tokenizer=wide_tokenizer())
+    export_bundle(trained, folder / "bundle", (Precision.INT8,))
+    tokens = convert(trained.model, folder / "ct2")
+    queues = {}
+    for workers in sorted({1, num_cores}):
+        peer = CTranslate2Peer(folder / "ct2", tokens, "int8", workers, num_cores // workers)
+        for batch_size in plan.batch_sizes:
+            queues[f"{workers}x{num_cores // workers}", batch_size] = PeerQueue(peer, workers, batch_size)
+    return folder / "bundle", queues
+
+
+@functools.cache
+def wide_tokenizer() -> Tokenizer:
+    """Train a tokenizer on random words, so that the server must look up a text for every id."""
+    from seq2seq_serve.training.data.tokenizer import train_tokenizer
+
+    chance = random.Random(0)
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["".join(chance.choices(letters, k=chance.randint(2, 8))) for _ in range(60_000)]
+    return train_tokenizer([" ".join(words)], VOCAB_SIZE)
+
+
+def bars(closed: Figures, sweep: Sequence[Figures], against: Figures) -> list[Figures]:
+    """Returns the bars with the measured values, and whether each is met."""
+    served = next(row for row in sweep if row["load"] == SERVICE_LOAD)
+    found = []
+
+    def add(name: str, value: float, bar: float, *, is_least: bool = True) -> None:
+        is_met = value >= bar if is_least else value <= bar
+        found.append(
+            {"name": name, "value": value, "bar": bar, "is": "least" if is_least else "most", "met": is_met}
+        )
+
+    for mix, figures in closed.items():
+        add(f"unary to engine, tokens/s, {mix}", figures["unary"]["to_engine"], 0.85)
+        add(f"stream to engine, tokens/s, {mix}", figures["stream"]["to_engine"], 0.70)
+    step = served["step_median"]
+    add("first token p99 in median steps", served["first_token_p99"] / step, 8.0, is_least=False)
+    add("between tokens p99 in median steps", served["inter_token_p99"] / step, 4.0, is_least=False)
+    add("requests/s to CTranslate2's at the same p99", against["rate_ratio_at_same_p99"], 1.5)
+    for mix, figures in closed.items():
+        for name, label in (("static", "rows leave"), ("static_padded", "padded")):
+            value = 1 / figures[name]["to_engine"]
+            add(f"engine to static batching, tokens/s, {label}, {mix}", value, 1.6)
+    return found
+
+
+def render(report: Figures) -> list[Table]:
+    """Returns the report as tables for the terminal."""
+    closed = Table(title=f"tokens/s at {IN_FLIGHT} in flight, and their share of the engine's")
+    for column in ("", *next(iter(report["closed_loops"].values()))):
+        closed.add_column(column, justify="right")
+    for mix, figures in report["closed_loops"].items():
+        cells = (f"{one['tokens_per_second']:.0f}  {one['to_engine']:.0%}" for one in figures.values())
+        closed.add_row(mix, *cells)
+    sweep = Table(title="streams by arrival rate; milliseconds, p50 and p99")
+    columns = ("load", "requests/s", "step", "latency", "first token", "between tokens", "refused")
+    for column in (*columns, "client CPU", "server CPU"):
+        sweep.add_column(column, justify="right")
+    for row in report["sweep"]:
+        sweep.add_row(
+            f"{row['load']:.0%}",
+            f"{row['requests_per_second']:.1f}",
+            f"{1e3 * row['step_median']:.1f}",
+            *(
+                f"{1e3 * row[f'{name}_p50']:.1f}  {1e3 * row[f'{name}_p99']:.1f}"
+                for name in ("latency", "first_token", "inter_token")
+            ),
+            f"{row['refused']:.0f}",
+            f"{row['client_cpu_share']:.0%}",
+            f"{row['server_cpu_share']:.0%}",
+        )
+    judged = Table(title="bars")
+    for column in ("", "value", "bar", "met"):
+        judged.add_column(column, justify="right")
+    for bar in report["bars"]:
+        sign = "≥" if bar["is"] == "least" else "≤"
+        judged.add_row(
+            bar["name"], f"{bar['value']:.2f}", f"{sign} {bar['bar']:g}", "yes" if bar["met"] else "no"
+        )
+    return [closed, sweep, judged]
+
+
+def _cores(text: str) -> list[int]:
+    try:
+        cores = sorted({int(number) for number in text.split(",")})
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of CPU numbers, such as 0,1") from None
+    missing = set(cores) - os.sched_getaffinity(0)
+    if missing:
+        raise argparse.ArgumentTypeError(f"this process may not use CPU {min(missing)}")
+    return cores
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""The three measurements of `benchmarks.load`. In each, all contenders alternate within every round."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from rich.progress import Progress
+
+from benchmarks.load.generator import Generator, Run
+from benchmarks.load.inprocess import InProcessEngine
+from benchmarks.load.mix import (
+    MIX,
+    ONLY_GREEDY,
+    WITHOUT_SAMPLING,
+    Job,
+    Mode,
+    Outcome,
+    Throughput,
+    draw_jobs,
+    quantile,
+    throughput,
+)
+from benchmarks.load.peer import PeerQueue
+from benchmarks.serving import RunningServer
+
+IN_FLIGHT = 64
+SERVICE_LOAD = 0.7  # share of the capacity at which latencies are compared with their bars
+_MIXES = {"mix": MIX, "greedy": ONLY_GREEDY}
+_STEP_SECONDS, _STEP_ROWS = "seq2seq_decode_step_seconds", "seq2seq_step_batch_size"
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Extent of the measurements.
+
+    Attributes:
+        num_rounds: Number of timed rounds.
+        num_jobs: Jobs of a closed loop; a multiple of `IN_FLIGHT`.
+        open_seconds: Duration of the arrivals in an open loop.
+        loads: Arrival rates of the sweep, as shares of the capacity; includes `SERVICE_LOAD`.
+        batch_sizes: Largest batches to try with CTranslate2.
+        rate_ratios: Rising ratios of our rate to CTranslate2's, at which latencies are compared.
+    """
+
+    num_rounds: int
+    num_jobs: int
+    open_seconds: float
+    loads: tuple[float, ...]
+    batch_sizes: tuple[int, ...]
+    rate_ratios: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The server, the load generator and the plan of the measurements."""
+
+    plan: Plan
+    server: RunningServer
+    generator: Generator
+    progress: Progress
+
+    def closed_loop(self, jobs: list[Job], *, stream: bool) -> Run:
+        """Run a closed loop through gRPC that is always full."""
+        return self.generator.closed_loop(self.server.address, jobs, in_flight=IN_FLIGHT, stream=stream)
+
+    def open_loop(self, shares: Mapping[Mode, float], rate: float, seed: int, *, stream: bool) -> Run:
+        """Run an open loop through gRPC, at a rate that does not depend on the answers."""
+        jobs = draw_jobs(round(rate * self.plan.open_seconds), shares, seed)
+        return self.generator.open_loop(self.server.address, jobs, rate=rate, stream=stream)
+
+    def capacity(self, shares: Mapping[Mode, float], seed: int, *, stream: bool) -> float:
+        """Measure the requests per second of a closed loop that is always full."""
+        run = self.closed_loop(draw_jobs(self.plan.num_jobs, shares, seed), stream=stream)
+        return throughput(run.outcomes, IN_FLIGHT).requests_per_second
+
+
+def measure_closed_loops(bench: Bench, engine: InProcessEngine) -> Figures:
+    """Measure tokens per second through gRPC, in process, and in static batches."""
+    contenders: dict[str, Callable[[list[Job]], Throughput]] = {
+        "engine": lambda jobs: throughput(engine.closed_loop(jobs, IN_FLIGHT), IN_FLIGHT),
+        "unary": lambda jobs: throughput(bench.closed_loop(jobs, stream=False).outcomes, IN_FLIGHT),
+        "stream": lambda jobs: throughput(bench.closed_loop(jobs, stream=True).outcomes, IN_FLIGHT),
+        "static": lambda jobs: _batch_rate(engine.static_batches(jobs, IN_FLIGHT, is_padded=False)),
+        "static_padded": lambda jobs: _batch_rate(engine.static_batches(jobs, IN_FLIGHT, is_padded=True)),
+    }
+    rates: dict[tuple[str, str], list[Throughput]] = defaultdict(list)
+    for seed in _rounds(bench, "closed loops"):
+        for mix, shares in _MIXES.items():
+            jobs = draw_jobs(bench.plan.num_jobs, shares, seed)
+            for name, run in contenders.items():
+                rate = run(jobs)
+                if seed:  # round 0 is the warm-up
+                    rates[mix, name].append(rate)
+    figures: Figures = {}
+    for mix in _MIXES:
+        of_engine = [rate.tokens_per_second for rate in rates[mix, "engine"]]
+        figures[mix] = {
+            name: {
+                "tokens_per_second": _median(rate.tokens_per_second for rate in rates[mix, name]),
+                "requests_per_second": _median(rate.requests_per_second for rate in rates[mix, name]),
+                "to_engine": _median(
+                    rate.tokens_per_second / base
+                    for rate, base in zip(rates[mix, name], of_engine, strict=True)
+                ),
+            }
+            for name in contenders
+        }
+    return figures
+
+
+def measure_sweep(bench: Bench) -> list[Figures]:
+    """Measure latencies of streams at rising arrival rates; each round first measures the capacity."""
+    rows: dict[float, list[Figures]] = defaultdict(list)
+    for seed in _rounds(bench, "arrival rates"):
+        capacity = bench.capacity(MIX, seed, stream=True)
+        for load in bench.plan.loads if seed else ():
+            rows[load].append(_open_figures(bench, load * capacity, seed))
+    return [
+        {"load": load} | {name: _median(row[name] for row in found) for name in found[0]}
+        for load, found in rows.items()
+    ]
+
+
+def _open_figures(bench: Bench, rate: float, seed: int) -> Figures:
+    """Run one open loop, and collect figures from its clients and from the server's histograms."""
+    steps, rows = bench.server.histogram(_STEP_SECONDS), bench.server.histogram(_STEP_ROWS)
+    cpu_before = bench.server.cpu_seconds()
+    run = bench.open_loop(MIX, rate, seed, stream=True)
+    seconds = max(outcome.end for outcome in run.outcomes)
+    steps = bench.server.histogram(_STEP_SECONDS).since(steps)
+    done = [outcome for outcome in run.outcomes if outcome.code == "OK"]
+    # A step of greedy search or sampling yields a token. A step of beam search yields the tokens on which all
+    # hypotheses agree, and there may be none for a long time.
+    steady = [outcome for outcome in done if outcome.job.mode is not Mode.BEAM]
+    beams = [outcome for outcome in done if outcome.job.mode is Mode.BEAM]
+    return (
+        {
+            "requests_per_second": rate,
+            "requests": len(run.outcomes),
+            "refused": sum(outcome.code == "RESOURCE_EXHAUSTED" for outcome in run.outcomes),
+            "failed": sum(outcome.code not in ("OK", "RESOURCE_EXHAUSTED") for outcome in run.outcomes),
+            "ended_early": sum(outcome.num_tokens < outcome.job.num_tokens for outcome in done),
+            "step_median": steps.quantile(0.5),
+            "step_rows_median": bench.server.histogram(_STEP_ROWS).since(rows).quantile(0.5),
+            "client_cpu_share": run.cpu_share,
+            "client_lateness_p99": run.lateness_seconds,
+            "server_cpu_share": (bench.server.cpu_seconds() - cpu_before) / seconds,
+        }
+        | _quantiles("latency", [outcome.end - outcome.arrival for outcome in done])
+        | _quantiles("first_token", [outcome.first - outcome.arrival for outcome in steady])
+        | _quantiles("inter_token", [gap for outcome in steady for gap in outcome.gaps])
+        | _quantiles("beam_first_token", [outcome.first - outcome.arrival for outcome in beams])
+        | _quantiles("beam_inter_piece", [gap for outcome in beams for gap in outcome.gaps])
+    )
+
+
+def measure_against_peer(bench: Bench, queues: Mapping[tuple[str, int], PeerQueue]) -> Figures:
+    """Compare whole latencies with CTranslate2's at lower and lower rates of CTranslate2.
+
+    Args:
+        bench: The server, the load generator and the plan.
+        queues: CTranslate2 by its thread setting and largest batch; the best one is selected first.
+    """
+    capacity = bench.capacity(WITHOUT_SAMPLING, 0, stream=False)
+    tried = {}
+    ratio = bench.plan.rate_ratios[len(bench.plan.rate_ratios) // 2]
+    for setting, queue in bench.progress.track(queues.items(), description="CTranslate2's settings"):
+        tried[setting] = _peer_p99(bench, queue, SERVICE_LOAD * capacity / ratio, seed=0)
+    best = min(tried, key=tried.__getitem__)
+    ours: list[float] = []
+    rates: list[float] = []
+    theirs: dict[float, list[float]] = defaultdict(list)
+    for seed in _rounds(bench, "beside CTranslate2"):
+        rate = SERVICE_LOAD * bench.capacity(WITHOUT_SAMPLING, seed, stream=False)
+        run = bench.open_loop(WITHOUT_SAMPLING, rate, seed, stream=False)
+        if not seed:
+            continue
+        rates.append(rate)
+        ours.append(_p99(run.outcomes))
+        for ratio in bench.plan.rate_ratios:
+            theirs[ratio].append(_peer_p99(bench, queues[best], rate / ratio, seed))
+    by_ratio = {ratio: _median(found) for ratio, found in theirs.items()}
+    return {
+        "requests_per_second": _median(rates),
+        "latency_p99": _median(ours),
+        "ctranslate2_setting": {"threads": best[0], "max_batch_size": best[1]},
+        "ctranslate2_tried_p99": {f"{threads} {size}": p99 for (threads, size), p99 in tried.items()},
+        "ctranslate2_latency_p99_by_rate_ratio": by_ratio,
+        "rate_ratio_at_same_p99": _ratio_at(_median(ours), by_ratio),
+    }
+
+
+def _peer_p99(bench: Bench, queue: PeerQueue, rate: float, seed: int) -> float:
+    jobs = draw_jobs(round(rate * bench.plan.open_seconds), WITHOUT_SAMPLING, seed)
+    return _p99(queue.open_loop(jobs, rate))
+
+
+def _ratio_at(p99: float, theirs: Mapping[float, float]) -> float:
+    """Returns the least ratio of our rate to theirs at which their latency is at most `p99`, interpolated.
+
+    If no ratio is large enough, this is the last one.
+
+    Args:
+        p99: Our latency.
+        theirs: Their latencies by rising ratios, and thus at falling rates.
+    """
+    points = list(theirs.items())
+    if points[0][1] <= p99:
+        return points[0][0]
+    for (ratio, slower), (next_ratio, faster) in pairwise(points):
+        if faster <= p99:
+            return ratio + (next_ratio - ratio) * (slower - p99) / (slower - faster)
+    return points[-1][0]
+
+
+def _rounds(bench: Bench, label: str) -> Iterable[int]:
+    """Returns the round numbers; the first one, 0, is the warm-up."""
+    return bench.progress.track(range(bench.plan.num_rounds + 1), description=label)
+
+
+def _batch_rate(outcomes: Sequence[Outcome]) -> Throughput:
+    seconds = max(outcome.end for outcome in outcomes)
+    return Throughput(sum(outcome.num_tokens for outcome in outcomes) / seconds, len(outcomes) / seconds)
+
+
+def _p99(outcomes: Sequence[Outcome]) -> float:
+    return quantile([outcome.end - outcome.arrival for outcome in outcomes], 0.99)
+
+
+def _quantiles(name: str, values: Sequence[float]) -> Figures:
+    return {f"{name}_p50": quantile(values, 0.5), f"{name}_p99": quantile(values, 0.99)}
+
+
+def _median(values: Iterable[float]) -> float:
+    return float(statistics.median(values))

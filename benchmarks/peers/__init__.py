@@ -1,0 +1,1 @@
+"""Compares the engine with CTranslate2 and transformers."""

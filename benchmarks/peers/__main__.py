@@ -1,0 +1,307 @@
+"""Compares the engine with CTranslate2 and transformers' `generate`: `python -m benchmarks.peers`.
+
+All contenders have the same weights. Measured: whole requests, encoding included, that arrive all at once,
+without gRPC. The works are:
+
+* a `base` Transformer with random weights (V = 32,000, 20 source tokens, exactly 32 target tokens), greedy
+  and with beams;
+* if a corpus and a run are given, the test set of Multi30k, each sentence to its last token, with the
+  sacreBLEU of every contender;
+* the recurrent presets with states of 512, greedy, compared with a loop of the same model in PyTorch.
+
+Precisions are fp32 and int8; transformers and PyTorch have fp32 only. The engine runs with two settings
+(instances x threads per instance), and so does CTranslate2 (inter_threads x intra_threads). The faster
+setting of each counts.
+
+First the tokens are compared: our fp32 with the fp32 of each peer, and int8 with the fp32 of the same
+library. Then all contenders alternate within each round, and medians over the rounds are compared. The
+machine's speed varies over time, so only ratios within one run are meaningful.
+
+Each setting of the engine runs in its own process, like the server, since a process has one pool of threads.
+The time to send sources and targets between processes counts as the engine's.
+
+Also reported: milliseconds per step, the share of the time outside ONNX Runtime ("python"), and the floor of
+a step, which `benchmarks.floors` computes from measurements in the same run.
+
+Not measured: tokenization, gRPC, waiting. The last line on standard output is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import os
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks.flags import positive
+from benchmarks.floors import Machine, measure_machine, step_floor
+from benchmarks.hardware import describe_hardware
+from benchmarks.peers.our_engine import EngineProcess
+from benchmarks.peers.report import Turns, agreement_table, equal_targets, speed_table, summarise
+from benchmarks.peers.torch_peer import TorchPeer
+from benchmarks.peers.work import Contender, Suite, Work, base_suite, multi30k_suite, recurrent_suites
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.export.exporter import export_bundle
+from seq2seq_serve.training.models.transformer import Transformer
+
+_PAUSE_SECONDS = 0.3  # the previous contender's threads still spin for a while
+_WIDTH = 160  # columns of the tables in a file
+_PRECISIONS = (Precision.FP32, Precision.INT8)
+_COMPUTE_TYPES = {Precision.FP32: "float32", Precision.INT8: "int8"}  # CTranslate2's names
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print the tables, and print one JSON object as the last line."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.rounds < 1 or options.cores < 1:
+        parser.error("--rounds and --cores must be at least 1")
+    cores = sorted(os.sched_getaffinity(0))[: options.cores]
+    if len(cores) < options.cores:
+        parser.error(f"--cores is {options.cores}, but this process may use only {len(cores)}")
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else _WIDTH)
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(len(cores))
+    try:
+        suites = _suites(options, console)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    if not suites:
+        parser.error(f"--only is {options.only!r}, but no work's name contains it")
+    head = {
+        "benchmark": "peers",
+        "command": _command(options),
+        "hardware": describe_hardware(),
+    }
+    report = head | compare(suites, options.rounds, len(cores), console)
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    console.print(speed_table(report))
+    print(json.dumps(report))
+    return 0
+
+
+def compare(suites: Sequence[Suite], num_rounds: int, num_cores: int, console: Console) -> dict[str, Any]:
+    """Run the contenders in alternation on every suite; returns the report.
+
+    Args:
+        suites: Models and their works.
+        num_rounds: Number of timed rounds.
+        num_cores: Most threads of a contender.
+        console: Shows progress, and the peers that are skipped because they are not installed.
+    """
+    console.print("measuring the machine's memory bandwidth and peak speed")
+    machine = measure_machine(num_cores)
+    agreement, results = [], []
+    for suite in suites:
+        for work, turns in _take_all_turns(suite, num_rounds, num_cores, console):
+            agreement.append(equal_targets(work, turns))
+            for precision in _PRECISIONS:
+                row = summarise(suite, work, precision, turns)
+                results.append(row | _floor(suite, work, precision, machine))
+    peaks = {precision.value: peak for precision, peak in machine.multiply_adds_per_second.items()}
+    return {
+        "rounds": num_rounds,
+        "bytes_per_second": machine.bytes_per_second,
+        "multiply_adds_per_second": peaks,
+        "models": {suite.name: _provenance(suite) for suite in suites},
+        "equal_targets": agreement,
+        "results": results,
+    }
+
+
+def _take_all_turns(
+    suite: Suite, num_rounds: int, num_cores: int, console: Console
+) -> list[tuple[Work, dict[Contender, Turns]]]:
+    """Run one turn of every contender to compare their targets, then the timed rounds."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack, Progress(console=console) as progress:
+        contenders = _contenders(suite, Path(folder), num_cores, console, stack)
+        all_turns: list[tuple[Work, dict[Contender, Turns]]] = [(work, {}) for work in suite.works]
+        task = progress.add_task(suite.name, total=(num_rounds + 1) * len(suite.works) * len(contenders))
+        for round_number in range(num_rounds + 1):
+            for work, turns in all_turns:
+                for contender in contenders:
+                    progress.update(task, description=f"{work.name}: {contender.name}")
+                    if round_number == 0:
+                        turns[contender] = Turns(contender.translate(work.sources, work.search))
+                    else:
+                        _take_turn(work, contender, turns[contender])
+                    progress.advance(task)
+            if round_number == 0:
+                shown = [equal_targets(work, turns) for work, turns in all_turns]
+                console.print(agreement_table(shown))
+    return all_turns
+
+
+def _take_turn(work: Work, contender: Contender, turns: Turns) -> None:
+    time.sleep(_PAUSE_SECONDS)
+    started = time.perf_counter()
+    contender.translate(work.sources, work.search)
+    elapsed = time.perf_counter() - started
+    turns.seconds.append(elapsed)
+    if contender.clock is not None:
+        turns.step_seconds.append(contender.clock.step_seconds)
+        turns.python_shares.append(1 - contender.clock.graph_seconds / elapsed)
+
+
+def _contenders(
+    suite: Suite,
+    folder: Path,
+    num_cores: int,
+    console: Console,
+    stack: ExitStack,
+) -> list[Contender]:
+    """Create the installed contenders, ready to translate; the stack stops their processes."""
+    model = suite.trained.model
+    console.print(f"{suite.name}: exporting the model, and the same weights for the peers")
+    export_bundle(suite.trained, folder / "bundle", _PRECISIONS)
+    num_slots = min(max(work.num_rows for work in suite.works), suite.max_slots)
+    contenders = []
+    settings = _thread_settings(num_cores)
+    for precision, (num_instances, num_threads) in product(_PRECISIONS, settings):
+        engine = EngineProcess(folder / "bundle", precision, num_cores, num_slots, num_instances)
+        stack.callback(engine.stop)
+        setting = f"{num_instances}x{num_threads}"
+        contenders.append(Contender("ours", precision, setting, engine.translate, engine.clock))
+    if not isinstance(model, Transformer):  # CTranslate2 and transformers decode only Transformers here
+        for num_threads in sorted({1, num_cores}):
+            torch_peer = TorchPeer(model, num_threads)
+            contenders.append(Contender("torch", Precision.FP32, f"{num_threads}", torch_peer.translate))
+        return contenders
+    if _is_installed("ctranslate2", console):
+        from benchmarks.peers import ctranslate2_peer
+
+        tokens = ctranslate2_peer.convert(model, folder / "ctranslate2")
+        for precision, threads in product(_PRECISIONS, settings):
+            compute_type = _COMPUTE_TYPES[precision]
+            peer = ctranslate2_peer.CTranslate2Peer(folder / "ctranslate2", tokens, compute_type, *threads)
+            setting = "x".join(map(str, threads))
+            contenders.append(Contender("ctranslate2", precision, setting, peer.translate))
+    if _is_installed("transformers", console):
+        from benchmarks.peers import transformers_peer
+
+        generate = transformers_peer.TransformersPeer(model, torch.device("cpu"), torch.float32)
+        contenders.append(Contender("transformers", Precision.FP32, "", generate.translate))
+    return contenders
+
+
+def _thread_settings(num_cores: int) -> list[tuple[int, int]]:
+    """Returns the settings, as pairs of batches at once and threads per batch.
+
+    They are one batch on all cores, and one batch per core.
+    """
+    return sorted({(1, num_cores), (num_cores, 1)})
+
+
+def _is_installed(package: str, console: Console) -> bool:
+    is_installed = importlib.util.find_spec(package) is not None
+    if not is_installed:
+        console.print(f"{package} is not installed, so skipped: pip install -e '.[bench]'", markup=False)
+    return is_installed
+
+
+def _floor(suite: Suite, work: Work, precision: Precision, machine: Machine) -> dict[str, float]:
+    """Returns the floor of a step with all requests; empty if they do not all run in every step."""
+    if not work.is_exact:
+        return {}
+    floor = step_floor(
+        suite.trained.config,
+        precision,
+        num_requests=len(work.sources),
+        beam_size=work.search.beam_size,
+        source_tokens=statistics.mean(map(len, work.sources)),
+        target_tokens=work.search.max_new_tokens / 2,
+        machine=machine,
+    )
+    return {
+        "floor_ms": 1e3 * floor.seconds,
+        "floor_read_ms": 1e3 * floor.read_seconds,
+        "floor_multiply_ms": 1e3 * floor.multiply_seconds,
+    }
+
+
+def _provenance(suite: Suite) -> dict[str, Any]:
+    known = suite.trained.provenance
+    return {key: known[key] for key in ("preset", "commit", "steps", "weights") if key in known} | {
+        "sizes": suite.trained.config.to_json(),
+        "dev_bleu": suite.trained.dev_score,
+    }
+
+
+def _suites(options: argparse.Namespace, console: Console) -> list[Suite]:
+    """Returns the suites with the works that `--only` selects."""
+    suites = [base_suite(), *recurrent_suites()]
+    if options.multi30k and options.run:
+        suites.append(multi30k_suite(options.multi30k, options.run))
+    else:
+        console.print("Multi30k is skipped: it needs --multi30k DIR and --run RUN")
+    chosen = [
+        dataclasses.replace(
+            suite, works=tuple(work for work in suite.works if options.only.lower() in work.name.lower())
+        )
+        for suite in suites
+    ]
+    return [suite for suite in chosen if suite.works]
+
+
+def _command(options: argparse.Namespace) -> str:
+    """Returns the command line, with folders shortened to their last names."""
+    words = ["python", "-m", "benchmarks.peers"]
+    for name, value in vars(options).items():
+        if value and name != "out":
+            words += [f"--{name}", value.resolve().name if isinstance(value, Path) else str(value)]
+    return shlex.join(words)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        allow_abbrev=False,
+        description=(__doc__ or "").splitlines()[0],
+        epilog="examples:\n"
+        "  python -m benchmarks.peers --rounds 7\n"
+        "  python -m benchmarks.peers --only 'greedy x 1'\n"
+        "  python -m benchmarks.peers --multi30k multi30k/ --run runs/multi30k",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--rounds", type=positive, default=5, help="timed turns of every contender (default: 5)"
+    )
+    parser.add_argument("--cores", type=positive, default=2, help="number of CPUs to use (default: 2)")
+    parser.add_argument("--only", default="", help="run only works whose name contains this (default: all)")
+    parser.add_argument("--multi30k", type=Path, metavar="DIR", help="folder of Multi30k, with its tok/")
+    parser.add_argument("--run", type=Path, help="a run trained on Multi30k's tok/ folder, English to German")
+    parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
+    return parser
+
+
+def _start_again_on(num_cores: int) -> None:
+    """Restart this program on `num_cores` CPUs if it may use more.
+
+    OpenMP counts the CPUs when it is loaded, and its threads spin longer if there are more CPUs than threads.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) > num_cores > 0:
+        os.sched_setaffinity(0, cores[:num_cores])
+        os.execv(sys.executable, [sys.executable, "-m", "benchmarks.peers", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    _start_again_on(_parser().parse_args().cores)
+    sys.exit(main())

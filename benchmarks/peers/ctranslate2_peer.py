@@ -1,0 +1,162 @@
+"""Converts our weights to CTranslate2, so that both engines decode the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ctranslate2
+import numpy as np
+from ctranslate2.specs import TransformerSpec
+
+from benchmarks.peers.work import Search
+from seq2seq_serve.training.config import BOS, EOS, PAD, UNK
+from seq2seq_serve.training.models.base import EncoderDecoder
+from seq2seq_serve.training.models.transformer import Transformer
+
+# At 0, a beam would end as soon as its best hypothesis ends. This small value leaves the scores unchanged.
+_NO_PENALTY = 1e-9
+# Many requests are sorted by length and cut into batches; on Multi30k, 64 to 80 rows were the fastest of 16
+# to 2500. Few requests form one batch per worker.
+_FEW_REQUESTS, _BATCH_ROWS = 32, 80
+
+
+def convert(model: EncoderDecoder, path: Path) -> list[str]:
+    """Write `model` in CTranslate2's format; returns the token string of each id."""
+    assert isinstance(model, Transformer)
+    config = model.config
+    spec = TransformerSpec.from_config(
+        (config.num_encoder_layers, config.num_decoder_layers),
+        config.num_heads,
+        pre_norm=config.norm == "pre",
+    )
+    encoder, decoder = spec.encoder, spec.decoder
+    encoder.embeddings[0].weight = _array(model.source_weight)
+    decoder.embeddings.weight = _array(model.embedding.weight)
+    decoder.projection.weight = _array(model.output_weight)
+    for stack in (encoder, decoder):
+        stack.position_encodings.encodings = _array(model.positions)
+    for ours, theirs in zip(model.encoder_layers, encoder.layer, strict=True):
+        _set_self_attention(theirs.self_attention, ours.self_attention, ours.self_attention_norm)
+        _set_feed_forward(theirs.ffn, ours)
+    for layer, theirs in zip(model.decoder_layers, decoder.layer, strict=True):
+        _set_self_attention(theirs.self_attention, layer.self_attention, layer.self_attention_norm)
+        cross: Any = layer.cross_attention
+        _set_linear(theirs.attention.linear[0], cross.query)
+        _set_linear(theirs.attention.linear[1], cross.key, cross.value)
+        _set_linear(theirs.attention.linear[2], cross.output)
+        _set_norm(theirs.attention.layer_norm, layer.cross_attention_norm)
+        _set_feed_forward(theirs.ffn, layer)
+    if config.norm == "pre":
+        _set_norm(encoder.layer_norm, model.encoder_norm)
+        _set_norm(decoder.layer_norm, model.decoder_norm)
+    tokens = [PAD, BOS, EOS, UNK] + [f"t{i}" for i in range(4, config.vocab_size)]
+    spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = BOS, EOS, UNK
+    spec.config.decoder_start_token = BOS
+    spec.register_source_vocabulary(tokens)
+    spec.register_target_vocabulary(tokens)
+    spec.validate()
+    path.mkdir(parents=True, exist_ok=True)
+    spec.save(str(path))
+    return tokens
+
+
+class CTranslate2Peer:
+    """One translator with its thread setting.
+
+    Args:
+        path: Folder that `convert` wrote.
+        tokens: Token strings that `convert` returned.
+        compute_type: CTranslate2's name, such as `float32` or `int8`; it converts the weights itself.
+        inter_threads: Number of batches at once.
+        intra_threads: Number of threads per batch.
+        device: CTranslate2's name, `cpu` or `cuda`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tokens: list[str],
+        compute_type: str,
+        inter_threads: int,
+        intra_threads: int,
+        device: str = "cpu",
+    ) -> None:
+        self._tokens = tokens
+        self._ids = {token: token_id for token_id, token in enumerate(tokens)}
+        self._inter_threads = inter_threads
+        self._is_cpu = device == "cpu"
+        self._translator = ctranslate2.Translator(
+            str(path),
+            device=device,
+            compute_type=compute_type,
+            inter_threads=inter_threads,
+            intra_threads=intra_threads,
+        )
+
+    def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
+        """Returns the best target of each source; includes encoding."""
+        max_batch_size = -(-len(sources) // self._inter_threads)
+        if self._is_cpu and len(sources) > _FEW_REQUESTS:
+            max_batch_size = min(max_batch_size, _BATCH_ROWS // search.beam_size)
+        results = self._translator.translate_batch(
+            [[self._tokens[token_id] for token_id in source] for source in sources],
+            beam_size=search.beam_size,
+            length_penalty=_NO_PENALTY,
+            max_input_length=0,
+            min_decoding_length=search.min_new_tokens,
+            max_decoding_length=search.max_new_tokens,
+            max_batch_size=max_batch_size,
+        )
+        return [[self._ids[token] for token in result.hypotheses[0]] for result in results]
+
+    def greedy(self, sources: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
+        """Returns exactly `num_tokens` target tokens of each source; includes encoding."""
+        search = Search(beam_size=1, max_new_tokens=num_tokens, min_new_tokens=num_tokens)
+        return self.translate(sources, search)
+
+    def translate_to_lengths(
+        self, sources: Sequence[Sequence[int]], lengths: Sequence[int], beam_size: int
+    ) -> list[list[int]]:
+        """Translate one batch, in which greedy targets have the given lengths.
+
+        Greedy targets end at their own lengths, and then leave the batch. CTranslate2 cannot end beams one by
+        one, so they all run to their mean length: the same number of rows times steps, in fewer steps than
+        the longest of them needs. This is in CTranslate2's favour.
+        """
+        is_greedy = beam_size == 1
+        results = self._translator.translate_batch(
+            [[self._tokens[token_id] for token_id in source] for source in sources],
+            asynchronous=True,
+            beam_size=beam_size,
+            max_decoding_length=max(lengths) if is_greedy else round(sum(lengths) / len(lengths)),
+            callback=(lambda step: step.step + 1 >= lengths[step.batch_id]) if is_greedy else None,
+        )
+        answers = [result.result() for result in results]
+        return [[self._ids[token] for token in answer.hypotheses[0]] for answer in answers]
+
+
+def _array(tensor: Any) -> Any:
+    return tensor.detach().numpy()
+
+
+def _set_linear(theirs: Any, *ours: Any) -> None:
+    theirs.weight = np.concatenate([_array(layer.weight) for layer in ours])
+    theirs.bias = np.concatenate([_array(layer.bias) for layer in ours])
+
+
+def _set_norm(theirs: Any, ours: Any) -> None:
+    theirs.gamma, theirs.beta = _array(ours.weight), _array(ours.bias)
+
+
+def _set_self_attention(theirs: Any, ours: Any, norm: Any) -> None:
+    _set_linear(theirs.linear[0], ours.query, ours.key, ours.value)
+    _set_linear(theirs.linear[1], ours.output)
+    _set_norm(theirs.layer_norm, norm)
+
+
+def _set_feed_forward(theirs: Any, ours: Any) -> None:
+    _set_linear(theirs.linear_0, ours.feed_forward.inner)
+    _set_linear(theirs.linear_1, ours.feed_forward.outer)
+    _set_norm(theirs.layer_norm, ours.feed_forward_norm)

@@ -1,0 +1,176 @@
+"""This project's engine as a contender: in a separate process, without gRPC."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from benchmarks.peers.work import Clock, Search
+from seq2seq_serve.bundle.manifest import load_bundle
+from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
+from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.engine.records import Beam, Request, Result, Turn
+from seq2seq_serve.server.runner.device import ProviderPolicy
+from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.server.runner.sizing import RunnerConfig
+
+_NO_BUDGET = 1 << 62  # the number of slots is the limit, not their bytes
+
+
+class EngineProcess:
+    """A process with the engines of one model, configured like the server's.
+
+    Owned by the benchmark; a call of `translate` ends before the next one starts.
+
+    Args:
+        bundle_path: Folder of an exported bundle.
+        precision: Precision of the graphs.
+        num_threads: Number of threads of all instances.
+        num_slots: Number of slots of all instances.
+        num_instances: See `server.runner.sizing.RunnerConfig`.
+
+    Attributes:
+        clock: Times of the last translation.
+    """
+
+    def __init__(
+        self, bundle_path: Path, precision: Precision, num_threads: int, num_slots: int, num_instances: int
+    ) -> None:
+        self.clock = Clock()
+        config = RunnerConfig(
+            shares_threads=True,
+            num_instances=num_instances,
+            provider=ProviderPolicy.CPU,
+            precision=precision,
+            num_threads=num_threads,
+            max_slots=num_slots,
+            memory_budget_bytes=_NO_BUDGET,
+        )
+        context = multiprocessing.get_context(
+            "spawn"
+        )  # a forked process would not have torch's threads, but might hold their locks
+        self._connection, its_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(its_end, bundle_path, config), daemon=True)
+        self._process.start()
+        its_end.close()
+
+    def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
+        """Submit all sources at once; returns the best target of each.
+
+        Raises:
+            EOFError: The process failed, and has printed its error.
+        """
+        self._connection.send((sources, search))
+        targets, its_clock = self._connection.recv()
+        self.clock.__dict__.update(its_clock.__dict__)
+        return targets  # type: ignore[no-any-return]
+
+    def stop(self) -> None:
+        """End the process."""
+        self._connection.close()
+        self._process.join()
+
+
+def _serve(connection: Connection, bundle_path: Path, config: RunnerConfig) -> None:
+    """Main function of the process: answer requests until the parent closes the connection."""
+    engines = _Engines(bundle_path, config)
+    while True:
+        try:
+            sources, search = connection.recv()
+        except EOFError:
+            break
+        engines.step_seconds.clear()
+        with _graph_clock() as graph_seconds:
+            targets = engines.translate(sources, search)
+        step_seconds = statistics.median(engines.step_seconds)
+        connection.send((targets, Clock(step_seconds, sum(graph_seconds) / config.num_instances)))
+    engines.stop()
+
+
+class _Engines:
+    """The engines of one model; only the thread that created them calls `translate`."""
+
+    def __init__(self, bundle_path: Path, config: RunnerConfig) -> None:
+        self.step_seconds: list[float] = []
+        self._results: dict[Request, Result] = {}
+        self._num_open = 0
+        self._delivering = threading.Lock()  # engines deliver from several threads
+        self._all_done = threading.Event()
+        bundle = load_bundle(bundle_path)
+        self._engines = [
+            Engine(OnnxRunner(bundle, config), model_name="bench", deliver=self._deliver)
+            for _ in range(config.num_instances)
+        ]
+        for engine in self._engines:
+            engine.start()
+
+    def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
+        """Submit all sources at once; returns the best target of each."""
+        self._results.clear()
+        self._all_done.clear()
+        self._num_open = len(sources)
+        beam = Beam(search.beam_size, alpha=0.0) if search.beam_size > 1 else None
+        requests = [
+            Request(
+                str(i),
+                {SOURCE_IDS: np.array(source)},
+                len(source),
+                search.max_new_tokens,
+                arrival=time.monotonic(),
+                beam=beam,
+            )
+            for i, source in enumerate(sources)
+        ]
+        for request in requests:
+            min(self._engines, key=Engine.num_slots_wanted).submit(request)
+        self._all_done.wait()
+        return [_best_target(self._results[request]) for request in requests]
+
+    def stop(self) -> None:
+        """End the engines' threads."""
+        for engine in self._engines:
+            engine.stop()
+
+    def _deliver(self, turn: Turn) -> None:
+        with self._delivering:
+            self.step_seconds.append(turn.step_seconds)
+            for update in turn.updates:
+                if update.result is not None:
+                    self._results[update.request] = update.result
+                    self._num_open -= 1
+            if not self._num_open:
+                self._all_done.set()
+
+
+def _best_target(result: Result) -> list[int]:
+    if result.error is not None:
+        raise result.error
+    return list(result.best.token_ids)
+
+
+@contextmanager
+def _graph_clock() -> Iterator[list[float]]:
+    """Collects the seconds of every graph run of ONNX Runtime in this process while the context is open."""
+    seconds: list[float] = []
+    run = ort.InferenceSession.run_with_iobinding
+
+    def timed_run(session: ort.InferenceSession, *arguments: Any) -> None:
+        started = time.perf_counter()
+        run(session, *arguments)
+        seconds.append(time.perf_counter() - started)
+
+    ort.InferenceSession.run_with_iobinding = timed_run
+    try:
+        yield seconds
+    finally:
+        ort.InferenceSession.run_with_iobinding = run

@@ -1,0 +1,171 @@
+"""Summarises the turns of `benchmarks.peers`: numbers of equal targets, and ratios of speeds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+from sacrebleu.metrics.bleu import BLEU
+
+from benchmarks.peers.work import Contender, Suite, Work
+from seq2seq_serve.bundle.names import Precision
+
+# Least ratios of the engine's speed to a peer's: by work, for int8 and fp32.
+_BARS_CTRANSLATE2 = {
+    "base, greedy x 1": (2.0, 1.35),
+    "base, greedy x 8": (1.3, 1.4),
+    "base, greedy x 32": (1.05, 1.35),
+    "base, beam 5 x 1": (1.5, 1.8),
+    "base, beam 5 x 32": (1.0, 1.1),
+    "Multi30k, greedy": (1.0, 1.0),
+    "Multi30k, beam 5": (1.0, 1.0),
+}
+_BARS = {"transformers": (3.5, 2.0), "torch": (4.0, 1.3)}  # for every work
+_PEERS = {"ctranslate2": "CTranslate2", "transformers": "generate", "torch": "torch loop"}
+
+
+@dataclass
+class Turns:
+    """Results and times of one contender for one work.
+
+    Attributes:
+        targets: Targets of the first turn, which is not timed.
+        seconds: Duration of each timed turn.
+        step_seconds: Median step of each timed turn; empty if the contender does not report it.
+        python_shares: Share of each timed turn outside ONNX Runtime; empty if it is not reported.
+    """
+
+    targets: list[list[int]]
+    seconds: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    python_shares: list[float] = field(default_factory=list)
+
+    @property
+    def median_seconds(self) -> float:
+        """The median duration, which is compared."""
+        return statistics.median(self.seconds)
+
+
+AllTurns = Mapping[Contender, Turns]
+
+
+def equal_targets(work: Work, turns: AllTurns) -> dict[str, Any]:
+    """Counts equal targets: each fp32 peer's with ours, and each int8 contender's with its library's fp32.
+
+    Raises:
+        ValueError: A target does not have the exact length of the work, so times cannot be compared.
+    """
+    for contender, its in turns.items():
+        lengths = {len(target) for target in its.targets}
+        if work.is_exact and lengths != {work.search.max_new_tokens}:
+            raise ValueError(
+                f"{work.name}: {contender.name} gives targets of {sorted(lengths)} tokens, "
+                f"not of {work.search.max_new_tokens}"
+            )
+    reference = {c.library: its.targets for c, its in turns.items() if c.precision is Precision.FP32}
+    equal = {}
+    for contender, its in turns.items():
+        base = reference["ours" if contender.precision is Precision.FP32 else contender.library]
+        if its.targets is not base:
+            equal[contender.name] = sum(a == b for a, b in zip(its.targets, base, strict=True))
+    return {"work": work.name, "requests": len(work.sources), "equal": equal}
+
+
+def summarise(suite: Suite, work: Work, precision: Precision, turns: AllTurns) -> dict[str, Any]:
+    """Returns a row of results: the engine and CTranslate2 in one precision, the other peers in fp32."""
+    fastest: dict[str, Contender] = {}
+    for contender, its in turns.items():
+        if contender.precision is _compared(contender.library, precision):
+            known = fastest.setdefault(contender.library, contender)
+            if its.median_seconds < turns[known].median_seconds:
+                fastest[contender.library] = contender
+    ours = fastest.pop("ours")
+    rivals = {library: fastest[library] for library in _PEERS if library in fastest}
+    counted = [ours, *rivals.values()]
+    row: dict[str, Any] = {
+        "work": work.name,
+        "precision": precision.value,
+        "setting": ours.setting,
+        "step_ms": 1e3 * statistics.median(turns[ours].step_seconds),
+        "python_share": statistics.median(turns[ours].python_shares),
+        "tokens_per_second": _rate(turns[ours]),
+        "peers": {
+            library: {
+                "setting": rival.setting,
+                "tokens_per_second": _rate(turns[rival]),
+                "ratio": turns[rival].median_seconds / turns[ours].median_seconds,
+                "bar": _bar(work, precision, library),
+            }
+            for library, rival in rivals.items()
+        },
+        "seconds": {
+            c.name: its.seconds for c, its in turns.items() if c.precision is precision or c in counted
+        },
+    }
+    if work.references:
+        row["bleu"] = {contender.name: _bleu(suite, work, turns[contender]) for contender in counted}
+    return row
+
+
+def agreement_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Returns the results of `equal_targets` as a table for the terminal."""
+    names = list(dict.fromkeys(name for row in rows for name in row["equal"]))
+    table = Table(title="equal targets: fp32 with ours in fp32, int8 with the same library's fp32")
+    for column in ("", "of", *names):
+        table.add_column(column, justify="right")
+    for row in rows:
+        equal = (str(row["equal"].get(name, "")) for name in names)
+        table.add_row(row["work"], str(row["requests"]), *equal)
+    return table
+
+
+def speed_table(report: dict[str, Any]) -> Table:
+    """Returns speeds, ratios, bars and quality as a table for the terminal."""
+    table = Table(title="tokens/s with encoding; how many times as fast as the peer, and the bar")
+    columns = ["", "type", "ms/step", "floor", "python", "ours"]
+    for name in _PEERS.values():
+        columns += [name, "ratio / bar"]
+    for column in (*columns, f"BLEU: ours, {', '.join(_PEERS.values())}"):
+        table.add_column(column, justify="right")
+    for row in report["results"]:
+        cells = [row["work"], row["precision"], f"{row['step_ms']:.2f}"]
+        cells += [f"{row['floor_ms']:.2f}" if "floor_ms" in row else "", f"{row['python_share']:.1%}"]
+        cells.append(f"{row['tokens_per_second']:.0f} {row['setting']}".strip())
+        for library in _PEERS:
+            cells += _peer_cells(row["peers"].get(library))
+        cells.append(" ".join(f"{bleu['score']:.2f}" for bleu in row.get("bleu", {}).values()))
+        table.add_row(*cells)
+    return table
+
+
+def _peer_cells(peer: dict[str, Any] | None) -> list[str]:
+    if peer is None:
+        return ["", ""]
+    text = f"{peer['ratio']:.2f}"
+    if peer["bar"] is not None:
+        outcome = "[green]met[/]" if peer["ratio"] >= peer["bar"] else "[red]missed[/]"
+        text += f" / {peer['bar']:.2f} {outcome}"
+    return [f"{peer['tokens_per_second']:.0f} {peer['setting']}".strip(), text]
+
+
+def _compared(library: str, precision: Precision) -> Precision:
+    """Returns the precision in which a library is compared; transformers and torch run only in fp32 here."""
+    return Precision.FP32 if library in _BARS else precision
+
+
+def _bar(work: Work, precision: Precision, library: str) -> float | None:
+    bars = _BARS.get(library, _BARS_CTRANSLATE2.get(work.name))
+    return None if bars is None else bars[0 if precision is Precision.INT8 else 1]
+
+
+def _rate(turns: Turns) -> float:
+    return sum(map(len, turns.targets)) / turns.median_seconds
+
+
+def _bleu(suite: Suite, work: Work, turns: Turns) -> dict[str, Any]:
+    metric = BLEU(tokenize="none", force=True)  # the references are cut into words already
+    score = metric.corpus_score(suite.trained.tokenizer.decode_batch(turns.targets), [work.references])
+    return {"score": score.score, "signature": str(metric.get_signature())}

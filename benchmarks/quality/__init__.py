@@ -1,0 +1,1 @@
+"""Measures BLEU through the server, from a published corpus."""

@@ -1,0 +1,377 @@
+"""Measures BLEU through the server on a published corpus: `python -m benchmarks.quality multi30k --data DIR`.
+
+Trains a preset, by default `tiny`; an interrupted run is resumed, and a finished run is reused. Chooses
+averaging and length penalty on dev, exports fp32 and int8, starts the real server, translates the test sets
+through the gRPC client with beams of 5, and scores them. The test sets are translated once, after every
+choice is made. Speed is not measured. The table goes to standard output; the last line is one JSON object.
+
+With `--diversify`, one model is first trained for each direction. Their translations of the training texts
+are added to the training data (data diversification: Nguyen et al. 2020, arXiv:1911.01986, here with one
+model per direction and one round).
+"""
+
+from __future__ import annotations
+
+import seq2seq_serve.training.spin  # noqa: F401  # isort: skip
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.logging import RichHandler
+
+from benchmarks.demo import translate_all
+from benchmarks.flags import positive
+from benchmarks.hardware import describe_hardware
+from benchmarks.quality.choice import BEAM_SIZE, Choice, choose, search_options, server_flags
+from benchmarks.quality.corpora import Detokenised, ScoredSet, Task, korean, multi30k
+from benchmarks.serving import RunningServer, serving
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.client import ClientError
+from seq2seq_serve.export.exporter import export_bundle
+from seq2seq_serve.training.__main__ import add_set_flag
+from seq2seq_serve.training.config import TransformerConfig
+from seq2seq_serve.training.data.corpus import CorpusFiles, load_corpus
+from seq2seq_serve.training.data.text_files import read_parallel, write_lines
+from seq2seq_serve.training.evaluation.comparison import MetricScore, MetricSettings, compare
+from seq2seq_serve.training.interrupt import TrainingInterrupted
+from seq2seq_serve.training.prepare import continue_run, start_run
+from seq2seq_serve.training.presets import PRESETS, Preset, preset_named
+from seq2seq_serve.training.run import RunFolder, load_checkpoints, load_run
+
+_PRECISIONS = Precision.FP32, Precision.INT8
+_DETOKENISED = MetricSettings(is_lower_cased=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train, choose, serve and score.
+
+    Returns:
+        0 if done, 1 if it failed, 130 or 143 if it was interrupted; the same command resumes it.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.task == "korean" and options.direction:
+        parser.error("--direction applies to multi30k only: omit it")
+    direction = options.direction or "en-de"
+    settings = dict(options.set)
+    name = f"multi30k-{direction}" if options.task == "multi30k" else options.task
+    if options.seed is not None:
+        settings["seed"] = options.seed
+        name += f"-seed-{options.seed}"
+    if options.diversify:
+        name += "-diversified"
+    if options.preset != "tiny":
+        name += f"-{options.preset}"
+    recipe = Recipe(options.preset, settings, options.max_steps)
+    path = options.run or Path("runs") / f"quality-{name}"
+    console = Console(stderr=True)
+    logging.basicConfig(
+        level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
+    )
+    logging.getLogger("sacrebleu").setLevel(logging.ERROR)  # it warns of tokenised texts
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    try:
+        if options.out:  # fail before hours of work, not after them
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=options.out.parent).close()
+        if options.task == "multi30k":
+            task = multi30k(options.data, direction)
+        else:
+            task = korean(options.data, path / "corpus")
+        if options.diversify:
+            task = diversified(task, path, recipe, console)
+        report = measure(task, path, recipe, console)
+    except (ClientError, OSError, RuntimeError, ValueError) as error:
+        reason = str(error)
+        if isinstance(error, FileNotFoundError) and Path(error.filename or "").is_relative_to(options.data):
+            reason = f"{error.filename}: {error.strerror} (benchmarks/README.md lists the files of --data)"
+        print(f"error: {reason}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as interrupt:
+        print("interrupted: run the same command again to resume", file=sys.stderr)
+        return 128 + (
+            interrupt.signal_number if isinstance(interrupt, TrainingInterrupted) else signal.SIGINT
+        )
+    print(table(report))
+    print(json.dumps(report, ensure_ascii=False))
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Settings of the training run.
+
+    Attributes:
+        preset: Preset of a new run.
+        settings: Fields that override the preset in a new run; an existing run must have the same values.
+        max_steps: Number of training steps; None means the preset's number.
+    """
+
+    preset: str
+    settings: Mapping[str, Any]
+    max_steps: int | None
+
+
+def measure(task: Task, path: Path, recipe: Recipe, console: Console) -> dict[str, Any]:
+    """Train or resume the run, choose, export, serve and score; returns the report.
+
+    Args:
+        task: The corpus and its test sets.
+        path: Folder of the run. A new run is started, an interrupted one resumed, a finished one reused.
+        recipe: Settings of the training run.
+        console: Shows progress.
+    """
+    train(task.files, path, recipe, console)
+    if not isinstance(RunFolder(path).read_config().model, TransformerConfig):
+        task = dataclasses.replace(task, published=None)  # the published scores are of Transformers
+    bundle, choice, candidates = export_chosen(path, task.metric, _PRECISIONS, console)
+    texts: dict[Precision, dict[str, list[str]]] = {}
+    for precision in _PRECISIONS:
+        with serving(bundle, server_flags(precision)) as server:
+            texts[precision] = translate_sets(server, task, choice.alpha, precision, console)
+    return {
+        "benchmark": "quality",
+        "task": task.name,
+        "hardware": describe_hardware(),
+        "run": _describe_run(path),
+        "search": {"beam_size": BEAM_SIZE, "alpha": choice.alpha, "steps": choice.steps},
+        "dev": [dataclasses.asdict(candidate) for candidate in candidates],
+        "test": {scored.name: score_set(task, scored, texts) for scored in task.scored_sets},
+        "translations": [
+            dict(zip(("source", *_PRECISIONS), row, strict=True))
+            for row in zip(task.sentences, *(texts[each][""] for each in _PRECISIONS), strict=True)
+        ],
+    }
+
+
+def diversified(task: Task, path: Path, recipe: Recipe, console: Console) -> Task:
+    """Returns the task with more training pairs: translations of its texts by models of both directions.
+
+    The models are in `forward/` and `backward/` below `path`. They use the same recipe as the final model;
+    interrupted runs are resumed, and finished ones reused. The pairs are written once, to `diversified/`.
+
+    Raises:
+        ValueError: The run was started without the additional pairs.
+    """
+    files, folder = task.files, path / "diversified"
+    source, target = folder / "train.source", folder / "train.target"
+    if not target.is_file():
+        if RunFolder(path).is_run:
+            raise ValueError(f"{path} was started without --diversify: give another --run")
+        lines = read_parallel(Path(files.source or ""), Path(files.target or ""))
+        pairs = [pair for pair in lines if pair.source.strip() and pair.target.strip()]
+        made = {}
+        for name, way, texts in (
+            ("forward", files, [pair.source for pair in pairs]),
+            ("backward", turned_around(files), [pair.target for pair in pairs]),
+        ):
+            train(way, path / name, recipe, console)
+            bundle, choice, _ = export_chosen(path / name, task.metric, [Precision.FP32], console)
+            with serving(bundle, server_flags(Precision.FP32)) as server:
+                made[name] = translate_all(server, texts, name, console, search_options(choice.alpha))
+        sources, targets = ([pair[side] for pair in pairs] for side in range(2))
+        folder.mkdir(parents=True, exist_ok=True)
+        write_lines(source, [*sources, *sources, *made["backward"]])
+        write_lines(target, [*targets, *made["forward"], *targets])
+    files = dataclasses.replace(files, source=str(source), target=str(target))
+    return dataclasses.replace(task, name=f"{task.name}, diversified", files=files)
+
+
+def turned_around(files: CorpusFiles) -> CorpusFiles:
+    """Returns the parallel files with source and target exchanged."""
+    return CorpusFiles(
+        source=files.target,
+        target=files.source,
+        dev_source=files.dev_target,
+        dev_target=files.dev_source,
+    )
+
+
+def export_chosen(
+    path: Path, metric: MetricSettings, precisions: Sequence[Precision], console: Console
+) -> tuple[Path, Choice, list[Choice]]:
+    """Choose on dev and export the best candidate; returns the bundle, the choice, and all candidates."""
+    choice, candidates = choose(path, metric, console)
+    bundle = path / "bundle"
+    trained = load_checkpoints(path, choice.steps)
+    export_bundle(trained, bundle, list(precisions), overwrite=True, report=console.log)
+    return bundle, choice, candidates
+
+
+def train(files: CorpusFiles, path: Path, recipe: Recipe, console: Console) -> None:
+    """Start or resume the run, and train it to its end.
+
+    Raises:
+        ValueError: The existing run was started with other settings.
+    """
+    folder = RunFolder(path)
+    changes = {} if recipe.max_steps is None else {"max_steps": recipe.max_steps}
+    if not folder.is_run:
+        preset = preset_named(recipe.preset).changed({**recipe.settings, **changes})
+        start_run(folder, preset, load_corpus(files, preset.training.seed), files)
+    config = folder.read_config()
+    started = Preset(config.preset, config.model, config.training)
+    if started.changed(recipe.settings) != started:
+        raise ValueError(f"{path} was started with other settings: give another --run")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    continue_run(folder, load_corpus(files, config.training.seed), device, console, changes)
+
+
+def translate_sets(
+    server: RunningServer, task: Task, alpha: float, precision: Precision, console: Console
+) -> dict[str, list[str]]:
+    """Returns the translations of each test set by its name; "" is the key of the task's sentences."""
+    sources = {scored.name: [pair.source for pair in scored.pairs] for scored in task.scored_sets}
+    sources[""] = list(task.sentences)
+    options = search_options(alpha)
+    return {
+        name: translate_all(server, texts, f"{name or 'sentences'}, {precision}", console, options)
+        for name, texts in sources.items()
+    }
+
+
+def score_set(task: Task, scored: ScoredSet, texts: dict[Precision, dict[str, list[str]]]) -> dict[str, Any]:
+    """Returns the scores by precision, with int8 tested against fp32, and those of detokenised texts."""
+    systems = [texts[precision][scored.name] for precision in _PRECISIONS]
+    references = [pair.target for pair in scored.pairs]
+    report: dict[str, Any] = {
+        "sentences": len(scored.pairs),
+        "published": (task.published or {}).get(scored.name),
+        "scores": _by_precision(compare(systems, [references], task.metric)),
+    }
+    if scored.detokenised is not None:
+        undone = [detokenise(system, scored.detokenised) for system in systems]
+        scores = compare(undone, [scored.detokenised.references], _DETOKENISED)
+        report["detokenised"] = _by_precision(scores)
+    return report
+
+
+def detokenise(texts: Sequence[str], detokenised: Detokenised) -> list[str]:
+    """Join Moses tokens to texts: remove spaces before punctuation, and undo escapes such as &apos;."""
+    from sacremoses import MosesDetokenizer  # takes long to import
+
+    detokenizer = MosesDetokenizer(lang=detokenised.language)
+    return [detokenizer.detokenize(text.split()) for text in texts]
+
+
+def table(report: dict[str, Any]) -> str:
+    """Returns the scores and the translations as Markdown tables."""
+    lines = [
+        f"{report['task']}: {report['run']['parameters']:,} parameters, {report['run']['steps']:,} steps, "
+        f"{len(report['search']['steps'])} checkpoints averaged, beam {report['search']['beam_size']}, "
+        f"alpha {report['search']['alpha']}",
+        "",
+        "| test set | metric | fp32 | int8 | published |",
+        "|---|---|--:|--:|--:|",
+    ]
+    for name, result in report["test"].items():
+        for kind in ("scores", "detokenised"):
+            for metric in result.get(kind, {}).get(Precision.FP32, {}):
+                cells = [_cell(result[kind][precision][metric]) for precision in _PRECISIONS]
+                label = metric + (", detokenised, lower case" if kind == "detokenised" else "")
+                published = result["published"] if kind == "scores" and metric == "BLEU" else None
+                lines.append(f"| {name} | {label} | {' | '.join(cells)} | {published or '–'} |")
+    lines += ["", *_differences(report)]
+    if report["translations"]:
+        lines += ["", "| source | fp32 | int8 |", "|---|---|---|"]
+        lines += [f"| {' | '.join(row.values())} |" for row in report["translations"]]
+    return "\n".join(lines)
+
+
+def _differences(report: dict[str, Any]) -> list[str]:
+    """Returns one line per test set with the BLEU difference of int8 and fp32."""
+    bleus = {
+        name: [result["scores"][precision]["BLEU"]["score"] for precision in _PRECISIONS]
+        for name, result in report["test"].items()
+    }
+    return [f"{name}: int8 − fp32 = {int8 - fp32:+.2f} BLEU" for name, (fp32, int8) in bleus.items()]
+
+
+def _cell(score: dict[str, Any]) -> str:
+    return f"{score['score']:.2f} ± {score['half_interval']:.2f}"
+
+
+def _by_precision(scores: list[list[MetricScore]]) -> dict[str, dict[str, Any]]:
+    return {
+        precision: {score.metric: dataclasses.asdict(score) for score in row}
+        for precision, row in zip(_PRECISIONS, scores, strict=True)
+    }
+
+
+def _describe_run(path: Path) -> dict[str, Any]:
+    folder = RunFolder(path)
+    config, summary = folder.read_config().to_json(), folder.read_summary()
+    metrics = folder.read_metrics()
+    passes = max(line["epoch"] for line in metrics if line["kind"] == "train")
+    curve = [[line["step"], line["loss"], line["bleu"]] for line in metrics if line["kind"] == "dev"]
+    kept = "preset", "model", "training", "corpus_sha256", "commit", "versions", "parent"
+    return {
+        "parameters": sum(parameter.numel() for parameter in load_run(path).model.parameters()),
+        "steps": summary.steps,
+        "seconds": summary.seconds,
+        "passes": passes,
+        "dev_step_loss_greedy_bleu": curve,
+    } | {name: config[name] for name in kept}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.quality",
+        allow_abbrev=False,
+        description="Train on a published corpus, and score the model through the server.",
+        epilog="examples:\n"
+        "  python -m benchmarks.quality multi30k --data multi30k/ --direction en-de\n"
+        "  python -m benchmarks.quality multi30k --data multi30k/ --seed 1 --set d_ff=256 r_drop=0\n"
+        "  python -m benchmarks.quality korean --data corpora/ --max-steps 8000",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("task", choices=("multi30k", "korean"), help="the corpus")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        help="folder of the corpus; benchmarks/README.md lists its files",
+    )
+    parser.add_argument(
+        "--direction",
+        choices=("en-de", "de-en", "en-fr"),
+        help="source and target language of multi30k (default: en-de)",
+    )
+    parser.add_argument(
+        "--run",
+        type=Path,
+        help="folder of the run; a new run is started, an interrupted one resumed, a finished one reused "
+        "(default: runs/quality-...)",
+    )
+    parser.add_argument("--max-steps", type=positive, help="training steps (default: the preset's)")
+    parser.add_argument(
+        "--seed", type=int, help="random seed of the run (default: the preset's, or the existing run's)"
+    )
+    parser.add_argument(
+        "--preset", choices=PRESETS, default="tiny", help="preset of a new run (default: %(default)s)"
+    )
+    add_set_flag(parser)
+    parser.add_argument(
+        "--diversify",
+        action="store_true",
+        help="train a model for each direction first, and add their translations of the training texts",
+    )
+    parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

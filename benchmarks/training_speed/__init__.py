@@ -1,0 +1,1 @@
+"""Compares the training loop's speed with that of a plain loop."""

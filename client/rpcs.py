@@ -1,0 +1,220 @@
+"""Describes the RPCs of both clients, one function for each: its arguments, its request and its answer.
+
+`Client` and `AsyncClient` make their methods from these functions, and only differ in how they wait.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import update_wrapper
+from types import ModuleType
+from typing import Any, ClassVar, Generic, TypeVar
+
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+
+from seq2seq_serve.client.wire import (
+    CHANNEL_OPTIONS,
+    DEFAULT_ADDRESS,
+    DEFAULT_TIMEOUT_SECONDS,
+    DIRECT_OPTIONS,
+    TextOrIds,
+    Tls,
+    generate_request,
+    score_request,
+)
+from seq2seq_serve.protos.seq2seq_v1_pb2 import (
+    GenerateOptions,
+    GenerateResponse,
+    GenerateStreamResponse,
+    GetModelRequest,
+    ListModelsRequest,
+    ListVersionsRequest,
+    LoadModelRequest,
+    Model,
+    ScoreResponse,
+    UnloadModelRequest,
+    Version,
+)
+from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import RepositoryStub, Seq2SeqStub
+
+_LONGEST_SECONDS = 1e9  # of a deadline; gRPC ends a call with a longer one at once
+
+Answer = TypeVar("Answer")
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Rpc(Generic[Answer]):
+    """One RPC, ready to be sent.
+
+    Attributes:
+        method: The method of a stub.
+        request: The message for it.
+        settings: The timeout and metadata, by gRPC's names.
+        read: Takes the caller's answer out of the server's.
+    """
+
+    method: Any
+    request: Message
+    settings: dict[str, Any]
+    read: Callable[[Any], Answer]
+
+
+class Connection:
+    """The base class of both clients, with channels, stubs and token. Its arguments are those of `Client`."""
+
+    _grpc: ClassVar[ModuleType]  # `grpc` or `grpc.aio`
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        timeout_seconds: float | None = DEFAULT_TIMEOUT_SECONDS,
+        tls: Tls | None = None,
+        token: str = "",
+    ) -> None:
+        self.address = address
+        self._timeout_seconds = timeout_seconds
+        self._authorization = token and f"Bearer {token}"
+        secure = {} if tls is None else {"credentials": tls.credentials()}
+        open_channel = self._grpc.secure_channel if secure else self._grpc.insecure_channel
+        self._channels = [
+            open_channel(address, options=options, **secure) for options in (CHANNEL_OPTIONS, DIRECT_OPTIONS)
+        ]
+        balanced, direct = self._channels
+        self._generation: Any = Seq2SeqStub(balanced)  # type: ignore[no-untyped-call]
+        self._models: Any = Seq2SeqStub(direct)  # type: ignore[no-untyped-call]
+        self._repository: Any = RepositoryStub(direct)  # type: ignore[no-untyped-call]
+        self._health: Any = health_pb2_grpc.HealthStub(direct)
+
+    def _rpc(
+        self,
+        method: Any,
+        request: Message,
+        read: Callable[[Any], Answer],
+        timeout_seconds: float | None = None,
+        request_id: str = "",
+    ) -> Rpc[Answer]:
+        """Prepares an RPC with its timeout and metadata. If there is no request id, the server creates one.
+
+        Raises:
+            ValueError: The timeout is not a number.
+        """
+        timeout = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        if timeout is not None and math.isnan(timeout):
+            raise ValueError("the timeout is not a number")
+        if timeout is not None and timeout > _LONGEST_SECONDS:
+            timeout = None
+        given = {"x-request-id": request_id, "authorization": self._authorization}
+        metadata = tuple((key, value) for key, value in given.items() if value)
+        return Rpc(method, request, {"timeout": timeout, "metadata": metadata}, read)
+
+
+def translate(
+    client: Connection, text: str, *, model: str = "", options: GenerateOptions | None = None
+) -> Rpc[str]:
+    """Returns the best target of one source, as text."""
+    request = generate_request(text, model, options)
+    return client._rpc(client._generation.Generate, request, lambda answer: answer.hypotheses[0].text)
+
+
+def generate(
+    client: Connection,
+    source: TextOrIds,
+    *,
+    model: str = "",
+    options: GenerateOptions | None = None,
+    timeout_seconds: float | None = None,
+    request_id: str = "",
+) -> Rpc[GenerateResponse]:
+    """Returns the whole answer to one source, a text or its token ids."""
+    request = generate_request(source, model, options)
+    return client._rpc(client._generation.Generate, request, _whole, timeout_seconds, request_id)
+
+
+def stream(
+    client: Connection,
+    source: TextOrIds,
+    *,
+    model: str = "",
+    options: GenerateOptions | None = None,
+    timeout_seconds: float | None = None,
+    request_id: str = "",
+) -> Rpc[GenerateStreamResponse]:
+    """Yields pieces as they are decoded, then the whole answer; closing the iterator cancels the call."""
+    request = generate_request(source, model, options)
+    return client._rpc(client._generation.GenerateStream, request, _whole, timeout_seconds, request_id)
+
+
+def score(
+    client: Connection,
+    source: TextOrIds,
+    target: TextOrIds,
+    *,
+    model: str = "",
+    timeout_seconds: float | None = None,
+    request_id: str = "",
+) -> Rpc[ScoreResponse]:
+    """Returns the log-probabilities of a given target, a text or its token ids."""
+    request = score_request(source, target, model)
+    return client._rpc(client._generation.Score, request, _whole, timeout_seconds, request_id)
+
+
+def models(client: Connection) -> Rpc[list[Model]]:
+    """Returns the models that the server serves, the default one first."""
+    return client._rpc(client._models.ListModels, ListModelsRequest(), lambda answer: list(answer.models))
+
+
+def model(client: Connection, name: str = "") -> Rpc[Model]:
+    """Returns one served model; the empty name means the default one."""
+    return client._rpc(client._models.GetModel, GetModelRequest(model=name), lambda answer: answer.model)
+
+
+def versions(client: Connection, model: str = "") -> Rpc[list[Version]]:
+    """Returns every version on the server's disk, of all models or of one, and whether it is served."""
+    request = ListVersionsRequest(model=model)
+    return client._rpc(client._repository.ListVersions, request, lambda answer: list(answer.versions))
+
+
+def load(
+    client: Connection, model: str, version: str = "", *, timeout_seconds: float | None = None
+) -> Rpc[Model]:
+    """Loads a version of a model, by default the newest, and waits until the server serves it."""
+    request = LoadModelRequest(model=model, version=version)
+    return client._rpc(client._repository.LoadModel, request, lambda answer: answer.model, timeout_seconds)
+
+
+def unload(client: Connection, model: str) -> Rpc[None]:
+    """Unloads a model: the server stops serving it."""
+    return client._rpc(client._repository.UnloadModel, UnloadModelRequest(model=model), lambda _: None)
+
+
+def health(client: Connection, service: str = "") -> Rpc[str]:
+    """Returns `SERVING` or `NOT_SERVING` for the whole server, a service, or a model."""
+    request = health_pb2.HealthCheckRequest(service=service)
+    name_of = health_pb2.HealthCheckResponse.ServingStatus.Name
+    return client._rpc(client._health.Check, request, lambda answer: name_of(answer.status))
+
+
+def documented(method: Method, prepare: Callable[..., Any], returned: str = "{}") -> Method:
+    """Gives a client's method the name, docstring and arguments of a function above.
+
+    Args:
+        method: Of `Client` or `AsyncClient`.
+        prepare: The function that prepares its RPC.
+        returned: The type that the method returns, with `{}` in place of the answer's type.
+    """
+    update_wrapper(method, prepare)
+    signature = inspect.signature(prepare)
+    answer = signature.return_annotation.removeprefix("Rpc[").removesuffix("]")
+    signature = signature.replace(return_annotation=returned.format(answer))
+    method.__signature__ = signature  # type: ignore[attr-defined]  # which `help` and IPython show
+    return method
+
+
+def _whole(answer: Any) -> Any:
+    return answer

@@ -1,0 +1,1 @@
+"""Draws what training and the client both show."""

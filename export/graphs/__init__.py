@@ -1,0 +1,1 @@
+"""A model's graphs as torch modules, and the weightless graphs that select tokens and move rows."""

@@ -1,0 +1,97 @@
+"""The common parts of all families' graphs: their description, the embedding, the projection to logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.manifest import TensorSpec
+from seq2seq_serve.bundle.names import Axis, Role
+from seq2seq_serve.export.graphs import operators
+from seq2seq_serve.export.graphs.linear import Linear, LinearFactory
+from seq2seq_serve.training.models.base import EncoderDecoder
+
+# B batch rows   S source length   D d_model   V vocabulary
+
+TYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+class Graph(nn.Module):
+    """A graph to export: `forward` takes and returns tensors in the order of `inputs` and `outputs`."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class Embedding(nn.Module):
+    """Token embeddings scaled by √D (Vaswani et al. 2017, section 3.4).
+
+    Attributes:
+        weight: `(V, D)`.
+        weight_scale: The factor that `weight` already includes.
+    """
+
+    def __init__(self, weight: Tensor, linear: LinearFactory) -> None:
+        super().__init__()
+        self.scale = math.sqrt(weight.shape[1])
+        self.weight_scale = self.scale if linear.is_fused else 1.0
+        self.weight = nn.Parameter(weight.detach() * self.weight_scale)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        embedded = nn.functional.embedding(ids, self.weight)
+        return embedded if self.weight_scale == self.scale else embedded * self.scale
+
+
+class Projection(nn.Module):
+    """Turns decoder states into logits; a tied matrix is the embedding's own, unless it is quantised."""
+
+    def __init__(self, model: EncoderDecoder, linear: LinearFactory) -> None:
+        super().__init__()
+        self.linear: Linear | None = linear.output(model.output_weight)
+        is_tied = model.output_weight is model.embedding.weight
+        untied = None if is_tied or self.linear else model.output_weight.detach()
+        self.weight = None if untied is None else nn.Parameter(untied)
+
+    def forward(self, hidden: Tensor, embedding: Embedding) -> Tensor:
+        """float32 logits `(rows, V)` of decoder states `(rows, D)`."""
+        if self.linear is not None:
+            return self.linear(hidden)
+        weight, alpha = self.weight, 1.0
+        if weight is None:
+            weight, alpha = embedding.weight, 1 / embedding.weight_scale
+        return operators.gemm(hidden, weight, None, transposed=True, alpha=alpha).to(torch.float32)
+
+
+def source_specs() -> tuple[TensorSpec, TensorSpec]:
+    """The inputs of an `encode` graph over tokens."""
+    return (
+        TensorSpec(names.SOURCE_IDS, "int64", (Axis.BATCH, Axis.SOURCE_LENGTH), Role.SOURCE),
+        TensorSpec(names.SOURCE_LENGTHS, "int32", (Axis.BATCH,), Role.SOURCE),
+    )
+
+
+def token_specs(*columns: str) -> list[TensorSpec]:
+    """The inputs of a `step` graph with one element per row: token ids, and int32 columns by name."""
+    ids = TensorSpec(names.TOKEN_IDS, "int64", (Axis.BATCH,), Role.TOKEN)
+    return [ids, *(TensorSpec(name, "int32", (Axis.BATCH,), Role.TOKEN) for name in columns)]
+
+
+def outs(specs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """The outputs that share their buffers with these inputs."""
+    return [TensorSpec(names.out(spec.name), spec.dtype, spec.axes, spec.role) for spec in specs]
+
+
+def sizes_of(config: Any) -> dict[str, int]:
+    """The integers of a model's configuration, except for its limits, for the manifest."""
+    names_of_fields = [*config.__dataclass_fields__, "d_head"]
+    fields = {name: getattr(config, name) for name in names_of_fields if hasattr(config, name)}
+    return {
+        name: value
+        for name, value in fields.items()
+        if isinstance(value, int) and not isinstance(value, bool) and not name.startswith("max_")
+    }

@@ -1,0 +1,193 @@
+"""The layers of a Transformer's graphs: small torch modules with fused operators over trained layers.
+
+Every token is one row of a matrix; only attention separates batch and position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from seq2seq_serve.export.graphs import operators
+from seq2seq_serve.export.graphs.linear import FloatLinear, Linear, LinearFactory
+from seq2seq_serve.training.models.transformer import DecoderLayer, EncoderLayer
+
+# B batch rows   S source length   T target length   D d_model   H heads   K d_head   C cache capacity
+
+# τ of `AddNorm`. A small τ makes the folded part of the weights large, a large τ the output of the norm;
+# either costs precision.
+_TAU = 0.25
+# Folding divides by γ. If |γ| is smaller than this, the map keeps its bias, at the cost of one more kernel.
+_LEAST_SCALE = 1e-3
+
+
+class AddNorm(nn.Module):
+    """The residual connection around a sublayer, with the layer norm that follows it.
+
+    In post-norm (Vaswani et al. 2017, section 3.1) the norm's output is also the next residual; in pre-norm
+    (Xiong et al. 2020, arXiv:2002.04745) the sum is the next residual, and the norm is that of the next
+    sublayer.
+
+    The fused form takes over the biases of the neighbouring maps. The bias of the map before is added to the
+    sum. The bias of the map after is folded into its weights: a layer norm is γn + β, and n sums to 0, so γ(n
+    + τ) divided by γ sums to Dτ for every input (`FloatLinear.fold_bias`). The norm's own bias is then τγ,
+    which shifts its output by τγ - β. Creating an `AddNorm` therefore changes `last` and `first`.
+
+    Args:
+        norm: The trained layer norm.
+        last: The map whose output is added to the residual; None for the first norm of a pre-norm stack.
+        first: The only map that reads the norm's output (in post-norm the residual reads it, too); None for
+            the last norm.
+        residual_shift: `(D,)`, the shift of the residual; None if it is not shifted.
+        pre_norm: Whether the stack is pre-norm.
+        linear: The factory of the graph's maps.
+
+    Attributes:
+        shift: `(D,)`, the shift of the norm's output; None if it is not shifted.
+    """
+
+    def __init__(
+        self,
+        norm: nn.LayerNorm,
+        last: Linear | None,
+        first: Linear | None,
+        residual_shift: Tensor | None,
+        *,
+        pre_norm: bool,
+        linear: LinearFactory,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(norm.weight.detach())
+        self.bias = nn.Parameter(norm.bias.detach())
+        self.sublayer_bias: nn.Parameter | None = None
+        self.shift: Tensor | None = None
+        self.epsilon = norm.eps
+        self.pre_norm = pre_norm
+        self.is_fused = linear.is_fused
+        if self.is_fused and isinstance(last, FloatLinear):
+            bias = last.take_bias()
+            self.sublayer_bias = nn.Parameter(bias if residual_shift is None else bias - residual_shift)
+        # Rounded as in the graph, because the folded weights must match the computed norm.
+        scale = self.weight.detach().to(linear.dtype).to(self.weight.dtype)
+        if self.is_fused and isinstance(first, FloatLinear) and scale.abs().min() > _LEAST_SCALE:
+            self.shift = _TAU * scale - self.bias.detach()
+            self.bias = nn.Parameter(_TAU * scale)
+            first.fold_bias(self.shift, scale, _TAU * len(scale))
+
+    def enter(self, x: Tensor) -> Tensor:
+        """The norm alone, for the first sublayer of a pre-norm stack."""
+        return operators.layer_normalization(x, self.weight, self.bias, epsilon=self.epsilon)
+
+    def forward(self, output: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The input of the next sublayer, and the residual to which its output is added."""
+        if self.is_fused:
+            normalized, total = operators.skip_layer_normalization(
+                output, residual, self.weight, self.bias, self.sublayer_bias, epsilon=self.epsilon
+            )
+        else:  # ONNX Runtime 1.31 runs two nodes faster than the fused one on the CPU
+            total = output + residual
+            normalized = self.enter(total)
+        return normalized, total if self.pre_norm else normalized
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = max(0, xW₁ + b₁)W₂ + b₂ (Vaswani et al. 2017, equation 2)."""
+
+    def __init__(self, layer: EncoderLayer | DecoderLayer, path: str, linear: LinearFactory) -> None:
+        super().__init__()
+        self.inner = linear(f"{path}.feed_forward.inner", [layer.feed_forward.inner])
+        self.outer = linear(f"{path}.feed_forward.outer", [layer.feed_forward.outer])
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.inner(x)
+        return self.outer(hidden if self.outer.clamps_negative else torch.relu(hidden))
+
+
+class EncoderBlock(nn.Module):
+    """One encoder layer over `(B·S, D)` rows."""
+
+    def __init__(self, layer: EncoderLayer, path: str, linear: LinearFactory, num_heads: int) -> None:
+        super().__init__()
+        attention = layer.self_attention
+        packed = [attention.query, attention.key, attention.value]
+        self.query_key_value = linear(f"{path}.self_attention.query", packed)
+        self.output = linear(f"{path}.self_attention.output", [attention.output])
+        self.feed_forward = FeedForward(layer, path, linear)
+        self.num_heads = num_heads
+
+    def ends(self) -> list[tuple[Linear, Linear]]:
+        """The first and the last map of each sublayer, in order."""
+        inner, outer = self.feed_forward.inner, self.feed_forward.outer
+        return [(self.query_key_value, self.output), (inner, outer)]
+
+    def attend(self, x: Tensor, lengths: Tensor, source_length: int) -> Tensor:
+        """Self-attention within each row of `(B, S)`."""
+        packed = self.query_key_value(x)  # (B*S, 3D)
+        packed = packed.reshape(-1, source_length, packed.shape[1])  # (B, S, 3D)
+        query, key, value = packed.chunk(3, dim=2)
+        attended = operators.multi_head_attention(query, key, value, lengths, num_heads=self.num_heads)
+        return self.output(attended.reshape(-1, x.shape[1]))
+
+
+class DecoderBlock(nn.Module):
+    """One decoder layer, for one or several positions per row."""
+
+    def __init__(self, layer: DecoderLayer, path: str, linear: LinearFactory, num_heads: int) -> None:
+        super().__init__()
+        attention, cross = layer.self_attention, layer.cross_attention
+        packed = [attention.query, attention.key, attention.value]
+        self.query_key_value = linear(f"{path}.self_attention.query", packed)
+        self.output = linear(f"{path}.self_attention.output", [attention.output])
+        self.cross_query = linear(f"{path}.cross_attention.query", [cross.query])
+        self.cross_output = linear(f"{path}.cross_attention.output", [cross.output])
+        self.feed_forward = FeedForward(layer, path, linear)
+        self.num_heads = num_heads
+
+    def ends(self) -> list[tuple[Linear, Linear]]:
+        """The first and the last map of each sublayer, in order."""
+        inner, outer = self.feed_forward.inner, self.feed_forward.outer
+        return [(self.query_key_value, self.output), (self.cross_query, self.cross_output), (inner, outer)]
+
+    def attend(
+        self, x: Tensor, cache: tuple[Tensor, Tensor], lengths: Tensor, capacity: Tensor, target_length: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Masked self-attention of `(B·T, D)` rows; the cache grows by T positions."""
+        packed = self.query_key_value(x)  # (B*T, 3D)
+        packed = packed.view(-1, target_length, packed.shape[1])  # (B, T, 3D)
+        attended, key, value = operators.group_query_attention(
+            packed, None, None, *cache, lengths, capacity, num_heads=self.num_heads
+        )
+        return self.output(attended.reshape(-1, x.shape[1])), key, value
+
+    def attend_memory(
+        self, x: Tensor, memory: Sequence[Tensor], lengths: Tensor, capacity: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Cross-attention of one position per row, over the row's own source positions.
+
+        The operator always appends a position, so it gets the last source position again and rewrites it in
+        place.
+        """
+        key, value, last_key, last_value = memory
+        query = self.cross_query(x).unsqueeze(1)  # (B, 1, D)
+        attended, key, value = operators.group_query_attention(
+            query, last_key, last_value, key, value, lengths, capacity, num_heads=self.num_heads
+        )
+        return self.cross_output(attended.squeeze(1)), key, value
+
+    def attend_memory_fully(
+        self, x: Tensor, key: Tensor, value: Tensor, mask: Tensor, target_length: int
+    ) -> tuple[Tensor, Tensor]:
+        """Cross-attention of T positions per row by its definition (equation 1), and its weights.
+
+        `x` is `(B·T, D)`, key and value are `(B, H, C, K)`. The mask is `(B, 1, 1, C)`, True = may attend.
+        """
+        H, K = self.num_heads, key.shape[3]
+        query = self.cross_query(x).view(-1, target_length, H, K).transpose(1, 2)  # (B, H, T, K)
+        scores = query @ key.transpose(2, 3) / math.sqrt(K)  # (B, H, T, C)
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        weights = torch.softmax(scores, dim=-1)
+        attended = (weights @ value).transpose(1, 2).reshape(-1, x.shape[1])  # (B*T, D)
+        return self.cross_output(attended), weights

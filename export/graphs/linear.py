@@ -1,0 +1,170 @@
+"""The linear maps of a graph in each precision, and the factories that create them from trained layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from seq2seq_serve.export.graphs import operators
+
+
+class Linear(nn.Module):
+    """`xW + b` over `(rows, I)`.
+
+    Attributes:
+        clamps_negative: Whether the map takes negative inputs for 0, so that it needs no ReLU before it.
+    """
+
+    clamps_negative = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        result: Tensor = super().__call__(x)
+        return result
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class LinearFactory(Protocol):
+    """Creates the linear maps of one precision.
+
+    Attributes:
+        dtype: The type of all tensors in the graph except quantised weights.
+        is_fused: Whether norms add the biases of the neighbouring maps. On a GPU, each bias that a map adds
+            itself is one more kernel, whose launch costs about as much as its computation for a few rows.
+    """
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def is_fused(self) -> bool: ...
+
+    def __call__(self, name: str, layers: Sequence[nn.Linear]) -> Linear:
+        """The layers side by side as one map, with weights of the trained model's type.
+
+        Args:
+            name: The calibrated input of the map.
+            layers: Layers that all read this input.
+        """
+
+    def output(self, weight: Tensor) -> Linear | None:
+        """The output projection by a matrix (V, D); None if the graph multiplies by the matrix itself."""
+
+
+class FloatLinear(Linear):
+    """A linear map in floating point."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)  # (I, O)
+        self.bias = None if bias is None else nn.Parameter(bias)  # (O,)
+
+    def take_bias(self) -> Tensor:
+        """Removes the bias and returns it to the caller, who adds it elsewhere."""
+        assert self.bias is not None
+        bias, self.bias = self.bias.detach(), None
+        return bias
+
+    def fold_bias(self, shift: Tensor, scale: Tensor, total: float) -> None:
+        """Moves the bias into the weights, for inputs `x + shift` instead of `x`.
+
+        Requires that the sum of `(x + shift) / scale` is `total`, not 0, for every x. Then adding `c / (scale
+        * total)` to a column of the weights adds exactly c to the column's output. Shift and scale are
+        `(I,)`.
+        """
+        weight = self.weight.detach()
+        constant = self.take_bias() - shift @ weight  # (O,)
+        self.weight = nn.Parameter(weight + torch.outer(1 / scale, constant / total))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return operators.gemm(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True)
+class FloatFactory:
+    """Maps in a floating-point type."""
+
+    dtype: torch.dtype
+    is_fused: bool = False
+
+    def __call__(self, name: str, layers: Sequence[nn.Linear]) -> Linear:  # noqa: ARG002
+        return FloatLinear(*_side_by_side(layers))
+
+    def output(self, weight: Tensor) -> Linear | None:  # noqa: ARG002
+        return None
+
+
+@dataclass(frozen=True)
+class ActivationRange:
+    """The interval of a map's input that its 256 levels cover; `low` is at most 0, `high` is above 0."""
+
+    low: float
+    high: float
+
+
+class Int8Linear(Linear):
+    """uint8 inputs with one calibrated scale, int8 weights with one scale per output column.
+
+    A constant scale keeps rows independent of each other: if the scale were computed from the whole batch, a
+    row's tokens would depend on its neighbours.
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+    scale: Tensor
+    zero_point: Tensor
+    bias: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: ActivationRange) -> None:
+        super().__init__()
+        weight_scale = weight.abs().amax(dim=0).clamp_min(1e-8) / 127  # (O,)
+        scale = (activation.high - activation.low) / 255
+        zero_point = round(-activation.low / scale)
+        self.clamps_negative = zero_point == 0
+        self.register_buffer("weight", torch.round(weight / weight_scale).to(torch.int8))
+        self.register_buffer("weight_scale", weight_scale)
+        self.register_buffer("scale", torch.tensor(scale))
+        self.register_buffer("zero_point", torch.tensor(zero_point, dtype=torch.uint8))
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        quantized = operators.quantize(x, self.scale, self.zero_point)
+        return operators.integer_matmul(
+            quantized, self.weight, self.scale, self.weight_scale, self.zero_point, self.bias
+        )
+
+
+@dataclass(frozen=True)
+class Int8Factory:
+    """Quantised maps.
+
+    Attributes:
+        ranges: The calibrated input range of each map, by name (`export.calibration`).
+    """
+
+    ranges: Mapping[str, ActivationRange]
+    dtype: ClassVar[torch.dtype] = torch.float32
+    is_fused: ClassVar[bool] = False
+
+    def __call__(self, name: str, layers: Sequence[nn.Linear]) -> Linear:
+        weight, bias = _side_by_side(layers)
+        return Int8Linear(weight, bias, self.ranges[name])
+
+    def output(self, weight: Tensor) -> Linear | None:
+        return Int8Linear(weight.detach().t(), None, self.ranges["output"])
+
+
+def _side_by_side(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weight `(I, O)` and bias `(O,)` of the layers as one map; the bias is None if no layer has one."""
+    weight = torch.cat([layer.weight.detach().t() for layer in layers], dim=1).contiguous()
+    given: list[Tensor | None] = [layer.bias for layer in layers]
+    if all(bias is None for bias in given):
+        return weight, None
+    zeros = [weight.new_zeros(layer.out_features) for layer in layers]
+    biases = [zero if bias is None else bias.detach() for bias, zero in zip(given, zeros, strict=True)]
+    return weight, torch.cat(biases)

@@ -1,0 +1,182 @@
+"""ONNX Runtime's fused operators as functions for torch modules that are exported.
+
+Outside an export they compute nothing: each one only stands for a node of the graph. Its docstring's first
+line ends with the operator's name. The shapes given to torch are those of the operator's documentation.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.onnx.ops import symbolic, symbolic_multi_out
+
+
+def group_query_attention(
+    query: Tensor,
+    key: Tensor | None,
+    value: Tensor | None,
+    past_key: Tensor,
+    past_value: Tensor,
+    lengths: Tensor,
+    capacity: Tensor,
+    *,
+    num_heads: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Causal attention over a cache, which it extends in place (GroupQueryAttention).
+
+    Args:
+        query: `(B, T, D)`, or packed query, key and value `(B, T, 3D)` with `key` and `value` None.
+        key: New keys `(B, T, D)`.
+        value: New values `(B, T, D)`.
+        past_key: `(B, H, C, K)`.
+        past_value: `(B, H, C, K)`.
+        lengths: `(B,)` int32: positions of each row after this call, minus one.
+        capacity: `()` int32 on the host: C for one position, otherwise the positions of a row after this
+            call.
+        num_heads: H.
+
+    Returns:
+        The attention output `(B, T, D)`, and the cache's keys and values.
+    """
+    d_model = past_key.shape[1] * past_key.shape[3]
+    output, present_key, present_value = symbolic_multi_out(
+        "com.microsoft::GroupQueryAttention",
+        [query, key, value, past_key, past_value, lengths, capacity],
+        {"num_heads": num_heads, "kv_num_heads": num_heads, "scale": 1 / math.sqrt(past_key.shape[3])},
+        dtypes=(query.dtype, query.dtype, query.dtype),
+        shapes=((query.shape[0], query.shape[1], d_model), past_key.shape, past_value.shape),
+        version=1,
+    )
+    return output, present_key, present_value
+
+
+def multi_head_attention(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, *, num_heads: int
+) -> Tensor:
+    """Attention of `(B, S, D)` over `(B, S, D)`, in row b over its first `lengths[b]` positions."""
+    return symbolic(
+        "com.microsoft::MultiHeadAttention",
+        [query, key, value, None, lengths],
+        {"num_heads": num_heads, "scale": 1 / math.sqrt(query.shape[2] // num_heads)},
+        dtype=query.dtype,
+        shape=query.shape,
+        version=1,
+    )
+
+
+def layer_normalization(x: Tensor, weight: Tensor, bias: Tensor, *, epsilon: float) -> Tensor:
+    """Layer norm over the last axis (LayerNormalization of the standard)."""
+    return symbolic(
+        "LayerNormalization",
+        [x, weight, bias],
+        {"axis": -1, "epsilon": epsilon},
+        dtype=x.dtype,
+        shape=x.shape,
+    )
+
+
+def skip_layer_normalization(
+    x: Tensor, skip: Tensor, weight: Tensor, bias: Tensor, x_bias: Tensor | None, *, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """Layer norm of `x + x_bias + skip`, and that sum (SkipLayerNormalization)."""
+    normalized, _, _, total = symbolic_multi_out(
+        "com.microsoft::SkipLayerNormalization",
+        [x, skip, weight, bias, x_bias],
+        {"epsilon": epsilon},
+        dtypes=(x.dtype, torch.float32, torch.float32, x.dtype),
+        shapes=(x.shape, (x.shape[0], 1), (x.shape[0], 1), x.shape),
+        version=1,
+    )
+    return normalized, total
+
+
+def gemm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool = False, alpha: float = 1.0
+) -> Tensor:
+    """`alpha * x @ weight + bias` for `(B, I)`; `weight` is `(I, O)`, or `(O, I)` if transposed (Gemm)."""
+    width = weight.shape[0 if transposed else 1]
+    return symbolic(
+        "Gemm",
+        [x, weight, bias],
+        {"transB": int(transposed), "alpha": alpha},
+        dtype=x.dtype,
+        shape=(x.shape[0], width),
+    )
+
+
+def quantize(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
+    """`clamp(round(x / scale) + zero_point, 0, 255)` with one constant scale (QuantizeLinear)."""
+    return symbolic("QuantizeLinear", [x, scale, zero_point], dtype=torch.uint8, shape=x.shape)
+
+
+def integer_matmul(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    weight_scale: Tensor,
+    zero_point: Tensor,
+    bias: Tensor | None,
+) -> Tensor:
+    """uint8 `(..., I)` by int8 `(I, O)` to float32, scaled per output column (MatMulIntegerToFloat)."""
+    weight_zero_point = torch.zeros_like(weight_scale, dtype=torch.int8)
+    return symbolic(
+        "com.microsoft::MatMulIntegerToFloat",
+        [x, weight, scale, weight_scale, zero_point, weight_zero_point, bias],
+        dtype=torch.float32,
+        shape=(*x.shape[:-1], weight.shape[1]),
+        version=1,
+    )
+
+
+def first(x: Tensor, length: int) -> Tensor:
+    """The first `length` positions of `(B, T, D)`, as a slice that is opaque to torch (Slice)."""
+    start, end, axis = (torch.full((1,), number, dtype=torch.int64) for number in (0, length, 1))
+    return symbolic("Slice", [x, start, end, axis], dtype=x.dtype, shape=(x.shape[0], length, x.shape[2]))
+
+
+def most_probable(logits: Tensor) -> Tensor:
+    """The token id `(B, 1)` of the largest logit of each row, the lowest id among equals (TopK)."""
+    shape = (logits.shape[0], 1)
+    _, token_ids = symbolic_multi_out(
+        "TopK",
+        [logits, torch.ones(1, dtype=torch.int64)],
+        {"axis": 1},
+        dtypes=(logits.dtype, torch.int64),
+        shapes=(shape, shape),
+    )
+    return token_ids
+
+
+def write_prefix(buffer: Tensor, update: Tensor, *, axis: int = 2) -> Tensor:
+    """Write `(…, S, …)` over the first S positions, along the axis, of `(…, C, …)` (TensorScatter, opset 24).
+
+    The write is in place if input and output are bound to one buffer.
+    """
+    return symbolic(
+        "TensorScatter", [buffer, update], {"axis": axis}, dtype=buffer.dtype, shape=buffer.shape, version=24
+    )
+
+
+def recurrent_layer(
+    cell: str, x: Tensor, weights: tuple[Tensor, Tensor, Tensor], lengths: Tensor, *, d_hidden: int
+) -> Tensor:
+    """All states of a layer of a recurrent encoder `(S, R, B, E)`, zeros after a row's end (GRU, LSTM).
+
+    Args:
+        cell: "GRU" or "LSTM".
+        x: `(S, B, I)`.
+        weights: The matrices of the inputs `(R, G, I)` and of the states `(R, G, E)`, and both biases
+            `(R, 2 G)`; R is the number of directions.
+        lengths: `(B,)` int32.
+        d_hidden: E.
+    """
+    num_directions = weights[0].shape[0]
+    direction = "bidirectional" if num_directions == 2 else "forward"
+    attributes: dict[str, Any] = {"hidden_size": d_hidden, "direction": direction}
+    if cell == "GRU":
+        attributes["linear_before_reset"] = 1
+    shape = (x.shape[0], num_directions, x.shape[1], d_hidden)
+    return symbolic(cell, [x, *weights, lengths], attributes, dtype=x.dtype, shape=shape)

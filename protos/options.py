@@ -1,0 +1,202 @@
+"""The options of a generation, described once: `OPTIONS` has each field of `GenerateOptions`.
+
+The client's flags, the parameters of the Open Inference Protocol, the ranges that the server checks, and a
+table in docs/protocols.md come from here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, LongSource, Target
+
+_FIELDS = GenerateOptions.DESCRIPTOR.fields_by_name
+_LONG_SOURCES = {
+    name.removeprefix("LONG_SOURCE_").lower(): number for name, number in LongSource.items() if number
+}
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How a value is written as text.
+
+    Attributes:
+        metavar: Stands for the value in a command's help.
+        expected: A description of a right value, for errors.
+        read: Returns the value of the protobuf field.
+    """
+
+    metavar: str
+    expected: str
+    read: Callable[[str], Any]
+
+
+def _ids(text: str) -> Any:
+    return json.loads(text) if text.lstrip().startswith("[") else list(map(int, text.split(",")))
+
+
+def _biases(text: str) -> dict[int, float]:
+    if text.lstrip().startswith("{"):
+        return {int(token_id): bias for token_id, bias in json.loads(text).items()}
+    pairs = [pair.split("=") for pair in text.split(",")]
+    return {int(token_id): float(bias) for token_id, bias in pairs}
+
+
+def _texts(text: str) -> Any:
+    return json.loads(text) if text.lstrip().startswith("[") else text.split("\n")
+
+
+_INTEGERS = {
+    FieldDescriptor.CPPTYPE_INT32: _Form("N", "an integer of 32 bits", int),
+    FieldDescriptor.CPPTYPE_INT64: _Form("N", "an integer of 64 bits", int),
+    FieldDescriptor.CPPTYPE_UINT64: _Form("N", "an integer of 64 bits, not below 0", int),
+}
+_SCALARS = _INTEGERS | {
+    FieldDescriptor.CPPTYPE_BOOL: _Form("BOOL", "true or false", {"true": True, "false": False}.__getitem__),
+    FieldDescriptor.CPPTYPE_FLOAT: _Form("X", "a number", float),
+    FieldDescriptor.CPPTYPE_STRING: _Form("TAG", "a string", str),
+}
+# Options that are not a single number or word. They are text in every interface.
+_WRITTEN = {
+    "suppressed_token_ids": _Form("ID,ID", "a string of token ids, such as 5,17 or [5, 17]", _ids),
+    "logit_bias": _Form(
+        "ID=X,ID=X", 'a string of biases by token id, such as 5=-1.5,17=2 or {"5": -1.5}', _biases
+    ),
+    "stop_sequences": _Form("TEXT", "a text, texts on lines of their own, or a JSON list of texts", _texts),
+    "target_prefix": _Form("TEXT", "a text", lambda text: Target(text=text)),
+    "long_source": _Form(
+        "WHAT", " or ".join(", ".join(_LONG_SOURCES).rsplit(", ", 1)), _LONG_SOURCES.__getitem__
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a generation.
+
+    Attributes:
+        name: The field of `GenerateOptions`.
+        effect: What the option does. Names of other options are between backticks.
+        default: What happens without the option; empty where `effect` says it.
+        bounds: The smallest and the largest number that is accepted, for a map the bounds of its values. The
+            largest may depend on the model, and is infinite here.
+        max_items: The most elements of a list or map; None for other options.
+        needs: Another option, without which this one is refused; empty for most.
+    """
+
+    name: str
+    effect: str
+    default: str = ""
+    bounds: tuple[float, float] | None = None
+    max_items: int | None = None
+    needs: str = ""
+
+    @property
+    def form(self) -> _Form:
+        """How a value is written."""
+        return _WRITTEN.get(self.name) or _SCALARS[_FIELDS[self.name].cpp_type]
+
+    @property
+    def needs_above(self) -> int:
+        """The value that the option `needs` must exceed."""
+        return 1 if self.needs == "beam_size" else 0
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the option is off or on, and off by default."""
+        field = _FIELDS[self.name]
+        return field.cpp_type == FieldDescriptor.CPPTYPE_BOOL and not field.has_presence
+
+    @property
+    def help(self) -> str:
+        """Returns the effect, the range and the default."""
+        limits = [f"{least:g} to {most:g}" for least, most in [self.bounds or (0, inf)] if most < inf]
+        limits += [f"at most {self.max_items} of them"] if self.max_items else []
+        notes = "; ".join(limits + [f"default: {self.default}"] * bool(self.default))
+        effect = f"with `{self.needs}`: {self.effect}" if self.needs else self.effect
+        return f"{effect} ({notes})" if notes else effect
+
+    def read(self, value: bool | int | float | str, *, is_text: bool = False) -> GenerateOptions:
+        """Returns options in which only this one is set.
+
+        Args:
+            value: Of the field's own type; the text of a list, a map, a message or an enum.
+            is_text: Whether `value` is text, whatever the field's type.
+
+        Raises:
+            ValueError: The value does not fit. The message says what it must be.
+        """
+        kind = _FIELDS[self.name].cpp_type
+        given: Any = value
+        try:
+            if is_text or self.name in _WRITTEN:
+                given = self.form.read(given)
+            elif isinstance(value, bool) != (kind == FieldDescriptor.CPPTYPE_BOOL):
+                raise TypeError
+            elif kind in _INTEGERS and isinstance(value, float) and value.is_integer():
+                given = int(value)
+            return GenerateOptions(**{self.name: given})
+        except (TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError) as error:
+            raise ValueError(f"must be {self.form.expected}") from error
+
+
+_ALL = (
+    Option("max_new_tokens", "the maximum number of target tokens", "the limit of `max_length_ratio`"),
+    Option(
+        "max_length_ratio",
+        "limit a target to X times the tokens of its source, plus a constant of the model; 0: only to the "
+        "model's own limit",
+        "the model's own ratio; with `max_new_tokens`: 0",
+        (0, 1000),
+    ),
+    Option("priority", "lower is more urgent; below 0 needs the role admin", "0", (-10, 10)),
+    Option("min_new_tokens", "the minimum number of target tokens", "0", (0, inf)),
+    Option(
+        "repetition_penalty", "above 1: make tokens of the target less likely to repeat", "1", (0.01, 100)
+    ),
+    Option("no_repeat_ngram_size", "never repeat a sequence of N tokens", "off", (0, inf)),
+    Option("suppressed_token_ids", "never select these tokens", max_items=1024),
+    Option("logit_bias", "add X to the logit of token ID", "", (-1000, 1000), max_items=1024),
+    Option("stop_sequences", "end the target before TEXT; several: a line each", max_items=16),
+    Option("target_prefix", "start the target with TEXT"),
+    Option("beam_size", "search with N hypotheses at once", "take the most probable token", (0, 16)),
+    Option("length_penalty", "alpha of Wu et al. 2016; 0: none", "0.6", (-10, 10), needs="beam_size"),
+    Option("early_stopping", "stop at as many complete hypotheses as beams", "true", needs="beam_size"),
+    Option("num_hypotheses", "answer with N hypotheses for each text", "1", (0, 16)),
+    Option("temperature", "divide logits by X and draw tokens; 0: off", "0", (0.01, 100)),
+    Option("top_k", "draw from the N most probable tokens", "all", (0, inf), needs="temperature"),
+    Option(
+        "top_p",
+        "draw from the fewest most probable tokens whose probabilities add up to X",
+        "1",
+        (1e-6, 1),
+        needs="temperature",
+    ),
+    Option(
+        "min_p",
+        "draw from tokens that are at least X times as probable as the best",
+        "0",
+        (0, 1),
+        needs="temperature",
+    ),
+    Option("seed", "draw the same tokens each time", "the server chooses a seed", needs="temperature"),
+    Option("log_probabilities", "answer with the log-probability of every token"),
+    Option("num_alternatives", "answer with the N most probable tokens at every position", "0", (0, 32)),
+    Option("attention", "answer with the attention of every target token over the source tokens"),
+    Option("word_alignment", "answer with the pairs of source and target words that belong together"),
+    Option(
+        "long_source",
+        "refuse: a text that is too long for the model is an error; truncate: leave out its end; split: "
+        "translate each line separately, and cut lines that are too long into sentences; split_always: "
+        "translate each sentence separately, even of a short text",
+        "refuse",
+    ),
+    Option("source_language", "the language whose rules tell where sentences end", "the model's"),
+)
+OPTIONS = {option.name: option for option in _ALL}

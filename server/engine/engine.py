@@ -1,0 +1,428 @@
+"""The decoding engine: one thread that repeats decide, run and record.
+
+It owns all mutable state of decoding. Other threads put commands into its queue; it calls `deliver` once a
+turn, on its own thread. An engine without work sleeps on the queue.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Protocol
+
+from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.engine.records import (
+    Alignment,
+    Array,
+    Choice,
+    FinishReason,
+    Load,
+    Move,
+    Request,
+    Result,
+    Search,
+    Selected,
+    Sequence,
+    StepPlan,
+    StepResult,
+    Timings,
+    Turn,
+    Update,
+)
+from seq2seq_serve.server.engine.scheduler import Finished, Scheduler, SchedulerLimits
+from seq2seq_serve.server.engine.search import unsent_tokens
+from seq2seq_serve.server.errors import EngineFailed, ServerError, Unavailable
+
+_log = logging.getLogger(__name__)
+
+_FAILURES_TO_UNHEALTHY = 3  # turns in a row that raised
+_STOP_SECONDS = 10.0
+_RETRY_SECONDS = 10.0  # after which an engine whose steps fail gets requests again
+_NO_PLAN = StepPlan((), (), ())
+
+
+class Runner(Protocol):
+    """Runs the graphs for an engine; `server.runner.runner.OnnxRunner` implements it.
+
+    Attributes:
+        num_slots: Rows of the buffers.
+        max_source_length: The largest length of the source that a row's memory depends on.
+        max_target_length: Positions of a row's cache.
+        start_id: The first token that a sequence is fed.
+        eos_id: The token that ends a sequence.
+        has_decode: Whether it can `prefill` and `align`; otherwise steps read prefixes and compute attention.
+    """
+
+    num_slots: int
+    max_source_length: int
+    max_target_length: int
+    start_id: int
+    eos_id: int
+    has_decode: bool
+
+    def warm_up(self) -> None:
+        """Does first-time work, on the thread that makes all later calls."""
+
+    def encode(self, first_row: int, requests: list[Request]) -> None:
+        """Encodes new requests into the memory of the rows from `first_row` on."""
+
+    def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
+        """Fills the caches of new rows from their prefixes; returns the log-probabilities of scored rows."""
+
+    def step(self, rows: tuple[Sequence, ...]) -> Selected:
+        """Feeds every row its last token, and selects its next one."""
+
+    def move(self, moves: Iterable[Move]) -> int:
+        """Copies rows in order; returns the number of bytes copied."""
+
+    def align(self, row: int, first_position: int, target_ids: tuple[int, ...], memory_length: int) -> Array:
+        """Returns the attention `(T, memory_length)` of the positions after those in the row's cache."""
+
+    def close(self) -> None:
+        """Frees all memory; called last, on the same thread."""
+
+
+class _Command(enum.Enum):
+    WAKE = enum.auto()
+    CANCEL = enum.auto()
+    EXPIRE = enum.auto()
+    STOP = enum.auto()
+
+
+_Entry = tuple[_Command, Request | None]
+
+
+class Engine:
+    """Decodes the requests of one model, as many at once as have slots.
+
+    Owned by the served model. Everything but the methods marked thread-safe runs on the engine's own thread.
+
+    Args:
+        runner: Runs the graphs; used by this engine only.
+        model_name: For the log.
+        deliver: Is called with the results of each turn, on the engine's thread; must not block.
+        queue_limits: Bounds of the queue.
+        limits: Bounds of a turn.
+        clock: Returns monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        model_name: str,
+        deliver: Callable[[Turn], None],
+        queue_limits: QueueLimits | None = None,
+        limits: SchedulerLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model_name = model_name
+        self.num_slots = runner.num_slots
+        self.max_source_length = runner.max_source_length
+        self.max_target_length = runner.max_target_length
+        self.is_healthy = True  # whether its steps succeed and its thread runs
+        self._runner = runner
+        self._deliver = deliver
+        self._clock = clock
+        self._scheduler = Scheduler(
+            runner.num_slots,
+            start_id=runner.start_id,
+            eos_id=runner.eos_id,
+            has_decode=runner.has_decode,
+            queue_limits=queue_limits,
+            limits=limits,
+        )
+        self._eos_id = runner.eos_id
+        self._commands: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
+        self._entrance = threading.Lock()  # held to add requests, and to begin draining
+        self._is_draining = False
+        self._is_stopping = False
+        self._is_asleep = False
+        self._has_died = False
+        self._last_turn_at = clock()
+        self._num_failures = 0
+        self._warm_up: Future[None] = Future()
+        self._thread = threading.Thread(target=self._loop, name=f"engine-{model_name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread and wait for its warm-up; an exception of the warm-up is raised here."""
+        self._thread.start()
+        self._warm_up.result()
+
+    def submit(self, *requests: Request) -> None:
+        """Queue the requests of a call, all or none; thread-safe, does not wait for slots.
+
+        Args:
+            requests: They have one caller, one priority and one deadline, and fit into an empty queue.
+
+        Raises:
+            Unavailable: The engine is draining or stopped.
+            DeadlineExceeded: The deadline has passed already.
+            Overloaded: The queue is full, or the deadline would pass before a slot is free.
+        """
+        with self._entrance:
+            if self._is_draining:
+                raise Unavailable(f"model {self.model_name} is shutting down")
+            self._scheduler.add(requests, self._clock())
+            # Under the lock, so that it precedes the STOP of a thread that waits to drain.
+            self._commands.put((_Command.WAKE, None))
+
+    def cancel(self, request: Request, *, is_expired: bool = False) -> None:
+        """End a request; it has no effect on one that has ended. Thread-safe.
+
+        Args:
+            request: Its caller went away, or its handler saw the deadline pass before the engine did.
+            is_expired: Whether the deadline is the reason.
+        """
+        self._commands.put((_Command.EXPIRE if is_expired else _Command.CANCEL, request))
+
+    def drain(self) -> None:
+        """Refuse new requests from now on, and finish the accepted ones; thread-safe."""
+        with self._entrance:
+            self._is_draining = True
+
+    def stop(self) -> None:
+        """End the thread; unfinished requests end with `Unavailable`."""
+        self.drain()
+        if self._thread.is_alive():
+            self._commands.put((_Command.STOP, None))
+            self._thread.join(_STOP_SECONDS)
+
+    def may_take(self) -> bool:
+        """Whether it should get requests while other engines are healthy; thread-safe.
+
+        An engine whose steps fail gets a request from time to time, because only a step that succeeds makes
+        it healthy again.
+        """
+        return self.is_healthy or (not self._has_died and self._clock() - self._last_turn_at > _RETRY_SECONDS)
+
+    def load(self) -> Load:
+        """Returns the numbers of its requests, slots and cache positions in use; thread-safe."""
+        scheduler = self._scheduler
+        num_cached = sum(sequence.cache_length for sequence in scheduler.slots.rows)
+        return Load(scheduler.num_waiting, len(scheduler.running), scheduler.slots.num_reserved, num_cached)
+
+    def num_slots_wanted(self) -> int:
+        """Returns the number of slots that all accepted, unfinished requests need; thread-safe."""
+        return self._scheduler.num_slots_wanted
+
+    def silent_seconds(self) -> float:
+        """Returns the seconds since the last turn began.
+
+        0 while the engine sleeps because it has no work; infinity once its thread has ended unexpectedly.
+        """
+        if self._has_died:
+            return math.inf
+        return 0.0 if self._is_asleep else self._clock() - self._last_turn_at
+
+    def run_turn(self, *commands: _Entry) -> None:
+        """Handle all commands, these before the queued ones; then decide, run, record and report once.
+
+        Runs on the engine's thread. A test calls it to drive an engine that was not started.
+        """
+        self._last_turn_at = self._clock()
+        finished: list[Finished] = []
+        try:
+            for command in commands:
+                finished += self._handle_command(*command)
+            while not self._commands.empty():
+                finished += self._handle_command(*self._commands.get())
+            now = self._clock()
+            finished += self._scheduler.expire(now)
+            plan = self._scheduler.schedule(now)
+            plan, result, failed = self._run(plan)
+            finished += failed
+            first: tuple[float, ...] = ()
+            gaps: tuple[float, ...] = ()
+            if result is not None:
+                now = self._clock()
+                running = list(self._scheduler.running.values())
+                new = [search for search in running if not search.last_token_at]
+                gaps = tuple(
+                    now - search.last_token_at for search in running if search.rows and search.last_token_at
+                )
+                finished += self._scheduler.record(plan, result, now)
+                first = tuple(now - search.request.arrival for search in new if search.last_token_at)
+            self._report(finished, plan, result, first, gaps)
+        except Exception:
+            # A bug of ours: every handler must still get an answer.
+            _log.exception("model %s: the engine failed outside of a step", self.model_name)
+            self._count_failure()
+            self._abandon(finished, EngineFailed("the engine failed"))
+
+    def _loop(self) -> None:
+        try:
+            self._runner.warm_up()
+        except Exception as error:
+            try:
+                self._runner.close()
+            except Exception:
+                _log.exception("model %s: the memory of a runner cannot be freed", self.model_name)
+            self._warm_up.set_exception(error)
+            return
+        self._warm_up.set_result(None)
+        try:
+            while not self._is_stopping:
+                if self._scheduler.has_work:
+                    self.run_turn()
+                else:
+                    self._is_asleep = True
+                    command = self._commands.get()
+                    self._last_turn_at = self._clock()  # first: a probe must not see the time asleep
+                    self._is_asleep = False
+                    self.run_turn(command)
+            self._abandon([], Unavailable("the server stopped before the target was complete"))
+            self._runner.close()
+        except BaseException:  # whatever ends the thread, every handler must get an answer
+            self._has_died, self.is_healthy = True, False
+            _log.critical("model %s: the engine's thread ends", self.model_name, exc_info=True)
+            self.drain()
+            self._abandon([], EngineFailed("the engine's thread ended"))
+
+    def _abandon(self, finished: list[Finished], error: ServerError) -> None:
+        """End all requests. An exception in here is logged, because it must not end the thread."""
+        try:
+            self._report(finished + self._scheduler.abandon(error, self._clock()))
+        except Exception:
+            _log.exception("model %s: the failure could not be reported to its callers", self.model_name)
+
+    def _handle_command(self, command: _Command, request: Request | None) -> list[Finished]:
+        if command is _Command.STOP:
+            self._is_stopping = True
+        elif request is not None:
+            return self._scheduler.cancel(request, self._clock(), is_expired=command is _Command.EXPIRE)
+        return []
+
+    def _run(self, plan: StepPlan) -> tuple[StepPlan, StepResult | None, list[Finished]]:
+        """Run a plan. If its encode raises, the newcomers fail and the other rows go on."""
+        failed: list[Finished] = []
+        moved_bytes, encode_seconds = 0, 0.0
+        started = self._clock()
+        try:
+            moved_bytes = self._runner.move(plan.moves)
+            attention = tuple(self._align(piece) for piece in plan.alignments)
+            if plan.admitted:
+                started = self._clock()
+                first_row = len(plan.rows) - len(plan.admitted)
+                try:
+                    self._runner.encode(first_row, [sequence.request for sequence in plan.admitted])
+                    if self._runner.has_decode and any(
+                        sequence.token_ids or sequence.request.is_score for sequence in plan.admitted
+                    ):
+                        scores = self._runner.prefill(first_row, plan.admitted)
+                        for sequence, log_probabilities in zip(plan.admitted, scores, strict=True):
+                            sequence.choices += map(Choice, log_probabilities)
+                except Exception:
+                    self._count_failure()
+                    self._log_failure("encode", [sequence.request for sequence in plan.admitted])
+                    failed += self._scheduler.fail(plan.admitted, self._clock())
+                    plan = StepPlan((), (), plan.rows[:first_row], plan.alignments)
+                encode_seconds = self._clock() - started
+            if not plan.rows:
+                return plan, None, failed
+            started = self._clock()
+            if any(map(self._needs_step, plan.rows)):
+                selected = self._runner.step(plan.rows)
+            else:
+                selected = Selected([self._eos_id] * len(plan.rows))
+            step_seconds = self._clock() - started
+        except Exception:
+            self._count_failure()
+            self._log_failure("step", dict.fromkeys(sequence.request for sequence in plan.rows))
+            return plan, None, failed + self._scheduler.fail(plan.rows, self._clock())
+        if not failed:
+            self._num_failures, self.is_healthy = 0, True
+        return plan, StepResult(selected, encode_seconds, step_seconds, moved_bytes, attention), failed
+
+    def _needs_step(self, sequence: Sequence) -> bool:
+        """Whether the row needs a step: not if it only keeps its memory, or `prefill` has scored it."""
+        is_scored = sequence.request.is_score and self._runner.has_decode
+        return sequence.num_branches > 0 and not is_scored
+
+    def _align(self, piece: Alignment) -> Array | Exception:
+        """Returns the attention of a piece, or the error that it raised, which fails only its request."""
+        row, memory_length = piece.row, piece.row.memory_length
+        assert row.row is not None
+        try:
+            return self._runner.align(row.row, piece.first_position, piece.target_ids, memory_length)
+        except Exception as error:
+            return error
+
+    def _report(
+        self,
+        finished: list[Finished],
+        plan: StepPlan = _NO_PLAN,
+        result: StepResult | None = None,
+        first_token_seconds: tuple[float, ...] = (),
+        inter_token_seconds: tuple[float, ...] = (),
+    ) -> None:
+        """Deliver what the turn produced: new tokens, results, and the numbers for the metrics."""
+        streaming = dict.fromkeys(s.search for s in plan.rows if s.search.request.stream)
+        updates = [
+            Update(search.request, new, None)
+            for search in streaming
+            if search.finish_reason is None and (new := unsent_tokens(search))
+        ]
+        for search, error in finished:
+            if error is not None and error.__cause__ is not None:
+                self._log_failure("engine", (search.request,), error.__cause__)
+            new = unsent_tokens(search) if search.request.stream and error is None else {}
+            updates.append(Update(search.request, new, self._result(search, error)))
+        if finished or plan.rows:
+            admitted = [sequence.search for sequence in plan.admitted]
+            num_rows = sum(map(self._needs_step, plan.rows))
+            turn = Turn(
+                tuple(updates),
+                num_rows=num_rows if result is not None else 0,
+                step_seconds=result.step_seconds if result is not None else 0.0,
+                encode_seconds=result.encode_seconds if result is not None else 0.0,
+                queue_seconds=tuple(search.admitted_at - search.request.arrival for search in admitted),
+                first_token_seconds=first_token_seconds,
+                inter_token_seconds=inter_token_seconds,
+                moved_bytes=result.moved_bytes if result is not None else 0,
+            )
+            self._deliver(turn)
+
+    def _result(self, search: Search, error: ServerError | None) -> Result:
+        reason = search.finish_reason
+        assert reason is not None
+        request = search.request
+        hypotheses = [search.ended[place] for place in sorted(search.ended)]
+        num_tokens = sum(
+            max(len(hypothesis.token_ids) - len(request.prefix_ids), 0)  # one that ended may lack some of it
+            + (hypothesis.finish_reason is FinishReason.EOS and not request.is_score)
+            for hypothesis in hypotheses
+        )
+        return Result(
+            finish_reason=reason,
+            hypotheses=tuple(hypotheses),
+            num_target_tokens=num_tokens,
+            num_source_tokens=request.source_length,
+            timings=Timings(
+                queue_seconds=max(search.admitted_at - request.arrival, 0.0),
+                encode_seconds=search.encode_seconds,
+                first_token_seconds=max(search.first_token_at - request.arrival, 0.0),
+                total_seconds=self._clock() - request.arrival,
+            ),
+            error=error,
+            num_bounded=sum(
+                request.is_bounded and hypothesis.finish_reason is FinishReason.LENGTH
+                for hypothesis in hypotheses
+            ),
+        )
+
+    def _count_failure(self) -> None:
+        self._num_failures += 1
+        self.is_healthy = self._num_failures < _FAILURES_TO_UNHEALTHY
+
+    def _log_failure(
+        self, what: str, requests: Iterable[Request], error: BaseException | bool = True
+    ) -> None:
+        ids = ", ".join(request.request_id for request in requests)
+        _log.error("%s: the %s raised on model %s", ids, what, self.model_name, exc_info=error)

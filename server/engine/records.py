@@ -1,0 +1,521 @@
+"""The records that the engine's parts exchange; they hold no behaviour and none of the model's tensors.
+
+Times are `time.monotonic()` seconds, lengths are tokens.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from seq2seq_serve.server.errors import ServerError
+
+Array = npt.NDArray[Any]
+
+_ENCODED_PER_STEP = 32  # tokens, which take about as long as a step of one row (a base model on a CPU)
+
+
+class FinishReason(enum.Enum):
+    """Why a sequence left the running batch."""
+
+    EOS = "eos"  # the model ended it
+    LENGTH = "length"  # it reached max_new_tokens, or the cache's capacity
+    STOP = "stop"  # a stop sequence of the request
+    CANCELLED = "cancelled"  # the caller went away
+    DEADLINE = "deadline"  # the request's deadline passed
+    DISPLACED = "displaced"  # a more urgent request took its place in a full queue
+    FAILED = "failed"  # a step raised
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Changes to the logits before a token is selected; `server.engine.constraints` computes them.
+
+    Attributes:
+        min_new_tokens: Number of tokens before which the end of sequence is forbidden.
+        repetition_penalty: 1 is off.
+        no_repeat_ngram_size: 0 is off.
+        suppressed_token_ids: Tokens that are never selected.
+        logit_bias: By token id, the number that is added to its logit.
+    """
+
+    min_new_tokens: int = 0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    suppressed_token_ids: frozenset[int] = frozenset()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+
+NO_CONSTRAINTS = Constraints()
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Options for drawing a token.
+
+    Without `top_k` and `top_p` every token is a candidate, in the order of the ids. Otherwise the candidates
+    are the `top_k` most probable tokens, best first, until their probabilities add up to `top_p`.
+
+    Attributes:
+        temperature: Divides the logits.
+        top_k: 0 is the whole vocabulary.
+        top_p: Nucleus sampling (Holtzman et al. 2020, arXiv:1904.09751); 1 is off.
+        min_p: Drops tokens less probable than this share of the best (Nguyen et al. 2024, arXiv:2407.01082).
+        seed: The same seed gives the same tokens in any batch.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Beam:
+    """Options of beam search, which `server.engine.search` implements.
+
+    Attributes:
+        size: Number of hypotheses that are extended at once.
+        alpha: Exponent of the length penalty; 0 ranks by log-probability.
+        early_stopping: Whether the search ends as soon as `size` hypotheses are complete; otherwise it ends
+            when no running hypothesis can reach a better score.
+    """
+
+    size: int
+    alpha: float = 0.6
+    early_stopping: bool = True
+
+
+class StopRule(Protocol):
+    """Decides by the tokens of a target whether it ends; an error that it raises fails only its request."""
+
+    def advance(self, tail: bytes, token_id: int) -> bytes | None:
+        """Returns the row's next `tail`; None if the row ends with this token.
+
+        Args:
+            tail: The result of the last call for the row; empty before the first call.
+            token_id: The row's new token.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One source of a client's call, as the engine decodes it; compared by identity.
+
+    Attributes:
+        request_id: The caller's id, for the log.
+        sources: The model's named inputs without the batch axis; token ids, and only these, are int64.
+        memory_length: Positions that it takes in memory.
+        max_new_tokens: At least 1, and at most the model's limit.
+        arrival: When the server received it.
+        deadline: When the caller stops waiting; None is never.
+        attention: Whether the result contains the alignment.
+        stream: Whether every new token is reported, or only the end.
+        priority: 0 is the default; a lower number is more urgent.
+        caller: Name of the caller; the requests of one caller share its part of slots and queue.
+        sampling: None selects the most probable token.
+        beam: None decodes one hypothesis; not together with `sampling`.
+        num_hypotheses: Number of hypotheses in the result. With a beam they are its best, with sampling they
+            are drawn independently. Otherwise they start with the most probable tokens after the prefix, and
+            each is continued greedily.
+        prefix_ids: Ids that the target is forced to start with; not counted in `max_new_tokens`.
+        stops: Ends a target early, after the prefix; None ends none.
+        is_score: Whether the prefix is a whole target, of which only the log-probabilities are computed.
+        log_probabilities: Whether the result contains the log-probability of every generated token.
+        num_alternatives: Number of most probable tokens that the result contains for each position.
+        is_bounded: Whether `max_new_tokens` is the length bound of the model's bundle, for the metrics.
+    """
+
+    request_id: str
+    sources: Mapping[str, Array]
+    memory_length: int
+    max_new_tokens: int
+    arrival: float
+    deadline: float | None = None
+    attention: bool = False
+    stream: bool = False
+    priority: int = 0
+    caller: str = ""
+    constraints: Constraints = NO_CONSTRAINTS
+    sampling: Sampling | None = None
+    beam: Beam | None = None
+    num_hypotheses: int = 1
+    prefix_ids: tuple[int, ...] = ()
+    stops: StopRule | None = None
+    is_score: bool = False
+    log_probabilities: bool = False
+    num_alternatives: int = 0
+    is_bounded: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step only has to select its most probable token."""
+        return (
+            self.sampling is None
+            and self.beam is None
+            and self.num_hypotheses == 1
+            and not self.is_constrained
+            and not self.is_detailed
+        )
+
+    @functools.cached_property
+    def is_constrained(self) -> bool:
+        """Whether the logits are changed before a token is selected."""
+        return self.constraints != NO_CONSTRAINTS
+
+    @property
+    def is_detailed(self) -> bool:
+        """Whether the result contains more than the id of every token."""
+        return self.log_probabilities or self.num_alternatives > 0
+
+    @property
+    def num_slots(self) -> int:
+        """The number of rows that it may take at once."""
+        return self.num_hypotheses if self.beam is None else self.beam.size
+
+    @functools.cached_property
+    def source_length(self) -> int:
+        """The number of its source tokens; of a source without token ids, the positions of the first axis."""
+        return sum(array.size if array.dtype == np.int64 else len(array) for array in self.sources.values())
+
+    @property
+    def encode_cost(self) -> int:
+        """The cost of encoding it in tokens: its sources, or its memory if that has more positions."""
+        return max(self.source_length, self.memory_length)
+
+    def expected_steps(self, *, feeds_prefix: bool) -> int:
+        """Returns the number of steps that it probably takes: a target is about as long as its source.
+
+        Args:
+            feeds_prefix: Whether steps read the prefix, one token each; otherwise one call reads all of it.
+        """
+        num_steps = 1 + len(self.prefix_ids) if feeds_prefix else 1
+        if self.is_score:
+            return num_steps
+        return num_steps + max(self.constraints.min_new_tokens, min(self.max_new_tokens, self.source_length))
+
+    def work(self, *, feeds_prefix: bool) -> int:
+        """Returns its expected cost in steps of one slot; encoding is converted into steps.
+
+        Args:
+            feeds_prefix: As for `expected_steps`.
+        """
+        num_encoded = self.encode_cost + (0 if feeds_prefix else len(self.prefix_ids))
+        num_steps = self.expected_steps(feeds_prefix=feeds_prefix)
+        return self.num_slots * num_steps + num_encoded // _ENCODED_PER_STEP
+
+
+Alternatives = tuple[tuple[int, float], ...]  # token ids with their log-probabilities, best first
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The log-probability of a selected token, and the best tokens at its position, best first."""
+
+    log_probability: float
+    alternatives: Alternatives = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """The tokens that a step selected for a row, best first, or in the order in which they were drawn.
+
+    Attributes:
+        alternatives: The most probable tokens, if the row's request wants them.
+    """
+
+    token_ids: list[int]
+    log_probabilities: list[float]
+    alternatives: Alternatives = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The tokens that a step selected.
+
+    Attributes:
+        token_ids: One per row.
+        branches: By row, for the rows whose requests are not plain.
+        failures: By row, the error that the selection raised; other rows are not affected.
+        attention: By row, the step's attention `(1, memory_length)`, for the rows whose requests want it, if
+            the step computes it.
+    """
+
+    token_ids: list[int]
+    branches: Mapping[int, Branches] = field(default_factory=dict)
+    failures: Mapping[int, Exception] = field(default_factory=dict)
+    attention: Mapping[int, Array] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A target that has ended.
+
+    Attributes:
+        token_ids: The whole target, the prefix included, without the end of sequence.
+        score: The sum of its log-probabilities, in a beam divided by the length penalty; 0 if plain.
+        choices: One per generated or scored token, the end of sequence included; empty if not requested.
+        attended: The attention in pieces of consecutive positions; empty if not requested.
+    """
+
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    score: float = 0.0
+    choices: tuple[Choice, ...] = ()
+    attended: list[Array] = field(default_factory=list)
+
+    @property
+    def attention(self) -> Array | None:
+        """`(T, memory_length)`, T with prefix and end of sequence; None if not requested."""
+        return np.concatenate(self.attended) if self.attended else None
+
+
+@dataclass(eq=False, slots=True)
+class Search:
+    """The decoding of one request. Owned by the scheduler; changed only on the engine's thread.
+
+    Attributes:
+        rows: The running hypotheses; in a beam the best first.
+        ended: The complete hypotheses by their place in the result: in a beam the rank, otherwise the index.
+        num_sent: By place, the number of tokens that were streamed.
+        num_slots: Number of slots that it holds.
+        finish_reason: None until the request has ended.
+        admitted_turn: The number of the turn that admitted it.
+    """
+
+    request: Request
+    rows: list[Sequence] = field(default_factory=list)
+    ended: dict[int, Hypothesis] = field(default_factory=dict)
+    num_sent: dict[int, int] = field(default_factory=dict)
+    num_slots: int = 0
+    finish_reason: FinishReason | None = None
+    admitted_turn: int = 0
+    admitted_at: float = 0.0
+    encode_seconds: float = 0.0
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One row being decoded. Owned by the scheduler; changed only on the engine's thread.
+
+    Attributes:
+        search: The search of its request.
+        row: Its slot while it runs; None while it waits and when it has finished.
+        next_token_id: The token that the next step is fed.
+        index: Number of the hypothesis in its request; 0 in a beam.
+        num_branches: Number of tokens that its next step selects; 0 for a row that only keeps the memory of a
+            complete request until its alignments are computed.
+        token_ids: Target tokens so far, the prefix included, without the start token and the end of sequence.
+        log_probability: The sum over its generated tokens; 0 for a plain request.
+        choices: The requested details of each token, the end of sequence included.
+        tail: The state of its request's stop rule.
+        is_plain: Whether its next step only has to select the most probable token.
+        num_forced: Number of prefix tokens that its steps still have to read, if no other graph does.
+        attended: The attention of each of its steps, `(1, memory_length)`, if the step computes it and the
+            request wants it.
+    """
+
+    search: Search
+    next_token_id: int
+    row: int | None = None
+    index: int = 0
+    num_branches: int = 1
+    token_ids: list[int] = field(default_factory=list)
+    log_probability: float = 0.0
+    choices: list[Choice] = field(default_factory=list)
+    tail: bytes = b""
+    is_plain: bool = True
+    num_forced: int = 0
+    attended: list[Array] = field(default_factory=list)
+
+    @property
+    def request(self) -> Request:
+        """The request that it decodes for."""
+        return self.search.request
+
+    @property
+    def memory_length(self) -> int:
+        """Positions in memory."""
+        return self.search.request.memory_length
+
+    @property
+    def cache_length(self) -> int:
+        """Target positions already in the cache: the start token and all tokens fed since."""
+        return len(self.token_ids)
+
+    @property
+    def forced_id(self) -> int | None:
+        """The next token of the prefix; None after its last."""
+        prefix_ids = self.search.request.prefix_ids
+        return prefix_ids[len(prefix_ids) - self.num_forced] if self.num_forced else None
+
+    @property
+    def num_generated(self) -> int:
+        """Target tokens after the prefix."""
+        return len(self.token_ids) - len(self.search.request.prefix_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A copy of one row's live positions into another row.
+
+    Attributes:
+        memory_length: 0 copies no memory, because both rows belong to one request.
+        num_shared: Number of first cache positions that are equal in both rows and are not copied.
+    """
+
+    from_row: int
+    to_row: int
+    cache_length: int
+    memory_length: int
+    num_shared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """A piece of a complete hypothesis whose attention a turn computes.
+
+    Attributes:
+        row: The row that keeps the memory of the request.
+        place: The hypothesis' place in the result.
+        first_position: Number of target positions before the piece, which earlier pieces covered.
+        target_ids: The ids that the decoder was fed from that position on.
+    """
+
+    row: Sequence
+    place: int
+    first_position: int
+    target_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The work of the next turn, which the scheduler decides and the engine runs.
+
+    The order is: the moves, the alignments, one encode of `admitted` into the last rows, one step of all
+    `rows`.
+
+    Attributes:
+        moves: Rows to copy, in order.
+        admitted: The newcomers, which are the last of `rows`.
+        rows: All running sequences; the sequence at index i is in slot i.
+        alignments: In order.
+    """
+
+    moves: tuple[Move, ...]
+    admitted: tuple[Sequence, ...]
+    rows: tuple[Sequence, ...]
+    alignments: tuple[Alignment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The results of a plan.
+
+    Attributes:
+        selected: The tokens of the plan's rows.
+        encode_seconds: Time of the encode call; 0 without one.
+        step_seconds: Time of the step and its selection.
+        moved_bytes: Bytes copied by the moves.
+        attention: `(T, memory_length)` of each alignment, or the exception that it raised.
+    """
+
+    selected: Selected
+    encode_seconds: float
+    step_seconds: float
+    moved_bytes: int
+    attention: tuple[Array | Exception, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """The durations of a request's phases; all but `encode_seconds` begin at its arrival."""
+
+    queue_seconds: float
+    encode_seconds: float
+    first_token_seconds: float
+    total_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The end of a request.
+
+    Attributes:
+        hypotheses: At least one, of a beam the best first; incomplete or none if there is an error.
+        num_target_tokens: Tokens that all hypotheses generated after the prefix, ends of sequence included.
+        error: None if the request succeeded.
+        num_bounded: Number of hypotheses that ended at the length bound of the model's bundle.
+    """
+
+    finish_reason: FinishReason
+    hypotheses: tuple[Hypothesis, ...]
+    num_target_tokens: int
+    num_source_tokens: int
+    timings: Timings
+    error: ServerError | None = None
+    num_bounded: int = 0
+
+    @property
+    def best(self) -> Hypothesis:
+        """The first hypothesis."""
+        return self.hypotheses[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """New tokens of a streaming request, by the place of their hypothesis, or the end of any request."""
+
+    request: Request
+    token_ids: Mapping[int, list[int]]
+    result: Result | None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Everything that leaves the engine's thread after one turn of its loop.
+
+    Attributes:
+        num_rows: Rows of the step; 0 without one.
+        queue_seconds: The waiting time of each admitted request.
+        inter_token_seconds: For each request that had a token before, the time since that token.
+    """
+
+    updates: tuple[Update, ...] = ()
+    num_rows: int = 0
+    step_seconds: float = 0.0
+    encode_seconds: float = 0.0
+    queue_seconds: tuple[float, ...] = ()
+    first_token_seconds: tuple[float, ...] = ()
+    inter_token_seconds: tuple[float, ...] = ()
+    moved_bytes: int = 0
+
+    @property
+    def results(self) -> list[Result]:
+        """The results of the requests that ended in this turn."""
+        return [update.result for update in self.updates if update.result is not None]
+
+
+class Load(NamedTuple):
+    """The present load of an engine, or of all engines of a model.
+
+    Attributes:
+        num_waiting: Accepted requests without a slot.
+        num_running: Requests being decoded.
+        num_slots_in_use: Slots that they hold, including those that a beam has reserved and not filled.
+        num_cached: Cache positions in use.
+    """
+
+    num_waiting: int
+    num_running: int
+    num_slots_in_use: int
+    num_cached: int

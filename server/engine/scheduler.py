@@ -1,0 +1,383 @@
+"""Decides when requests are admitted to slots, what each step runs, and when requests end.
+
+The engine calls `schedule`, runs the plan, and passes the result to `record`. Nothing here uses tensors or a
+clock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from seq2seq_serve.server.engine.queue import FairQueue, QueueLimits, Ranking
+from seq2seq_serve.server.engine.records import (
+    Alignment,
+    Array,
+    FinishReason,
+    Move,
+    Request,
+    Search,
+    Sequence,
+    StepPlan,
+    StepResult,
+)
+from seq2seq_serve.server.engine.search import Fork, abandon, add_choice, branch, extend, start
+from seq2seq_serve.server.engine.slots import Slots
+from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFailed, Overloaded, ServerError
+
+
+@dataclass(frozen=True)
+class SchedulerLimits:
+    """The bounds of a turn.
+
+    Attributes:
+        max_encode_tokens: Padded source tokens of one encode call, and padded prefix tokens of one prefill.
+            A single longer request is still admitted, alone.
+        max_encode_tokens_beside: The same while other requests run, so that newcomers do not delay them.
+        max_align_tokens: Target positions of complete requests whose attention a turn computes, roughly: each
+            call counts as 32 more positions, and has at most this number of positions.
+    """
+
+    max_encode_tokens: int = 1024
+    max_encode_tokens_beside: int = 128
+    max_align_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("max_encode_tokens", "max_encode_tokens_beside", "max_align_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 1")
+
+
+class Finished(NamedTuple):
+    """A request that has ended in this turn."""
+
+    search: Search
+    error: ServerError | None
+
+
+@dataclass(eq=False, slots=True)
+class _Owed:
+    """The alignments that a complete request waits for.
+
+    Attributes:
+        row: The row that keeps its memory. Its tokens are the aligned beginning of the first of `fed`.
+        fed: The ids that the decoder was fed, by the place of each hypothesis without a whole alignment.
+    """
+
+    row: Sequence
+    fed: dict[int, tuple[int, ...]]
+
+
+_ALIGN_CALL_TOKENS = 32  # positions that take about as long as the fixed cost of a call
+_End = tuple[Search, FinishReason, ServerError | None]
+
+
+class Scheduler:
+    """Holds every request of an engine from its acceptance to its end, and the moves of the next plan.
+
+    Owned by the engine. `add` is thread-safe, so that requests can be added while a step runs; everything
+    else runs on the engine's thread. Invariant: an accepted request is in the queue, in `running`, or among
+    the displaced ones until it is returned as `Finished`.
+
+    Args:
+        num_slots: Rows of the runner's buffers.
+        start_id: The first token that a sequence is fed.
+        eos_id: The token that ends a sequence.
+        has_decode: Whether the runner can compute several positions at once; otherwise steps read prefixes
+            and compute attention.
+        queue_limits: Bounds of the queue.
+        limits: Bounds of a turn.
+
+    Attributes:
+        slots: The rows, and the sequences in them.
+        running: The requests that have slots, in the order of their admission.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        *,
+        start_id: int,
+        eos_id: int,
+        has_decode: bool = True,
+        queue_limits: QueueLimits | None = None,
+        limits: SchedulerLimits | None = None,
+    ) -> None:
+        self.slots = Slots(num_slots)
+        self.running: dict[Request, Search] = {}
+        self._start_id = start_id
+        self._eos_id = eos_id
+        self._has_decode = has_decode
+        self._limits = limits or SchedulerLimits()
+        self._num_turns = 0
+        self._moves: tuple[Move, ...] = ()
+        self._owed: dict[Search, _Owed] = {}  # the oldest first
+        self._lock = threading.Lock()  # guards the four below
+        limits_of_queue = queue_limits or QueueLimits()
+        self._queue = FairQueue(num_slots, limits_of_queue, feeds_prefix=not has_decode)
+        self._displaced: list[tuple[Request, Overloaded]] = []
+        self._deadlines = Ranking[Request]()  # of waiting and running requests
+        self._order = itertools.count()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a turn would do anything."""
+        return bool(self.running or len(self._queue) or self._displaced)
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of accepted requests without a slot."""
+        return len(self._queue)
+
+    @property
+    def num_slots_wanted(self) -> int:
+        """The number of slots that all accepted, unfinished requests need."""
+        return self._queue.num_slots_wanted + self.slots.num_reserved
+
+    def add(self, requests: tuple[Request, ...], now: float) -> None:
+        """Accept the requests of a call, all or none; thread-safe.
+
+        Raises:
+            DeadlineExceeded: As `FairQueue.add`.
+            Overloaded: As `FairQueue.add`.
+        """
+        with self._lock:
+            self._displaced += self._queue.add(requests, self.slots.num_reserved, now)
+            for request in requests:
+                if request.deadline is not None:
+                    self._deadlines.put(request, request.deadline, next(self._order))
+
+    def cancel(self, request: Request, now: float, *, is_expired: bool) -> list[Finished]:
+        """End a request before its target is complete; nothing happens if it has ended already."""
+        reason = FinishReason.DEADLINE if is_expired else FinishReason.CANCELLED
+        error: ServerError = Cancelled("the caller cancelled")
+        if is_expired:
+            error = DeadlineExceeded("the deadline passed before the target was complete")
+        if request in self.running:
+            return self._abandon([(self.running[request], reason, error)], now)
+        with self._lock:
+            is_waiting = self._queue.remove(request)
+        return [self._turned_away(request, reason, error)] if is_waiting else []
+
+    def expire(self, now: float) -> list[Finished]:
+        """End every request whose deadline has passed or that was displaced from the queue."""
+        late: list[Request] = []
+        with self._lock:
+            displaced, self._displaced = self._displaced, []
+            while (found := self._deadlines.first()) is not None and found[0][0] <= now:
+                late.append(found[1])
+                self._deadlines.discard(found[1])
+        finished = [self._turned_away(each, FinishReason.DISPLACED, error) for each, error in displaced]
+        for request in late:
+            finished += self.cancel(request, now, is_expired=True)
+        return finished
+
+    def schedule(self, now: float) -> StepPlan:
+        """Admit the requests that fit, and plan the next step.
+
+        While a request waits for enough slots, the requests behind it wait too.
+        """
+        admitted: list[Sequence] = []
+        longest, limits = 0, self._limits
+        max_tokens = limits.max_encode_tokens_beside if self.slots.rows else limits.max_encode_tokens
+        with self._lock:
+            while self.slots.num_free and (request := self._queue.first(now)) is not None:
+                longest = max(longest, request.encode_cost)
+                if self._has_decode:
+                    longest = max(longest, len(request.prefix_ids))
+                is_full = longest * (len(admitted) + 1) > max_tokens
+                if request.num_slots > self.slots.num_free or (admitted and is_full):
+                    break
+                self._queue.take(request)
+                search = start(request, self._start_id, feeds_prefix=not self._has_decode)
+                search.admitted_at, search.admitted_turn = now, self._num_turns
+                search.num_slots = request.num_slots
+                self.running[request] = search
+                self.slots.reserve(search.num_slots)
+                admitted += search.rows
+        self._num_turns += 1
+        self.slots.add(admitted)
+        moves, self._moves = self._moves, ()
+        return StepPlan(moves, tuple(admitted), self.slots.rows, tuple(self._plan_alignments()))
+
+    def record(self, plan: StepPlan, result: StepResult, now: float) -> list[Finished]:
+        """Extend every row by the selected tokens, and retire complete rows.
+
+        An exception that one request causes fails only that request.
+        """
+        for sequence in plan.admitted:
+            sequence.search.encode_seconds = result.encode_seconds
+        selected = result.selected
+        failed = {plan.rows[row].search: error for row, error in selected.failures.items()}
+        ends = self._record_alignments(plan, result.attention, failed)
+        leavers = [self._owed.pop(search).row for search, _, _ in ends]
+        for row, attended in selected.attention.items():
+            plan.rows[row].attended.append(attended)
+        forking: dict[Search, None] = {}
+        for row, (sequence, token_id) in enumerate(zip(plan.rows, selected.token_ids, strict=True)):
+            search = sequence.search
+            if search in failed or not sequence.num_branches:
+                continue
+            if not sequence.num_forced:
+                search.first_token_at = search.first_token_at or now
+                search.last_token_at = now
+            if sequence.num_branches > 1:
+                forking[search] = None
+                continue
+            try:
+                if row in selected.branches:
+                    add_choice(sequence, selected.branches[row])
+                if extend(sequence, token_id, self._eos_id):
+                    leavers.append(sequence)
+            except Exception as error:
+                failed[search] = error
+        forks: list[Fork] = []
+        for search in forking:
+            before = search.rows
+            try:
+                forks += branch(search, selected.branches, self._eos_id)
+            except Exception as error:
+                failed[search] = error
+            else:
+                leavers += [sequence for sequence in before if sequence not in search.rows]
+        leavers = [sequence for sequence in leavers if sequence.search not in failed]
+        complete = {sequence.search: sequence for sequence in leavers if sequence.num_branches}
+        for search, last in complete.items():
+            if search.rows:
+                continue
+            if not search.ended:
+                no_numbers = EngineFailed("the model's scores of the next token are not numbers")
+                ends.append((search, FinishReason.FAILED, no_numbers))
+            elif search.request.attention and self._has_decode:
+                leavers.remove(last)
+                self._owe_alignments(search, last)
+            else:
+                ends.append((search, _reason(search), None))
+        finished = self._leave(leavers, ends, now, forks)
+        broken: list[_End] = []
+        for search, cause in failed.items():
+            failure = EngineFailed("the engine failed on this request")
+            failure.__cause__ = cause
+            broken.append((search, FinishReason.FAILED, failure))
+        return finished + self._abandon(broken, now)
+
+    def _owe_alignments(self, search: Search, row: Sequence) -> None:
+        """Keep a complete request and one of its rows until its alignments have been computed."""
+        fed = {}
+        for place, hypothesis in sorted(search.ended.items()):
+            fed[place] = (self._start_id, *hypothesis.token_ids)
+            if hypothesis.finish_reason is not FinishReason.EOS:  # then the last token was not fed
+                fed[place] = fed[place][:-1]
+        self._owed[search] = _Owed(row, fed)
+        row.token_ids, row.next_token_id = [], self._start_id
+        row.num_branches, row.is_plain = 0, True
+        self.slots.reserve(1 - search.num_slots)
+        search.num_slots = 1
+
+    def _plan_alignments(self) -> Iterator[Alignment]:
+        """Yields at least one piece, and more up to the turn's bound; the oldest requests come first.
+
+        Other requests do not change how a hypothesis is cut into pieces.
+        """
+        longest = num_left = self._limits.max_align_tokens
+        for owed in self._owed.values():
+            for place, fed in owed.fed.items():
+                done = len(owed.row.token_ids)
+                while done < len(fed):
+                    if num_left <= 0:
+                        return
+                    piece = Alignment(owed.row, place, done, fed[done : done + longest])
+                    done += len(piece.target_ids)
+                    num_left -= len(piece.target_ids) + _ALIGN_CALL_TOKENS
+                    # The step runs this row, too: it writes the position that the next piece overwrites.
+                    owed.row.token_ids = list(fed[:done]) if done < len(fed) else []
+                    yield piece
+
+    def _record_alignments(
+        self, plan: StepPlan, attention: tuple[Array | Exception, ...], failed: dict[Search, Exception]
+    ) -> list[_End]:
+        """Store the computed attention; returns the requests whose alignments are complete."""
+        ends: list[_End] = []
+        for piece, weights in zip(plan.alignments, attention, strict=True):
+            search = piece.row.search
+            if isinstance(weights, Exception):
+                failed[search] = weights
+                continue
+            if search in failed:
+                continue
+            search.ended[piece.place].attended.append(weights)
+            fed = self._owed[search].fed
+            if piece.first_position + len(piece.target_ids) == len(fed[piece.place]):
+                del fed[piece.place]
+            if not fed:
+                ends.append((search, _reason(search), None))
+        return ends
+
+    def fail(self, sequences: tuple[Sequence, ...], now: float) -> list[Finished]:
+        """End the requests of an encode or a step that raised an exception."""
+        error = EngineFailed("the engine failed on the step that ran this request")
+        searches = dict.fromkeys(sequence.search for sequence in sequences)
+        return self._abandon([(search, FinishReason.FAILED, error) for search in searches], now)
+
+    def abandon(self, error: ServerError, now: float) -> list[Finished]:
+        """End all requests."""
+        with self._lock:
+            waiting = [*self._queue, *(request for request, _ in self._displaced)]
+            self._displaced.clear()
+            for request in waiting:
+                self._queue.remove(request)
+        return [
+            *self._abandon([(search, FinishReason.FAILED, error) for search in self.running.values()], now),
+            *(self._turned_away(request, FinishReason.FAILED, error) for request in waiting),
+        ]
+
+    def _turned_away(self, request: Request, reason: FinishReason, error: ServerError) -> Finished:
+        """Returns the end of a request that never had a slot."""
+        with self._lock:
+            self._deadlines.discard(request)
+        return Finished(Search(request, finish_reason=reason), error)
+
+    def _abandon(self, ends: list[_End], now: float) -> list[Finished]:
+        ending = {search for search, _, _ in ends}
+        # Not the searches' own rows: an exception may have left these half changed.
+        leavers = [sequence for sequence in self.slots.rows if sequence.search in ending] if ending else []
+        for search, reason, _ in ends:
+            self._owed.pop(search, None)
+            abandon(search, reason)
+        return self._leave(leavers, ends, now)
+
+    def _leave(
+        self, leavers: list[Sequence], ends: list[_End], now: float, forks: list[Fork] | None = None
+    ) -> list[Finished]:
+        """Remove rows, give forks their rows, and end requests, which must not have rows any more."""
+        # The order matters: moves that no plan has run yet, then moves that close the new holes, then copies
+        # of the forks, whose parents may have been moved.
+        self._moves += self.slots.remove(leavers)
+        if forks:
+            newcomers = [fork.child for fork in forks if fork.child.row is None]
+            self.slots.add(newcomers)
+            self._moves += tuple(_copy(fork, is_new=fork.child in newcomers) for fork in forks)
+        for search, reason, _ in ends:
+            search.finish_reason = reason
+            del self.running[search.request]
+            self.slots.reserve(-search.num_slots)
+            with self._lock:
+                self._deadlines.discard(search.request)
+                num_steps = self._num_turns - search.admitted_turn
+                self._queue.release(search.request, now - search.admitted_at, num_steps)
+        return [Finished(search, error) for search, _, error in ends]
+
+
+def _copy(fork: Fork, *, is_new: bool) -> Move:
+    parent, child = fork.parent, fork.child
+    assert parent.row is not None
+    assert child.row is not None
+    memory_length = child.memory_length if is_new else 0
+    return Move(parent.row, child.row, child.cache_length, memory_length, fork.num_shared)
+
+
+def _reason(search: Search) -> FinishReason:
+    return search.ended[min(search.ended)].finish_reason

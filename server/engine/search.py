@@ -1,0 +1,360 @@
+"""Extends the hypotheses of a request by the tokens that a step selected; uses records only, no tensors.
+
+`training.evaluation.search` implements the same search independently, and tests compare the two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from seq2seq_serve.server.engine.records import (
+    Alternatives,
+    Beam,
+    Branches,
+    Choice,
+    FinishReason,
+    Hypothesis,
+    Request,
+    Search,
+    Sequence,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A row, `child`, whose next step continues from the cache of the row `parent`.
+
+    The scheduler copies the cache. A child without a slot first gets one, with a copy of the memory.
+
+    Attributes:
+        num_shared: Number of first positions in which the two caches are equal already.
+    """
+
+    parent: Sequence
+    child: Sequence
+    num_shared: int
+
+
+@dataclass(eq=False, slots=True)
+class _Child:
+    """A hypothesis that extends a row's hypothesis by one token."""
+
+    parent: Sequence
+    token_id: int
+    log_probability: float
+    alternatives: Alternatives
+    index: int
+    tail: bytes = b""
+
+    @property
+    def total(self) -> float:
+        """The log-probability of the whole hypothesis."""
+        return self.parent.log_probability + self.log_probability
+
+
+def start(request: Request, start_id: int, *, feeds_prefix: bool = False) -> Search:
+    """Creates the search of a new request, with one row, whose memory the encoder will fill.
+
+    Args:
+        request: The new request.
+        start_id: The id that a sequence is fed first.
+        feeds_prefix: Whether steps read the prefix, one token each; otherwise the row begins after it.
+    """
+    search = Search(request)
+    root = Sequence(search, next_token_id=start_id)
+    if feeds_prefix:
+        root.num_forced = len(request.prefix_ids)
+    else:
+        root.token_ids = list(request.prefix_ids)
+        root.next_token_id = (start_id, *request.prefix_ids)[-1]
+    _prepare(root, scores=feeds_prefix and request.is_score)
+    search.rows.append(root)
+    return search
+
+
+def _prepare(root: Sequence, *, scores: bool = False) -> None:
+    """Set the number of tokens that the next step selects for a request's first row."""
+    request = root.request
+    if scores:
+        root.num_branches, root.is_plain = 1, False
+    elif root.num_forced:
+        root.num_branches, root.is_plain = 1, True
+    else:
+        root.num_branches = request.num_hypotheses if request.beam is None else 2 * request.beam.size
+        root.is_plain = request.is_plain
+
+
+def add_choice(sequence: Sequence, branches: Branches) -> None:
+    """Add the log-probability of a row's next token, and its alternatives if the request wants them."""
+    (log_probability,) = branches.log_probabilities
+    if sequence.request.is_score:
+        sequence.choices.append(Choice(log_probability))
+        return
+    sequence.log_probability += log_probability
+    if sequence.request.is_detailed:
+        sequence.choices.append(Choice(log_probability, branches.alternatives))
+
+
+def extend(sequence: Sequence, token_id: int, eos_id: int) -> bool:
+    """Append a token to a row. Returns whether its hypothesis is complete; the search has then dropped it."""
+    request = sequence.search.request
+    reason: FinishReason | None = None
+    if (forced_id := sequence.forced_id) is not None:
+        sequence.token_ids.append(forced_id)
+        sequence.next_token_id = forced_id
+        sequence.num_forced -= 1
+        _prepare(sequence, scores=request.is_score)
+        return False
+    # A scored target is complete before this; a step at most computed the log-probability of its end.
+    if token_id == eos_id or request.is_score:
+        reason = FinishReason.EOS
+    else:
+        sequence.token_ids.append(token_id)
+        sequence.next_token_id = token_id
+        tail = _advanced(sequence, token_id)
+        if tail is None:
+            reason = FinishReason.STOP
+        elif sequence.num_generated >= request.max_new_tokens:
+            reason = FinishReason.LENGTH
+        else:
+            sequence.tail = tail
+    if reason is None:
+        return False
+    sequence.search.rows.remove(sequence)
+    sequence.search.ended[sequence.index] = _as_it_is(sequence, reason)
+    return True
+
+
+def branch(search: Search, branches: Mapping[int, Branches], eos_id: int) -> list[Fork]:
+    """Extend the rows of a request together, each by the tokens that were selected for its slot.
+
+    Returns:
+        The rows that continue from the cache of another row. `search.rows` contains no row that has ended.
+    """
+    if search.request.beam is not None:
+        return _place(search, _extend_beam(search, search.request.beam, branches, eos_id))
+    (root,) = search.rows
+    children = []
+    for child in _children([root], branches, search.request.num_hypotheses):
+        reason = _end(child, eos_id)
+        if reason is None and root.num_generated + 1 >= search.request.max_new_tokens:
+            reason = FinishReason.LENGTH
+        if reason is None:
+            children.append(child)
+        else:
+            search.ended[child.index] = _ended(child, reason)
+    forks = _place(search, children)
+    for row in search.rows:
+        row.num_branches = 1
+    return forks
+
+
+def abandon(search: Search, reason: FinishReason) -> None:
+    """End a request with incomplete hypotheses."""
+    if search.request.beam is not None:
+        search.ended.clear()
+        del search.rows[1:]
+    for row in search.rows:
+        search.ended[row.index] = _as_it_is(row, reason)
+    search.rows.clear()
+
+
+def unsent_tokens(search: Search) -> dict[int, list[int]]:
+    """Returns the tokens to stream now, by hypothesis, and counts them as sent.
+
+    A beam sends the tokens that all of its hypotheses share, so that it never revokes one.
+    """
+    targets = {row.index: row.token_ids for row in search.rows}
+    if search.request.beam is None:
+        targets |= {index: list(hypothesis.token_ids) for index, hypothesis in search.ended.items()}
+    elif search.rows:
+        live = [row.token_ids for row in search.rows]
+        live += [list(hypothesis.token_ids) for hypothesis in search.ended.values()]
+        targets = {0: live[0][: min(_num_shared(live[0], target) for target in live)]}
+    else:
+        targets = {0: list(search.ended[0].token_ids)}
+    news = {}
+    for index, token_ids in targets.items():
+        new = token_ids[search.num_sent.get(index, 0) :]
+        if new:
+            search.num_sent[index] = len(token_ids)
+            news[index] = new
+    return news
+
+
+def length_penalty(num_tokens: int, alpha: float) -> float:
+    """Returns `((5 + |Y|) / 6)^alpha` (Wu et al. 2016, equation 14, arXiv:1609.08144).
+
+    |Y| is `num_tokens`: the generated tokens with the end of sequence, without a prefix.
+    """
+    return float(((5 + num_tokens) / 6) ** alpha)
+
+
+def _extend_beam(search: Search, beam: Beam, branches: Mapping[int, Branches], eos_id: int) -> list[_Child]:
+    """Returns the hypotheses that go on, best first; none if the search is over.
+
+    It ranks the 2 * size best extensions. A complete hypothesis is kept in `search.ended` if it is among the
+    first `size`. The first `size` incomplete ones go on.
+    """
+    num_tokens = search.rows[0].num_generated + 1
+    penalty = length_penalty(num_tokens, beam.alpha)
+    ended, children = list(search.ended.values()), list[_Child]()
+    for child in _children(search.rows, branches, 2 * beam.size):
+        if child.token_id != eos_id and len(children) == beam.size:
+            continue
+        reason = _end(child, eos_id)
+        if reason is None:
+            children.append(child)
+        elif child.index < beam.size:
+            ended.append(_ended(child, reason, penalty))
+    ended = _best(ended, beam.size)
+    if children and len(ended) == beam.size:
+        # Further tokens have log-probabilities of at most 0, so only the penalty can raise a score: with a
+        # positive alpha most at the limit, otherwise with the next token. At the limit all hypotheses end.
+        limit = search.request.max_new_tokens
+        best_length = limit if beam.alpha > 0 else min(num_tokens + 1, limit)
+        bound = children[0].total / length_penalty(best_length, beam.alpha)
+        if beam.early_stopping or bound <= ended[-1].score:
+            children = []
+    if num_tokens == search.request.max_new_tokens:
+        ended += [_ended(child, FinishReason.LENGTH, penalty) for child in children]
+        ended, children = _best(ended, beam.size), []
+    if not children:
+        del ended[search.request.num_hypotheses :]
+    search.ended = dict(enumerate(ended))
+    return children
+
+
+def _best(hypotheses: list[Hypothesis], number: int) -> list[Hypothesis]:
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:number]
+
+
+def _children(rows: list[Sequence], branches: Mapping[int, Branches], number: int) -> list[_Child]:
+    """Returns the best extensions of some rows, best first, or the drawn extensions of one row.
+
+    Forbidden tokens are left out. Equal extensions are ordered by their parents' rank, then by the lower id.
+    """
+    selected = []
+    for row in rows:
+        assert row.row is not None
+        selected.append(branches[row.row])
+    totals = [
+        row.log_probability + log_probability
+        for row, ways in zip(rows, selected, strict=True)
+        for log_probability in ways.log_probabilities
+    ]
+    order = list(range(len(totals)))
+    if rows[0].request.sampling is None:
+        order.sort(key=totals.__getitem__, reverse=True)
+    width = len(totals) // len(rows)
+    children = []
+    for index, place in enumerate(order[:number]):
+        if totals[place] > -math.inf:
+            parent, way = divmod(place, width)
+            ways, token_id = selected[parent], selected[parent].token_ids[way]
+            children.append(
+                _Child(rows[parent], token_id, ways.log_probabilities[way], ways.alternatives, index)
+            )
+    return children
+
+
+def _end(child: _Child, eos_id: int) -> FinishReason | None:
+    """Returns why the token completes its hypothesis; None if it does not."""
+    if child.token_id == eos_id:
+        return FinishReason.EOS
+    tail = _advanced(child.parent, child.token_id)
+    if tail is None:
+        return FinishReason.STOP
+    child.tail = tail
+    return None
+
+
+def _advanced(sequence: Sequence, token_id: int) -> bytes | None:
+    """Returns a row's tail after one more token; None if the token completes a stop sequence."""
+    stops = sequence.request.stops
+    return sequence.tail if stops is None else stops.advance(sequence.tail, token_id)
+
+
+def _place(search: Search, children: list[_Child]) -> list[Fork]:
+    """Give each child a row.
+
+    The first child of a parent takes its row. Further children take rows of parents without children, or new
+    rows.
+    """
+    by_parent: dict[Sequence, list[_Child]] = {}
+    for child in children:
+        by_parent.setdefault(child.parent, []).append(child)
+    spare = [row for row in search.rows if row not in by_parent]
+    forks: list[Fork] = []
+    rows: dict[_Child, Sequence] = {}
+    for parent, (first, *others) in by_parent.items():
+        for child in others:
+            if not spare:
+                row, num_shared = _new_row(parent), 0
+            else:
+                row = spare.pop()
+                num_shared = 1 + _num_shared(row.token_ids, parent.token_ids)  # 1: the start token
+            row.token_ids = parent.token_ids.copy()
+            row.choices = parent.choices.copy()
+            row.attended = parent.attended.copy()
+            row.log_probability = parent.log_probability
+            rows[child] = row
+            forks.append(Fork(parent, row, num_shared))
+        rows[first] = parent
+    for child, row in rows.items():
+        row.index = 0 if search.request.beam else child.index
+        row.token_ids.append(child.token_id)
+        row.next_token_id = child.token_id
+        row.tail = child.tail
+        row.log_probability += child.log_probability
+        if search.request.is_detailed:
+            row.choices.append(Choice(child.log_probability, child.alternatives))
+    search.rows = [rows[child] for child in children]
+    return forks
+
+
+def _new_row(parent: Sequence) -> Sequence:
+    return Sequence(
+        parent.search,
+        next_token_id=parent.next_token_id,
+        num_branches=parent.num_branches,
+        is_plain=parent.is_plain,
+    )
+
+
+def _ended(child: _Child, reason: FinishReason, penalty: float = 1.0) -> Hypothesis:
+    """Returns the hypothesis of a child whose token completed it."""
+    parent, is_eos = child.parent, reason is FinishReason.EOS
+    return Hypothesis(
+        token_ids=(*parent.token_ids, *(() if is_eos else (child.token_id,))),
+        finish_reason=reason,
+        score=child.total / penalty,
+        choices=(*parent.choices, Choice(child.log_probability, child.alternatives))
+        if parent.request.is_detailed
+        else (),
+        attended=parent.attended.copy(),
+    )
+
+
+def _as_it_is(sequence: Sequence, reason: FinishReason) -> Hypothesis:
+    return Hypothesis(
+        tuple(sequence.token_ids),
+        reason,
+        sequence.log_probability,
+        tuple(sequence.choices),
+        attended=sequence.attended,
+    )
+
+
+def _num_shared(one: list[int], other: list[int]) -> int:
+    """Returns the length of the longest common beginning of two targets."""
+    least, most = 0, min(len(one), len(other))
+    while least < most:
+        length = (least + most + 1) // 2
+        if one[least:length] == other[least:length]:
+            least = length
+        else:
+            most = length - 1
+    return least

@@ -1,0 +1,196 @@
+"""Loads, replaces and unloads the served versions of models."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+from seq2seq_serve.server.errors import LoadFailed, Unavailable, UnknownModel
+from seq2seq_serve.server.futures import retrieve
+from seq2seq_serve.server.models.served import Models, ServedModel
+from seq2seq_serve.server.models.shelf import Shelf, Version
+
+_LOADING_SECONDS = 1.0  # a load cannot be interrupted
+_NOT_LOADED = "not loaded; whether its files are sound shows when it is"
+
+_log = logging.getLogger(__name__)
+
+Load = Callable[[str, str, Path, int], ServedModel]
+
+
+class State(enum.StrEnum):
+    """States of a version, with the names of the Open Inference Protocol."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+class Repository:
+    """Keeps one version of each model served.
+
+    Owned by the app; used on the event loop only. A version is loaded beside the served one and replaces it
+    as soon as it is warm; the old version stops when its last caller has left. No call fails meanwhile.
+
+    Args:
+        shelf: The bundles on disk.
+        models: The served models.
+        load: Loads one version and starts its engines, on its own thread; the last argument is the memory of
+            the other models.
+        changed: Is called after a model was served, replaced or unloaded.
+    """
+
+    def __init__(self, shelf: Shelf, models: Models, load: Load, changed: Callable[[], None]) -> None:
+        self._shelf = shelf
+        self._models = models
+        self._load = load
+        self._changed = changed
+        self._served: dict[str, Version] = {}
+        self._reasons: dict[Version, str] = {}  # why a version is not served
+        self._changing = asyncio.Lock()  # one change at a time, so that each knows the free memory
+        self._is_draining = False
+        self._loading: set[asyncio.Task[ServedModel]] = set()
+        self._loading_now: Version | None = None
+        self._ending: dict[asyncio.Task[None], tuple[ServedModel, Version]] = {}
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a version is being loaded."""
+        return bool(self._loading)
+
+    async def index(self) -> list[tuple[Version, State, str]]:
+        """Returns every version on disk or in use, its state, and the reason if it is unavailable."""
+        found = await asyncio.to_thread(self._shelf.all)
+        ending = [version for _, version in self._ending.values()]
+        states = {one: self._state(one, ending) for one in (*found, *ending, *self._served.values())}
+        return [
+            (one, state, self._reasons.get(one, _NOT_LOADED if state is State.UNAVAILABLE else ""))
+            for one, state in states.items()
+        ]
+
+    def _state(self, version: Version, ending: Collection[Version]) -> State:
+        if self._served.get(version.model_name) == version:
+            return State.READY
+        if version == self._loading_now:
+            return State.LOADING
+        return State.UNLOADING if version in ending else State.UNAVAILABLE
+
+    async def load_one(self, name: str) -> ServedModel:
+        """Serve the newest version of a model that can be served.
+
+        Raises:
+            UnknownModel: The model is not on disk.
+            LoadFailed: No version can be served; the message is that of the newest.
+        """
+        *older, newest = await asyncio.to_thread(self._shelf.versions, name) or [Version(name, "", Path())]
+        try:
+            return await self.load(name, newest.version)
+        except LoadFailed as error:
+            for one in reversed(older):
+                _log.error("model %s: version %s is tried instead of: %s", name, one.version, error)
+                with suppress(LoadFailed):
+                    return await self.load(name, one.version)
+            raise
+
+    async def load(self, name: str, version: str = "") -> ServedModel:
+        """Serve a version of a model, or its newest one; a served version is loaded again.
+
+        A cancelled load keeps running; its caller does not get a result.
+
+        Raises:
+            UnknownModel: It is not on disk.
+            LoadFailed: Its bundle cannot be used here; the version served before stays.
+            Unavailable: The server is shutting down.
+        """
+        loading = asyncio.create_task(self._load_and_put(name, version))
+        self._loading.add(loading)
+        loading.add_done_callback(self._loading.discard)
+        loading.add_done_callback(retrieve)
+        return await asyncio.shield(loading)
+
+    async def _load_and_put(self, name: str, version: str) -> ServedModel:
+        async with self._changing:
+            self._check_not_draining()
+            wanted = await asyncio.to_thread(self._shelf.find, name, version)
+            self._loading_now = wanted
+            try:
+                model = await asyncio.to_thread(
+                    self._load, name, wanted.version, wanted.path, self._num_bytes()
+                )
+            except Exception as error:
+                self._reasons[wanted] = str(error)
+                if not isinstance(error, (OSError, ValueError)):
+                    _log.exception("model %s: version %s cannot be loaded", name, wanted.version)
+                raise LoadFailed(str(error)) from error
+            finally:
+                self._loading_now = None
+            if self._is_draining:
+                await asyncio.to_thread(model.stop)
+            self._check_not_draining()
+            before, old = self._served.get(name), self._models.put(model)
+            self._served[name] = wanted
+            self._reasons.pop(wanted, None)
+            self._changed()
+            _log.info("model %s: version %s is served", name, model.version)
+            if old is not None and before is not None:
+                self._end(old, before)
+            return model
+
+    def _check_not_draining(self) -> None:
+        if self._is_draining:
+            raise Unavailable("the server is shutting down")
+
+    async def unload(self, name: str) -> None:
+        """Stop serving a model, and let its callers finish.
+
+        Raises:
+            UnknownModel: It is not served.
+        """
+        async with self._changing:
+            model = self._models.remove(name)
+            if model is None:
+                raise UnknownModel(f"no model is named {name[:100]!r}: there is nothing to unload", name=name)
+            self._changed()
+            version = self._served.pop(name)
+            self._reasons[version] = "unloaded"
+            self._end(model, version)
+
+    def drain(self) -> None:
+        """Refuse further loads; a version that is being loaded will not be served."""
+        self._is_draining = True
+
+    async def stop(self) -> None:
+        """Stop every engine; unfinished requests end with `Unavailable`. A load may keep running."""
+        self.drain()
+        if self._loading:
+            await asyncio.wait(self._loading, timeout=_LOADING_SECONDS)
+        ending = dict(self._ending)
+        for model in (*self._models, *(model for model, _ in ending.values())):
+            await asyncio.to_thread(model.stop)
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    def _num_bytes(self) -> int:
+        """Returns the bytes of all loaded models, including unloaded ones that still have callers."""
+        ending = [model for model, _ in self._ending.values()]
+        return sum(model.num_bytes for model in (*self._models, *ending))
+
+    def _end(self, model: ServedModel, version: Version) -> None:
+        """Stop a model that is not served any more as soon as its last caller has left."""
+
+        async def end() -> None:
+            try:
+                await self._models.wait_until_unused(model)
+            finally:
+                await asyncio.shield(asyncio.to_thread(model.stop))
+            _log.info("model %s: version %s is stopped", model.name, model.version)
+
+        task = asyncio.create_task(end())
+        self._ending[task] = model, version
+        task.add_done_callback(self._ending.pop)

@@ -1,0 +1,230 @@
+"""The models that this process serves, and the table that finds a model by its name."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from seq2seq_serve.bundle.manifest import LengthBound, LengthRule
+from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.server.deliveries import Deliveries, Mailbox
+from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.engine.records import Load, Request
+from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable, UnknownModel
+from seq2seq_serve.server.metrics import Metrics
+
+
+@dataclass(frozen=True, eq=False)
+class ServedModel:
+    """One loaded model with its running engines.
+
+    Attributes:
+        engines: Equal engines, each with its own slots; they have been started.
+        deliveries: Receives the engines' turns.
+        version: The version's name for callers (`server.models.shelf.Version`).
+        provider: The provider that runs the graphs: "cpu" or "cuda".
+        cache_bytes: Cache and memory of all slots.
+        num_bytes: Estimate of the bytes that count against the memory limit: `cache_bytes` and the weights.
+        pad_id: The source token that pads rows.
+        eos_id: The target token that ends a sequence.
+        memory: Computes the positions of memory that a request takes.
+        has_attention: Whether it can align targets with sources.
+        source_language: A BCP 47 tag; empty if the bundle does not name one.
+        queue_limits: The limits of each engine's queue.
+        length_bound: The bound of targets whose requests do not set a limit; None applies the model's limit.
+    """
+
+    engines: tuple[Engine, ...]
+    deliveries: Deliveries
+    version: str
+    kind: str
+    precision: str
+    provider: str
+    vocab_size: int
+    cache_bytes: int
+    num_bytes: int
+    pad_id: int
+    eos_id: int
+    queue_limits: QueueLimits
+    source_tokenizer: Tokenizer
+    target_tokenizer: Tokenizer
+    memory: LengthRule
+    has_attention: bool = True
+    source_language: str = ""
+    length_bound: LengthBound | None = None
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name that callers use."""
+        return self.engines[0].model_name
+
+    @property
+    def max_source_length(self) -> int:
+        """The largest length of the source that memory depends on: tokens, or for other sources positions."""
+        return self.engines[0].max_source_length
+
+    @property
+    def max_target_length(self) -> int:
+        """The largest number of target tokens."""
+        return self.engines[0].max_target_length
+
+    @property
+    def max_request_slots(self) -> int:
+        """The number of slots that one request can have: those of one engine."""
+        return self.engines[0].num_slots
+
+    @property
+    def num_slots(self) -> int:
+        """The number of sequences that can be decoded at once."""
+        return sum(engine.num_slots for engine in self.engines)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether every engine is healthy."""
+        return all(engine.is_healthy for engine in self.engines)
+
+    @contextmanager
+    def submitted(
+        self, requests: Sequence[Request], is_expired: Callable[[], bool]
+    ) -> Iterator[list[Mailbox]]:
+        """Submit each of a call's requests to the engine with the least work.
+
+        An engine accepts all requests of its part or none. At the end of the block the unfinished requests
+        are cancelled.
+
+        Args:
+            requests: They have one caller, one priority and one deadline.
+            is_expired: Returns whether the deadline has passed, as the reason of a cancellation.
+
+        Raises:
+            InvalidRequest: They do not fit into an empty queue, so a retry cannot succeed.
+            ServerError: An engine refuses its part.
+        """
+        self.check_size(len(requests), sum(request.source_length for request in requests))
+        mailboxes = {request: Mailbox() for request in requests}
+        self.deliveries.mailboxes |= mailboxes
+        submitted: dict[Request, Engine] = {}
+        try:
+            for engine, part in self._shared_out(requests).items():
+                try:
+                    engine.submit(*part)
+                except ServerError:
+                    self.deliveries.statistics.failed.count += len(part)
+                    raise
+                submitted |= dict.fromkeys(part, engine)
+            yield list(mailboxes.values())
+        finally:
+            for request, mailbox in mailboxes.items():
+                del self.deliveries.mailboxes[request]
+                if request in submitted and not mailbox.has_result:
+                    submitted[request].cancel(request, is_expired=is_expired())
+
+    def check_size(self, num_requests: int, num_tokens: int) -> None:
+        """Raises InvalidRequest if a call's requests or source tokens do not fit into an empty queue."""
+        excess = self.queue_limits.excess(num_requests, num_tokens)
+        if excess:
+            raise InvalidRequest(f"the call has {excess} here: send fewer in one call", field="sources")
+
+    def _shared_out(self, requests: Sequence[Request]) -> dict[Engine, list[Request]]:
+        """Assigns the requests to engines: to engines that may take some, if there are any."""
+        engines = [engine for engine in self.engines if engine.may_take()] or self.engines
+        num_slots = {engine: engine.num_slots_wanted() for engine in engines}
+        parts: dict[Engine, list[Request]] = {}
+        for request in requests:
+            engine = min(num_slots, key=num_slots.__getitem__)
+            num_slots[engine] += request.num_slots
+            parts.setdefault(engine, []).append(request)
+        return parts
+
+    def silent_seconds(self) -> float:
+        """Returns the longest time since an engine's last turn; see `Engine.silent_seconds`."""
+        return max(engine.silent_seconds() for engine in self.engines)
+
+    def load(self) -> Load:
+        """Returns the loads of all engines, added up."""
+        return Load(*map(sum, zip(*(engine.load() for engine in self.engines), strict=True)))
+
+    def drain(self) -> None:
+        """Refuse new requests from now on, and finish the accepted ones."""
+        for engine in self.engines:
+            engine.drain()
+
+    def stop(self) -> None:
+        """End the engines' threads; unfinished requests end with `Unavailable`."""
+        for engine in self.engines:
+            engine.stop()
+
+
+class Models:
+    """The served models by name, in the order in which they were first served, and their numbers of users.
+
+    Owned by the app, changed on the event loop only. Empty while the models load.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._by_name: dict[str, ServedModel] = {}
+        self._num_users: Counter[ServedModel] = Counter()
+        self._left = asyncio.Event()
+
+    def put(self, model: ServedModel) -> ServedModel | None:
+        """Serve a model from now on; returns the model of the same name that it replaces."""
+        before = self._by_name.get(model.name)
+        self._by_name[model.name] = model
+        self._metrics.show_model(model)
+        return before
+
+    def remove(self, name: str) -> ServedModel | None:
+        """Stop serving a model; returns it if it was served."""
+        model = self._by_name.pop(name, None)
+        if model is not None:
+            self._metrics.hide_model(model)
+        return model
+
+    def get(self, name: str, version: str = "") -> ServedModel:
+        """Returns the model of that name; an empty name means the first, an empty version the served one.
+
+        Raises:
+            UnknownModel: No model has that name or version; the message lists the existing ones.
+            Unavailable: No model is served at present.
+        """
+        if not self._by_name:
+            raise Unavailable("no model is served: the server is loading them, or they were unloaded")
+        model = self._by_name.get(name) if name else next(iter(self._by_name.values()))
+        if model is None:
+            text = f"no model is named {name[:100]!r}: this server has {', '.join(self._by_name)}"
+            raise UnknownModel(text, name=name, version=version)
+        if version not in ("", model.version):
+            text = f"{model.name} is not served in version {version[:100]!r}: ask for version {model.version}"
+            raise UnknownModel(text, name=model.name, version=version)
+        return model
+
+    @contextmanager
+    def using(self, name: str, version: str = "") -> Iterator[ServedModel]:
+        """Yields the model of `get`; its engines are not stopped before the block ends."""
+        model = self.get(name, version)
+        self._num_users[model] += 1
+        try:
+            yield model
+        finally:
+            self._num_users[model] -= 1
+            if not self._num_users[model]:
+                del self._num_users[model]
+                self._left.set()
+
+    async def wait_until_unused(self, model: ServedModel) -> None:
+        """Wait until all `using` blocks of a model have ended."""
+        while self._num_users[model]:
+            self._left.clear()
+            await self._left.wait()
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(tuple(self._by_name.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_name)

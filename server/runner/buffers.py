@@ -1,0 +1,355 @@
+"""The tensors with one row for each slot, on the device that runs the graphs.
+
+They are allocated once and never moved, so that graphs can be bound to them by pointer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.manifest import TensorSpec
+from seq2seq_serve.bundle.names import Axis, Role
+from seq2seq_serve.server.engine.records import Array, Move, Sequence
+from seq2seq_serve.server.runner.device import OnnxDevice
+
+_SHARED_BYTES = 1 << 20  # from here on several threads copy faster than one
+_MOVED_BYTES = 8  # the graph that moves rows copies words of int64
+
+ROW_ROLES = (Role.MEMORY, Role.CACHE, Role.STATE)  # of tensors with one row for each slot
+
+BindPointer = Callable[[Any, str, Any, tuple[int, ...], int], None]
+
+
+def num_copies(role: Role) -> int:
+    """Returns the number of buffers of a tensor: a step reads one buffer of a state and writes the other."""
+    return 2 if role is Role.STATE else 1
+
+
+class Buffers:
+    """All tensors of one role, shape and element type in one allocation `(copies * G, N, …)`.
+
+    Owned by the runner. G tensors, N slots. A state has two copies: a step reads the current copy and writes
+    the other one, which then becomes the current copy. Everything else uses the current copy.
+
+    Args:
+        specs: The tensors, which differ in their names only.
+        shape: The shape of one tensor: N, then the shape of a row.
+        device: Holds the tensors.
+
+    Attributes:
+        capacity_axis: The axis of a row that is filled up to the row's length; None if rows are always full.
+        copy: Index of the current copy.
+    """
+
+    def __init__(self, specs: tuple[TensorSpec, ...], shape: tuple[int, ...], device: OnnxDevice) -> None:
+        self.index = {spec.name: i for i, spec in enumerate(specs)}
+        self._element_type = specs[0].element_type
+        self._row_shape = shape[1:]
+        storage = np.dtype(specs[0].storage)
+        self._row_bytes = math.prod(self._row_shape) * storage.itemsize
+        self._num_rows = shape[0]
+        self._tensor_bytes = self._num_rows * self._row_bytes
+        self._device = device
+        self._role = specs[0].role
+        self.copy, self.num_copies = 0, num_copies(self._role)
+        capacities = (Axis.CACHE_CAPACITY, Axis.MEMORY_CAPACITY)
+        self.capacity_axis = next((axis for axis in specs[0].axes if axis in capacities), None)
+        self._live_axis = specs[0].axes.index(self.capacity_axis) - 1 if self.capacity_axis else None
+        # Zeros: a NaN in memory's padding would leak through a mask.
+        num_tensors = self.num_copies * len(specs)
+        self._storage = np.zeros((num_tensors, math.prod(shape)), storage)  # one row per tensor
+        self._value, self._base = device.place(self._storage.reshape(num_tensors, *shape))
+        if device.is_host:
+            self._lay_out(self._row_shape)
+        else:
+            del self._storage
+            if self._row_bytes % _MOVED_BYTES:
+                raise ValueError(f"a row takes {self._row_bytes} bytes, which {_MOVED_BYTES} does not divide")
+            self._mover = device.weightless("move")
+
+    def fit(self, capacity: int, num_rows: int) -> None:
+        """Change the room of each row on the host to `capacity` positions.
+
+        The first `num_rows` rows keep their content. Rows without gaps between them are read faster.
+        """
+        assert self._live_axis is not None
+        before = self._positions[:, :num_rows]
+        row_shape = list(self._row_shape)
+        row_shape[self._live_axis] = capacity
+        self._lay_out(tuple(row_shape))
+        after = self._positions[:, :num_rows]
+        num_kept = min(before.shape[3], capacity)
+
+        def keep(old: Array, new: Array) -> None:
+            new[:, :, :num_kept] = old[:, :, :num_kept].copy()
+
+        if num_rows:
+            list(self._device.pool.map(keep, before, after))
+
+    def _lay_out(self, row_shape: tuple[int, ...]) -> None:
+        self._row_shape = row_shape
+        self._row_bytes = math.prod(row_shape) * self._storage.itemsize
+        assert self._num_rows * math.prod(row_shape) <= self._storage.shape[1]
+        used = self._storage[:, : self._num_rows * math.prod(row_shape)]
+        self._host = np.lib.stride_tricks.as_strided(
+            used,
+            (len(used), self._num_rows, *row_shape),
+            (used.strides[0], *(np.empty((1, *row_shape), used.dtype).strides)),
+        )
+        axis = self._live_axis
+        outer, positions = (1, 1) if axis is None else (math.prod(row_shape[:axis]), row_shape[axis])
+        # (G, N, outer, positions, inner); a row that is always full has one position.
+        self._positions = self._host.view()
+        self._positions.shape = (*self._host.shape[:2], outer, positions, -1)
+        self._copies = np.split(self._positions, self.num_copies)
+        num_threads = self._device.num_threads
+        self._parts = [np.array_split(tensors, num_threads) for tensors in self._copies]  # one per thread
+
+    def bind_input(self, binding: Any, name: str, first_row: int, num_rows: int) -> None:
+        """Bind rows of the tensor `name` as a graph's input of that name."""
+        pointer = self._pointer(name, first_row, self.copy)
+        self._device.bind_input(binding, name, self._element_type, (num_rows, *self._row_shape), pointer)
+
+    def bind_output(
+        self, binding: Any, output: str, first_row: int, num_rows: int, *, swaps: bool = False
+    ) -> None:
+        """Bind rows of a tensor as the `output` that writes it; with `swaps` rows of its next copy."""
+        pointer = self._pointer(names.buffer_of(output), first_row, self._next if swaps else self.copy)
+        self._device.bind_output(binding, output, self._element_type, (num_rows, *self._row_shape), pointer)
+
+    def swap(self) -> None:
+        """Make the copy that a step wrote the current one."""
+        self.copy = self._next
+
+    @property
+    def _next(self) -> int:
+        return (self.copy + 1) % self.num_copies
+
+    def move_all(self, moves: Iterable[Move]) -> int:
+        """Carry out moves in order; returns the number of bytes copied.
+
+        The host copies the live positions of a row; another device copies whole rows, several moves at once.
+        A move without live positions in these tensors copies nothing.
+        """
+        if not self._device.is_host:
+            touching = [move for move in moves if self._live(move)]
+            return sum(self._move_on_device(batch) for batch in independent_batches(touching))
+        copies = [(move.from_row, move.to_row, live) for move in moves if (live := self._live(move))]
+        position_bytes = self._row_bytes // self._positions.shape[3] * len(self.index)
+        num_bytes: int = sum(live.stop - live.start for _, _, live in copies) * position_bytes
+        if num_bytes < _SHARED_BYTES:
+            _copy_rows(self._copies[self.copy], copies)
+        else:
+            list(self._device.pool.map(lambda part: _copy_rows(part, copies), self._parts[self.copy]))
+        return num_bytes
+
+    def _live(self, move: Move) -> slice | None:
+        """Returns the positions that a move copies; None if it does not change these tensors."""
+        if self._role is Role.STATE:
+            return slice(0, 1)
+        is_cache = self._role is Role.CACHE
+        start, stop = (move.num_shared, move.cache_length) if is_cache else (0, move.memory_length)
+        if start >= stop:
+            return None
+        return slice(start, stop) if self._live_axis is not None else slice(0, 1)
+
+    def _move_on_device(self, moves: list[Move]) -> int:
+        """Copy rows of all tensors at once, as rows of one matrix of words; works for any element type."""
+        first_tensor = self.copy * len(self.index)
+        first_rows = (first_tensor + np.arange(len(self.index)))[:, None] * self._num_rows  # (G, 1)
+        from_rows = (first_rows + [move.from_row for move in moves]).ravel()  # (G*moves,)
+        to_rows = (first_rows + [move.to_row for move in moves]).reshape(-1, 1)
+        shape = (self.num_copies * len(self.index) * self._num_rows, self._row_bytes // _MOVED_BYTES)
+        binding = self._mover.io_binding()
+        self._device.bind_input(binding, names.BUFFER, np.int64, shape, self._base)
+        binding.bind_cpu_input(names.FROM_ROWS, from_rows)
+        binding.bind_cpu_input(names.TO_ROWS, to_rows)
+        self._device.bind_output(binding, names.out(names.BUFFER), np.int64, shape, self._base)
+        self._mover.run_with_iobinding(binding)
+        return len(from_rows) * self._row_bytes
+
+    def _pointer(self, name: str, row: int, copy: int) -> int:
+        tensor = copy * len(self.index) + self.index[name]
+        return self._base + tensor * self._tensor_bytes + row * self._row_bytes
+
+
+def _copy_rows(tensors: Array, copies: list[tuple[int, int, slice]]) -> None:
+    """Copy positions of one row to another, in order; numpy releases the GIL meanwhile."""
+    for from_row, to_row, live in copies:
+        tensors[:, to_row, :, live] = tensors[:, from_row, :, live]
+
+
+def independent_batches(moves: Iterable[Move]) -> list[list[Move]]:
+    """Split moves, in order, into batches in which no move writes a row that another one reads or writes."""
+    batches: list[list[Move]] = []
+    read: set[int] = set()
+    written: set[int] = set()
+    for move in moves:
+        is_free = move.from_row not in written and move.to_row not in read | written
+        if not batches or not is_free:
+            batches.append([])
+            read, written = set(), set()
+        batches[-1].append(move)
+        read.add(move.from_row)
+        written.add(move.to_row)
+    return batches
+
+
+class _Column(NamedTuple):
+    """An input of a step with one element per row.
+
+    Attributes:
+        free: The value for an unused row.
+        of_row: Returns the value for a sequence.
+    """
+
+    dtype: Any
+    free: int
+    of_row: Callable[[Sequence], int]
+
+
+# The inputs of a step that the server can fill, by name
+COLUMNS = {
+    names.TOKEN_IDS: _Column(np.int64, 0, attrgetter("next_token_id")),
+    names.CACHE_LENGTHS: _Column(np.int32, 0, attrgetter("cache_length")),
+    names.PREVIOUS_LENGTHS: _Column(np.int32, -1, lambda row: row.cache_length - 1),
+    names.LAST_SOURCE_POSITIONS: _Column(np.int32, 0, lambda row: row.memory_length - 1),
+}
+
+
+class Columns:
+    """Inputs and outputs of a step with one element, or one row of logits or attention, for each row.
+
+    Owned by the runner. The selection writes its ids into the input of the next step.
+
+    Args:
+        inputs: Names of the step's inputs with one element for each row.
+        num_slots: Rows of the buffers.
+        vocab_size: V.
+        device: Holds them.
+        attention_length: Positions of memory that a step computes attention over; 0 if it computes none.
+    """
+
+    def __init__(
+        self,
+        inputs: Collection[str],
+        num_slots: int,
+        vocab_size: int,
+        device: OnnxDevice,
+        attention_length: int = 0,
+    ) -> None:
+        self.num_slots = num_slots
+        self.has_attention = attention_length > 0
+        self._device = device
+        self._vocab_size = vocab_size
+        self._host: dict[str, Array] = {
+            name: np.full(num_slots, COLUMNS[name].free, COLUMNS[name].dtype) for name in inputs
+        }
+        self._values, self._pointers = dict[str, Any](), dict[str, int]()
+        for name, array in self._host.items():
+            self._values[name], self._pointers[name] = device.place(array)
+        self._logits, self._logits_pointer = device.place(np.zeros((num_slots, vocab_size), np.float32))
+        # The host allocates memory only for the rows that are used.
+        penalties = np.zeros((1 + num_slots, vocab_size), np.float32)
+        self._penalties, self._penalties_pointer = device.place(penalties)
+        if not device.is_host:
+            self._writer = device.weightless("write")
+        if self.has_attention:
+            attention = np.zeros((num_slots, attention_length), np.float32)
+            self._attention, self._attention_pointer = device.place(attention)
+
+    def fill(self, rows: tuple[Sequence, ...], *, is_same: bool) -> None:
+        """Write the inputs of a step of `rows`.
+
+        If they are the rows of the step before (`is_same`), each has grown by exactly one position.
+        """
+        if is_same:
+            if names.CACHE_LENGTHS in self._host:
+                self._host[names.CACHE_LENGTHS][: len(rows)] += 1
+                self._write(names.CACHE_LENGTHS)
+            return
+        for name, array in self._host.items():
+            column = COLUMNS[name]
+            array[: len(rows)] = list(map(column.of_row, rows))
+            # A captured step also computes the rows after them. These write to slots that no request owns,
+            # and their lengths stay below those of the running rows.
+            array[len(rows) :] = column.free
+            self._write(name)
+
+    def pick(self, num_rows: int) -> None:
+        """On the host, select the most probable id of each row; of equal ones, the smallest."""
+        self._logits[:num_rows].argmax(axis=1, out=self._host[names.TOKEN_IDS][:num_rows])
+
+    def read_token_ids(self, num_rows: int) -> list[int]:
+        """Returns the selected ids."""
+        array = self._host[names.TOKEN_IDS]
+        if not self._device.is_host:
+            array[:] = self._values[names.TOKEN_IDS].numpy()
+        ids: list[int] = array[:num_rows].tolist()
+        return ids
+
+    def bind_attention(self, binding: Any, num_rows: int, capacity: int) -> None:
+        """Bind the beginning of the attention's memory as a step's output `(num_rows, capacity)`."""
+        shape, pointer = (num_rows, capacity), self._attention_pointer
+        self._device.bind_output(binding, names.ATTENTION, np.float32, shape, pointer)
+
+    def read_attention(self, num_rows: int, capacity: int) -> Array:
+        """Returns the attention `(num_rows, capacity)` that the last step wrote."""
+        array = self._attention if self._device.is_host else self._attention.numpy()
+        weights: Array = array.reshape(-1)[: num_rows * capacity].reshape(num_rows, capacity)
+        return weights
+
+    def write_token_ids(self, token_ids: list[int]) -> None:
+        """Replace the ids that the next step is fed; before, they are the most probable ones."""
+        self._host[names.TOKEN_IDS][: len(token_ids)] = token_ids
+        self._write(names.TOKEN_IDS)
+
+    def bind_input(self, binding: Any, name: str, num_rows: int) -> None:
+        """Bind the column `name` as a graph's input of that name."""
+        dtype = self._host[name].dtype
+        self._device.bind_input(binding, name, dtype, (num_rows,), self._pointers[name])
+
+    def bind_output(self, binding: Any, spec: TensorSpec, num_rows: int) -> None:
+        """Bind the next step's input as the graph's output `spec`, which writes it."""
+        pointer = self._pointers[names.buffer_of(spec.name)]
+        shape = spec.shape({Axis.BATCH: num_rows})
+        self._device.bind_output(binding, spec.name, spec.element_type, shape, pointer)
+
+    def bind_logits(self, bind: BindPointer, binding: Any, num_rows: int, first_row: int = 0) -> None:
+        """Bind the logits by `bind`: the device's `bind_output` for a step, `bind_input` for a selection."""
+        pointer = self._logits_pointer + first_row * self._vocab_size * np.dtype(np.float32).itemsize
+        bind(binding, names.LOGITS, np.float32, (num_rows, self._vocab_size), pointer)
+
+    def write_penalties(self, row: int, penalties: Mapping[int, float]) -> None:
+        """Write the penalties of a request into a row; `row` is at least 1, because row 0 stays zero."""
+        values = np.zeros((1, self._vocab_size), np.float32)
+        values[0, list(penalties)] = list(penalties.values())
+        if self._device.is_host:
+            self._penalties[row] = values[0]
+            return
+        binding = self._writer.io_binding()
+        self.bind_penalties(self._device.bind_input, binding, names.BUFFER)
+        binding.bind_cpu_input(names.TO_ROWS, np.array([[row]]))
+        binding.bind_cpu_input(names.VALUES, values)
+        self.bind_penalties(self._device.bind_output, binding, names.out(names.BUFFER))
+        self._writer.run_with_iobinding(binding)
+
+    def bind_selected(self, binding: Any, num_rows: int) -> None:
+        """Bind the ids of the next step as an output of the greedy selection."""
+        pointer = self._pointers[names.TOKEN_IDS]
+        self._device.bind_output(binding, names.TOKEN_IDS, np.int64, (num_rows, 1), pointer)
+
+    def bind_penalties(self, bind: BindPointer, binding: Any, name: str) -> None:
+        """Bind all rows of penalties as the graph's input or output `name`."""
+        shape = (1 + self.num_slots, self._vocab_size)
+        bind(binding, name, np.float32, shape, self._penalties_pointer)
+
+    def _write(self, name: str) -> None:
+        if not self._device.is_host:
+            self._values[name].update_inplace(self._host[name])

@@ -1,0 +1,328 @@
+"""ONNX Runtime's providers, sessions and memory; no other module of the server imports ONNX Runtime."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import logging
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import onnxruntime as ort
+
+from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.cuda_libraries import device_description, load_cuda_libraries, provider_problem
+from seq2seq_serve.bundle.manifest import Bundle
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.server.engine.records import Array
+from seq2seq_serve.server.runner.readers_writer import ReadersWriterLock
+from seq2seq_serve.server.runner.weights import Weight, take_weights
+
+_log = logging.getLogger(__name__)
+
+CPU, CUDA = "cpu", "cuda"
+_DEVICE_ID = 0  # CUDA_VISIBLE_DEVICES chooses which of several GPUs this is
+_FULL_NAMES = {CPU: "CPUExecutionProvider", CUDA: "CUDAExecutionProvider"}
+# The fastest first. On CUDA the attention of fp32 and int8 graphs does not have a kernel, and would silently
+# run on the CPU. On the CPU fp16 does not have fast kernels, and bf16 does not have any.
+_PRECISIONS = {CPU: (Precision.INT8, Precision.FP32), CUDA: (Precision.FP16, Precision.BF16)}
+
+# The driver of an NVIDIA GPU creates the first file; under Windows the driver of any GPU creates the second.
+_GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
+
+# Every session has its own arena, which grows by the requested size and not to the next power of two.
+_CUDA_OPTIONS = names.CUDA_PROVIDER_OPTIONS | {"arena_extend_strategy": "kSameAsRequested"}
+
+_PROVIDERS = Path(ort.__file__).parent / "capi"  # the folder of ONNX Runtime's own libraries
+_DRIVER = "libcuda.so"
+_CUDA_FAILURE = re.compile(r"CU\w+ failure \d+: [^;]*\b")
+
+_EMPTY = Path("/dev/null")  # the file that a graph names for weights that are given from memory
+_WEIGHTS_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
+
+# A capture is global to the process. While one thread captures a run, no other thread may allocate memory on
+# the device, copy to it or wait for it; otherwise both fail. All other uses may run in parallel.
+_capturing = ReadersWriterLock()
+
+ort.set_default_logger_severity(4)  # its errors are also raised, and its lines do not have our log's format
+for _name, _value in names.CUDA_ENVIRONMENT.items():
+    os.environ.setdefault(_name, _value)
+
+
+class ProviderPolicy(enum.StrEnum):
+    """Which providers may run the graphs."""
+
+    REQUIRE = "require"  # CUDA only
+    PREFER = "prefer"  # CUDA if it works and the bundle has graphs for it; otherwise the CPU, and a log line
+    CPU = "cpu"
+
+
+class Session(ort.InferenceSession):  # type: ignore[misc]  # ONNX Runtime does not ship types
+    """A graph that ONNX Runtime runs.
+
+    Attributes:
+        weights: The values that it uses in place; they must live as long as the session.
+    """
+
+    weights: tuple[ort.OrtValue, ...] = ()
+
+
+class OnnxDevice:
+    """The device of one execution provider: buffers lie on it, and graphs run on it.
+
+    Args:
+        provider: Its short name.
+        num_threads: CPU threads of one graph's run; after `share_threads`, graphs use its pool instead.
+
+    Attributes:
+        pool: `num_threads` threads for work outside of graphs.
+        is_host: Whether its memory is the process's own, so that numpy may read and write it.
+        can_capture: Whether a run can be captured once and replayed, which saves the launch of each kernel.
+    """
+
+    def __init__(self, provider: str, num_threads: int) -> None:
+        self.num_threads = num_threads
+        self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="device")
+        self.is_host = provider == CPU
+        self.can_capture = provider == CUDA
+        self._provider = provider
+        # By address, element type and shape of the host's copy; sessions keep the values alive.
+        self._weights: WeakValueDictionary[tuple[Any, ...], ort.OrtValue] = WeakValueDictionary()
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Held during every use of the device except `session`, `value` and a capture; must not be nested."""
+        return nullcontext() if self.is_host else _capturing.reading()
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Held while a run is captured: no other thread may use the device then."""
+        return nullcontext() if self.is_host else _capturing.writing()
+
+    def session(
+        self, name: str, graph: bytes, weights: memoryview | None = None, *, is_captured: bool = False
+    ) -> Session:
+        """Load a graph from memory; no file is read.
+
+        Args:
+            name: For messages.
+            graph: An ONNX model.
+            weights: The content of its file of weights. Sessions of the host use it in place; another device
+                has one copy of each weight, which all sessions of this object share.
+            is_captured: Whether its runs are captured; requires `can_capture`.
+
+        Raises:
+            ValueError: ONNX Runtime would run it on another provider, or a weight lies outside of `weights`.
+        """
+        options = ort.SessionOptions()
+        # ONNX Runtime refuses sessions with their own threads once there is a shared pool.
+        options.use_per_session_threads = not share_threads.cache_info().currsize
+        if options.use_per_session_threads:
+            options.intra_op_num_threads = self.num_threads
+            options.inter_op_num_threads = 1
+        # Memory patterns would be kept for every shape ever used: tens of megabytes without a gain in speed.
+        options.enable_mem_pattern = False
+        options.log_severity_level = 4
+        # Threads that spin after a run would compete with the event loop for the CPU.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        values: tuple[ort.OrtValue, ...] = ()
+        if weights is not None:
+            graph, found = take_weights(graph, weights, _EMPTY.name)
+            # ONNX Runtime requires that the file exists; it does not read it, because it gets every weight.
+            options.add_session_config_entry(_WEIGHTS_FOLDER_KEY, str(_EMPTY.parent))
+            with self.in_use():
+                values = tuple(map(self._place_weight, found))
+            for weight, value in zip(found, values, strict=True):
+                options.add_initializer(weight.name, value)
+        full_name = _FULL_NAMES[self._provider]
+        provider_options = (
+            {} if self._provider == CPU else _CUDA_OPTIONS | {"enable_cuda_graph": str(int(is_captured))}
+        )
+        with self.in_use():
+            session = Session(graph, options, providers=[(full_name, provider_options)])
+        session.weights = values
+        if session.get_providers()[0] != full_name:
+            raise ValueError(f"{name} would run on {session.get_providers()[0]} instead of {full_name}")
+        return session
+
+    def weightless(self, name: str, *, is_captured: bool = False) -> Session:
+        """Load a graph of the server's own, which `export.graphs.weightless` created."""
+        graph = (files("seq2seq_serve.server.runner") / "weightless" / f"{name}.onnx").read_bytes()
+        return self.session(name, graph, is_captured=is_captured)
+
+    def describe(self) -> str:
+        """Returns the GPU's name and free memory, for the log; empty on a CPU or if they cannot be read."""
+        if self.is_host:
+            return ""
+        with self.in_use():
+            return device_description(_PROVIDERS, _DEVICE_ID)
+
+    def replay(self, session: Session, binding: ort.IOBinding, graph_id: int) -> None:
+        """Run a captured session; each thread's first run with a `graph_id` is captured.
+
+        A graph id stands for one set of shapes and addresses, so its binding must never change.
+        """
+        options = ort.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(graph_id))
+        session.run_with_iobinding(binding, options)
+
+    def value(self, array: Array) -> ort.OrtValue:
+        """Returns a copy of `array` on the device."""
+        with self.in_use():
+            return ort.OrtValue.ortvalue_from_numpy(array, self._provider, _DEVICE_ID)
+
+    def place(self, array: Array) -> tuple[Any, int]:
+        """Returns `array` itself on the host, otherwise a copy on the device; and its address."""
+        if self.is_host:
+            return array, int(array.ctypes.data)
+        value = self.value(array)
+        return value, int(value.data_ptr())
+
+    def _place_weight(self, weight: Weight) -> ort.OrtValue:
+        """Returns the weight on the device."""
+        if self.is_host:
+            return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(weight.bits, weight.element_type)
+        place = int(weight.bits.ctypes.data), weight.element_type, weight.bits.shape
+        value = self._weights.get(place)
+        if value is None:
+            memory = ort.OrtValue.ortvalue_from_shape_and_type(
+                weight.bits.shape, weight.element_type, self._provider, _DEVICE_ID
+            )
+            memory.update_inplace(weight.bits)
+            # A session refuses an initializer that owns its memory, so it gets a view, which keeps it alive.
+            value = self._weights[place] = ort.OrtValue.from_dlpack(memory)
+        return value
+
+    def bind_input(
+        self, binding: ort.IOBinding, name: str, dtype: Any, shape: tuple[int, ...], pointer: int
+    ) -> None:
+        """Bind memory of the device as a graph's input."""
+        binding.bind_input(name, self._provider, _DEVICE_ID, dtype, shape, pointer)
+
+    def bind_output(
+        self, binding: ort.IOBinding, name: str, dtype: Any, shape: tuple[int, ...], pointer: int
+    ) -> None:
+        """Bind memory of the device as a graph's output."""
+        binding.bind_output(name, self._provider, _DEVICE_ID, dtype, shape, pointer)
+
+    def bind_new_output(self, binding: ort.IOBinding, name: str) -> None:
+        """Let the run allocate an output on the device."""
+        binding.bind_output(name, self._provider, _DEVICE_ID)
+
+
+@functools.cache
+def share_threads(num_threads: int) -> None:
+    """Create the pool of threads that the graphs of all sessions share.
+
+    Separate pools have to be woken for every session: on two cores a step of one beam took 3.2 ms instead of
+    2.0. The pool can be created only once in a process, and then every session must use it.
+    """
+    try:
+        ort.set_global_thread_pool_sizes(num_threads, 1)
+    except Exception as error:  # ONNX Runtime's errors do not have a common class
+        _log.warning("graphs do not get a pool of %d threads: %s", num_threads, error)
+
+
+def choose(
+    bundle: Bundle,
+    policy: ProviderPolicy,
+    precision: Precision | None,
+    cuda_libraries: Path | None = None,
+) -> tuple[str, Precision]:
+    """Returns the provider and precision to run a bundle with; logs why a preferred CUDA is not used.
+
+    Args:
+        bundle: A checked bundle.
+        policy: The allowed providers.
+        precision: None takes the fastest one.
+        cuda_libraries: Folder with CUDA's libraries; None searches the packages of this Python.
+
+    Raises:
+        ValueError: The bundle does not have such graphs, or no allowed provider can run them.
+    """
+    variants = bundle.manifest.variants
+    if precision is not None and precision not in variants:
+        raise ValueError(f"the bundle has no {precision} graphs; it has {', '.join(variants)}")
+    asked = tuple(variants) if precision is None else (precision,)
+    reason = ""
+    if policy != ProviderPolicy.CPU:
+        reason = _why_not_cuda(asked, cuda_libraries)
+        if not reason:
+            return CUDA, _fastest(CUDA, asked)
+        if policy == ProviderPolicy.REQUIRE:
+            raise ValueError(f"CUDA is required: {reason}")
+    if not set(asked) & set(_PRECISIONS[CPU]):
+        problem = f"{_listed(asked)} graphs do not run on the CPU, which takes {_listed(_PRECISIONS[CPU])}"
+        raise ValueError(f"{problem}; and not on CUDA: {reason}" if reason else problem)
+    if reason:
+        # A machine without a GPU and without packages for one is as intended: no warning.
+        is_for_gpu = _FULL_NAMES[CUDA] in ort.get_available_providers() or any(
+            path.exists() for path in _GPU_FILES
+        )
+        level = logging.WARNING if is_for_gpu else logging.INFO
+        _log.log(level, "%s runs on the CPU, though CUDA is preferred: %s", bundle.path, reason)
+    return CPU, _fastest(CPU, asked)
+
+
+def usable_variants(bundle: Bundle) -> list[tuple[str, Precision]]:
+    """Returns every provider and precision that can run a bundle here, the fastest first."""
+    providers = [CPU] if _cuda_problem(None) else [CUDA, CPU]
+    return [
+        (provider, precision)
+        for provider in providers
+        for precision in _PRECISIONS[provider]
+        if precision in bundle.manifest.variants
+    ]
+
+
+def _fastest(provider: str, asked: tuple[Precision, ...]) -> Precision:
+    return next(precision for precision in _PRECISIONS[provider] if precision in asked)
+
+
+def _why_not_cuda(asked: tuple[Precision, ...], libraries: Path | None) -> str:
+    """Returns why CUDA cannot run graphs of any of these precisions; empty if it can."""
+    problem = _cuda_problem(libraries)
+    if not problem and not set(asked) & set(_PRECISIONS[CUDA]):
+        return (
+            f"it runs {_listed(_PRECISIONS[CUDA])} graphs, and not {_listed(asked)}: export the model with "
+            "--precision fp16, too, and let the server choose"
+        )
+    return problem
+
+
+def _cuda_problem(libraries: Path | None) -> str:
+    """Returns why CUDA does not work here: ONNX Runtime lacks it, or its device fails; empty if it works."""
+    has_cuda = _FULL_NAMES[CUDA] in ort.get_available_providers()
+    # A folder that the user named must exist, even if nothing uses it.
+    searched = load_cuda_libraries(libraries) if has_cuda or libraries is not None else ""
+    if not has_cuda:
+        return (
+            f"this ONNX Runtime has no {_FULL_NAMES[CUDA]}: uninstall onnxruntime, and install "
+            "onnxruntime-gpu[cuda,cudnn] instead"
+        )
+    try:
+        device = OnnxDevice(CUDA, num_threads=1)
+        device.value(np.zeros(1, np.float32))
+        device.weightless("greedy")
+    except Exception as error:  # ONNX Runtime's errors do not have a common class
+        reason = provider_problem(_PROVIDERS) or one_line(error)
+        if _DRIVER in reason:
+            searched = "it is part of NVIDIA's driver; start a container with --gpus all to get it"
+        return f"{_FULL_NAMES[CUDA]} does not work here: {reason} ({searched})"
+    return ""
+
+
+def one_line(error: Exception) -> str:
+    """Returns the text of an error of ONNX Runtime in one line; of a CUDA error only CUDA's own message."""
+    text = " ".join(str(error).split())
+    failure = _CUDA_FAILURE.search(text)
+    return failure[0] if failure else text
+
+
+def _listed(precisions: tuple[Precision, ...]) -> str:
+    return " and ".join(precisions)

@@ -1,0 +1,463 @@
+"""Runs a bundle's graphs over rows of buffers.
+
+Buffers are allocated once, on the device that runs the graphs, with one row for each slot. A step binds the
+first n rows by pointer and the graph writes in place: nothing is copied, and a binding of n rows serves every
+later step of n rows. The manifest gives each tensor's role; the runner does not know kinds of models.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.manifest import Bundle, VariantFiles
+from seq2seq_serve.bundle.names import Axis, Role, Verb
+from seq2seq_serve.server.engine.records import (
+    Array,
+    Constraints,
+    Move,
+    Request,
+    Sampling,
+    Search,
+    Selected,
+    Sequence,
+)
+from seq2seq_serve.server.runner.buffers import Buffers, Columns
+from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, share_threads
+from seq2seq_serve.server.runner.selection import Selector
+from seq2seq_serve.server.runner.sizing import RunnerConfig, Sizing, row_shape, size_up
+
+_log = logging.getLogger(__name__)
+
+_MEMORY_STEP = 16  # positions by which memory grows
+_FIRST_BETWEEN = 16  # from here on there is a bucket between two powers of two
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _on_device(method: _Method) -> _Method:
+    """Decorates a method that uses the device: no other thread captures a run meanwhile."""
+
+    @functools.wraps(method)
+    def run(self: OnnxRunner, *args: Any) -> Any:
+        with self._device.in_use():
+            return method(self, *args)
+
+    return cast(_Method, run)
+
+
+class OnnxRunner:
+    """The graphs of one bundle, and the rows that they work on: the `Runner` of `server.engine.engine`.
+
+    Owned by the engine; after construction used on its thread only. The sequence in slot i is row i of every
+    buffer. A step runs the first rows and may overwrite the rows after them.
+
+    Args:
+        bundle: A checked bundle.
+        config: Provider, precision, sizes.
+        sizing: The result of `size_up`; None computes it.
+        files: The bundle's files of the sizing's precision; None reads them. Runners of one bundle should
+            share them, because the host uses their weights in place.
+
+    Raises:
+        ValueError: The bundle does not have graphs for an allowed provider, the budget is less than one slot,
+            or a file has changed since the bundle was checked.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        config: RunnerConfig,
+        sizing: Sizing | None = None,
+        files: VariantFiles | None = None,
+    ) -> None:
+        manifest, sizing = bundle.manifest, sizing or size_up(bundle, config)
+        self.provider, self.precision = sizing.provider, sizing.precision
+        self.num_threads, self.num_slots = sizing.num_threads, sizing.num_slots
+        self.slot_bytes = sizing.slot_bytes
+        self.max_source_length = sizing.max_source_length
+        self._max_memory_length = sizing.sizes[Axis.MEMORY_CAPACITY]
+        self.max_target_length = sizing.sizes[Axis.CACHE_CAPACITY]
+        self.vocab_size = manifest.sizes["vocab_size"]
+        self._memory = manifest.memory
+        self.start_id, self.eos_id = manifest.special_ids.decoder_start_id, manifest.special_ids.eos_id
+        if config.shares_threads:
+            share_threads(sizing.num_pool_threads)
+        self._device = OnnxDevice(self.provider, self.num_threads)
+        self._path = bundle.path
+        self._graphs = manifest.variants[self.precision].graphs
+        self._buffers: dict[str, Buffers] = {}
+        for specs in sizing.groups:
+            shape = (self.num_slots, *row_shape(specs[0], sizing.sizes))
+            buffers = Buffers(specs, shape, self._device)
+            self._buffers |= dict.fromkeys(buffers.index, buffers)
+        self._groups_of_buffers = tuple(dict.fromkeys(self._buffers.values()))
+        self._state = [buffers for buffers in self._groups_of_buffers if buffers.num_copies > 1]
+        self._fitted = [
+            buffers
+            for buffers in self._groups_of_buffers
+            if self._device.is_host and buffers.capacity_axis == Axis.MEMORY_CAPACITY
+        ]
+        sources = [spec for spec in self._graphs[Verb.ENCODE].inputs if spec.role is Role.SOURCE]
+        padded = {axis for spec in sources for axis in spec.axes[1:] if isinstance(axis, str)}
+        lengths = set(map(names.lengths_of, padded))
+        self._source_specs = [spec for spec in sources if spec.name not in lengths]
+        self.has_decode = Verb.DECODE in self._graphs
+        step = self._graphs[Verb.STEP]
+        inputs = [spec.name for spec in step.inputs if spec.role is Role.TOKEN]
+        attending = [
+            verb
+            for verb, graph in self._graphs.items()
+            for spec in graph.outputs
+            if spec.role is Role.ATTENTION
+        ]
+        self.has_attention = bool(attending)
+        attention_length = self._max_memory_length if Verb.STEP in attending else 0
+        self._columns = Columns(inputs, self.num_slots, self.vocab_size, self._device, attention_length)
+        self._picks_in_step = names.out(names.TOKEN_IDS) in [spec.name for spec in step.outputs]
+        self._capacities = {
+            names.CACHE_CAPACITY: np.array(self.max_target_length, np.int32),
+            names.MEMORY_CAPACITY: np.array(self._max_memory_length, np.int32),
+        }
+        self._files: VariantFiles | None = files or bundle.read_variant(self.precision)
+        self._sessions: dict[Verb, Session] = {
+            verb: self._load(verb) for verb in self._graphs if verb is not Verb.STEP
+        }
+        self._selector = Selector(self._columns, self.vocab_size, self.eos_id, self._device)
+        self._buckets = buckets_up_to(self.num_slots)
+        self._bindings: dict[tuple[int, int], list[Any]] = {}  # by rows and the state's current copy
+        self._select: Session | None = None
+        self._rows: tuple[Sequence, ...] = ()  # of the last step, if the columns know what follows it
+        self._fitting: tuple[Sequence, ...] = ()  # of the last step
+        # A bucket's first step runs twice, to allocate memory and to be captured, each at a new position.
+        self.captures_steps = config.cuda_graphs and self._device.can_capture and self.max_target_length > 1
+        self._or_uncaptured()
+
+    def warm_up(self) -> None:
+        """Run every graph, and a step of every bucket, so that no request waits for first-time work.
+
+        If steps are captured, the thread that will call `step` must call it: ONNX Runtime keeps captured
+        graphs for each thread, and another thread would capture them again.
+        """
+        sources = {
+            spec.name: np.zeros([size if isinstance(size, int) else 1 for size in spec.axes[1:]], spec.dtype)
+            for spec in self._source_specs
+        }
+        memory_length = self._memory.memory_length({name: len(array) for name, array in sources.items()})
+        request = Request("warm-up", sources, memory_length, max_new_tokens=1, arrival=0.0)
+        self.encode(0, [request])
+        self._or_uncaptured(self._step_every_bucket)
+        self.step((Sequence(Search(request), self.start_id),))
+        for detailed in _requests_of_every_selection(request):
+            row = Sequence(Search(detailed), self.start_id, is_plain=False)
+            self.step((row,))
+        self.move((Move(0, 0, cache_length=1, memory_length=request.memory_length),))
+        # With an empty cache and with a filled one, which may use other kernels.
+        for first_position, length in ((0, 1), (1, 2)):
+            if self.has_decode and first_position + length <= self.max_target_length:
+                self.align(0, first_position, (self.start_id,) * length, request.memory_length)
+        if not self._device.is_host:
+            # The weights are on the device, and no further session will be created.
+            self._files = None
+
+    @_on_device
+    def encode(self, first_row: int, requests: list[Request]) -> None:
+        longest = max(request.memory_length for request in requests)
+        if not first_row:
+            self._fit_memory(longest, 0)
+        elif longest > self._memory_capacity:
+            self._fit_memory(self._rounded(longest), first_row)
+        feeds: dict[str, Array] = {}
+        for spec in self._source_specs:
+            arrays = [request.sources[spec.name] for request in requests]
+            feeds[spec.name] = _pad(arrays, spec.dtype)
+            for number, axis in enumerate(spec.axes[1:]):
+                if isinstance(axis, str):
+                    lengths = [array.shape[number] for array in arrays]
+                    feeds[names.lengths_of(axis)] = np.array(lengths, np.int32)
+        binding = self._bind(Verb.ENCODE, first_row, len(requests), feeds)
+        self._sessions[Verb.ENCODE].run_with_iobinding(binding)
+
+    @_on_device
+    def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
+        """Fill the caches of the rows from `first_row` on from their prefixes, by one call.
+
+        Shorter rows are padded; their later steps overwrite the positions that the padding wrote. The first
+        step feeds a prefix's last token.
+
+        Returns:
+            For each scored sequence the log-probabilities of its target, end of sequence included.
+        """
+        fed = [np.array([self.start_id, *sequence.token_ids]) for sequence in sequences]
+        labels = [np.array([*sequence.token_ids, self.eos_id]) for sequence in sequences]
+        is_scored = any(sequence.request.is_score for sequence in sequences)
+        longest = max(len(ids) - (not s.request.is_score) for ids, s in zip(fed, sequences, strict=True))
+        feeds: dict[str, Array] = {
+            names.TARGET_IDS: _pad(fed, "int64")[:, :longest],
+            names.LABEL_IDS: _pad(labels, "int64")[:, : longest if is_scored else 0],
+            names.SOURCE_LENGTHS: np.array([sequence.memory_length for sequence in sequences], np.int32),
+        }
+        scores = self._decode(first_row, len(sequences), 0, feeds, names.LOG_PROBABILITIES)
+        return [
+            row[: len(ids)].tolist() if sequence.request.is_score else []
+            for row, ids, sequence in zip(scores, labels, sequences, strict=True)
+        ]
+
+    @_on_device
+    def step(self, rows: tuple[Sequence, ...]) -> Selected:
+        num_rows = len(rows)
+        if rows is not self._fitting:
+            self._fitting = rows
+            longest = self._rounded(max(row.memory_length for row in rows))
+            if 2 * longest <= self._memory_capacity:
+                self._fit_memory(longest, num_rows)
+        # The columns do not know the next token of a row with several branches or a forced token; a row that
+        # only keeps its memory does not grow.
+        are_growing = all(sequence.num_branches == 1 and not sequence.num_forced for sequence in rows)
+        self._columns.fill(rows, is_same=are_growing and rows is self._rows)
+        has_plain = any(sequence.is_plain for sequence in rows)
+        self._run_step(num_rows, picks=has_plain)
+        if has_plain and self._device.is_host:
+            self._columns.pick(num_rows)
+        token_ids = self._columns.read_token_ids(num_rows) if has_plain else [self.eos_id] * num_rows
+        self._rows = rows if are_growing else ()
+        attention = self._read_attention(rows)
+        if all(sequence.is_plain for sequence in rows):
+            return Selected(token_ids, attention=attention)
+        return replace(self._selector.select(rows, token_ids), attention=attention)
+
+    @_on_device
+    def move(self, moves: Iterable[Move]) -> int:
+        moves = tuple(moves)
+        return sum(buffers.move_all(moves) for buffers in self._groups_of_buffers)
+
+    @_on_device
+    def align(self, row: int, first_position: int, target_ids: tuple[int, ...], memory_length: int) -> Array:
+        """Returns the attention `(T, memory_length)` of some positions of a row whose memory is filled.
+
+        Args:
+            row: The row's slot.
+            first_position: The first of the positions; the cache must contain all positions before it.
+            target_ids: The token ids that the decoder is fed there.
+            memory_length: The row's positions of memory.
+        """
+        feeds: dict[str, Array] = {
+            names.TARGET_IDS: np.array([target_ids], np.int64),
+            names.LABEL_IDS: np.empty((1, 0), np.int64),
+            names.SOURCE_LENGTHS: np.array([memory_length], np.int32),
+        }
+        return self._decode(row, 1, first_position, feeds, names.ATTENTION)[0, :, :memory_length].copy()
+
+    def describe_device(self) -> str:
+        """Returns the name of its GPU, for the log; empty on a CPU."""
+        return self._device.describe()
+
+    @_on_device
+    def close(self) -> None:
+        """Free all memory of the device; the runner cannot be used afterwards."""
+        self._bindings.clear()
+        self._sessions.clear()
+        self._buffers.clear()
+        self._groups_of_buffers = ()
+        self._state = []
+        del self._columns, self._selector, self._select
+
+    def _read_attention(self, rows: tuple[Sequence, ...]) -> dict[int, Array]:
+        """Returns the step's attention, by row, for the rows whose requests want it."""
+        if not self._columns.has_attention:
+            return {}
+        asking = [row for row, sequence in enumerate(rows) if sequence.request.attention]
+        if not asking:
+            return {}
+        weights = self._columns.read_attention(len(rows), self._memory_capacity)
+        return {row: weights[row : row + 1, : rows[row].memory_length].copy() for row in asking}
+
+    def _decode(
+        self, first_row: int, num_rows: int, first_position: int, feeds: dict[str, Array], output: str
+    ) -> Array:
+        """Run several positions of some rows at once; returns the graph's `output`."""
+        # Bound arrays must be contiguous and must live until the run has ended.
+        feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+        feeds[names.FIRST_POSITION] = np.array(first_position, np.int32)
+        binding = self._bind(Verb.DECODE, first_row, num_rows, feeds)
+        self._sessions[Verb.DECODE].run_with_iobinding(binding)
+        index = [spec.name for spec in self._graphs[Verb.DECODE].outputs].index(output)
+        answer: Array = binding.get_outputs()[index].numpy()
+        return answer
+
+    @property
+    def _memory_capacity(self) -> int:
+        return int(self._capacities[names.MEMORY_CAPACITY])
+
+    def _rounded(self, longest: int) -> int:
+        """Returns the room beside running rows, in large steps, because each change copies their memory."""
+        return min(-(-longest // _MEMORY_STEP) * _MEMORY_STEP, self._max_memory_length)
+
+    def _fit_memory(self, capacity: int, num_rows: int) -> None:
+        """On the host, change the room of each row's memory: see `Buffers.fit`."""
+        if capacity == self._memory_capacity or not self._fitted or self.captures_steps:
+            return
+        self._capacities[names.MEMORY_CAPACITY] = np.array(capacity, np.int32)
+        self._bindings.clear()
+        for buffers in self._fitted:
+            buffers.fit(capacity, num_rows)
+
+    def _bind(self, verb: Verb, first_row: int, num_rows: int, feeds: Mapping[str, Array]) -> Any:
+        """Bind a graph to `num_rows` rows from `first_row` on, and to host arrays."""
+        binding = self._sessions[verb].io_binding()
+        graph = self._graphs[verb]
+        for spec in graph.inputs:
+            if spec.name in self._buffers:
+                self._buffers[spec.name].bind_input(binding, spec.name, first_row, num_rows)
+            elif spec.name in feeds:
+                binding.bind_cpu_input(spec.name, feeds[spec.name])
+            elif spec.role is Role.CAPACITY:
+                binding.bind_cpu_input(spec.name, self._capacities[spec.name])
+            else:
+                self._columns.bind_input(binding, spec.name, num_rows)
+        for spec in graph.outputs:
+            name = names.buffer_of(spec.name)
+            if name in self._buffers:
+                swaps = verb is Verb.STEP
+                self._buffers[name].bind_output(binding, spec.name, first_row, num_rows, swaps=swaps)
+            elif spec.role is Role.ATTENTION and verb is Verb.STEP:
+                capacity = self._memory_capacity
+                self._columns.bind_attention(binding, num_rows, capacity)
+            elif spec.role is Role.LOGITS:
+                self._columns.bind_logits(self._device.bind_output, binding, num_rows)
+            elif spec.role is Role.TOKEN:
+                self._columns.bind_output(binding, spec, num_rows)
+            else:
+                binding.bind_output(spec.name, CPU)
+        return binding
+
+    def _run_step(self, num_rows: int, *, picks: bool = True) -> None:
+        """Run the step over the first rows; with `picks` also a device's graph that selects the best tokens.
+
+        A captured step runs the smallest bucket that holds the rows; the bucket's other rows are free.
+        """
+        if self.captures_steps:
+            num_rows = self._buckets[bisect_left(self._buckets, num_rows)]
+        key = num_rows, self._state_copy
+        if key not in self._bindings:
+            self._bindings[key] = self._bind_step(num_rows)
+        sessions = [self._sessions[Verb.STEP]]
+        if picks and self._select is not None:
+            sessions.append(self._select)
+        graph_id = num_rows + self._state_copy * (1 + self.num_slots)
+        for session, binding in zip(sessions, self._bindings[key], strict=False):
+            if self.captures_steps:
+                self._device.replay(session, binding, graph_id=graph_id)
+            else:
+                session.run_with_iobinding(binding)
+        for buffers in self._state:
+            buffers.swap()
+
+    @property
+    def _state_copy(self) -> int:
+        """The index of the state's current copy, which is the same for all tensors."""
+        return self._state[0].copy if self._state else 0
+
+    def _step_every_bucket(self) -> None:
+        # The largest first: the others reuse the memory that it allocates.
+        for num_rows in reversed(self._buckets):
+            with self._device.in_use():
+                self._columns.fill((), is_same=False)
+            for _ in range(2 if self._state else 1):  # from either copy
+                with self._device.alone():
+                    self._run_step(num_rows)
+
+    def _load(self, verb: Verb, *, is_captured: bool = False) -> Session:
+        assert self._files is not None
+        graph, weights = self._files.graphs[verb], self._files.weights
+        return self._device.session(verb, graph, weights, is_captured=is_captured)
+
+    def _load_step(self) -> None:
+        is_captured = self.captures_steps
+        self._sessions[Verb.STEP] = self._load(Verb.STEP, is_captured=is_captured)
+        if not self._picks_in_step and not self._device.is_host:
+            self._select = self._device.weightless("greedy", is_captured=is_captured)
+
+    def _drop_step(self) -> None:
+        with self._device.in_use():  # this frees memory of the device
+            self._bindings.clear()
+            self._sessions.pop(Verb.STEP, None)
+            self._select = None
+
+    def _or_uncaptured(self, action: Callable[[], None] = lambda: None) -> None:
+        """Load the step if it is not loaded, and run `action`; if that fails, try again without capturing.
+
+        The first CUDA call after a failed capture may return the capture's error, so there is one more try.
+        """
+        num_left = 2 if self.captures_steps else 0
+        while True:
+            try:
+                if Verb.STEP not in self._sessions:
+                    self._load_step()
+                action()
+                return
+            except Exception as error:  # ONNX Runtime's errors do not have a common class
+                if not num_left:
+                    raise
+                num_left -= 1
+                if self.captures_steps:
+                    message = "%s: steps are not captured as CUDA graphs, and are slower: %s"
+                else:
+                    message = "%s: a step failed after a capture that failed, and is tried once more: %s"
+                _log.warning(message, self._path, one_line(error))
+                self.captures_steps = False
+            # After the `except` block: inside it the exception's frames would keep the failed sessions alive.
+            self._drop_step()
+
+    def _bind_step(self, num_rows: int) -> list[Any]:
+        """Returns the bindings of the step and, if a second graph selects tokens, of that graph."""
+        bindings = [self._bind(Verb.STEP, 0, num_rows, {})]
+        if self._select is not None:
+            select = self._select.io_binding()
+            self._columns.bind_logits(self._device.bind_input, select, num_rows)
+            self._columns.bind_selected(select, num_rows)
+            bindings.append(select)
+        return bindings
+
+
+def buckets_up_to(num_slots: int) -> tuple[int, ...]:
+    """Returns the numbers of rows of warm-up steps and captured steps: 1, 2, 4, 8, 16, 24, 32, … `num_slots`.
+
+    The smallest bucket that holds a step has at most twice its rows; from 16 rows on one and a half times.
+    """
+    sizes = {num_slots}
+    power = 1
+    while power < num_slots:
+        between = power * 3 // 2 if power >= _FIRST_BETWEEN else power
+        sizes |= {size for size in (power, between) if size < num_slots}
+        power *= 2
+    return tuple(sorted(sizes))
+
+
+def _requests_of_every_selection(request: Request) -> list[Request]:
+    """Returns requests that together need every graph that selects tokens."""
+    constraints = Constraints(min_new_tokens=1, suppressed_token_ids=frozenset({0}))
+    samplings = [
+        Sampling(1.0, top_k, top_p, min_p=0.0, seed=0) for top_k, top_p in ((0, 1.0), (1, 1.0), (0, 0.5))
+    ]
+    return [
+        replace(request, constraints=constraints, log_probabilities=True),
+        *(replace(request, sampling=sampling) for sampling in samplings),
+        replace(request, is_score=True),
+    ]
+
+
+def _pad(arrays: list[Array], dtype: str) -> Array:
+    """Stacks arrays of different sizes, padded with zeros: `(B, …)`."""
+    sizes = [max(sizes) for sizes in zip(*(array.shape for array in arrays), strict=True)]
+    padded = np.zeros((len(arrays), *sizes), dtype)
+    for row, array in zip(padded, arrays, strict=True):
+        row[tuple(map(slice, array.shape))] = array
+    return padded

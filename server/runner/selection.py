@@ -1,0 +1,274 @@
+"""Selects the tokens of rows that need more than the most probable one, by graphs over the step's logits.
+
+Logits stay on the device. Each graph runs over the rows that need it, and not at all in steps without such
+rows. A row's tokens do not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from seq2seq_serve.bundle import names
+from seq2seq_serve.server.engine.constraints import adjustments, penalties
+from seq2seq_serve.server.engine.records import (
+    Alternatives,
+    Array,
+    Branches,
+    Request,
+    Sampling,
+    Selected,
+    Sequence,
+)
+from seq2seq_serve.server.runner.buffers import Columns
+from seq2seq_serve.server.runner.device import CPU, OnnxDevice
+
+_CHANGED = names.out(names.LOGITS)
+_NO_ADJUSTMENT = {0: (1.0, 0.0)}
+_NO_PENALTY = 0  # the row of penalties that stays zero
+_NUM_LIKELY = 1024  # candidates, which are enough for almost every `top_p`
+
+_BindLogits = Callable[[Any], None]
+_Picked = list[list[list[Any]]]  # token ids and log-probabilities, (m, K) each
+
+
+class _Ask(NamedTuple):
+    """One selection for a row; a row with several samples needs one for each sample.
+
+    Attributes:
+        uniform: The uniform number that decides a draw.
+        changes: The changes of the row's logits, by its constraints and its target so far.
+    """
+
+    row: int
+    sequence: Sequence
+    uniform: float
+    changes: Mapping[int, tuple[float, float]]
+
+
+class Selector:
+    """Selects tokens by the requests' options; it does not know the model. Owned by the runner.
+
+    Args:
+        columns: The logits, and the ids that the next step is fed.
+        vocab_size: V.
+        eos_id: The token that ends a target.
+        device: Runs the graphs.
+    """
+
+    def __init__(self, columns: Columns, vocab_size: int, eos_id: int, device: OnnxDevice) -> None:
+        self._columns = columns
+        self._vocab_size = vocab_size
+        self._eos_id = eos_id
+        self._device = device
+        graphs = ("adjust", "penalize", "candidates", "sample", "sample_sorted", "sample_top_p", "score")
+        self._sessions = {name: device.weightless(name) for name in graphs}
+        self._penalty_rows: dict[Request, int] = {}  # for the requests that ran at the last addition
+
+    def select(self, rows: tuple[Sequence, ...], token_ids: list[int]) -> Selected:
+        """Replace the most probable ids by the selected ones, in the result and in the next step's input.
+
+        Args:
+            rows: The rows of the step.
+            token_ids: The most probable id of each row.
+        """
+        groups: dict[tuple[str, int], list[_Ask]] = defaultdict(list)
+        failures: dict[int, Exception] = {}
+        for row, sequence in enumerate(rows):
+            if sequence.is_plain:
+                continue
+            try:
+                self._keep_penalties(sequence.request, rows)
+                group, asks = self._asks(row, sequence)
+            except Exception as error:
+                failures[row] = error
+            else:
+                groups[group] += asks
+        branches: dict[int, Branches] = {}
+        for (graph, num_candidates), asks in groups.items():
+            bind_logits = self._constrained(asks, len(rows))
+            wanted = max(ask.sequence.request.num_alternatives for ask in asks)
+            best: _Picked | None = None
+            if graph == "candidates" or wanted:
+                wanted = max(wanted, *(ask.sequence.num_branches for ask in asks))
+                feeds = {names.NUM_CANDIDATES: np.array([min(wanted, self._vocab_size)])}
+                best = self._run("candidates", bind_logits, feeds)
+            picked: _Picked | None
+            if graph == "score":
+                labels = [self._label(ask.sequence) for ask in asks]
+                picked = self._run(graph, bind_logits, {names.LABEL_IDS: np.array(labels)[:, None]})
+            else:
+                picked = (
+                    best if graph == "candidates" else self._draw(graph, num_candidates, asks, bind_logits)
+                )
+            assert picked is not None
+            for i, ask in enumerate(asks):
+                if ask.row not in branches:
+                    token_ids[ask.row] = picked[0][i][0]
+                    branches[ask.row] = Branches([], [], _alternatives(best, i, ask.sequence))
+                num_picked = 1 if graph != "candidates" else ask.sequence.num_branches
+                branches[ask.row].token_ids.extend(picked[0][i][:num_picked])
+                branches[ask.row].log_probabilities.extend(picked[1][i][:num_picked])
+        self._columns.write_token_ids(token_ids)
+        return Selected(token_ids, branches, failures)
+
+    def _asks(self, row: int, sequence: Sequence) -> tuple[tuple[str, int], list[_Ask]]:
+        """Returns the graph that a row needs, its number of candidates, and the row's selections."""
+        request = sequence.request
+        if request.is_score:
+            return ("score", 0), [_Ask(row, sequence, 0.0, {})]
+        changes: dict[int, tuple[float, float]] = {}
+        if request.is_constrained:
+            changes = adjustments(
+                request.constraints,
+                sequence.token_ids,
+                num_generated=sequence.num_generated,
+                eos_id=self._eos_id,
+                vocab_size=self._vocab_size,
+            )
+        sampling = request.sampling
+        if sampling is None:
+            return ("candidates", 0), [_Ask(row, sequence, 0.0, changes)]
+        uniforms = (
+            uniform(sampling.seed, sample, sequence.num_generated)
+            for sample in range(sequence.index, sequence.index + sequence.num_branches)
+        )
+        asks = [_Ask(row, sequence, each, changes) for each in uniforms]
+        return _graph_and_candidates(sampling, self._vocab_size), asks
+
+    def _label(self, sequence: Sequence) -> int:
+        """Returns the next token id of a scored target."""
+        return self._eos_id if sequence.forced_id is None else sequence.forced_id
+
+    def _keep_penalties(self, request: Request, rows: tuple[Sequence, ...]) -> None:
+        """Write a new request's penalties to the device, over those of a request that has left."""
+        constraints = request.constraints
+        is_penalized = constraints.suppressed_token_ids or constraints.logit_bias
+        if not is_penalized or request in self._penalty_rows:
+            return
+        running = {sequence.request for sequence in rows}
+        self._penalty_rows = {one: row for one, row in self._penalty_rows.items() if one in running}
+        taken = set(self._penalty_rows.values())
+        row = next(row for row in range(1, 1 + self._columns.num_slots) if row not in taken)
+        self._columns.write_penalties(row, penalties(constraints, self._eos_id))
+        self._penalty_rows[request] = row
+
+    def _constrained(self, asks: list[_Ask], num_rows: int) -> _BindLogits:
+        """Returns a function that binds the logits of the rows, with all constraints, as a graph's input."""
+        bind = self._adjusted(asks, num_rows)
+        rows = [self._penalty_rows.get(ask.sequence.request, _NO_PENALTY) for ask in asks]
+        if not any(rows):
+            return bind
+
+        def bind_both(binding: Any) -> None:
+            bind(binding)
+            self._columns.bind_penalties(self._device.bind_input, binding, names.PENALTIES)
+
+        return self._change("penalize", bind_both, {names.PENALTY_ROWS: np.array(rows)})
+
+    def _adjusted(self, asks: list[_Ask], num_rows: int) -> _BindLogits:
+        """Returns a function that binds the logits of the rows, changed by their targets so far."""
+        first = asks[0].row
+        if all(ask.row == row and not ask.changes for row, ask in enumerate(asks, first)):
+            return lambda binding: self._columns.bind_logits(
+                self._device.bind_input, binding, len(asks), first_row=first
+            )
+        longest = max(1, *(len(ask.changes) for ask in asks))
+        ids = np.empty((len(asks), longest), np.int64)
+        factors, biases = np.empty(ids.shape, np.float32), np.empty(ids.shape, np.float32)
+        for i, ask in enumerate(asks):
+            changes = ask.changes or _NO_ADJUSTMENT
+            (first_id, (factor, bias)) = next(iter(changes.items()))
+            ids[i], factors[i], biases[i] = first_id, factor, bias  # the padding repeats the first change
+            ids[i, : len(changes)] = list(changes)
+            factors[i, : len(changes)], biases[i, : len(changes)] = zip(*changes.values(), strict=True)
+        feeds = {
+            names.ROWS: np.array([ask.row for ask in asks]),
+            names.ADJUSTED_IDS: ids,
+            names.FACTORS: factors,
+            names.BIASES: biases,
+        }
+        bind = functools.partial(self._columns.bind_logits, self._device.bind_input, num_rows=num_rows)
+        return self._change("adjust", bind, feeds)
+
+    def _change(self, graph: str, bind: _BindLogits, feeds: dict[str, Array]) -> _BindLogits:
+        """Runs a graph that changes logits, on the device; returns a function that binds its result."""
+        binding = self._bound(graph, bind, feeds)
+        self._device.bind_new_output(binding, _CHANGED)
+        self._sessions[graph].run_with_iobinding(binding)
+        changed = binding.get_outputs()[0]
+        return lambda binding: binding.bind_ortvalue_input(names.LOGITS, changed)
+
+    def _draw(self, graph: str, num_candidates: int, asks: list[_Ask], bind_logits: _BindLogits) -> _Picked:
+        """Draws a token for each selection; if candidates may be missing, draws again from all tokens."""
+        samplings = [s for ask in asks if (s := ask.sequence.request.sampling)]
+        feeds = {
+            names.TEMPERATURES: _column([s.temperature for s in samplings]),
+            names.MIN_PS: _column([s.min_p for s in samplings]),
+            names.UNIFORMS: np.array([[ask.uniform] for ask in asks]),
+        }
+        if num_candidates:
+            feeds[names.NUM_CANDIDATES] = np.array([num_candidates])
+            feeds[names.TOP_PS] = _column([s.top_p for s in samplings])
+        if graph == "sample_sorted":
+            feeds[names.TOP_KS] = np.array([min(s.top_k, self._vocab_size) for s in samplings])[:, None]
+        if graph != "sample_top_p":
+            return self._run(graph, bind_logits, feeds)
+        *picked, is_covered = self._run(graph, bind_logits, feeds, names.IS_COVERED)
+        if num_candidates == self._vocab_size or all(one for (one,) in is_covered):
+            return picked
+        return self._draw(graph, self._vocab_size, asks, bind_logits)
+
+    def _run(self, graph: str, bind_logits: _BindLogits, feeds: dict[str, Array], *more: str) -> _Picked:
+        """Runs a graph; returns its token ids and log-probabilities, and `more` of its outputs."""
+        binding = self._bound(graph, bind_logits, feeds)
+        for name in (names.TOKEN_IDS, names.LOG_PROBABILITIES, *more):
+            binding.bind_output(name, CPU)
+        self._sessions[graph].run_with_iobinding(binding)
+        return [value.numpy().tolist() for value in binding.get_outputs()]
+
+    def _bound(self, graph: str, bind_logits: _BindLogits, feeds: dict[str, Array]) -> Any:
+        """Returns a binding of a graph's inputs."""
+        binding = self._sessions[graph].io_binding()
+        bind_logits(binding)
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        return binding
+
+
+def uniform(seed: int, sample: int, position: int) -> float:
+    """Returns a number from 0 up to, not including, 1: a counter-based generator without state.
+
+    The first 53 bits of BLAKE2b (RFC 7693) over seed, sample and position.
+    """
+    message = b"".join(number.to_bytes(8, "little") for number in (seed, sample, position))
+    digest = hashlib.blake2b(message, digest_size=8).digest()
+    return float((int.from_bytes(digest, "little") >> 11) * 2.0**-53)
+
+
+def _graph_and_candidates(sampling: Sampling, vocab_size: int) -> tuple[str, int]:
+    """Returns the graph that draws a token, and the number of candidates that it sorts; 0 if it sorts none.
+
+    For a `top_k` the number is a power of four: rows of any `top_k` form few groups, and no group sorts many
+    more candidates than its rows need.
+    """
+    if sampling.top_k:
+        num_candidates = 1 << (((sampling.top_k - 1).bit_length() + 1) // 2 * 2)
+        return "sample_sorted", min(num_candidates, vocab_size)
+    return ("sample_top_p", min(_NUM_LIKELY, vocab_size)) if sampling.top_p < 1 else ("sample", 0)
+
+
+def _column(values: list[float]) -> Array:
+    return np.array(values, np.float32)[:, None]  # (m, 1)
+
+
+def _alternatives(best: _Picked | None, i: int, sequence: Sequence) -> Alternatives:
+    wanted = sequence.request.num_alternatives
+    if best is None or not wanted:
+        return ()
+    return tuple(zip(best[0][i][:wanted], best[1][i][:wanted], strict=True))

@@ -1,0 +1,185 @@
+"""Computes the size of a bundle's runner on this machine before the runner is created."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.manifest import Bundle, TensorSpec
+from seq2seq_serve.bundle.names import Axis, Precision, Role, Verb
+from seq2seq_serve.server.machine import usable_cpus
+from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, num_copies
+from seq2seq_serve.server.runner.device import CPU, ProviderPolicy, choose
+
+# Packed copies of weights that the kernels of one runner create: the encoder's once, the decoder's for a step
+# and for many positions at once. All runners share the weights that were read.
+_MOST_PACKED_COPIES = 2
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """Settings of a model's runners.
+
+    Attributes:
+        provider: The allowed providers.
+        precision: None takes the fastest that the bundle has for the provider.
+        num_threads: CPU threads; None takes all CPUs that this process may use.
+        shares_threads: Whether all graphs of the process use one pool of threads, as in a server.
+        num_instances: Number of equal runners, which share threads, budget and slots.
+        cuda_graphs: Whether steps on CUDA are captured and replayed.
+        cuda_libraries: Folder with the libraries of CUDA and cuDNN; None searches this Python's packages.
+        memory_budget_bytes: Bytes for the cache and memory of all slots.
+        max_slots: The largest number of slots, even if the budget has room for more.
+        max_source_length: Tokens, or positions of another source that memory depends on; None is the
+            manifest's limit, a lower one saves memory.
+        max_target_length: Tokens; None is the manifest's limit, a lower one saves memory.
+    """
+
+    provider: ProviderPolicy = ProviderPolicy.PREFER
+    precision: Precision | None = None
+    num_threads: int | None = None
+    shares_threads: bool = False
+    num_instances: int = 1
+    cuda_graphs: bool = True
+    cuda_libraries: Path | None = None
+    memory_budget_bytes: int = 1 << 30
+    max_slots: int = 256
+    max_source_length: int | None = None
+    max_target_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.provider not in tuple(ProviderPolicy):
+            raise ValueError(f"provider is {self.provider!r}, and must be one of {', '.join(ProviderPolicy)}")
+        for name in ("num_threads", "num_instances", "max_slots", "max_source_length", "max_target_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, and must be at least 1")
+        if self.num_instances > self.max_slots:
+            raise ValueError(
+                f"num_instances is {self.num_instances}, and must be at most max_slots, {self.max_slots}"
+            )
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """The sizes of each of a bundle's `num_instances` equal runners.
+
+    Attributes:
+        provider: Short name of the provider that runs the graphs.
+        num_threads: Threads of a graph's run.
+        num_pool_threads: Threads of the pool that all runners share.
+        max_source_length: The largest length of the source that memory depends on.
+        sizes: Positions of the buffers' rows by axis.
+        groups: The memory, cache and state tensors of all graphs, grouped by shape.
+        slot_bytes: Memory, cache and state of a slot.
+        weight_bytes: Size of the file of weights.
+        vocab_size: V.
+    """
+
+    provider: str
+    precision: Precision
+    num_instances: int
+    num_threads: int
+    num_pool_threads: int
+    max_source_length: int
+    sizes: dict[str, int]
+    groups: tuple[tuple[TensorSpec, ...], ...]
+    slot_bytes: int
+    num_slots: int
+    weight_bytes: int
+    vocab_size: int
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes of weights and of all slots of all instances; on a GPU also of logits and penalties."""
+        slots_bytes = self.num_slots * self.slot_bytes
+        if self.provider != CPU:
+            columns_bytes = 2 * self.num_slots * self.vocab_size * np.dtype(np.float32).itemsize
+            return self.num_instances * (self.weight_bytes + slots_bytes + columns_bytes)
+        packed_bytes = _MOST_PACKED_COPIES * self.weight_bytes
+        return self.weight_bytes + self.num_instances * (packed_bytes + slots_bytes)
+
+    @property
+    def limited_bytes(self) -> int:
+        """The bytes that count against a memory limit; CUDA itself limits a GPU's memory."""
+        return self.total_bytes if self.provider == CPU else 0
+
+
+def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
+    """Returns the sizes of each of the configured runners.
+
+    Raises:
+        ValueError: The bundle does not have graphs for an allowed provider, its step reads an unknown column,
+            the budget is less than one slot, or there are more instances than threads.
+    """
+    manifest = bundle.manifest
+    provider, precision = choose(bundle, config.provider, config.precision, config.cuda_libraries)
+    num_instances, num_threads = config.num_instances, config.num_threads or usable_cpus()
+    if provider == CPU and num_instances > num_threads:
+        raise ValueError(
+            f"num_instances is {num_instances}, and there are {num_threads} threads: each needs its own"
+        )
+    max_source_length = _limit("max_source_length", config.max_source_length, manifest.max_source_length)
+    sizes: dict[str, int] = {
+        Axis.CACHE_CAPACITY: _limit(
+            "max_target_length", config.max_target_length, manifest.max_target_length
+        ),
+        Axis.MEMORY_CAPACITY: manifest.memory.memory_length({manifest.memory.source: max_source_length}),
+    }
+    variant = manifest.variants[precision]
+    for spec in variant.graphs[Verb.STEP].inputs:
+        if spec.role is Role.TOKEN and spec.name not in COLUMNS:
+            raise ValueError(
+                f"the step of {precision} reads the column {spec.name!r}, and this server fills only "
+                f"{', '.join(COLUMNS)}: export the run and serve it with the same version"
+            )
+    groups: dict[tuple[Any, ...], dict[str, TensorSpec]] = {}
+    for graph in variant.graphs.values():
+        for spec in (*graph.inputs, *graph.outputs):
+            if spec.role in ROW_ROLES:
+                twin = replace(spec, name=names.buffer_of(spec.name))
+                groups.setdefault((spec.role, spec.axes, spec.dtype), {})[twin.name] = twin
+    slot_bytes = sum(
+        math.prod(row_shape(spec, sizes)) * np.dtype(spec.storage).itemsize * num_copies(spec.role)
+        for specs in groups.values()
+        for spec in specs.values()
+    )
+    num_slots = min(config.memory_budget_bytes // slot_bytes, config.max_slots) // num_instances
+    if num_slots < 1:
+        of_all = f" of {num_instances} instances" if num_instances > 1 else ""
+        raise ValueError(
+            f"a slot takes {slot_bytes} bytes and the memory budget{of_all} is "
+            f"{config.memory_budget_bytes}: raise the budget, or lower max_source_length and "
+            "max_target_length"
+        )
+    return Sizing(
+        provider=provider,
+        precision=precision,
+        num_instances=num_instances,
+        num_threads=max(num_threads // num_instances, 1),  # on CUDA there may be more instances than threads
+        # Each engine's own thread takes part in a run, beside the threads of the pool.
+        num_pool_threads=max(num_threads - num_instances + 1, 1),
+        max_source_length=max_source_length,
+        sizes=sizes,
+        groups=tuple(tuple(specs.values()) for specs in groups.values()),
+        slot_bytes=slot_bytes,
+        num_slots=num_slots,
+        weight_bytes=variant.weights.size_bytes,
+        vocab_size=manifest.sizes["vocab_size"],
+    )
+
+
+def row_shape(spec: TensorSpec, sizes: dict[str, int]) -> tuple[int, ...]:
+    """Returns the shape of one row of a memory, cache or state tensor."""
+    return replace(spec, axes=spec.axes[1:]).shape(sizes)
+
+
+def _limit(name: str, asked: int | None, manifest_limit: int) -> int:
+    if asked is not None and asked > manifest_limit:
+        raise ValueError(f"{name} is {asked}, and the model's limit is {manifest_limit}")
+    return asked or manifest_limit

@@ -1,0 +1,1 @@
+"""The service `inference.GRPCInferenceService`, for clients of Triton and KServe."""

@@ -1,0 +1,116 @@
+"""Turns answers of `seq2seq.v1` into tensors of the Open Inference Protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from seq2seq_serve.protos import open_inference_pb2 as pb
+from seq2seq_serve.protos.seq2seq_v1_pb2 import FinishReason, GenerateResponse, Hypothesis, Piece
+from seq2seq_serve.server.engine.records import Array
+from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.open_inference.requests import (
+    FINISH_REASON,
+    LOG_PROBABILITIES,
+    OUTPUT_IDS,
+    OUTPUT_LENGTHS,
+    SCORE,
+    TEXT_OUTPUT,
+    Inference,
+)
+from seq2seq_serve.server.service.open_inference.tensors import (
+    BYTES,
+    FP32,
+    INT64,
+    Tensor,
+    bytes_array,
+    write_tensors,
+)
+
+_FINAL = "triton_final_response"
+_REASON_PREFIX = "FINISH_REASON_"
+
+# R rows   N hypotheses   T target length
+
+
+def inference_response(
+    message: pb.ModelInferRequest,
+    inference: Inference,
+    answers: Sequence[GenerateResponse],
+    model: ServedModel,
+) -> pb.ModelInferResponse:
+    """Returns the answer to all rows of a request."""
+    response = empty_response(message, model)
+    rows = [answer.hypotheses for answer in answers]
+    write_tensors(response, _tensors(rows, inference.outputs), is_raw=inference.is_raw)
+    return response
+
+
+def piece_response(
+    message: pb.ModelInferRequest, inference: Inference, piece: Piece, model: ServedModel
+) -> pb.ModelInferResponse:
+    """Returns the response for one piece of a stream, with its text and token ids only."""
+    response = empty_response(message, model, is_final=False)
+    outputs = [name for name in inference.outputs if name in (TEXT_OUTPUT, OUTPUT_IDS, OUTPUT_LENGTHS)]
+    rows = [[Hypothesis(text=piece.text, token_ids=piece.token_ids)]]
+    write_tensors(response, _tensors(rows, outputs), is_raw=inference.is_raw)
+    return response
+
+
+def last_response(
+    message: pb.ModelInferRequest,
+    inference: Inference,
+    answer: GenerateResponse,
+    model: ServedModel,
+) -> pb.ModelInferResponse:
+    """Returns the response that ends a stream: the outputs that are not in its pieces, with an empty text."""
+    response = empty_response(message, model, is_final=not inference.has_empty_final)
+    rest = answer.hypotheses[0]
+    rest.ClearField("text")
+    rest.ClearField("token_ids")
+    write_tensors(response, _tensors([[rest]], inference.outputs), is_raw=inference.is_raw)
+    return response
+
+
+def empty_response(
+    message: pb.ModelInferRequest, model: ServedModel, *, is_final: bool | None = None
+) -> pb.ModelInferResponse:
+    """Returns a response without tensors; in a stream, `is_final` marks the last one."""
+    response = pb.ModelInferResponse(model_name=model.name, model_version=model.version, id=message.id)
+    if is_final is not None:
+        response.parameters[_FINAL].bool_param = is_final
+    return response
+
+
+def _tensors(rows: Sequence[Sequence[Hypothesis]], outputs: Sequence[str]) -> list[Tensor]:
+    shape = (len(rows), max(len(row) for row in rows))  # (R, N)
+    # A beam may find fewer hypotheses than were asked for, if constraints forbid the others.
+    flat = [one for row in rows for one in (*row, *[Hypothesis()] * (shape[1] - len(row)))]
+    make: dict[str, tuple[str, Callable[[], Array]]] = {
+        TEXT_OUTPUT: (BYTES, lambda: bytes_array([one.text for one in flat], shape)),
+        OUTPUT_IDS: (INT64, lambda: _padded([one.token_ids for one in flat], np.int64, shape)),
+        OUTPUT_LENGTHS: (INT64, lambda: np.array([len(one.token_ids) for one in flat]).reshape(shape)),
+        FINISH_REASON: (BYTES, lambda: bytes_array([_reason(one) for one in flat], shape)),
+        SCORE: (FP32, lambda: np.array([one.score for one in flat], np.float32).reshape(shape)),
+        LOG_PROBABILITIES: (
+            FP32,
+            lambda: _padded([one.log_probabilities for one in flat], np.float32, shape),
+        ),
+    }
+    return [Tensor(name, make[name][0], make[name][1]()) for name in outputs]
+
+
+def _reason(hypothesis: Hypothesis) -> str:
+    """`eos`, `length` or `stop`; empty for a piece."""
+    if not hypothesis.finish_reason:
+        return ""
+    return FinishReason.Name(hypothesis.finish_reason).removeprefix(_REASON_PREFIX).lower()
+
+
+def _padded(lists: Sequence[Sequence[float]], dtype: type, shape: tuple[int, int]) -> Array:
+    """Returns `(R, N, T)`, with zeros after the end of each list."""
+    padded: Array = np.zeros((len(lists), max(map(len, lists))), dtype)
+    for row, values in zip(padded, lists, strict=True):
+        row[: len(values)] = values
+    return padded.reshape(*shape, padded.shape[1])

@@ -1,0 +1,122 @@
+"""Describes the server and its models in messages of the Open Inference Protocol."""
+
+from __future__ import annotations
+
+from seq2seq_serve.protos import open_inference_pb2 as pb
+from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.open_inference.requests import (
+    FINISH_REASON,
+    INPUT_IDS,
+    INPUT_LENGTHS,
+    LOG_PROBABILITIES,
+    OUTPUT_IDS,
+    OUTPUT_LENGTHS,
+    SCORE,
+    TEXT_INPUT,
+    TEXT_OUTPUT,
+)
+from seq2seq_serve.server.service.open_inference.tensors import BYTES, FP32, INT64
+from seq2seq_serve.server.statistics import Statistics, Sum
+
+SERVER_NAME = "seq2seq-serve"
+EXTENSIONS = (
+    "model_repository",
+    "model_configuration",
+    "statistics",
+    "parameters",
+    "binary_tensor_data",
+    "schedule_policy",
+)
+_PLATFORM = "onnxruntime_seq2seq"
+_NANOSECONDS = 1e9
+
+_ANY = -1
+# Name, datatype, and shape: rows x hypotheses x positions, or rows x positions for inputs.
+_INPUTS = (
+    (TEXT_INPUT, BYTES, (_ANY,)),
+    (INPUT_IDS, INT64, (_ANY, _ANY)),
+    (INPUT_LENGTHS, INT64, (_ANY,)),
+)
+_OUTPUTS = (
+    (TEXT_OUTPUT, BYTES, (_ANY, _ANY)),
+    (OUTPUT_IDS, INT64, (_ANY, _ANY, _ANY)),
+    (OUTPUT_LENGTHS, INT64, (_ANY, _ANY)),
+    (FINISH_REASON, BYTES, (_ANY, _ANY)),
+    (SCORE, FP32, (_ANY, _ANY)),
+    (LOG_PROBABILITIES, FP32, (_ANY, _ANY, _ANY)),
+)
+_DATA_TYPES = {BYTES: pb.TYPE_STRING, INT64: pb.TYPE_INT64, FP32: pb.TYPE_FP32}
+
+
+def metadata_message(model: ServedModel) -> pb.ModelMetadataResponse:
+    """Returns the tensors of a model. A request has either the text input or the token ids."""
+    tensor = pb.ModelMetadataResponse.TensorMetadata
+    return pb.ModelMetadataResponse(
+        name=model.name,
+        versions=[model.version],
+        platform=_PLATFORM,
+        inputs=[tensor(name=name, datatype=datatype, shape=shape) for name, datatype, shape in _INPUTS],
+        outputs=[tensor(name=name, datatype=datatype, shape=shape) for name, datatype, shape in _OUTPUTS],
+    )
+
+
+def config_message(model: ServedModel) -> pb.ModelConfig:
+    """Returns the tensors and limits of a model in the form of Triton's model configuration."""
+    limits = {
+        "kind": model.kind,
+        "precision": model.precision,
+        "provider": model.provider,
+        "vocab_size": model.vocab_size,
+        "max_source_length": model.max_source_length,
+        "max_target_length": model.max_target_length,
+        "num_slots": model.num_slots,
+    }
+    group = pb.ModelInstanceGroup
+    return pb.ModelConfig(
+        name=model.name,
+        platform=_PLATFORM,
+        input=[
+            pb.ModelInput(name=name, data_type=_DATA_TYPES[datatype], dims=shape, optional=True)
+            for name, datatype, shape in _INPUTS
+        ],
+        output=[
+            pb.ModelOutput(name=name, data_type=_DATA_TYPES[datatype], dims=shape)
+            for name, datatype, shape in _OUTPUTS
+        ],
+        instance_group=[
+            group(
+                name=model.name,
+                count=len(model.engines),
+                kind=group.KIND_CPU if model.provider == "cpu" else group.KIND_GPU,
+            )
+        ],
+        parameters={name: pb.ModelParameter(string_value=str(value)) for name, value in limits.items()},
+        model_transaction_policy=pb.ModelTransactionPolicy(decoupled=True),
+    )
+
+
+def statistics_message(model: ServedModel) -> pb.ModelStatistics:
+    """Returns the counts and times of a model since it was loaded."""
+    its: Statistics = model.deliveries.statistics
+    return pb.ModelStatistics(
+        name=model.name,
+        version=model.version,
+        last_inference=round(its.last_request * 1000),
+        inference_count=its.succeeded.count,
+        execution_count=its.decoded.count,
+        inference_stats=pb.InferStatistics(
+            success=_duration(its.succeeded),
+            fail=_duration(its.failed),
+            queue=_duration(its.queued),
+            compute_input=_duration(its.encoded),
+            compute_infer=_duration(its.decoded),
+        ),
+        batch_stats=[
+            pb.InferBatchStatistics(batch_size=num_rows, compute_infer=_duration(steps))
+            for num_rows, steps in sorted(its.steps_by_rows.items())
+        ],
+    )
+
+
+def _duration(total: Sum) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=total.count, ns=round(total.seconds * _NANOSECONDS))

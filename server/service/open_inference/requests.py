@@ -1,0 +1,210 @@
+"""Turns each row of a `ModelInferRequest` of the Open Inference Protocol into a request of `seq2seq.v1`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from seq2seq_serve.protos import open_inference_pb2 as pb
+from seq2seq_serve.protos.options import OPTIONS
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateRequest, Source, TokenIds
+from seq2seq_serve.server.engine.records import Array
+from seq2seq_serve.server.errors import InvalidRequest
+from seq2seq_serve.server.service.open_inference.tensors import (
+    BYTES,
+    INT32,
+    INT64,
+    MAX_ROWS,
+    Tensor,
+    read_tensors,
+)
+
+TEXT_INPUT, INPUT_IDS, INPUT_LENGTHS = "text_input", "input_ids", "input_lengths"
+TEXT_OUTPUT, OUTPUT_IDS, OUTPUT_LENGTHS = "text_output", "output_ids", "output_lengths"
+FINISH_REASON, SCORE, LOG_PROBABILITIES = "finish_reason", "score", "log_probabilities"
+
+_MAX_TEXT, _MAX_ID = 65_536, 128  # characters
+_DEFAULT_OUTPUTS = (TEXT_OUTPUT, OUTPUT_IDS, OUTPUT_LENGTHS, FINISH_REASON)
+_SCORED_OUTPUTS = (SCORE, LOG_PROBABILITIES)
+
+_TIMEOUT, _EMPTY_FINAL = "timeout", "triton_enable_empty_final_response"
+_IGNORED = ("binary_data_output", "headers")  # reserved by the protocol, as is every name in `triton_`
+_MICROSECONDS = 1e-6
+
+# All options except those whose answers do not fit into tensors.
+PARAMETERS = [name for name in OPTIONS if name not in ("attention", "word_alignment", "num_alternatives")]
+_KINDS = {bool: "boolean", int: "integer", float: "number", str: "string"}
+
+
+@dataclass(frozen=True)
+class Inference:
+    """The contents of a request.
+
+    Attributes:
+        rows: One request for each row.
+        outputs: Names of the tensors to answer with.
+        is_raw: Whether to answer with raw contents, because the inputs are raw.
+        timeout_seconds: The limit that the caller sets; None if it sets none.
+        has_empty_final: Whether a stream ends with a response that has no tensors.
+    """
+
+    rows: tuple[GenerateRequest, ...]
+    outputs: tuple[str, ...]
+    is_raw: bool
+    timeout_seconds: float | None
+    has_empty_final: bool
+
+
+def read_inference(message: pb.ModelInferRequest) -> Inference:
+    """Reads a request. The values of its options are checked where they are used.
+
+    Raises:
+        InvalidRequest: The request is malformed; the error names the field and what it must be.
+    """
+    if len(message.id) > _MAX_ID:
+        raise InvalidRequest(f"the id has {len(message.id)} characters: send at most {_MAX_ID}", field="id")
+    options = GenerateOptions()
+    settings: dict[str, Any] = {}
+    for name, parameter in message.parameters.items():
+        value = _value(name, parameter)
+        if name in (_TIMEOUT, _EMPTY_FINAL):
+            settings[name] = value
+        elif name not in _IGNORED and not name.startswith("triton_"):
+            _set_option(options, name, value)
+    outputs = tuple(dict.fromkeys(output.name for output in message.outputs))
+    known = (*_DEFAULT_OUTPUTS, *_SCORED_OUTPUTS)
+    for index, name in enumerate(outputs):
+        if name not in known:
+            raise InvalidRequest(
+                f"no output is named {name[:100]!r}: send any of {', '.join(known)}",
+                field=f"outputs[{index}].name",
+            )
+    if set(outputs) & set(_SCORED_OUTPUTS):
+        options.log_probabilities = True
+    elif not outputs:
+        outputs = known if options.log_probabilities else _DEFAULT_OUTPUTS
+        if options.beam_size > 1 and not options.log_probabilities:
+            outputs += (SCORE,)
+    return Inference(
+        rows=tuple(
+            GenerateRequest(sources=[source], options=options) for source in _sources(read_tensors(message))
+        ),
+        outputs=outputs,
+        is_raw=not any(spec.HasField("contents") for spec in message.inputs),
+        timeout_seconds=_timeout(settings.get(_TIMEOUT, 0)),
+        has_empty_final=_truth(settings.get(_EMPTY_FINAL, False)),
+    )
+
+
+def _sources(tensors: Mapping[str, Tensor]) -> list[Source]:
+    names = tensors.keys()
+    if names == {TEXT_INPUT}:
+        texts = _rows_of_one(tensors[TEXT_INPUT], (BYTES,))
+        return [Source(text=_text(element, row)) for row, element in enumerate(texts)]
+    if names in ({INPUT_IDS}, {INPUT_IDS, INPUT_LENGTHS}):
+        return [Source(token_ids=TokenIds(values=row)) for row in _id_rows(tensors)]
+    given = ", ".join(sorted(name[:100] for name in names)[:8]) or "missing"
+    raise InvalidRequest(
+        f"the inputs are {given}: send {TEXT_INPUT}, or {INPUT_IDS}, with {INPUT_LENGTHS} if rows are padded",
+        field="inputs",
+    )
+
+
+def _id_rows(tensors: Mapping[str, Tensor]) -> list[list[int]]:
+    ids = tensors[INPUT_IDS]
+    _check_datatype(ids, (INT64, INT32))
+    array = ids.array[None] if ids.array.ndim == 1 else ids.array
+    if array.ndim != 2:
+        raise InvalidRequest(f"{INPUT_IDS} has {array.ndim} axes: send rows and positions", field="inputs")
+    _check_rows(len(array))
+    lengths = [array.shape[1]] * len(array)
+    if INPUT_LENGTHS in tensors:
+        lengths = _rows_of_one(tensors[INPUT_LENGTHS], (INT64, INT32)).tolist()
+    if len(lengths) != len(array) or any(not 0 <= length <= array.shape[1] for length in lengths):
+        raise InvalidRequest(
+            f"{INPUT_LENGTHS} is {lengths[:8]}: send 0 to {array.shape[1]} for each of {len(array)} rows",
+            field="inputs",
+        )
+    return [row[:length].tolist() for row, length in zip(array, lengths, strict=True)]
+
+
+def _rows_of_one(tensor: Tensor, datatypes: tuple[str, ...]) -> Array:
+    """Returns the elements of a tensor that has one for each row."""
+    _check_datatype(tensor, datatypes)
+    shape = tensor.array.shape
+    if len(shape) not in (1, 2) or (len(shape) == 2 and shape[1] != 1):
+        raise InvalidRequest(
+            f"{tensor.name} has the shape {list(shape)}, and must have [rows] or [rows, 1]", field="inputs"
+        )
+    _check_rows(shape[0])
+    return tensor.array.reshape(-1)
+
+
+def _check_datatype(tensor: Tensor, datatypes: tuple[str, ...]) -> None:
+    if tensor.datatype not in datatypes:
+        raise InvalidRequest(
+            f"{tensor.name} is {tensor.datatype}, and must be {' or '.join(datatypes)}", field="inputs"
+        )
+
+
+def _check_rows(num_rows: int) -> None:
+    if not 1 <= num_rows <= MAX_ROWS:
+        raise InvalidRequest(f"there are {num_rows} rows: send 1 to {MAX_ROWS}", field="inputs")
+
+
+def _text(element: bytes, row: int) -> str:
+    try:
+        return element.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"row {row} of {TEXT_INPUT} is not UTF-8: {error.reason}", field="inputs"
+        ) from error
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{_EMPTY_FINAL} must be true or false", field=_field(_EMPTY_FINAL))
+    return value
+
+
+def _timeout(microseconds: Any) -> float | None:
+    if isinstance(microseconds, bool) or not isinstance(microseconds, int) or microseconds < 0:
+        raise InvalidRequest(
+            f"timeout is {microseconds!r}, and must be a number of microseconds, or 0 for none",
+            field=f"parameters[{_TIMEOUT}]",
+        )
+    return microseconds * _MICROSECONDS or None
+
+
+def _value(name: str, parameter: pb.InferParameter) -> Any:
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind is None:
+        raise InvalidRequest(f"the parameter {name[:100]!r} has no value", field=_field(name))
+    value = getattr(parameter, kind)
+    if isinstance(value, str) and len(value) > _MAX_TEXT:
+        raise InvalidRequest(
+            f"the parameter {name[:100]} has {len(value)} characters: send at most {_MAX_TEXT}",
+            field=_field(name),
+        )
+    return value
+
+
+def _set_option(options: GenerateOptions, name: str, value: Any) -> None:
+    """Sets a generation option from the parameter of the same name."""
+    if name not in PARAMETERS:
+        raise InvalidRequest(
+            f"no parameter is named {name[:100]!r}: send any of {', '.join(PARAMETERS)}", field=_field(name)
+        )
+    try:
+        options.MergeFrom(OPTIONS[name].read(value))
+    except ValueError as error:
+        sent = json.dumps(value, ensure_ascii=False)[:100]
+        raise InvalidRequest(
+            f"the parameter {name} is the {_KINDS[type(value)]} {sent}, and {error}", field=_field(name)
+        ) from error
+
+
+def _field(name: str) -> str:
+    return f"parameters[{name[:100]}]"

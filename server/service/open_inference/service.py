@@ -1,0 +1,256 @@
+"""The service `inference.GRPCInferenceService`, for clients of Triton and KServe."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any
+
+import grpc
+
+from seq2seq_serve.protos import open_inference_pb2 as pb
+from seq2seq_serve.protos import open_inference_pb2_grpc as pb_grpc
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Piece
+from seq2seq_serve.server import VERSION
+from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable, UnknownModel
+from seq2seq_serve.server.models.repository import Repository, State
+from seq2seq_serve.server.models.served import Models, ServedModel
+from seq2seq_serve.server.service.calls import Call, Calls, sized
+from seq2seq_serve.server.service.health import Health
+from seq2seq_serve.server.service.open_inference.answers import (
+    empty_response,
+    inference_response,
+    last_response,
+    piece_response,
+)
+from seq2seq_serve.server.service.open_inference.models import (
+    EXTENSIONS,
+    SERVER_NAME,
+    config_message,
+    metadata_message,
+    statistics_message,
+)
+from seq2seq_serve.server.service.open_inference.requests import Inference, read_inference
+from seq2seq_serve.server.service.seq2seq.generation import generate, generate_pieces
+from seq2seq_serve.server.service.status import status_of
+
+_STRICT_ERRORS = "triton_grpc_error"  # metadata with which an error ends the stream with its status
+_MAX_OPEN_IN_STREAM = 64  # requests; the next one is read when one of them is answered
+
+_log = logging.getLogger(__name__)
+
+_Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
+
+
+class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
+    """Without state of its own: a call's state is in its `Call` and its mailboxes."""
+
+    def __init__(self, models: Models, repository: Repository, calls: Calls, health: Health) -> None:
+        self._models = models
+        self._repository = repository
+        self._calls = calls
+        self._health = health
+
+    async def ServerLive(self, _message: pb.ServerLiveRequest, _call: Call) -> pb.ServerLiveResponse:
+        """Answers false if the process should be restarted."""
+        return pb.ServerLiveResponse(live=self._health.unhealthy() is None)
+
+    async def ServerReady(self, _message: pb.ServerReadyRequest, _call: Call) -> pb.ServerReadyResponse:
+        """Answers whether callers may send requests."""
+        return pb.ServerReadyResponse(ready=self._health.unready() is None)
+
+    async def ModelReady(self, message: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
+        """Answers whether callers may send requests for a model; an unknown model is not ready."""
+        try:
+            with call.using(message.name, message.version) as model:
+                return pb.ModelReadyResponse(ready=self._health.is_serving(model))
+        except (UnknownModel, Unavailable):
+            return pb.ModelReadyResponse(ready=False)
+
+    async def ServerMetadata(
+        self, _message: pb.ServerMetadataRequest, _call: Call
+    ) -> pb.ServerMetadataResponse:
+        """Answers with the server's name, version and extensions."""
+        return pb.ServerMetadataResponse(name=SERVER_NAME, version=VERSION, extensions=EXTENSIONS)
+
+    async def ModelMetadata(self, message: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
+        """Answers with the tensors of a model."""
+        with call.using(message.name, message.version) as model:
+            return metadata_message(model)
+
+    async def ModelConfig(self, message: pb.ModelConfigRequest, call: Call) -> pb.ModelConfigResponse:
+        """Answers with the tensors and limits of a model."""
+        with call.using(message.name, message.version) as model:
+            return pb.ModelConfigResponse(config=config_message(model))
+
+    async def ModelStatistics(
+        self, message: pb.ModelStatisticsRequest, call: Call
+    ) -> pb.ModelStatisticsResponse:
+        """Answers with the statistics of one model, or of all."""
+        if not message.name:
+            return pb.ModelStatisticsResponse(model_stats=map(statistics_message, self._models))
+        with call.using(message.name, message.version) as model:
+            return pb.ModelStatisticsResponse(model_stats=[statistics_message(model)])
+
+    async def RepositoryIndex(
+        self, message: pb.RepositoryIndexRequest, _call: Call
+    ) -> pb.RepositoryIndexResponse:
+        """Answers with every version on disk, its state, and why it is not served."""
+        _check_repository(message.repository_name)
+        index = await self._repository.index()
+        return pb.RepositoryIndexResponse(
+            models=[
+                pb.RepositoryIndexResponse.ModelIndex(
+                    name=one.model_name, version=one.version, state=state, reason=reason
+                )
+                for one, state, reason in index
+                if state is State.READY or not message.ready
+            ]
+        )
+
+    async def RepositoryModelLoad(
+        self, message: pb.RepositoryModelLoadRequest, _call: Call
+    ) -> pb.RepositoryModelLoadResponse:
+        """Serves a model's newest version, or the one that the parameter `version` names."""
+        name, parameters = _changed_model(message, ("version",))
+        version = parameters.get("version", "")
+        if not isinstance(version, str):
+            raise InvalidRequest("the parameter version must be a string", field="parameters[version]")
+        await self._repository.load(name, version)
+        return pb.RepositoryModelLoadResponse(model_name=name, is_loaded=True)
+
+    async def RepositoryModelUnload(
+        self, message: pb.RepositoryModelUnloadRequest, _call: Call
+    ) -> pb.RepositoryModelUnloadResponse:
+        """Stops serving a model. Accepted requests are finished."""
+        name, _ = _changed_model(message, ("unload_dependents",))
+        await self._repository.unload(name)
+        return pb.RepositoryModelUnloadResponse(model_name=name, is_unloaded=True)
+
+    async def ModelInfer(self, message: pb.ModelInferRequest, call: Call) -> pb.ModelInferResponse:
+        """Answers once, with the targets of all rows."""
+        with call.using(message.model_name, message.model_version) as model:
+            inference = read_inference(message)
+            answers = await generate(inference.rows, model, _limited(call, inference))
+            num_bytes = sum(answer.ByteSize() for answer in answers)
+            build = partial(inference_response, message, inference, answers, model)
+            return sized(await call.built(num_bytes, build))
+
+    async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], call: Call) -> None:
+        """Answers each request with one response per piece; requests are decoded side by side."""
+        is_strict = (_STRICT_ERRORS, "true") in call.metadata
+        writing, room = asyncio.Lock(), asyncio.Semaphore(_MAX_OPEN_IN_STREAM)
+
+        async def write(response: pb.ModelStreamInferResponse) -> None:
+            async with writing:
+                await call.send(response)
+
+        async def answer(message: pb.ModelInferRequest, call: Call) -> None:
+            code = grpc.StatusCode.OK
+            try:
+                with call.using(message.model_name, message.model_version) as model:
+                    await self._answer_in_stream(message, model, call, write)
+            except asyncio.CancelledError:
+                code = call.code_of_leaving()
+                raise
+            except Exception as error:
+                code, text = status_of(error)
+                if is_strict:
+                    raise
+                if not isinstance(error, ServerError):
+                    _log.exception("%s ModelStreamInfer: a bug", call.request_id)
+                failed = pb.ModelInferResponse(model_name=message.model_name, id=message.id)
+                await write(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
+            finally:
+                self._calls.count(call, code)
+                room.release()
+
+        call.is_counted_by_request = True
+        refusal: Exception | None = None
+        try:
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    incoming = aiter(messages)
+                    for number in itertools.count(1):
+                        try:
+                            message = await self._calls.next_message(incoming)
+                        except Unavailable as error:
+                            refusal = error
+                            break
+                        if message is None:
+                            break
+                        await room.acquire()
+                        request_id = f"{call.request_id}-{number}"
+                        its = dataclasses.replace(call, request_id=request_id, arrival=time.monotonic())
+                        tasks.create_task(answer(message, its))
+            except ExceptionGroup as group:
+                refusal = group.with_traceback(None).exceptions[0]
+            if refusal is not None:
+                raise refusal
+        finally:
+            del refusal  # its frames refer to it and to messages
+
+    async def _answer_in_stream(
+        self, message: pb.ModelInferRequest, model: ServedModel, call: Call, write: _Write
+    ) -> None:
+        inference = read_inference(message)
+        if len(inference.rows) != 1 or inference.rows[0].options.num_hypotheses > 1:
+            raise InvalidRequest(
+                "a request in a stream may have one row and one hypothesis: send a request for each row, or "
+                "call ModelInfer",
+                field="inputs",
+            )
+
+        async def write_piece(piece: Piece) -> None:
+            response = piece_response(message, inference, piece, model)
+            await write(pb.ModelStreamInferResponse(infer_response=response))
+
+        answer = await generate_pieces(inference.rows[0], model, _limited(call, inference), write_piece)
+        last = last_response(message, inference, answer, model)
+        await write(pb.ModelStreamInferResponse(infer_response=last))
+        if inference.has_empty_final:
+            empty = empty_response(message, model, is_final=True)
+            await write(pb.ModelStreamInferResponse(infer_response=empty))
+
+
+def _changed_model(
+    message: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest, known: tuple[str, ...]
+) -> tuple[str, dict[str, Any]]:
+    """Returns the name of the model to load or unload, and the parameters."""
+    name = message.model_name
+    if name:
+        _check_repository(message.repository_name)
+    else:
+        name = message.repository_name  # KServe's own protocol has the model's name there
+    if not name:
+        raise InvalidRequest("the model's name is missing", field="model_name")
+    parameters = {}
+    for key, parameter in message.parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if key not in known or kind is None:
+            raise InvalidRequest(
+                f"the parameter {key[:100]!r} is unknown or has no value: send {', '.join(known)}, or none",
+                field=f"parameters[{key[:100]}]",
+            )
+        parameters[key] = getattr(parameter, kind)
+    return name, parameters
+
+
+def _check_repository(name: str) -> None:
+    if name:
+        raise InvalidRequest(
+            "this server has one repository, without a name: leave it out", field="repository_name"
+        )
+
+
+def _limited(call: Call, inference: Inference) -> Call:
+    """Returns the call with the timeout of the request as its deadline, if that comes first."""
+    if inference.timeout_seconds is None:
+        return call
+    deadline = call.arrival + inference.timeout_seconds
+    return dataclasses.replace(call, deadline=min(deadline, call.deadline or deadline))

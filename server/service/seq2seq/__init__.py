@@ -1,0 +1,1 @@
+"""The services of `seq2seq.v1`: from messages to requests of the engine, and back."""

@@ -1,0 +1,193 @@
+"""Turns the engine's records into messages of `seq2seq.v1`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.engine.records import Choice, FinishReason, Hypothesis, Request, Result
+from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.seq2seq.requests import Job, target_text
+
+_FINISH_REASONS = {
+    FinishReason.EOS: pb.FINISH_REASON_EOS,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+}
+
+# Bytes in an answer: of a token's text, id and log-probability, and of those of an alternative token.
+_TOKEN_BYTES, _ALTERNATIVE_BYTES = 16, 24
+_WEIGHTS_TAG = bytes([pb.Attention.WEIGHTS_FIELD_NUMBER << 3 | 2])  # precedes the packed weights
+_WEIGHT_BYTES = 4  # of one attention weight
+
+
+def estimated_bytes(job: Job, options: pb.GenerateOptions) -> int:
+    """Returns the size of a job's answer if every hypothesis reaches its maximum length."""
+    request = job.request
+    target_length = len(request.prefix_ids) + request.max_new_tokens + 1
+    each = target_length * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * request.num_alternatives)
+    if options.attention:
+        each += target_length * request.memory_length * _WEIGHT_BYTES
+    if request.attention:
+        each += (target_length + request.source_length) * _TOKEN_BYTES
+    return request.num_hypotheses * each
+
+
+def generate_response(
+    jobs: Sequence[Job], results: Sequence[Result], model: ServedModel, options: pb.GenerateOptions
+) -> pb.GenerateResponse:
+    """Returns the answer of a call from the results of its requests."""
+    answers = [
+        pb.Sentence(
+            source_text=job.part.text,
+            hypotheses=[
+                _hypothesis(job, place, one, model, options) for place, one in enumerate(result.hypotheses)
+            ],
+            usage=pb.Usage(
+                source_tokens=result.num_source_tokens,
+                target_tokens=result.num_target_tokens,
+                truncated_source_tokens=job.part.num_truncated,
+            ),
+        )
+        for job, result in zip(jobs, results, strict=True)
+    ]
+    is_split = len(answers) > 1
+    return pb.GenerateResponse(
+        request_id=jobs[0].request.request_id,
+        model=model.name,
+        hypotheses=[_joined(jobs, answers)] if is_split else answers[0].hypotheses,
+        usage=pb.Usage(
+            source_tokens=sum(answer.usage.source_tokens for answer in answers),
+            target_tokens=sum(answer.usage.target_tokens for answer in answers),
+            truncated_source_tokens=sum(answer.usage.truncated_source_tokens for answer in answers),
+        ),
+        timings=pb.Timings(
+            queue_seconds=max(result.timings.queue_seconds for result in results),
+            encode_seconds=max(result.timings.encode_seconds for result in results),
+            first_token_seconds=results[0].timings.first_token_seconds,
+            total_seconds=max(result.timings.total_seconds for result in results),
+        ),
+        sentences=answers if is_split else (),
+    )
+
+
+def _joined(jobs: Sequence[Job], answers: Sequence[pb.Sentence]) -> pb.Hypothesis:
+    """Returns the best hypotheses of all sentences, joined."""
+    best = [answer.hypotheses[0] for answer in answers]
+    reasons = [one.finish_reason for one in best if one.finish_reason != pb.FINISH_REASON_EOS]
+    return pb.Hypothesis(
+        text="".join(one.text + job.part.separator for one, job in zip(best, jobs, strict=True)),
+        token_ids=[token_id for one in best for token_id in one.token_ids],
+        finish_reason=reasons[0] if reasons else pb.FINISH_REASON_EOS,
+    )
+
+
+def _hypothesis(
+    job: Job, place: int, hypothesis: Hypothesis, model: ServedModel, options: pb.GenerateOptions
+) -> pb.Hypothesis:
+    request = job.request
+    message = pb.Hypothesis(
+        text=_text(job, place, hypothesis, model),
+        token_ids=hypothesis.token_ids,
+        finish_reason=_FINISH_REASONS[hypothesis.finish_reason],
+    )
+    if request.log_probabilities:
+        message.log_probabilities.extend(choice.log_probability for choice in hypothesis.choices)
+    if request.log_probabilities or request.beam is not None:
+        message.score = hypothesis.score
+    if request.num_alternatives:
+        _add_alternatives(message, hypothesis.choices, model)
+    if options.attention:
+        message.attention.CopyFrom(_attention(request, hypothesis, model))
+    if options.word_alignment:
+        message.word_alignment.CopyFrom(_word_alignment(request, hypothesis, model))
+    return message
+
+
+def _text(job: Job, place: int, hypothesis: Hypothesis, model: ServedModel) -> str:
+    streamed = job.texts.get(place)
+    if streamed is not None and streamed.token_ids == list(hypothesis.token_ids):
+        return streamed.text
+    text = target_text(job.request, model)
+    return text.push(hypothesis.token_ids) + text.finish()
+
+
+def score_response(request: Request, result: Result, model: ServedModel) -> pb.ScoreResponse:
+    """Returns the log-probabilities of a given target."""
+    log_probabilities = [choice.log_probability for choice in result.best.choices]
+    return pb.ScoreResponse(
+        request_id=request.request_id,
+        model=model.name,
+        score=sum(log_probabilities),
+        log_probabilities=log_probabilities,
+        target_tokens=model.target_tokenizer.pieces([*request.prefix_ids, model.eos_id]),
+        timings=pb.Timings(**dataclasses.asdict(result.timings)),
+    )
+
+
+def _add_alternatives(message: pb.Hypothesis, choices: Sequence[Choice], model: ServedModel) -> None:
+    piece = model.target_tokenizer.piece
+    for choice in choices:
+        add = message.alternatives.add().tokens.add  # in place: adding copies takes twice as long
+        for token_id, log_probability in choice.alternatives:
+            add(token_id=token_id, text=piece(token_id), log_probability=log_probability)
+
+
+def _attention(request: Request, hypothesis: Hypothesis, model: ServedModel) -> pb.Attention:
+    attention = hypothesis.attention
+    assert attention is not None
+    target_ids = list(hypothesis.token_ids)
+    if hypothesis.finish_reason is FinishReason.EOS:
+        target_ids.append(model.eos_id)
+    source_ids = request.sources[model.memory.source].tolist()
+    assert attention.shape == (len(target_ids), len(source_ids))
+    message = pb.Attention(
+        source_tokens=model.source_tokenizer.pieces(source_ids),
+        target_tokens=model.target_tokenizer.pieces(target_ids),
+    )
+    weights = attention.astype("<f4").tobytes()
+    message.MergeFromString(_WEIGHTS_TAG + _varint(len(weights)) + weights)  # fast: no object per weight
+    return message
+
+
+def _varint(number: int) -> bytes:
+    """Returns a number in protobuf's wire format."""
+    octets = bytearray()
+    while number > 127:
+        octets.append(number & 127 | 128)
+        number >>= 7
+    return bytes((*octets, number))
+
+
+def _word_alignment(request: Request, hypothesis: Hypothesis, model: ServedModel) -> pb.WordAlignment:
+    attention = hypothesis.attention
+    assert attention is not None
+    sources = model.source_tokenizer.words(request.sources[model.memory.source].tolist())
+    targets = model.target_tokenizer.words(hypothesis.token_ids)
+    links = []
+    for place, (_, target_places) in enumerate(targets):
+        weights = attention[target_places].mean(axis=0)  # (S,)
+        shares = [float(weights[source_places].sum()) for _, source_places in sources]
+        if shares:
+            best = shares.index(max(shares))
+            links.append(pb.WordLink(source_word=best, target_word=place, weight=shares[best]))
+    return pb.WordAlignment(
+        source_words=[word for word, _ in sources], target_words=[word for word, _ in targets], links=links
+    )
+
+
+def model_message(model: ServedModel) -> pb.Model:
+    """Returns the description of a model for callers."""
+    return pb.Model(
+        name=model.name,
+        version=model.version,
+        kind=model.kind,
+        precision=model.precision,
+        provider=model.provider,
+        vocab_size=model.vocab_size,
+        max_source_length=model.max_source_length,
+        max_target_length=model.max_target_length,
+        num_slots=model.num_slots,
+        provenance=dict(model.provenance),
+    )

@@ -1,0 +1,100 @@
+"""Generates targets, for both services that do so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.deliveries import Mailbox
+from seq2seq_serve.server.engine.records import Request, Result
+from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.calls import Call, check_answer_bytes
+from seq2seq_serve.server.service.seq2seq.answers import estimated_bytes, generate_response
+from seq2seq_serve.server.service.seq2seq.requests import Job, engine_jobs, target_text
+
+
+async def generate(
+    messages: Sequence[pb.GenerateRequest], model: ServedModel, call: Call
+) -> list[pb.GenerateResponse]:
+    """Decodes some requests together. If one fails, the others are cancelled.
+
+    Raises:
+        ServerError: The error of the first request that is refused or fails.
+    """
+    jobs_of_all: list[list[Job]] = []
+    requests: list[Request] = []
+    num_bytes = num_tokens = 0
+    for message in messages:
+        jobs = await call.cut(partial(engine_jobs, message, model, call, stream=False), message)
+        jobs_of_all.append(jobs)
+        requests += [job.request for job in jobs]
+        num_bytes += sum(estimated_bytes(job, message.options) for job in jobs)
+        num_tokens += sum(job.request.source_length for job in jobs)
+        check_answer_bytes(num_bytes)  # after each message: the texts of a refused call are not cut further
+        model.check_size(len(requests), num_tokens)
+        await asyncio.sleep(0)  # lets other calls run before the next text is cut into tokens
+    with model.submitted(requests, call.is_expired) as mailboxes:
+        boxes = iter(mailboxes)
+        results_of_all = [[await succeeded(next(boxes)) for _ in jobs] for jobs in jobs_of_all]
+
+    def build() -> list[pb.GenerateResponse]:
+        return [
+            generate_response(jobs, results, model, message.options)
+            for jobs, results, message in zip(jobs_of_all, results_of_all, messages, strict=True)
+        ]
+
+    return await call.built(num_bytes, build)
+
+
+async def generate_pieces(
+    message: pb.GenerateRequest,
+    model: ServedModel,
+    call: Call,
+    write: Callable[[pb.Piece], Awaitable[None]],
+) -> pb.GenerateResponse:
+    """Decodes one request, and writes each piece of whole characters when it is decoded.
+
+    Raises:
+        ServerError: The request is refused or fails.
+    """
+    jobs = await call.cut(partial(engine_jobs, message, model, call, stream=True), message)
+    num_bytes = sum(estimated_bytes(job, message.options) for job in jobs)
+    check_answer_bytes(num_bytes)
+    results = []
+    with model.submitted([job.request for job in jobs], call.is_expired) as mailboxes:
+        for job, mailbox in zip(jobs, mailboxes, strict=True):
+            async for piece in _pieces(job, mailbox, model):
+                if piece.hypothesis == 0 or len(jobs) == 1:  # a split source streams the best ones only
+                    await write(piece)
+            results.append(await succeeded(mailbox))
+    return await call.built(num_bytes, partial(generate_response, jobs, results, model, message.options))
+
+
+async def succeeded(mailbox: Mailbox) -> Result:
+    """Returns the result of a request.
+
+    Raises:
+        ServerError: The request failed.
+    """
+    result = await mailbox.wait_for_result()
+    if result.error is not None:
+        raise result.error
+    return result
+
+
+async def _pieces(job: Job, mailbox: Mailbox, model: ServedModel) -> AsyncIterator[pb.Piece]:
+    """Yields the pieces of a request's targets until they are complete."""
+    result = None
+    while result is None:
+        token_ids, result = await mailbox.take()
+        for place, new in token_ids.items():
+            text = job.texts.setdefault(place, target_text(job.request, model))
+            yield pb.Piece(text=text.push(new), token_ids=new, hypothesis=place)
+    if result.error is None:
+        rests = {place: text.finish() for place, text in job.texts.items()}
+        rests[0] = rests.get(0, "") + job.part.separator
+        for place, rest in rests.items():
+            if rest:
+                yield pb.Piece(text=rest, hypothesis=place)

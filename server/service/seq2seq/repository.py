@@ -1,0 +1,50 @@
+"""The service `seq2seq.v1.Repository`: lists, loads and unloads versions."""
+
+from __future__ import annotations
+
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos import seq2seq_v1_pb2_grpc as pb_grpc
+from seq2seq_serve.server.errors import InvalidRequest, UnknownModel
+from seq2seq_serve.server.models.repository import Repository
+from seq2seq_serve.server.service.calls import Call
+from seq2seq_serve.server.service.seq2seq.answers import model_message
+
+
+class RepositoryService(pb_grpc.RepositoryServicer):
+    """Without state of its own. `server.service.access` checks the callers' rights before."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+
+    async def ListVersions(self, message: pb.ListVersionsRequest, _call: Call) -> pb.ListVersionsResponse:
+        """Answers with every version on disk, its state, and why it is not served."""
+        index = await self._repository.index()
+        names = {one.model_name for one, _, _ in index}
+        if message.model and message.model not in names:
+            text = f"there is no bundle of a model named {message.model[:100]!r}"
+            raise UnknownModel(text, name=message.model)
+        return pb.ListVersionsResponse(
+            versions=[
+                pb.Version(
+                    model=one.model_name, version=one.version, state=f"VERSION_STATE_{state}", reason=reason
+                )
+                for one, state, reason in index
+                if message.model in ("", one.model_name)
+            ]
+        )
+
+    async def LoadModel(self, message: pb.LoadModelRequest, _call: Call) -> pb.LoadModelResponse:
+        """Serves the given version of a model, or the newest, and answers when it is served."""
+        model = await self._repository.load(_named(message.model), message.version)
+        return pb.LoadModelResponse(model=model_message(model))
+
+    async def UnloadModel(self, message: pb.UnloadModelRequest, _call: Call) -> pb.UnloadModelResponse:
+        """Stops serving a model."""
+        await self._repository.unload(_named(message.model))
+        return pb.UnloadModelResponse()
+
+
+def _named(name: str) -> str:
+    if not name:
+        raise InvalidRequest("the model's name is missing", field="model")
+    return name

@@ -1,0 +1,343 @@
+"""Checks a `GenerateRequest` and turns it into the engine's requests. Also makes requests to score."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from seq2seq_serve.bundle.manifest import LengthBound
+from seq2seq_serve.protos.options import OPTIONS
+from seq2seq_serve.protos.seq2seq_v1_pb2 import (
+    GenerateOptions,
+    GenerateRequest,
+    LongSource,
+    ScoreRequest,
+    Target,
+)
+from seq2seq_serve.server.engine.records import Array, Beam, Constraints, Request, Sampling
+from seq2seq_serve.server.errors import Forbidden, InvalidRequest
+from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.calls import Call
+from seq2seq_serve.server.service.seq2seq.sentences import DEFAULT_LANGUAGE, known_language
+from seq2seq_serve.server.service.seq2seq.sources import SPLITTING, Part, check_bytes, check_ids, source_parts
+from seq2seq_serve.server.service.seq2seq.stopping import StoppedText, StopSequences
+from seq2seq_serve.server.service.text_threads import Checkpoint
+
+_MAX_STOP_LENGTH = 256
+
+
+@dataclass(frozen=True)
+class Job:
+    """A part of a call's source, and the engine's request for it.
+
+    Attributes:
+        part: The part.
+        request: The request for it.
+        texts: The text of each hypothesis that has been streamed so far, by its place.
+    """
+
+    part: Part
+    request: Request
+    texts: dict[int, StoppedText] = field(default_factory=dict)
+
+
+def engine_jobs(
+    message: GenerateRequest, model: ServedModel, call: Call, checkpoint: Checkpoint, *, stream: bool
+) -> list[Job]:
+    """Returns the engine's requests for a call: more than one if its source is split.
+
+    Args:
+        message: The request of the caller.
+        model: The model that the request names.
+        call: The call that the request came with.
+        checkpoint: Is called every few milliseconds; an error that it raises ends the work.
+        stream: Whether the caller gets pieces.
+
+    Raises:
+        InvalidRequest: An option or source does not fit; the error names the field and what it must be.
+        Forbidden: The role of the caller does not allow its priority.
+    """
+    options = message.options
+    prefix_ids = _target_ids(options.target_prefix, model, "options.target_prefix")
+    max_new_tokens = _max_new_tokens(options, model, len(prefix_ids))
+    _check_ranges(options, model, max_new_tokens)
+    stops = _stop_sequences(options, model)
+    _check_split(options)
+    language = _source_language(options, model)
+    bound = _length_bound(options, model)
+    parts = source_parts(
+        message.sources, model, checkpoint, long_source=options.long_source, language=language
+    )
+    attention, sampling, beam = _attention(options, model), _sampling(options), _beam(options)
+    priority = _priority(options.priority, call, "options.priority")
+    constraints = _constraints(options, model)
+    jobs = []
+    for part in parts:
+        limit, is_bounded = max_new_tokens, False
+        if bound is not None:
+            # A caller who sets min_new_tokens gets the usual room after that number of tokens.
+            longest = constraints.min_new_tokens + bound.max_new_tokens(len(part.source_ids))
+            limit = min(limit, longest)
+            is_bounded = longest < max_new_tokens and bound is model.length_bound
+        request = Request(
+            request_id=call.request_id,
+            **_sources(part, model),
+            max_new_tokens=limit,
+            arrival=call.arrival,
+            deadline=call.deadline,
+            attention=attention,
+            stream=stream,
+            priority=priority,
+            caller=call.caller.name,
+            constraints=constraints,
+            sampling=sampling,
+            beam=beam,
+            num_hypotheses=max(options.num_hypotheses, 1),
+            prefix_ids=prefix_ids,
+            stops=stops,
+            log_probabilities=options.log_probabilities,
+            num_alternatives=options.num_alternatives,
+            is_bounded=is_bounded,
+        )
+        jobs.append(Job(part, request))
+    return jobs
+
+
+def target_text(request: Request, model: ServedModel) -> StoppedText:
+    """Creates the decoder of a target's text, which ends before the first stop sequence of the request."""
+    assert request.stops is None or isinstance(request.stops, StopSequences)
+    return StoppedText(model.target_tokenizer.stream(), request.stops, len(request.prefix_ids))
+
+
+def score_request(message: ScoreRequest, model: ServedModel, call: Call, checkpoint: Checkpoint) -> Request:
+    """Returns the engine's request to score a target.
+
+    Args:
+        message: The request of the caller.
+        model: The model that the request names.
+        call: The call that the request came with.
+        checkpoint: As for `engine_jobs`.
+
+    Raises:
+        InvalidRequest: The source or target does not fit; the error names the field and what it must be.
+        Forbidden: The role of the caller does not allow its priority.
+    """
+    if message.target.WhichOneof("value") is None:
+        raise InvalidRequest("the target is missing: give it a text or token ids", field="target")
+    return Request(
+        request_id=call.request_id,
+        **_sources(source_parts(message.sources, model, checkpoint)[0], model),
+        max_new_tokens=1,
+        arrival=call.arrival,
+        deadline=call.deadline,
+        priority=_priority(message.priority, call, "priority"),
+        caller=call.caller.name,
+        prefix_ids=_target_ids(message.target, model, "target"),
+        is_score=True,
+    )
+
+
+def _target_ids(target: Target, model: ServedModel, field: str) -> tuple[int, ...]:
+    """Returns the ids of a given target or of its beginning. They leave room for one more token."""
+    limit = model.max_target_length
+    if target.WhichOneof("value") == "text":
+        check_bytes(target.text, limit, model, f"{field}.text")
+        token_ids: Sequence[int] = model.target_tokenizer.encode(target.text)
+    else:
+        token_ids = target.token_ids.values
+    if len(token_ids) >= limit:
+        raise InvalidRequest(
+            f"the given target has {len(token_ids)} tokens, and {model.name} takes at most {limit - 1}: "
+            "send a shorter one",
+            field=field,
+        )
+    check_ids(token_ids, model, f"{field}.token_ids.values")
+    if model.eos_id in token_ids:
+        raise InvalidRequest("the given target contains the end of sequence: leave it out", field=field)
+    return tuple(token_ids)
+
+
+def _max_new_tokens(options: GenerateOptions, model: ServedModel, prefix_length: int) -> int:
+    limit = model.max_target_length - prefix_length
+    if not options.HasField("max_new_tokens"):
+        return limit
+    if not 1 <= options.max_new_tokens <= limit:
+        raise InvalidRequest(
+            f"max_new_tokens is {options.max_new_tokens}, and {model.name} takes 1 to {limit}",
+            field="options.max_new_tokens",
+        )
+    return options.max_new_tokens
+
+
+def _priority(priority: int, call: Call, field: str) -> int:
+    """Returns the priority, if the role of the caller allows it."""
+    bounds = OPTIONS["priority"].bounds
+    assert bounds is not None
+    _in_range("priority", priority, *bounds, field)
+    if priority < 0 and not call.caller.is_admin:
+        raise Forbidden(f"priority is {priority}, and below 0 it needs the role admin: send 0 to {bounds[1]}")
+    return priority
+
+
+def _length_bound(options: GenerateOptions, model: ServedModel) -> LengthBound | None:
+    """Returns the bound on the length of targets relative to their sources, if there is one."""
+    if not options.HasField("max_length_ratio"):
+        return None if options.HasField("max_new_tokens") else model.length_bound
+    ratio = options.max_length_ratio
+    return LengthBound(ratio, model.length_bound.constant if model.length_bound else 0) if ratio else None
+
+
+class _Sources(TypedDict):
+    sources: Mapping[str, Array]
+    memory_length: int
+
+
+def _sources(part: Part, model: ServedModel) -> _Sources:
+    """Returns the fields of a request that depend on its source."""
+    name, num_tokens = model.memory.source, len(part.source_ids)
+    return {
+        "sources": {name: part.source_ids},
+        "memory_length": model.memory.memory_length({name: num_tokens}),
+    }
+
+
+def _stop_sequences(options: GenerateOptions, model: ServedModel) -> StopSequences | None:
+    """Returns the rule that ends targets at the stop sequences, if there are any.
+
+    Stop sequences are compared with normalised text. White space that the model never writes would have to
+    become a space or nothing, and would then stop at a place that the caller did not ask for.
+    """
+    if not options.stop_sequences:
+        return None
+    texts = []
+    for index, stop in enumerate(options.stop_sequences):
+        field = f"options.stop_sequences[{index}]"
+        _in_range(f"the length of stop_sequences[{index}]", len(stop), 1, _MAX_STOP_LENGTH, field)
+        normalised = model.target_tokenizer.normalize_inside(stop)
+        if not normalised or _white_space(normalised) != _white_space(stop):
+            raise InvalidRequest(
+                f"stop_sequences[{index}] is {stop!r}, which {model.name} never writes: between words it "
+                "writes single spaces, no line breaks, tabs or invisible characters",
+                field=field,
+            )
+        texts.append(normalised)
+    return StopSequences(texts, model.target_tokenizer.token_bytes)
+
+
+def _white_space(text: str) -> list[str]:
+    return [character for character in text if character.isspace()]
+
+
+def _check_split(options: GenerateOptions) -> None:
+    if options.long_source not in LongSource.values():
+        raise InvalidRequest(
+            f"long_source is {options.long_source}, and must be one of {', '.join(LongSource.keys())}",
+            field="options.long_source",
+        )
+    for name in (descriptor.name for descriptor, _ in options.ListFields()):
+        if name in ("target_prefix", "stop_sequences") and options.long_source in SPLITTING:
+            raise InvalidRequest(
+                f"{name} applies to one target, and a source that is split has several: leave it out",
+                field=f"options.{name}",
+            )
+
+
+def _source_language(options: GenerateOptions, model: ServedModel) -> str:
+    """Returns the language for splitting: the request's, or the bundle's if the splitter knows it."""
+    if not options.source_language:
+        return known_language(model.source_language) or DEFAULT_LANGUAGE
+    language = known_language(options.source_language)
+    if language is None:
+        raise InvalidRequest(
+            f"source_language is {options.source_language[:100]!r}, and the server cannot split its "
+            "sentences: send a BCP 47 tag such as en, ko or pt-BR, or leave it out",
+            field="options.source_language",
+        )
+    return language
+
+
+def _check_ranges(options: GenerateOptions, model: ServedModel, max_new_tokens: int) -> None:
+    """Refuses options out of their range, or without the option that they need."""
+    hypotheses = (
+        options.beam_size if options.beam_size > 1 else min(model.max_request_slots, model.vocab_size)
+    )
+    limits = {
+        "min_new_tokens": max_new_tokens,
+        "no_repeat_ngram_size": model.max_target_length,
+        "top_k": 2**31,
+        "beam_size": model.max_request_slots,
+        "num_hypotheses": hypotheses,
+    }
+    for descriptor, value in options.ListFields():
+        name, option, field = descriptor.name, OPTIONS[descriptor.name], f"options.{descriptor.name}"
+        if option.needs and getattr(options, option.needs) <= option.needs_above:
+            raise InvalidRequest(f"{name} needs a {option.needs} above {option.needs_above}", field=field)
+        if option.max_items is not None:
+            _in_range(f"the number of {name}", len(value), 0, option.max_items, field)
+        if option.bounds is not None and (value or name != "temperature"):  # 0 turns sampling off
+            least, most = option.bounds
+            for number in value.values() if name == "logit_bias" else [value]:
+                number = round(number, 6)  # the bounds are not exact in float32
+                _in_range(name, number, least, min(most, limits.get(name, most)), field)
+    if options.beam_size > 1 and options.temperature:
+        raise InvalidRequest(
+            "beam_size and temperature are both set: leave one of them out", field="options.temperature"
+        )
+
+
+def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
+    """Returns the adjustments of the logits."""
+    suppressed, biases = options.suppressed_token_ids, options.logit_bias
+    for name, ids in (("suppressed_token_ids", suppressed), ("logit_bias", biases)):
+        check_ids(ids, model, f"options.{name}")
+    if len(set(suppressed)) >= model.vocab_size:
+        raise InvalidRequest(
+            "every token is suppressed: leave at least one", field="options.suppressed_token_ids"
+        )
+    return Constraints(
+        min_new_tokens=options.min_new_tokens,
+        repetition_penalty=options.repetition_penalty if options.HasField("repetition_penalty") else 1.0,
+        no_repeat_ngram_size=options.no_repeat_ngram_size,
+        suppressed_token_ids=frozenset(suppressed),
+        logit_bias=dict(biases),
+    )
+
+
+def _sampling(options: GenerateOptions) -> Sampling | None:
+    if not options.temperature:
+        return None
+    return Sampling(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p if options.HasField("top_p") else 1.0,
+        min_p=options.min_p,
+        seed=options.seed if options.HasField("seed") else secrets.randbits(64),
+    )
+
+
+def _beam(options: GenerateOptions) -> Beam | None:
+    if options.beam_size <= 1:
+        return None
+    return Beam(
+        size=options.beam_size,
+        alpha=options.length_penalty if options.HasField("length_penalty") else Beam.alpha,
+        early_stopping=not options.HasField("early_stopping") or options.early_stopping,
+    )
+
+
+def _attention(options: GenerateOptions, model: ServedModel) -> bool:
+    """Returns whether the answer needs the alignment."""
+    for name in ("attention", "word_alignment"):
+        if getattr(options, name) and not model.has_attention:
+            raise InvalidRequest(
+                f"{model.name} is a model without attention: leave {name} out", field=f"options.{name}"
+            )
+    return options.attention or options.word_alignment
+
+
+def _in_range(name: str, value: float, least: float, most: float, field: str) -> None:
+    """Refuses a value out of its range. NaN is out of every range."""
+    if not least <= value <= most:
+        raise InvalidRequest(f"{name} is {value:g}, and must be from {least:g} to {most:g}", field=field)

@@ -1,0 +1,55 @@
+"""The service `seq2seq.v1.Seq2Seq`: from a message to the engine and back."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos import seq2seq_v1_pb2_grpc as pb_grpc
+from seq2seq_serve.server.models.served import Models
+from seq2seq_serve.server.service.calls import Call, sized
+from seq2seq_serve.server.service.seq2seq.answers import model_message, score_response
+from seq2seq_serve.server.service.seq2seq.generation import generate, generate_pieces, succeeded
+from seq2seq_serve.server.service.seq2seq.requests import score_request
+
+
+class Seq2SeqService(pb_grpc.Seq2SeqServicer):
+    """Without state of its own: a call's state is in its `Call` and its mailbox."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    async def Generate(self, message: pb.GenerateRequest, call: Call) -> pb.GenerateResponse:
+        """Answers once, with the whole target."""
+        with call.using(message.model) as model:
+            (answer,) = await generate([message], model, call)
+            return sized(answer)
+
+    async def GenerateStream(self, message: pb.GenerateRequest, call: Call) -> None:
+        """Answers with pieces of whole characters, then with the whole target."""
+
+        # The first write sends the initial metadata, which commits the call: before the first piece, a client
+        # may retry the call on another server (gRFC A6).
+        async def write(piece: pb.Piece) -> None:
+            await call.send(pb.GenerateStreamResponse(piece=piece))
+
+        with call.using(message.model) as model:
+            answer = await generate_pieces(message, model, call, write)
+            await call.send(pb.GenerateStreamResponse(result=answer))
+
+    async def Score(self, message: pb.ScoreRequest, call: Call) -> pb.ScoreResponse:
+        """Answers with the log-probabilities of a given target."""
+        with call.using(message.model) as model:
+            request = await call.cut(partial(score_request, message, model, call), message)
+            with model.submitted([request], call.is_expired) as (mailbox,):
+                result = await succeeded(mailbox)
+            return score_response(request, result, model)
+
+    async def ListModels(self, _message: pb.ListModelsRequest, _call: Call) -> pb.ListModelsResponse:
+        """Answers with every served model."""
+        return pb.ListModelsResponse(models=[model_message(model) for model in self._models])
+
+    async def GetModel(self, message: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
+        """Answers with the named model, or the first one."""
+        with call.using(message.model) as model:
+            return pb.GetModelResponse(model=model_message(model))

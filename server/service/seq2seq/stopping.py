@@ -1,0 +1,104 @@
+"""Finds stop sequences in targets, also where they begin or end inside a token.
+
+Stop sequences and tokens are compared as bytes. A stop sequence is valid UTF-8, so its bytes match only at
+the borders of characters, which are the places where the target's text contains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from seq2seq_serve.bundle.tokenizer import TextStream
+
+
+class StopSequences:
+    """Finds the stop sequence that is complete first.
+
+    Immutable. It stores nothing about targets: each row holds its own tail, the last bytes, which may begin a
+    stop sequence. The children of a beam's hypothesis continue from the tail of their parent.
+
+    Args:
+        texts: The stop sequences; none is empty.
+        token_bytes: The bytes of each token, by its id; an id beyond the end has no bytes.
+    """
+
+    def __init__(self, texts: Iterable[str], token_bytes: Sequence[bytes]) -> None:
+        self._stops = tuple(sorted((text.encode() for text in texts), key=len, reverse=True))
+        self._num_kept = len(self._stops[0]) - 1
+        self._token_bytes = token_bytes
+
+    def advance(self, tail: bytes, token_id: int) -> bytes | None:
+        """Returns the tail after one more token, or None if a stop sequence is complete."""
+        window = tail + self._token_bytes[token_id] if token_id < len(self._token_bytes) else tail
+        if self.find(window, len(tail)) is not None:
+            return None
+        return window[max(len(window) - self._num_kept, 0) :]
+
+    def find(self, data: bytes, num_searched: int) -> int | None:
+        """Returns where the first complete stop sequence begins; it ends after `num_searched` bytes."""
+        for end in range(num_searched + 1, len(data) + 1):
+            if data.endswith(self._stops, 0, end):
+                return end - next(len(stop) for stop in self._stops if data.endswith(stop, 0, end))
+        return None
+
+    def num_uncertain(self, data: bytes) -> int:
+        """Returns how many bytes at the end of `data` may begin a stop sequence."""
+        for length in range(min(self._num_kept, len(data)), 0, -1):
+            if any(stop.startswith(data[-length:]) for stop in self._stops):
+                return length
+        return 0
+
+
+class StoppedText:
+    """Turns token ids into pieces of text that stay valid whatever tokens follow.
+
+    Owned by the handler that sends the pieces. Invariant: all pieces, joined with the text of `finish()`, are
+    the text before the stop sequence that is complete first.
+
+    Args:
+        stream: A new stream of the target tokenizer.
+        stops: The stop sequences; None for none.
+        num_prefix: The number of tokens at the beginning that are not searched for stop sequences.
+
+    Attributes:
+        is_stopped: Whether a stop sequence is complete.
+        token_ids: All tokens so far.
+        text: All pieces so far, joined.
+    """
+
+    def __init__(self, stream: TextStream, stops: StopSequences | None, num_prefix: int) -> None:
+        self.is_stopped = False
+        self.token_ids: list[int] = []
+        self.text = ""
+        self._stream = stream
+        self._stops = stops
+        self._num_prefix = num_prefix
+        self._held = b""  # may be the beginning of a stop sequence
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Returns the text that is certain with these tokens."""
+        self.token_ids += token_ids
+        return self._kept(self._push(token_ids))
+
+    def finish(self) -> str:
+        """Returns the rest of the text after the last token."""
+        return self._kept(self._stream.push_bytes(self._held) + self._stream.finish())
+
+    def _kept(self, piece: str) -> str:
+        self.text += piece
+        return piece
+
+    def _push(self, token_ids: Sequence[int]) -> str:
+        if self.is_stopped:
+            return ""
+        if self._stops is None:
+            return self._stream.push(token_ids)
+        prefix, rest = token_ids[: self._num_prefix], token_ids[self._num_prefix :]
+        self._num_prefix -= len(prefix)
+        num_searched = len(self._held)
+        data = self._held + self._stream.bytes_of(rest)
+        begin = self._stops.find(data, num_searched)
+        self.is_stopped = begin is not None
+        num_certain = len(data) - self._stops.num_uncertain(data) if begin is None else begin
+        self._held = b"" if self.is_stopped else data[num_certain:]
+        return self._stream.push(prefix) + self._stream.push_bytes(data[:num_certain])

@@ -1,0 +1,69 @@
+import json
+import math
+
+import pytest
+
+from seq2seq_serve.protos.options import OPTIONS
+from seq2seq_serve.protos.seq2seq_v1_pb2 import LONG_SOURCE_SPLIT_ALWAYS, GenerateOptions, Target
+from seq2seq_serve.server.engine.queue import LEAST_URGENT, MOST_URGENT
+
+
+def test_every_field_is_described_once():
+    assert sorted(OPTIONS) == sorted(field.name for field in GenerateOptions.DESCRIPTOR.fields)
+    assert OPTIONS["priority"].bounds == (MOST_URGENT, LEAST_URGENT)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("beam_size", "4", {"beam_size": 4}),
+        ("temperature", ".5", {"temperature": 0.5}),
+        ("early_stopping", "false", {"early_stopping": False}),
+        ("source_language", "pt-BR", {"source_language": "pt-BR"}),
+        ("suppressed_token_ids", "5,17", {"suppressed_token_ids": [5, 17]}),
+        ("suppressed_token_ids", "[5, 17]", {"suppressed_token_ids": [5, 17]}),
+        ("logit_bias", "5=-1.5,17=2", {"logit_bias": {5: -1.5, 17: 2.0}}),
+        ("logit_bias", '{"5": -1.5, "17": 2}', {"logit_bias": {5: -1.5, 17: 2.0}}),
+        ("stop_sequences", "a, b\nc", {"stop_sequences": ["a, b", "c"]}),
+        ("stop_sequences", '["a", "b"]', {"stop_sequences": ["a", "b"]}),
+        ("target_prefix", "a b", {"target_prefix": Target(text="a b")}),
+        ("long_source", "split_always", {"long_source": LONG_SOURCE_SPLIT_ALWAYS}),
+    ],
+)
+def test_a_text_gives_the_option(name, text, expected):
+    assert OPTIONS[name].read(text, is_text=True) == GenerateOptions(**expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("beam_size", 2**63),
+        ("beam_size", 2.5),
+        ("beam_size", "4"),
+        ("beam_size", True),
+        ("beam_size", math.inf),
+        ("seed", -1),
+        ("temperature", "1"),
+        ("early_stopping", 1),
+        ("source_language", 5),
+        ("suppressed_token_ids", 5),
+        ("suppressed_token_ids", "5;17"),
+        ("suppressed_token_ids", ""),
+        ("suppressed_token_ids", '{"5": 1}'),
+        ("suppressed_token_ids", "[" * 60_000),
+        ("logit_bias", "5"),
+        ("logit_bias", json.dumps({"a": 1})),
+        ("stop_sequences", "[1"),
+        ("stop_sequences", "[1]"),
+        ("target_prefix", "\udcff"),
+        ("long_source", "unspecified"),
+        ("long_source", 2),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused_with_what_it_must_be(name, value):
+    with pytest.raises(ValueError, match=r"^must be (an? |true|refuse, truncate, split or split_always$)"):
+        OPTIONS[name].read(value)
+
+
+def test_a_whole_number_may_come_as_a_float():
+    assert OPTIONS["beam_size"].read(4.0) == GenerateOptions(beam_size=4)

@@ -1,0 +1,99 @@
+"""Which logits change: by hand, and against a definition that looks at every token of the vocabulary."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seq2seq_serve.server.engine import constraints as module
+from seq2seq_serve.server.engine.records import NO_CONSTRAINTS, Constraints
+
+EOS = 2
+FORBIDDEN = (1.0, -math.inf)
+
+
+def adjustments(constraints, target_ids, vocab_size=100, num_prefix=0):
+    """What changes in all, because of the target so far and at every position."""
+    num_generated = len(target_ids) - num_prefix
+    changes = module.adjustments(
+        constraints, target_ids, num_generated=num_generated, eos_id=EOS, vocab_size=vocab_size
+    )
+    for token_id, penalty in module.penalties(constraints, EOS).items():
+        factor, bias = changes.get(token_id, (1.0, 0.0))
+        is_forbidden = bias - penalty == -math.inf
+        changes[token_id] = FORBIDDEN if is_forbidden else (factor, bias - penalty)
+    return changes
+
+
+def test_without_constraints_nothing_changes():
+    assert adjustments(NO_CONSTRAINTS, [5, 5, 5]) == {}
+
+
+def test_the_end_is_forbidden_until_there_are_enough_tokens():
+    constraints = Constraints(min_new_tokens=2)
+    assert adjustments(constraints, []) == adjustments(constraints, [7]) == {EOS: FORBIDDEN}
+    assert adjustments(constraints, [7, 8]) == {}
+    assert adjustments(constraints, [7, 8], num_prefix=1) == {EOS: FORBIDDEN}
+
+
+def test_tokens_that_came_get_the_penalty_and_keep_their_bias():
+    constraints = Constraints(repetition_penalty=1.5, logit_bias={7: -2.0, 9: 3.0})
+    assert adjustments(constraints, [7, 8, 7]) == {7: (1.5, -2.0), 8: (1.5, 0.0), 9: (1.0, 3.0)}
+
+
+def test_a_suppressed_token_stays_forbidden_whatever_else_is_asked():
+    constraints = Constraints(
+        repetition_penalty=2.0, logit_bias={7: 900.0}, suppressed_token_ids=frozenset({7})
+    )
+    assert adjustments(constraints, [7]) == {7: FORBIDDEN}
+
+
+def test_where_all_is_forbidden_the_end_is_allowed():
+    constraints = Constraints(min_new_tokens=9, suppressed_token_ids=frozenset({0, 1, 3}))
+    assert adjustments(constraints, [], vocab_size=4) == dict.fromkeys((0, 1, 3), FORBIDDEN)
+    assert adjustments(constraints, [], vocab_size=5) == dict.fromkeys((0, 1, 2, 3), FORBIDDEN)
+
+
+def test_a_suppressed_end_is_allowed_where_all_else_is_forbidden_and_keeps_its_bias():
+    constraints = Constraints(suppressed_token_ids=frozenset({0, 1, EOS}), logit_bias={EOS: 1.5})
+    assert adjustments(constraints, [])[EOS] == FORBIDDEN
+    constraints = Constraints(
+        suppressed_token_ids=frozenset({0, 1, EOS}), no_repeat_ngram_size=1, logit_bias={EOS: 1.5}
+    )
+    assert adjustments(constraints, [3], vocab_size=4) == {
+        0: FORBIDDEN,
+        1: FORBIDDEN,
+        EOS: (1.0, 1.5),
+        3: FORBIDDEN,
+    }
+
+
+@pytest.mark.parametrize(
+    ("size", "target_ids", "forbidden"),
+    [
+        (1, [], set()),
+        (1, [5, 6], {5, 6}),
+        (2, [5], set()),
+        (2, [5, 6, 5], {6}),
+        (2, [5, 6, 5, 7, 5], {6, 7}),
+        (3, [5, 6, 7, 5, 6], {7}),
+        (3, [5, 6, 7, 6, 5], set()),
+        (3, [5, 5, 5], {5}),
+        (9, [5, 6, 7], set()),
+    ],
+)
+def test_no_ngram_comes_twice(size, target_ids, forbidden):
+    changed = adjustments(Constraints(no_repeat_ngram_size=size), target_ids)
+    assert changed == dict.fromkeys(forbidden, FORBIDDEN)
+
+
+@given(st.lists(st.integers(3, 6), max_size=12), st.integers(1, 5))
+def test_a_token_is_forbidden_just_when_it_would_repeat_an_ngram(target_ids, size):
+    def ngrams(ids):
+        return [tuple(ids[i : i + size]) for i in range(len(ids) - size + 1)]
+
+    changed = adjustments(Constraints(no_repeat_ngram_size=size), target_ids)
+    for token_id in range(8):
+        repeats = len(target_ids) >= size and ngrams([*target_ids, token_id])[-1] in ngrams(target_ids)
+        assert (changed.get(token_id) == FORBIDDEN) is repeats

@@ -1,0 +1,855 @@
+"""The engine over a fake runner: an answer depends on its request alone, and every slot is given back."""
+
+import math
+import random
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.engine.records import Beam, FinishReason, Request, Result, Turn
+from seq2seq_serve.server.engine.scheduler import SchedulerLimits
+from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFailed, Overloaded, Unavailable
+from tests.server.driver import Driver, assert_empty
+from tests.server.fakes import EOS_ID, START_ID, FakeRunner, expected_tokens, make_request
+
+sources = st.lists(
+    st.lists(st.integers(3, 96), min_size=1, max_size=9).map(tuple), min_size=1, max_size=25, unique=True
+)
+
+
+@given(sources, st.integers(1, 9), st.integers(1, 40), st.integers(0, 2**32))
+def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(sources, num_slots, max_encode_tokens, seed):
+    chance = random.Random(seed)
+    driver = Driver(FakeRunner(num_slots), limits=SchedulerLimits(max_encode_tokens=max_encode_tokens))
+    requests = [make_request(source, max_new_tokens=chance.randint(1, 12), stream=True) for source in sources]
+    waiting = list(requests)
+    while waiting:
+        for _ in range(chance.randint(0, 4)):
+            if waiting:
+                driver.submit(waiting.pop())
+        driver.turn(chance.randint(0, 3))
+    driver.finish()
+    for request, source in zip(requests, sources, strict=True):
+        expected = expected_tokens(source, request.max_new_tokens)
+        result = driver.results[request]
+        assert list(result.best.token_ids) == expected
+        assert driver.told(request) == expected
+        is_cut = len(expected) == request.max_new_tokens
+        assert result.finish_reason is (FinishReason.LENGTH if is_cut else FinishReason.EOS)
+        assert result.num_target_tokens == len(expected) + (not is_cut)
+
+
+@given(sources, st.integers(1, 6), st.integers(0, 2**32))
+def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_slots, seed):
+    chance = random.Random(seed)
+    runner = FakeRunner(num_slots, fail_encode=sources[-1][0], fail_steps=[chance.randint(0, 20)])
+    driver = Driver(runner)
+    requests = {}
+    for source in sources:
+        deadline = driver.now + chance.randint(1, 6) if chance.random() < 0.3 else None
+        request = make_request(source, deadline=deadline, arrival=driver.now)
+        try:
+            driver.submit(request)
+        except Overloaded:
+            assert deadline is not None
+            continue
+        requests[request] = source
+        if chance.random() < 0.3:
+            driver.engine.cancel(chance.choice(list(requests)))
+        driver.turn(chance.randint(0, 2))
+    driver.finish()
+    assert driver.results.keys() == requests.keys()
+    for request, source in requests.items():
+        result = driver.results[request]
+        expected = expected_tokens(source, request.max_new_tokens)
+        for hypothesis in result.hypotheses:  # none where it never had a slot
+            assert list(hypothesis.token_ids) == expected[: len(hypothesis.token_ids)]
+        if result.error is None:
+            assert list(result.best.token_ids) == expected
+    assert sum(len(turn.results) for turn in driver.turns) == len(requests)
+
+
+@given(sources, st.integers(1, 6), st.integers(0, 2**32))
+def test_a_forced_prefix_is_told_first_and_gone_on_from(sources, num_slots, seed):
+    chance = random.Random(seed)
+    driver = Driver(FakeRunner(num_slots))
+    requests = []
+    for source in sources:
+        whole = expected_tokens(source, 12)
+        length = chance.randint(0, min(len(whole), 11))
+        request = make_request(
+            source, max_new_tokens=12 - length, prefix_ids=tuple(whole[:length]), stream=True
+        )
+        requests.append((request, whole))
+        driver.submit(request)
+        driver.turn(chance.randint(0, 2))
+    driver.finish()
+    for request, whole in requests:
+        result = driver.results[request]
+        assert list(result.best.token_ids) == driver.told(request) == whole
+        is_eos = result.finish_reason is FinishReason.EOS
+        assert result.num_target_tokens == len(whole) - len(request.prefix_ids) + is_eos
+
+
+def random_options(chance: random.Random) -> dict[str, Any]:
+    """Options of any kind of request."""
+    prefix_ids = tuple(chance.choices(range(3, 50), k=chance.choice([0, 0, 1, 5])))
+    if chance.random() < 0.2:
+        return {"is_score": True, "prefix_ids": prefix_ids, "max_new_tokens": 1}
+    kind = chance.choice(["greedy", "beam", "hypotheses", "detailed"])
+    kinds: dict[str, dict[str, Any]] = {
+        "greedy": {},
+        "beam": {"beam": Beam(chance.randint(2, 4))},
+        "hypotheses": {"num_hypotheses": chance.randint(2, 3)},
+        "detailed": {"log_probabilities": True},
+    }
+    options = kinds[kind] | {"prefix_ids": prefix_ids, "stream": chance.random() < 0.5}
+    return options | {"attention": chance.random() < 0.5, "max_new_tokens": chance.randint(1, 12)}
+
+
+def described(driver: Driver, request: Request) -> list[Any]:
+    """Everything about an answer but its timings, attention as one list."""
+    result = driver.results[request]
+    hypotheses = [
+        replace(each, attended=[] if each.attention is None else each.attention.tolist())
+        for each in result.hypotheses
+    ]
+    return [result.finish_reason, result.num_target_tokens, hypotheses]
+
+
+@given(sources, st.integers(4, 9), st.integers(0, 2**32))
+def test_a_model_with_state_answers_as_one_with_a_cache_does(sources, num_slots, seed):
+    """State follows forks and moves whole; prefixes, scores and attention go by steps."""
+    answers = []
+    for is_recurrent in (False, True):
+        chance = random.Random(seed)
+        driver = Driver(FakeRunner(num_slots, is_recurrent=is_recurrent))
+        requests = [make_request(source, **random_options(chance)) for source in sources]
+        cancelled = chance.randrange(2 * len(requests))
+        for request in requests:
+            driver.submit(request)
+            driver.turn(chance.randint(0, 3))
+        if cancelled < len(requests):
+            driver.engine.cancel(requests[cancelled])
+        driver.finish()
+        answers.append([described(driver, request) for i, request in enumerate(requests) if i != cancelled])
+    assert answers[0] == answers[1]
+
+
+def test_a_scored_target_ends_after_one_turn_and_leaves_the_others_alone():
+    driver = Driver(FakeRunner(3))
+    other = make_request((10, 5))
+    scored = make_request((13, 4), prefix_ids=(7, 8), is_score=True)
+    empty = make_request((12, 4), is_score=True)
+    driver.submit(other, scored, empty)
+    driver.turn()
+    assert driver.results.keys() == {scored, empty}
+    assert driver.turns[0].num_rows == 1  # prefill has scored the two
+    assert [choice.log_probability for choice in driver.results[scored].best.choices] == [-7, -8, -EOS_ID]
+    assert [choice.log_probability for choice in driver.results[empty].best.choices] == [-EOS_ID]
+    assert driver.results[scored].num_target_tokens == 0
+    driver.finish()
+    assert list(driver.results[other].best.token_ids) == expected_tokens((10, 5), 8)
+
+
+def test_scored_targets_alone_take_no_step_where_prefill_scores_them():
+    driver = Driver(FakeRunner(2))
+    driver.submit(make_request((13, 4), prefix_ids=(7, 8), is_score=True))
+    driver.finish()
+    assert driver.runner.num_steps == 0
+
+
+@pytest.mark.parametrize("is_score", [False, True])
+def test_a_prefix_that_steps_read_is_no_generated_text(is_score):
+    driver = Driver(FakeRunner(1, is_recurrent=True))
+    request = make_request((10, 5), prefix_ids=tuple(range(10, 20)), max_new_tokens=2, is_score=is_score)
+    driver.submit(request)
+    driver.turn(3)
+    driver.engine.cancel(request)
+    driver.finish()
+    assert driver.results[request].finish_reason is FinishReason.CANCELLED
+    assert driver.results[request].num_target_tokens == 0
+    assert driver.results[request].timings.first_token_seconds == 0
+    whole = replace(request, arrival=driver.now)
+    before = len(driver.turns)
+    driver.submit(whole)
+    driver.finish()
+    turns = driver.turns[before:]
+    first = [turn.first_token_seconds for turn in turns]
+    assert first == [()] * 10 + [(11.0,)] + [()] * (len(turns) - 11)
+    assert driver.results[whole].timings.first_token_seconds == 11.0
+    gaps = [gap for turn in turns for gap in turn.inter_token_seconds]
+    assert gaps == [1.0] * (len(turns) - 11)
+
+
+def test_a_newcomer_joins_the_running_batch_at_the_next_step():
+    driver = Driver(FakeRunner(4))
+    driver.submit(make_request((10, 5)))
+    driver.turn(2)
+    driver.submit(make_request((10, 6)))
+    driver.turn(1)
+    assert driver.runner.batch_sizes == [1, 1, 2]
+    driver.finish()
+
+
+def test_cancel_frees_the_slot_before_the_next_step():
+    driver = Driver(FakeRunner(1))
+    first, second = make_request((10, 5)), make_request((10, 6))
+    driver.submit(first, second)
+    driver.turn(3)
+    driver.engine.cancel(first)
+    driver.turn(1)
+    assert driver.results[first].finish_reason is FinishReason.CANCELLED
+    assert isinstance(driver.results[first].error, Cancelled)
+    assert driver.engine._scheduler.slots.rows[0].request is second
+    driver.finish()
+    assert list(driver.results[second].best.token_ids) == expected_tokens((10, 6), 8)
+
+
+def test_cancelling_what_waits_has_ended_or_was_never_there_is_harmless():
+    driver = Driver(FakeRunner(1))
+    running, waiting, stranger = make_request((10, 5)), make_request((10, 6)), make_request((9, 9))
+    driver.submit(running, waiting)
+    driver.turn()
+    driver.engine.cancel(waiting)
+    driver.engine.cancel(stranger)
+    driver.finish()
+    driver.engine.cancel(running)
+    driver.turn()
+    assert driver.results[waiting].finish_reason is FinishReason.CANCELLED
+    assert driver.results[running].error is None
+    assert stranger not in driver.results
+    assert_empty(driver.engine)
+
+
+def test_a_deadline_ends_running_and_waiting_requests():
+    driver = Driver(FakeRunner(1))
+    running = make_request((10, 5), deadline=3.5)
+    waiting = make_request((10, 6), deadline=2.5)
+    driver.submit(running, waiting)
+    driver.turn(3)
+    assert driver.results[waiting].finish_reason is FinishReason.DEADLINE
+    assert running not in driver.results
+    driver.turn(1)
+    assert isinstance(driver.results[running].error, DeadlineExceeded)
+    assert 0 < len(driver.results[running].best.token_ids) < len(expected_tokens((10, 5), 8))
+    assert_empty(driver.engine)
+
+
+def test_a_step_that_raises_fails_its_sequences_only_and_the_engine_goes_on(caplog):
+    driver = Driver(FakeRunner(2, fail_steps=[1]))
+    running = [make_request((10, 5)), make_request((10, 6))]
+    waiting = make_request((10, 7))
+    driver.submit(*running, waiting)
+    driver.finish()
+    for request in running:
+        assert isinstance(driver.results[request].error, EngineFailed)
+    assert list(driver.results[waiting].best.token_ids) == expected_tokens((10, 7), 8)
+    assert driver.engine.is_healthy
+    assert running[0].request_id in caplog.text
+
+
+def test_an_encode_that_raises_fails_its_newcomers_only():
+    driver = Driver(FakeRunner(3, fail_encode=20))
+    running, broken, later = make_request((10, 5)), make_request((20, 5)), make_request((10, 6))
+    driver.submit(running)
+    driver.turn()
+    driver.submit(broken)
+    driver.turn()
+    driver.submit(later)
+    driver.finish()
+    assert isinstance(driver.results[broken].error, EngineFailed)
+    for request, source in ((running, (10, 5)), (later, (10, 6))):
+        assert list(driver.results[request].best.token_ids) == expected_tokens(source, 8)
+
+
+class BrokenStops:
+    """Raises at a request's n-th token."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_left = num_tokens
+
+    def advance(self, tail, token_id):
+        self.num_left -= 1
+        if not self.num_left:
+            raise RuntimeError("this matcher was told to fail")
+        return tail
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"beam": Beam(3)}, {"num_hypotheses": 3}, {"stream": True}, {"attention": True}]
+)
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 5])
+def test_what_raises_for_one_request_fails_that_one_only(options, num_tokens, caplog):
+    driver = Driver(FakeRunner(9))
+    neighbours = [make_request((10, i), stream=True) for i in range(5, 10)]
+    broken = make_request((10, 4), stops=BrokenStops(num_tokens), **options)
+    driver.submit(*neighbours[:2], broken, *neighbours[2:])
+    driver.finish()
+    assert isinstance(driver.results[broken].error, EngineFailed)
+    assert driver.results[broken].finish_reason is FinishReason.FAILED
+    for request, i in zip(neighbours, range(5, 10), strict=True):
+        assert driver.results[request].error is None
+        assert list(driver.results[request].best.token_ids) == expected_tokens((10, i), 8)
+    assert driver.engine.is_healthy
+    assert "this matcher was told to fail" in caplog.text
+    assert broken.request_id in caplog.text
+
+
+def test_a_selection_that_raises_for_one_row_fails_its_request_only():
+    driver = Driver(FakeRunner(3))
+    step = driver.runner.step
+
+    def fail_one(rows):
+        failures = {i: RuntimeError("no") for i, row in enumerate(rows) if row.request is broken}
+        return replace(step(rows), failures=failures)
+
+    driver.runner.step = fail_one
+    before, broken, after = (make_request((10, i)) for i in (5, 6, 7))
+    driver.submit(before, broken, after)
+    driver.finish()
+    assert isinstance(driver.results[broken].error, EngineFailed)
+    for request, i in ((before, 5), (after, 7)):
+        assert list(driver.results[request].best.token_ids) == expected_tokens((10, i), 8)
+
+
+def test_the_death_of_the_thread_is_noticed_at_once_and_nobody_waits_for_it(caplog):
+    results: dict[Request, Result] = {}
+    runner = FakeRunner(2)
+    entered, leave = threading.Event(), threading.Event()
+
+    def die(rows):
+        entered.set()
+        assert leave.wait(20)
+        raise SystemExit("the thread was told to end")
+
+    runner.step = die
+    engine = Engine(
+        runner,
+        model_name="fake",
+        deliver=lambda turn: results.update({u.request: u.result for u in turn.updates if u.result}),
+    )
+    engine.start()
+    requests = [make_request((10, i)) for i in range(3, 8)]
+    for request in requests[:4]:
+        engine.submit(request)
+    assert entered.wait(20)
+    engine.submit(requests[4])  # still among the commands
+    leave.set()
+    engine._thread.join(20)
+    assert not engine.is_healthy
+    assert engine.silent_seconds() == math.inf
+    assert results.keys() == set(requests)
+    assert all(isinstance(result.error, EngineFailed) for result in results.values())
+    with pytest.raises(Unavailable):
+        engine.submit(make_request((3,)))
+    assert_empty(engine)
+    assert "the engine's thread ends" in caplog.text
+    engine.stop()
+
+
+def test_an_engine_that_keeps_failing_says_that_it_is_not_healthy():
+    driver = Driver(FakeRunner(1, fail_steps=range(3)))
+    driver.submit(*(make_request((10, i)) for i in range(3, 7)))
+    driver.turn(3)
+    assert not driver.engine.is_healthy
+    driver.finish()
+    assert driver.engine.is_healthy
+
+
+def test_encodes_that_keep_failing_show_although_the_steps_beside_them_succeed():
+    driver = Driver(FakeRunner(2, fail_encode=20))
+    driver.submit(make_request((10, 5), max_new_tokens=30))
+    for i in range(3):
+        driver.turn()
+        assert driver.engine.is_healthy
+        driver.submit(make_request((20, i + 3)))
+    driver.turn()
+    assert not driver.engine.is_healthy
+    driver.turn()
+    assert driver.engine.is_healthy
+
+
+def test_finished_requests_are_not_remembered_while_others_run():
+    driver = Driver(FakeRunner(2))
+    for number in range(300):
+        driver.submit(make_request((12, number), max_new_tokens=2, deadline=1e9, priority=number % 3))
+        given_up = make_request((12, number), priority=10)
+        driver.submit(given_up)
+        driver.engine.cancel(given_up)
+        driver.turn()
+    scheduler = driver.engine._scheduler
+    assert 0 < len(scheduler.running) <= 2
+    num_waiting = scheduler.num_waiting
+    assert len(scheduler._queue._levels[10]._heap) <= 2 * num_waiting + 17
+    assert len(scheduler._deadlines._heap) <= 2 * (num_waiting + len(scheduler.running)) + 17
+    driver.finish()
+
+
+def test_who_deliver_cannot_reach_does_not_end_the_engine():
+    driver = Driver(FakeRunner(2))
+    deliver, lost = driver.engine._deliver, make_request((10, 4))
+
+    def fail(turn: Turn) -> None:
+        raise RuntimeError("the event loop is closed")
+
+    driver.engine._deliver = fail
+    driver.submit(lost)
+    driver.turn(3)
+    assert_empty(driver.engine)
+    driver.engine._deliver = deliver
+    found = make_request((10, 4))
+    driver.submit(found)
+    driver.finish()
+    assert driver.results[found].error is None
+
+
+def test_the_rows_of_two_steps_are_the_same_object_when_nobody_came_or_left():
+    """The runner then feeds nothing but lengths."""
+    driver = Driver(FakeRunner(3))
+    seen = []
+    step = driver.runner.step
+    driver.runner.step = lambda rows: (seen.append(rows), step(rows))[1]
+    driver.submit(make_request((30, 5), max_new_tokens=6))
+    driver.turn(3)
+    driver.submit(make_request((30, 6), max_new_tokens=6))
+    driver.turn(2)
+    assert seen[0] is seen[1] is seen[2]
+    assert seen[2] is not seen[3]
+    assert seen[3] is seen[4]
+    driver.finish()
+
+
+def test_an_engine_asleep_has_a_heartbeat_and_one_that_hangs_has_none(monkeypatch):
+    runner = FakeRunner(1)
+    stepping, go_on, is_done = threading.Event(), threading.Event(), threading.Event()
+    step = runner.step
+
+    def hang(rows):
+        stepping.set()
+        assert go_on.wait(20)
+        return step(rows)
+
+    runner.step = hang
+    now = 0.0
+    engine = Engine(runner, model_name="fake", deliver=lambda turn: is_done.set(), clock=lambda: now)
+    engine.start()
+    engine.submit(make_request((10, 4), max_new_tokens=1))
+    assert stepping.wait(20)
+    now = 3600.0
+    monkeypatch.setattr(time, "time", lambda: -1e9)  # a wall clock that jumps says nothing
+    assert engine.silent_seconds() == 3600.0
+    go_on.set()
+    assert is_done.wait(20)
+    for _ in range(1000):
+        if engine.silent_seconds() == 0.0:
+            break
+        threading.Event().wait(0.01)
+    assert engine.silent_seconds() == 0.0
+    engine.stop()
+
+
+def test_at_the_moment_it_wakes_the_time_asleep_is_not_silence():
+    now, silences, is_done = 0.0, [], threading.Event()
+
+    class Watched(Engine):
+        _is_asleep = property(lambda self: self.asleep, lambda self, is_asleep: self.watch(is_asleep))
+
+        def watch(self, is_asleep):
+            self.asleep = is_asleep
+            if hasattr(self, "_has_died"):
+                silences.append(self.silent_seconds())
+
+    engine = Watched(FakeRunner(1), model_name="fake", deliver=lambda _: is_done.set(), clock=lambda: now)
+    engine.start()
+    while not engine.asleep:
+        threading.Event().wait(0.01)
+    now = 3600.0
+    engine.submit(make_request((10, 4), max_new_tokens=1))
+    assert is_done.wait(20)
+    engine.stop()
+    assert silences
+    assert set(silences) == {0.0}
+
+
+def test_the_more_urgent_goes_first_and_waiting_makes_urgent():
+    driver = Driver(FakeRunner(1), queue_limits=QueueLimits(aging_seconds=200))
+    old = make_request((10, 3), arrival=0.0, priority=1)
+    plain = make_request((10, 4), arrival=5.0)
+    urgent = make_request((10, 5), arrival=6.0, priority=-1)
+    patient = make_request((10, 6), arrival=15.0)
+    driver.now = 15.0
+    driver.submit(plain, urgent, patient, old)
+    driver.finish()
+    assert [batch[0][1] for batch in driver.runner.encoded] == [5, 4, 3, 6]
+
+
+def test_one_encode_call_is_bounded_but_a_long_source_is_still_encoded():
+    driver = Driver(FakeRunner(8), limits=SchedulerLimits(max_encode_tokens=6, max_encode_tokens_beside=6))
+    driver.submit(*(make_request((10, i)) for i in range(3, 8)), make_request((10, *range(3, 20))))
+    driver.finish()
+    assert [len(batch) for batch in driver.runner.encoded] == [3, 2, 1]
+
+
+@pytest.mark.parametrize(("memory_length", "num_encoded"), [(1, [3, 2]), (4, [2, 2, 1])])
+def test_an_encode_call_is_bounded_by_sources_and_by_memory(memory_length, num_encoded):
+    """With a stride a source is longer than its memory; with a constant it may be shorter."""
+    requests = [replace(make_request((10, i, 8)), memory_length=memory_length) for i in range(3, 8)]
+    driver = Driver(FakeRunner(8), limits=SchedulerLimits(max_encode_tokens=9, max_encode_tokens_beside=9))
+    driver.submit(*requests)
+    driver.finish()
+    assert [len(batch) for batch in driver.runner.encoded] == num_encoded
+    assert {driver.results[request].num_source_tokens for request in requests} == {3}
+
+
+def test_the_length_of_sources_counts_all_token_ids_and_the_first_axis_of_others():
+    ids, frames = np.ones((4, 5), np.int64), np.zeros((7, 32, 32, 3), np.uint8)
+    assert Request("r", {"story_ids": ids, "question_ids": ids[0]}, 4, 1, 0.0).source_length == 25
+    assert Request("r", {"frames": frames}, 4, 1, 0.0).source_length == 7
+
+
+def test_while_others_run_an_encode_call_is_shorter():
+    limits = SchedulerLimits(max_encode_tokens=100, max_encode_tokens_beside=4)
+    driver = Driver(FakeRunner(20), limits=limits)
+    driver.submit(*(make_request((20, i)) for i in range(3, 9)))
+    driver.turn()
+    driver.submit(*(make_request((20, i)) for i in range(9, 12)), make_request((20, 3), prefix_ids=(4,) * 5))
+    driver.finish()
+    assert [len(batch) for batch in driver.runner.encoded] == [6, 2, 1, 1]
+
+
+def test_a_full_queue_refuses_by_requests_and_by_tokens():
+    driver = Driver(FakeRunner(1), queue_limits=QueueLimits(max_waiting_requests=2, max_waiting_tokens=5))
+    driver.submit(make_request((3, 4, 5)))
+    with pytest.raises(Overloaded, match="the queue is full: with this call it would have 6 source tokens"):
+        driver.submit(make_request((3, 4, 5)))
+    driver.submit(make_request((3,)))
+    with pytest.raises(Overloaded, match="the queue is full: with this call it would have 3 requests"):
+        driver.submit(make_request((4,)))
+    driver.turn()
+    driver.submit(make_request((5,)))
+    driver.finish()
+
+
+def test_who_would_get_no_slot_before_the_deadline_is_refused_at_once():
+    driver = Driver(FakeRunner(2))
+    first = make_request((13, 4), max_new_tokens=3)  # 2 tokens and the end: three turns of a second
+    driver.submit(first)
+    driver.finish()
+    residence = driver.engine._scheduler._queue._residence_seconds
+    assert residence == 2.0
+    running = [make_request((10, 5), arrival=driver.now) for _ in range(2)]
+    driver.submit(*running)
+    patient = make_request((10, 6), deadline=driver.now + 1.5)
+    driver.submit(patient)  # expected to wait for 1 second
+    with pytest.raises(Overloaded, match=r"^a slot is expected in 2\.0 s") as caught:
+        driver.submit(make_request((10, 7), deadline=driver.now + 1.5))
+    assert caught.value.retry_after_seconds == 2.0
+    driver.submit(make_request((10, 7)))  # without a deadline it may wait
+    driver.finish()
+
+
+@pytest.mark.parametrize("is_recurrent", [False, True])
+def test_a_scored_target_counts_as_one_step_or_as_a_step_a_token_where_steps_read_it(is_recurrent):
+    driver = Driver(FakeRunner(1, is_recurrent=is_recurrent))
+    scored = make_request((13, 4), prefix_ids=tuple(range(10, 19)), is_score=True)
+    driver.submit(scored)
+    driver.finish()
+    num_turns = 10 if is_recurrent else 1
+    assert len(driver.turns) == num_turns == scored.expected_steps(feeds_prefix=is_recurrent)
+
+
+def test_a_deadline_behind_a_scored_target_that_steps_read_is_refused():
+    """Scoring was expected to take one step of a model with state, too."""
+    driver = Driver(FakeRunner(1, is_recurrent=True))
+    scored = make_request((13, 4), prefix_ids=tuple(range(10, 19)), is_score=True)
+    driver.submit(scored)
+    driver.finish()  # 10 steps in 9 seconds
+    driver.submit(replace(scored, prefix_ids=tuple(range(10, 29)), arrival=driver.now))
+    with pytest.raises(Overloaded, match=r"a slot is expected in 18\.0 seconds"):
+        driver.submit(make_request((13, 4), deadline=driver.now + 5))
+    driver.finish()
+
+
+def test_a_prefix_that_steps_read_does_not_bound_an_encode_call():
+    for is_recurrent, num_encoded in ((False, [1, 1]), (True, [2])):
+        driver = Driver(FakeRunner(2, is_recurrent=is_recurrent), limits=SchedulerLimits(max_encode_tokens=8))
+        driver.submit(*(make_request((20, i), prefix_ids=(4,) * 5, max_new_tokens=2) for i in (3, 4)))
+        driver.finish()
+        assert [len(batch) for batch in driver.runner.encoded] == num_encoded
+
+
+def test_deadlines_that_nobody_can_meet_are_refused_once_the_first_have_passed():
+    """Only requests that succeeded taught how long one has its slots: without any, all were accepted."""
+    driver = Driver(FakeRunner(1))
+    num_accepted = 0
+    for _ in range(100):
+        try:
+            driver.submit(
+                make_request((20, 4), max_new_tokens=60, deadline=driver.now + 5.5, arrival=driver.now)
+            )
+            num_accepted += 1
+        except Overloaded:
+            pass
+        driver.turn()
+    assert 0 < num_accepted < 40
+    assert not any(result.error is None for result in driver.results.values())
+    driver.finish()
+
+
+def test_a_request_that_is_displaced_from_a_full_queue_ends_with_the_reason_and_a_time_to_come_again():
+    driver = Driver(FakeRunner(1), queue_limits=QueueLimits(max_waiting_requests=3))
+    crowd = [make_request((10, number), caller="crowd") for number in range(3, 7)]
+    driver.submit(crowd[0])
+    driver.turn()
+    driver.submit(*crowd[1:])
+    driver.submit(make_request((10, 9), caller="new"))
+    driver.turn()
+    result = driver.results[crowd[-1]]
+    assert result.finish_reason is FinishReason.DISPLACED
+    assert isinstance(result.error, Overloaded)
+    assert "the queue is full" in str(result.error)
+    assert result.error.retry_after_seconds > 0
+    driver.finish()
+
+
+def test_draining_refuses_newcomers_and_finishes_who_is_in():
+    driver = Driver(FakeRunner(1))
+    inside = make_request((10, 5))
+    driver.submit(inside)
+    driver.engine.drain()
+    with pytest.raises(Unavailable, match="shutting down"):
+        driver.submit(make_request((10, 6)))
+    driver.finish()
+    assert driver.results[inside].error is None
+
+
+def test_nobody_waits_for_the_alignment_of_another():
+    driver = Driver(FakeRunner(3))
+    asking, streaming = make_request((13, 4), attention=True), make_request((20, 5), stream=True)
+    plain = make_request((13, 6))
+    told = []
+    align = driver.runner.align
+
+    def look(*arguments):
+        told.append((len(driver.told(streaming)), plain in driver.results))
+        return align(*arguments)  # in the turn after the one in which it was complete
+
+    driver.runner.align = look
+    driver.submit(asking, streaming, plain)
+    driver.finish()
+    assert told == [(3, True)]  # the turn in which both end is the third
+    assert driver.results[asking].best.attention is not None
+
+
+def test_the_alignment_belongs_to_the_finished_row_even_when_rows_move():
+    driver = Driver(FakeRunner(3))
+    asking = [
+        make_request((length, length + 20, 7), attention=True) for length in (11, 14, 17)
+    ]  # 0, 3, 6 tokens
+    driver.submit(*asking)
+    driver.finish()
+    for request in asking:
+        source = tuple(request.sources["source_ids"].tolist())
+        result = driver.results[request]
+        fed = [START_ID, *result.best.token_ids]
+        assert result.finish_reason is FinishReason.EOS
+        assert result.best.attention.shape == (result.num_target_tokens, len(source))
+        np.testing.assert_array_equal(result.best.attention, expected_alignment(source, fed))
+
+
+def expected_alignment(source: tuple[int, ...], fed: list[int]) -> np.ndarray:
+    runner = FakeRunner(1)
+    runner.memory[0] = source
+    return runner.align(0, 0, tuple(fed), len(source))
+
+
+@given(
+    st.lists(st.tuples(st.integers(3, 90), st.integers(1, 4), st.booleans()), min_size=1, max_size=12),
+    st.integers(4, 12),
+    st.integers(1, 9),
+    st.integers(0, 2**32),
+)
+def test_alignments_are_the_same_in_pieces_beside_any_neighbours(wanted, num_slots, max_align_tokens, seed):
+    chance = random.Random(seed)
+    driver = Driver(FakeRunner(num_slots), limits=SchedulerLimits(max_align_tokens=max_align_tokens))
+    requests = []
+    for i, (first, count, is_beam) in enumerate(wanted):
+        source = (first, i + 3)
+        prefix = (7,) * chance.randint(0, 3)
+        kind = {"beam": Beam(count)} if is_beam else {}
+        options = {"num_hypotheses": count, "attention": True, "prefix_ids": prefix, "stream": True} | kind
+        requests.append((make_request(source, max_new_tokens=chance.randint(1, 12), **options), source))
+        driver.submit(requests[-1][0], make_request((chance.randint(3, 90), 5)))
+        if chance.random() < 0.2:
+            driver.engine.cancel(chance.choice(requests)[0])
+        driver.turn(chance.randint(0, 4))
+    driver.finish()
+    for request, source in requests:
+        result = driver.results[request]
+        for hypothesis in result.hypotheses if result.error is None else ():
+            fed = [START_ID, *hypothesis.token_ids]
+            fed = fed if hypothesis.finish_reason is FinishReason.EOS else fed[:-1]
+            np.testing.assert_array_equal(hypothesis.attention, expected_alignment(source, fed))
+
+
+def test_a_turn_computes_a_bounded_part_of_the_alignments_and_everybody_goes_on_meanwhile():
+    driver = Driver(FakeRunner(7), limits=SchedulerLimits(max_align_tokens=4))
+    pieces = []
+    align = driver.runner.align
+
+    def look(row, first_position, target_ids, memory_length):
+        pieces.append((driver.now, len(target_ids)))
+        return align(row, first_position, target_ids, memory_length)
+
+    driver.runner.align = look
+    costly = make_request((20, 4), attention=True, num_hypotheses=4, max_new_tokens=8)
+    victim = make_request((20, 5), stream=True, max_new_tokens=30)
+    driver.submit(costly, victim)
+    driver.turn(8)
+    assert len(driver.told(victim)) == 8
+    assert driver.engine.load().num_slots_in_use == 2  # one keeps the memory of the four
+    for turn in range(8):
+        later = make_request((10, turn + 6), max_new_tokens=1)
+        driver.submit(later)
+        driver.turn()
+        assert driver.results[later].error is None
+        assert len(driver.told(victim)) == min(9 + turn, len(expected_tokens((20, 5), 30)))
+    driver.finish()
+    assert [size for _, size in pieces] == [4, 4] * 4
+    assert len({now for now, _ in pieces}) == 8
+    assert all(len(one.attention) == 8 for one in driver.results[costly].hypotheses)
+
+
+def test_an_alignment_that_raises_fails_its_request_only():
+    driver = Driver(FakeRunner(4))
+    align = driver.runner.align
+
+    def fail(row, *arguments):
+        if driver.runner.memory[row] == (13, 4):
+            raise RuntimeError("this alignment was told to fail")
+        return align(row, *arguments)
+
+    driver.runner.align = fail
+    broken, other = make_request((13, 4), attention=True), make_request((13, 5), attention=True)
+    plain = make_request((20, 6))
+    driver.submit(broken, other, plain)
+    driver.finish()
+    assert isinstance(driver.results[broken].error, EngineFailed)
+    assert driver.results[other].best.attention is not None
+    assert list(driver.results[plain].best.token_ids) == expected_tokens((20, 6), 8)
+
+
+def test_alignment_of_a_target_cut_by_length_has_a_row_per_token():
+    driver = Driver(FakeRunner(1))
+    request = make_request((10, 5), max_new_tokens=3, attention=True)
+    driver.submit(request)
+    driver.finish()
+    assert driver.results[request].best.attention.shape == (3, 2)
+
+
+def test_timings_add_up():
+    driver = Driver(FakeRunner(1))
+    first, second = make_request((10, 5), max_new_tokens=2), make_request((10, 6), max_new_tokens=1)
+    driver.submit(first, second)
+    driver.finish()
+    timings = driver.results[second].timings
+    assert timings.queue_seconds == 3.0
+    assert timings.first_token_seconds == timings.total_seconds == 3.0
+    assert driver.turns[1].inter_token_seconds == (1.0,)
+
+
+def test_the_thread_sleeps_when_idle_wakes_for_work_and_stops():
+    results: dict[Request, Result] = {}
+    done = threading.Event()
+    requests = [make_request((random.Random(i).randint(3, 90), i + 3)) for i in range(40)]
+
+    def deliver(turn: Turn) -> None:
+        results.update({u.request: u.result for u in turn.updates if u.result is not None})
+        if len(results) == len(requests):
+            done.set()
+
+    engine = Engine(FakeRunner(5), model_name="fake", deliver=deliver)
+    engine.start()
+    for request in requests:
+        engine.submit(request)
+    assert done.wait(10)
+    engine.stop()
+    for request in requests:
+        assert list(results[request].best.token_ids) == expected_tokens(
+            tuple(request.sources["source_ids"]), 8
+        )
+    assert_empty(engine)
+    with pytest.raises(Unavailable, match="shutting down"):
+        engine.submit(make_request((3,)))
+
+
+def test_its_thread_closes_the_runner_at_the_end_also_where_that_cannot_warm_up(caplog):
+    """Memory that another thread frees at any time could break a capture on a device."""
+    threads: list[threading.Thread] = []
+
+    class NotingRunner(FakeRunner):
+        def close(self):
+            super().close()
+            threads.append(threading.current_thread())
+
+    class ColdRunner(NotingRunner):
+        def warm_up(self):
+            raise RuntimeError("too cold")
+
+        def close(self):
+            super().close()
+            raise RuntimeError("and cannot be closed")
+
+    engine = Engine(NotingRunner(1), model_name="fake", deliver=lambda turn: None)
+    engine.start()
+    assert not threads
+    engine.stop()
+    cold = Engine(ColdRunner(1), model_name="fake", deliver=lambda turn: None)
+    with pytest.raises(RuntimeError, match="too cold"):
+        cold.start()
+    assert threads == [engine._thread, cold._thread]
+    assert "and cannot be closed" in caplog.text
+
+
+def test_what_is_unfinished_when_the_engine_stops_is_told_so():
+    results: list[Result] = []
+    entered, leave = threading.Event(), threading.Event()
+
+    class SlowRunner(FakeRunner):
+        def step(self, rows):
+            entered.set()
+            assert leave.wait(10)
+            return super().step(rows)
+
+    def deliver(turn: Turn) -> None:
+        results.extend(u.result for u in turn.updates if u.result is not None)
+
+    engine = Engine(SlowRunner(1), model_name="fake", deliver=deliver)
+    engine.start()
+    engine.submit(make_request((10, 5)))
+    assert entered.wait(10)
+    stopper = threading.Thread(target=engine.stop)
+    stopper.start()
+    leave.set()
+    stopper.join(10)
+    assert isinstance(results[0].error, Unavailable)
+    assert_empty(engine)
+
+
+def test_the_end_token_is_never_part_of_a_target():
+    driver = Driver(FakeRunner(1))
+    request = make_request((11, 5), stream=True)  # ends at once
+    driver.submit(request)
+    driver.finish()
+    assert driver.results[request].best.token_ids == ()
+    assert driver.results[request].num_target_tokens == 1
+    assert EOS_ID not in driver.told(request)

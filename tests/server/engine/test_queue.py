@@ -1,0 +1,330 @@
+"""The queue by itself: who is next, who may wait, and for how long, by a clock that is a number."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seq2seq_serve.server.engine.queue import LEAST_URGENT, MOST_URGENT, FairQueue, QueueLimits
+from seq2seq_serve.server.engine.records import Beam, Request
+from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded
+from tests.server.fakes import make_request
+
+SOURCE = tuple(range(3, 13))  # of a request that is expected to take 11 steps
+
+
+def requests_of(caller: str, count: int, **options) -> list[Request]:
+    options = {"max_new_tokens": 64} | options
+    return [make_request(SOURCE, caller=caller, **options) for _ in range(count)]
+
+
+def make_queue(*requests: Request, num_slots: int = 1, feeds_prefix: bool = False, **limits) -> FairQueue:
+    queue = FairQueue(num_slots, QueueLimits(**limits), feeds_prefix=feeds_prefix)
+    for request in requests:
+        queue.add([request], 0, request.arrival)
+    return queue
+
+
+def served(queue: FairQueue, count: int, now: float = 0.0) -> list[str]:
+    """The callers of the next requests, each of which takes a second and as many steps as expected."""
+    callers = []
+    for _ in range(count):
+        request = queue.first(now)
+        assert request is not None
+        queue.take(request)
+        queue.release(request, 1.0, request.expected_steps(feeds_prefix=False))
+        callers.append(request.caller)
+    return callers
+
+
+def test_a_caller_alone_gets_every_slot_in_the_order_of_arrival():
+    requests = requests_of("a", 100)
+    queue = make_queue(*requests)
+    for request in requests:
+        assert queue.first(0.0) is request
+        queue.take(request)
+    assert queue.first(0.0) is None
+
+
+def test_a_caller_who_comes_after_a_crowd_gets_every_other_slot():
+    queue = make_queue(*requests_of("crowd", 500))
+    assert set(served(queue, 100)) == {"crowd"}
+    for request in requests_of("late", 10):
+        queue.add([request], 1, 0.0)
+    assert served(queue, 20).count("late") == 10
+
+
+def test_what_is_shared_is_slots_times_steps():
+    wide = requests_of("wide", 50, beam=Beam(16))
+    queue = make_queue(*wide, *requests_of("narrow", 300))
+    callers = served(queue, 170)
+    assert callers.count("wide") == 10
+    assert callers.count("narrow") == 160
+
+
+def test_a_caller_is_charged_what_its_requests_took_and_not_what_they_seemed_to_take():
+    queue = make_queue(*requests_of("short", 300), *requests_of("endless", 300))
+    callers = []
+    for _ in range(220):
+        request = queue.first(0.0)
+        queue.take(request)
+        callers.append(request.caller)
+        times = 10 if request.caller == "endless" else 1
+        queue.release(request, 1.0, times * request.expected_steps(feeds_prefix=False))
+    assert callers.count("endless") == pytest.approx(20, abs=1)
+
+
+@pytest.mark.parametrize(("feeds_prefix", "times"), [(False, 1), (True, 4)])
+def test_a_prefix_costs_a_step_a_token_where_steps_read_it(feeds_prefix, times):
+    """Callers with long prefixes got as many requests through as others, whose requests take fewer steps."""
+    long = requests_of("long", 200, prefix_ids=(5,) * 33)
+    queue = make_queue(*long, *requests_of("short", 200), feeds_prefix=feeds_prefix)
+    callers = []
+    for _ in range(100):
+        request = queue.first(0.0)
+        assert request is not None
+        queue.take(request)
+        callers.append(request.caller)
+    assert callers.count("short") / callers.count("long") == pytest.approx(times, rel=0.2)
+
+
+def test_nobody_saves_up_a_share_by_asking_for_nothing():
+    queue = make_queue(*requests_of("busy", 200), *requests_of("idle", 1))
+    served(queue, 100)
+    for request in requests_of("idle", 50):
+        queue.add([request], 1, 0.0)
+    assert served(queue, 40).count("idle") == pytest.approx(20, abs=1)
+
+
+def test_a_stream_of_ever_new_callers_does_not_starve_one_that_has_much_waiting():
+    queue = make_queue(*requests_of("crowd", 200))
+    callers = []
+    for number in range(100):
+        queue.add(requests_of(f"new {number}", 1), 1, 0.0)
+        callers += served(queue, 1)
+    assert callers.count("crowd") > 8  # of the 100, a part as large as that of each who waits
+
+
+def test_the_more_urgent_goes_first_and_a_second_of_waiting_is_worth_a_level():
+    old = make_request((3,), priority=3)
+    plain = make_request((4,), arrival=1.0)
+    urgent = make_request((5,), arrival=6.0, priority=-4, caller="other")
+    patient = make_request((6,), arrival=6.0)
+    queue = make_queue(old, plain, urgent, patient)
+    order = []
+    while (request := queue.first(6.0)) is not None:
+        queue.take(request)
+        order.append(request)
+    assert order == [plain, urgent, old, patient]  # of the levels -5, -4, -3 and 0
+
+
+def test_whoever_waits_for_as_long_as_it_takes_comes_before_any_stream_of_urgent_requests():
+    """Ten callers with the lowest priority number starved everybody with the default."""
+    patient = make_request(SOURCE, caller="patient", priority=LEAST_URGENT)
+    queue = make_queue(patient, aging_seconds=20.0, max_waiting_requests=10_000)
+    now = 0.0
+    while True:
+        for number in range(10):
+            for request in requests_of(f"urgent {number}", 1, priority=MOST_URGENT, arrival=now):
+                queue.add([request], 1, now)
+        if served(queue, 1, now) == ["patient"]:
+            break
+        now += 0.1
+    assert now <= 20.0 + 0.1 * 10  # and then its turn
+
+
+def test_in_a_full_queue_the_newcomer_of_a_caller_with_little_takes_the_place_of_one_with_much():
+    crowd = requests_of("crowd", 8)
+    queue = make_queue(*crowd, *requests_of("small", 2), max_waiting_requests=10)
+    (newcomer,) = requests_of("new", 1)
+    [(displaced, error)] = queue.add([newcomer], 1, 0.0)
+    assert displaced is crowd[-1]
+    assert isinstance(error, Overloaded)
+    assert error.retry_after_seconds > 0
+    with pytest.raises(Overloaded, match="the queue is full: with this call it would have 11 requests"):
+        queue.add(requests_of("crowd", 1), 1, 0.0)
+    assert len(queue) == 10
+
+
+def test_callers_end_with_equal_parts_of_a_full_queue_and_nothing_goes_back_and_forth():
+    queue = make_queue(*requests_of("a", 12), max_waiting_requests=12)
+    num_displaced = 0
+    for _ in range(20):
+        for caller in "bc":
+            try:
+                num_displaced += len(queue.add(requests_of(caller, 1), 1, 0.0))
+            except Overloaded:
+                continue
+    assert Counter(request.caller for request in queue) == {"a": 4, "b": 4, "c": 4}
+    assert num_displaced == 8
+
+
+def test_in_a_full_queue_the_most_urgent_newcomer_takes_the_place_of_the_least_urgent():
+    low, plain = requests_of("a", 2, priority=5), requests_of("b", 1)
+    queue = make_queue(*low, *plain, max_waiting_requests=3)
+    (urgent,) = requests_of("a", 1, priority=-1)
+    assert [request for request, _ in queue.add([urgent], 1, 0.0)] == [low[1]]
+    with pytest.raises(Overloaded):
+        queue.add(requests_of("c", 1, priority=6), 1, 0.0)
+
+
+def test_a_long_source_displaces_as_many_as_it_needs_or_none():
+    crowd = requests_of("crowd", 5)
+    queue = make_queue(*crowd, *requests_of("small", 1), max_waiting_tokens=60)
+    with pytest.raises(Overloaded, match="would have 120 source tokens, and at most 60 may wait"):
+        queue.add([make_request(SOURCE * 6, caller="new", max_new_tokens=64)], 1, 0.0)
+    displaced = queue.add([make_request(SOURCE * 2, caller="new")], 1, 0.0)
+    assert [request for request, _ in displaced] == [crowd[4], crowd[3]]
+
+
+def test_a_call_of_several_requests_is_taken_whole_or_displaces_nobody():
+    """Its requests came one by one, and the first displaced others before the last was refused."""
+    crowds = {caller: requests_of(caller, 4) for caller in "ab"}
+    queue = make_queue(*crowds["a"], *crowds["b"], max_waiting_requests=8)
+    with pytest.raises(Overloaded, match="the queue is full: with this call it would have 11 requests"):
+        queue.add(requests_of("new", 3), 1, 0.0)  # which would then hold as much as the others
+    assert len(queue) == 8
+    newcomers = requests_of("new", 2)
+    assert [request for request, _ in queue.add(newcomers, 1, 0.0)] == [crowds["b"][3], crowds["a"][3]]
+    assert set(newcomers) < set(queue)
+
+
+def test_a_call_is_refused_where_its_last_request_would_come_too_late():
+    queue = make_queue(*requests_of("a", 1))
+    served(queue, 1)  # takes a second
+    with pytest.raises(Overloaded, match=r"a slot is expected in 3\.0 seconds"):
+        queue.add(requests_of("a", 3, deadline=2.9), 1, 0.0)
+    assert len(queue) == 0
+    queue.add(requests_of("a", 3, deadline=3.1), 1, 0.0)
+
+
+def test_the_expected_wait_is_that_of_the_caller():
+    learning = make_queue(*requests_of("crowd", 101))
+    served(learning, 1)  # takes a second
+    for caller, seconds in (("crowd", 101.0), ("new", 2.0)):  # the latter after one of the crowd
+        (patient,) = requests_of(caller, 1, deadline=seconds + 0.1)
+        learning.add([patient], 1, 0.0)
+        assert learning.remove(patient)
+        (hasty,) = requests_of(caller, 1, deadline=seconds - 0.1)
+        with pytest.raises(Overloaded, match=f"a slot is expected in {seconds} seconds") as caught:
+            learning.add([hasty], 1, 0.0)
+        assert caught.value.retry_after_seconds == min(seconds, 30.0)
+
+
+def test_less_urgent_requests_are_not_part_of_the_expected_wait():
+    """The most urgent request was refused for its deadline by those that it would have gone before."""
+    queue = make_queue(*requests_of("first", 1))
+    served(queue, 1)  # takes a second
+    for number in range(10):
+        queue.add(requests_of(f"plain {number}", 1), 1, 0.0)
+    with pytest.raises(Overloaded, match=r"a slot is expected in 11\.0 seconds"):
+        queue.add(requests_of("hasty", 1, deadline=1.5), 1, 0.0)
+    (urgent,) = requests_of("urgent", 1, deadline=1.5, priority=-1)
+    queue.add([urgent], 1, 0.0)
+    assert queue.first(0.0) is urgent
+
+
+def test_the_expected_wait_is_by_what_waiting_requests_take():
+    queue = make_queue(*requests_of("a", 1))
+    served(queue, 1)
+    wide = requests_of("a", 1, beam=Beam(5))
+    queue.add(wide, 1, 0.0)
+    with pytest.raises(Overloaded, match=r"a slot is expected in 6\.0 seconds"):
+        queue.add(requests_of("a", 1, deadline=5.9), 1, 0.0)
+
+
+def test_a_deadline_that_has_passed_is_refused():
+    with pytest.raises(DeadlineExceeded):
+        make_queue(make_request(SOURCE, deadline=0.0))
+
+
+PRIORITIES = st.integers(MOST_URGENT, LEAST_URGENT)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 12), st.integers(1, 4))
+def test_at_random_the_next_is_the_least_served_of_the_most_urgent_and_nothing_is_left(
+    seed, most, num_callers
+):
+    chance = random.Random(seed)
+    queue = make_queue(num_slots=4, max_waiting_requests=most, max_waiting_tokens=30, aging_seconds=5.0)
+    now, waiting, running = 0.0, [], []
+    for _ in range(200):
+        now += chance.random()
+        match chance.randrange(5):
+            case 0 | 1:
+                deadline = now + 9 * chance.random() if chance.random() < 0.3 else None
+                options = {
+                    "caller": f"caller {chance.randrange(num_callers)}",
+                    "priority": chance.choice([0, 0, 0, -1, 3, MOST_URGENT]),
+                    "arrival": now,
+                    "deadline": deadline,
+                    "beam": Beam(3) if chance.random() < 0.3 else None,
+                }
+                requests = [
+                    make_request(tuple(chance.choices(range(3, 9), k=chance.randint(1, 10))), **options)
+                    for _ in range(chance.randint(1, min(most, 3)))
+                ]
+                ahead = queue._work + queue._work_of(*requests[:-1])
+                longest = queue._wait_seconds(requests[-1], ahead, 0)
+                assert queue._expected_wait(requests, 0) <= longest
+                try:
+                    for displaced, _ in queue.add(requests, 0, now):
+                        waiting.remove(displaced)
+                    waiting += requests
+                except Overloaded:
+                    assert len(queue) == len(waiting), "displaced for a call that was refused"
+            case 2:
+                request = queue.first(now)
+                assert (request is None) == (not waiting)
+                if request is not None:
+                    assert request is expected_first(queue, waiting, now)
+                    queue.take(request)
+                    waiting.remove(request)
+                    running.append(request)
+            case 3 if running:
+                request = running.pop(chance.randrange(len(running)))
+                queue.release(request, chance.random(), chance.randint(1, 20))
+            case 4:
+                if waiting and chance.random() < 0.5:
+                    assert queue.remove(waiting.pop(chance.randrange(len(waiting))))
+        assert len(queue) == len(waiting) <= most
+        assert queue.num_slots_wanted == sum(request.num_slots for request in waiting)
+        assert queue._callers.keys() == {request.caller for request in waiting + running}
+        for name, caller in queue._callers.items():
+            its = [request for request in waiting + running if request.caller == name]
+            assert caller.held == queue._work_of(*its)
+    assert set(queue) == set(waiting)
+    for request in running:
+        queue.release(request, 1.0, 1)
+    for request in waiting:
+        queue.remove(request)
+    assert not queue._callers
+    assert queue._num_tokens == queue._work == queue.num_slots_wanted == 0
+
+
+def expected_first(queue: FairQueue, waiting: list[Request], now: float) -> Request:
+    """By definition: of each priority the least served caller's oldest, and of these the most urgent."""
+
+    def served(request: Request) -> tuple[float, int]:
+        return queue._callers[request.caller].served, waiting.index(request)
+
+    def level(request: Request) -> int:
+        return max(request.priority - int((now - request.arrival) / (5.0 / 20)), MOST_URGENT)
+
+    priorities = {request.priority for request in waiting}
+    heads = [min((one for one in waiting if one.priority == each), key=served) for each in priorities]
+    return min(heads, key=lambda request: (level(request), *served(request)))
+
+
+def test_what_is_remembered_is_bounded_by_what_waits():
+    queue = make_queue(*requests_of("stays", 3))
+    for number in range(2000):
+        (request,) = requests_of(f"caller {number}", 1, deadline=1e9, priority=number % 3)
+        queue.add([request], 0, 0.0)
+        assert queue.remove(request)
+    rankings = queue._levels.values()
+    assert sum(len(ranking._heap) for ranking in rankings) < 2 * 20 * len(rankings)
+    assert sum(len(ranking._keys) for ranking in rankings) == 1
+    assert len(queue._callers) == 1

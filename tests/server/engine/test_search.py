@@ -1,0 +1,428 @@
+"""Requests with several hypotheses: under the real engine against the oracle, and over the fake runner."""
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
+from seq2seq_serve.server.engine.records import (
+    Beam,
+    Branches,
+    Constraints,
+    FinishReason,
+    Request,
+    Sampling,
+    Selected,
+)
+from seq2seq_serve.server.engine.search import length_penalty
+from seq2seq_serve.server.errors import EngineFailed, Overloaded
+from seq2seq_serve.server.runner.selection import uniform
+from seq2seq_serve.server.service.seq2seq.stopping import StopSequences
+from seq2seq_serve.training.config import BOS_ID, EOS_ID, TransformerConfig
+from seq2seq_serve.training.evaluation import search, selection
+from tests.server.driver import Driver
+from tests.server.engine.test_engine import sources
+from tests.server.fakes import EOS_ID as FAKE_EOS_ID
+from tests.server.fakes import FakeRunner, make_request
+from tests.server.runner.test_selection import LIMIT, VOCAB_SIZE, random_constraints, random_request, run
+
+
+def random_branching(chance: random.Random) -> Request:
+    """Any source with a beam or several hypotheses, and any options beside."""
+    source = np.array([*(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.randint(1, 20))), EOS_ID])
+    request = Request(
+        "r",
+        {SOURCE_IDS: source},
+        len(source),
+        chance.randint(1, LIMIT),
+        arrival=0.0,
+        # Without a bias a random model hardly ever ends.
+        constraints=Constraints(logit_bias={EOS_ID: chance.uniform(2, 6)}),
+        log_probabilities=chance.random() < 0.5,
+        stream=chance.random() < 0.5,
+        prefix_ids=tuple(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.choice([0, 0, 1, 9]))),
+    )
+    if chance.random() < 0.5:
+        request = dataclasses.replace(request, constraints=random_constraints(chance))
+    kind = chance.random()
+    if kind < 0.6:
+        size = chance.randint(1, 6)
+        beam = Beam(size, alpha=chance.choice([0.0, 0.6, 1.0, -0.5]), early_stopping=chance.random() < 0.5)
+        return dataclasses.replace(request, beam=beam, num_hypotheses=chance.randint(1, size))
+    sampling = Sampling(1.0, chance.choice([0, 9]), chance.choice([1.0, 0.9]), 0.0, chance.getrandbits(64))
+    return dataclasses.replace(
+        request, sampling=sampling if kind < 0.8 else None, num_hypotheses=chance.randint(2, 5)
+    )
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    chance = random.Random(5)
+    return [random_branching(chance) for _ in range(60)]
+
+
+def oracle(trained, request) -> list[search.Hypothesis]:
+    source = request.sources[SOURCE_IDS].tolist()
+    constraints = selection.Constraints(**vars(request.constraints), prefix_ids=request.prefix_ids)
+    common = {"bos_id": BOS_ID, "eos_id": EOS_ID, "max_new_tokens": request.max_new_tokens}
+    if request.beam is not None:
+        found = search.beam_search(
+            trained.model,
+            source,
+            beam_size=request.beam.size,
+            alpha=request.beam.alpha,
+            early_stopping=request.beam.early_stopping,
+            constraints=constraints,
+            **common,
+        )
+        return found[: request.num_hypotheses]
+    if request.sampling is not None:
+        options = dict(vars(request.sampling))
+        seed = options.pop("seed")
+        return [
+            search.sample_search(
+                trained.model,
+                source,
+                sampling=selection.Sampling(**options),
+                uniforms=lambda position, sample=sample: uniform(seed, sample, position),
+                constraints=constraints,
+                **common,
+            )
+            for sample in range(request.num_hypotheses)
+        ]
+    # Several greedy ones: a beam of one token says with which tokens they begin.
+    firsts = search.beam_search(
+        trained.model,
+        source,
+        beam_size=request.num_hypotheses,
+        alpha=0,
+        constraints=constraints,
+        **(common | {"max_new_tokens": 1}),
+    )
+    found = []
+    for first in firsts:
+        if first.is_finished or request.max_new_tokens == 1:
+            found.append(first)
+            continue
+        forced = dataclasses.replace(
+            constraints,
+            prefix_ids=tuple(first.token_ids),
+            min_new_tokens=max(constraints.min_new_tokens - 1, 0),
+        )
+        rest = search.greedy_hypothesis(
+            trained.model,
+            source,
+            constraints=forced,
+            **(common | {"max_new_tokens": request.max_new_tokens - 1}),
+        )
+        log_probabilities = first.log_probabilities + rest.log_probabilities
+        found.append(
+            dataclasses.replace(rest, log_probabilities=log_probabilities, score=sum(log_probabilities))
+        )
+    return found
+
+
+def test_hypotheses_their_order_and_scores_are_the_oracles(random_trained, random_bundle, requests):
+    chance = random.Random(2)
+    others = [random_request(chance) for _ in range(20)]
+    results = run(random_bundle, [*requests, *others], num_slots=13)
+    reasons, num_several = set(), 0
+    for request, result in zip(requests, results, strict=False):
+        expected = oracle(random_trained, request)
+        assert [list(one.token_ids) for one in result.hypotheses] == [one.token_ids for one in expected]
+        num_several += len(expected) > 1
+        assert result.num_target_tokens == sum(len(one.log_probabilities) for one in expected)
+        for one, other in zip(result.hypotheses, expected, strict=True):
+            assert one.score == pytest.approx(other.score, abs=1e-4)
+            assert (one.finish_reason is FinishReason.EOS) == other.is_finished
+            reasons.add(one.finish_reason)
+            given = [choice.log_probability for choice in one.choices]
+            if request.log_probabilities:
+                np.testing.assert_allclose(given, other.log_probabilities, atol=1e-4)
+            else:
+                assert given == []
+    assert reasons == {FinishReason.EOS, FinishReason.LENGTH}
+    assert num_several > 20
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, pytest.param(Precision.INT8, marks=pytest.mark.slow)])
+def test_several_hypotheses_are_the_same_alone_and_in_any_batch(precision, random_bundle, requests):
+    alone = run(random_bundle, requests, num_slots=6, precision=precision)
+    chance = random.Random(4)
+    others = [random_request(chance) for _ in range(30)]
+    together = run(random_bundle, [*others, *requests], 17, precision, seed=1)[len(others) :]
+    for one, other in zip(alone, together, strict=True):
+        assert [h.token_ids for h in other.hypotheses] == [h.token_ids for h in one.hypotheses]
+        scores = [hypothesis.score for hypothesis in one.hypotheses]
+        assert [h.score for h in other.hypotheses] == pytest.approx(scores, abs=1e-5)
+
+
+def test_a_beam_of_one_is_greedy_search(random_trained, random_bundle, requests):
+    plain = [
+        dataclasses.replace(request, beam=None, sampling=None, num_hypotheses=1) for request in requests[:10]
+    ]
+    beams = run(random_bundle, [dataclasses.replace(request, beam=Beam(1)) for request in plain], num_slots=2)
+    for beam, greedy in zip(beams, run(random_bundle, plain, num_slots=2), strict=True):
+        assert beam.best.token_ids == greedy.best.token_ids
+
+
+def several(chance: random.Random, source: tuple[int, ...], most: int, now: float) -> Request:
+    """A request for the fake runner with any number of hypotheses."""
+    count, limit = chance.randint(1, most), chance.randint(1, 9)
+    options = {"max_new_tokens": limit, "stream": True, "arrival": now, "num_hypotheses": count}
+    if chance.random() < 0.5:
+        beam = Beam(chance.randint(count, most), chance.choice([0.0, 0.6]), chance.random() < 0.5)
+        return make_request(source, beam=beam, **options)
+    return make_request(source, sampling=Sampling(1.0, 0, 1.0, 0.0, 3), **options)
+
+
+@given(sources, st.integers(1, 9), st.integers(0, 2**32))
+def test_over_any_arrivals_each_gets_what_it_gets_alone_and_nothing_told_is_taken_back(
+    sources, num_slots, seed
+):
+    chance = random.Random(seed)
+    driver = Driver(FakeRunner(num_slots))
+    requests = [several(chance, source, min(num_slots, 5), 0.0) for source in sources]
+    for request in requests:
+        driver.submit(request)
+        driver.turn(chance.randint(0, 2))
+    driver.finish()
+    for request in requests:
+        alone = Driver(FakeRunner(request.num_slots))
+        alone.submit(request)
+        alone.finish()
+        result = driver.results[request]
+        assert result.hypotheses == alone.results[request].hypotheses
+        told = result.hypotheses[: 1 if request.beam else None]
+        for place, hypothesis in enumerate(told):
+            assert tuple(driver.told(request, place)) == hypothesis.token_ids
+            assert FAKE_EOS_ID not in hypothesis.token_ids
+        scores = [hypothesis.score for hypothesis in result.hypotheses]
+        assert request.beam is None or scores == sorted(scores, reverse=True)
+
+
+@given(sources, st.integers(1, 9), st.integers(0, 2**32))
+def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_slots, seed):
+    chance = random.Random(seed)
+    driver = Driver(FakeRunner(num_slots, fail_steps=[chance.randint(0, 20)]))
+    requests = []
+    for source in sources:
+        request = several(chance, source, min(num_slots, 5), driver.now)
+        if chance.random() < 0.2:
+            request = dataclasses.replace(request, deadline=driver.now + 5)
+        try:
+            driver.submit(request)
+        except Overloaded:
+            assert request.deadline is not None
+            continue
+        requests.append(request)
+        if chance.random() < 0.3:
+            driver.engine.cancel(chance.choice(requests))
+        driver.turn(chance.randint(0, 2))
+    driver.finish()
+    assert driver.results.keys() == set(requests)
+    for request in requests:
+        if driver.results[request].error is None:
+            alone = Driver(FakeRunner(request.num_slots))
+            alone.submit(request)
+            alone.finish()
+            assert driver.results[request].hypotheses == alone.results[request].hypotheses
+
+
+def test_who_needs_more_slots_than_are_free_waits_for_them_and_is_not_overtaken():
+    driver = Driver(FakeRunner(4))
+    first = make_request((20, 5), max_new_tokens=3)
+    wide = make_request((20, 6), beam=Beam(4), max_new_tokens=3)
+    behind = make_request((20, 7), max_new_tokens=3)
+    driver.submit(first, wide, behind)
+    driver.turn()
+    assert driver.engine.load().num_running == 1
+    driver.turn(3)
+    assert list(driver.engine._scheduler.running) == [wide]
+    assert driver.engine.load().num_slots_in_use == 4
+    driver.finish()
+    assert all(driver.results[request].error is None for request in (first, wide, behind))
+
+
+LETTERS = [b"a", b"b", b"c"] * 40  # of every token of the fake runner
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stop_sequence_ends_a_hypothesis_of_a_beam_and_all_of_several(seed):
+    driver = Driver(FakeRunner(4))
+    kinds = ({"beam": Beam(4), "num_hypotheses": 4}, {"num_hypotheses": 4})
+    for kind in kinds:
+        request = make_request(
+            (20, seed),
+            max_new_tokens=12,
+            stream=True,
+            stops=StopSequences(["ab", "cc"], LETTERS),
+            **kind,
+        )
+        driver.submit(request)
+        driver.finish()
+        for hypothesis in driver.results[request].hypotheses:
+            text = b"".join(LETTERS[token_id] for token_id in hypothesis.token_ids).decode()
+            is_stopped = text.endswith(("ab", "cc"))
+            assert is_stopped == (hypothesis.finish_reason is FinishReason.STOP)
+            assert "ab" not in text[:-1]
+            assert "cc" not in text[:-1]
+
+
+def test_every_hypothesis_has_an_alignment_of_its_own():
+    driver = Driver(FakeRunner(4))
+    request = make_request((20, 6, 9), beam=Beam(4), num_hypotheses=3, max_new_tokens=5, attention=True)
+    driver.submit(make_request((20, 3), max_new_tokens=2), request)
+    driver.finish()
+    runner = FakeRunner(1)
+    runner.memory[0] = (20, 6, 9)
+    for hypothesis in driver.results[request].hypotheses:
+        fed = [1, *hypothesis.token_ids]
+        fed = fed if hypothesis.finish_reason is FinishReason.EOS else fed[:-1]
+        np.testing.assert_array_equal(hypothesis.attention, runner.align(0, 0, tuple(fed), 3))
+
+
+def test_the_length_penalty_is_that_of_wu_et_al():
+    assert length_penalty(1, 0.6) == 1
+    assert length_penalty(7, 1.0) == 2
+    assert length_penalty(19, 0.5) == 2
+    assert length_penalty(100, 0.0) == 1
+
+
+class TableModel:
+    """Stands in for the oracle's Transformer: the next token's logits are a pure function of the target."""
+
+    def __init__(self, seed: int, vocab_size: int, max_length: int) -> None:
+        self.seed, self.length = seed, max_length + 1
+        self.config = TransformerConfig(
+            vocab_size=vocab_size,
+            d_model=8,
+            d_ff=8,
+            num_heads=1,
+            num_encoder_layers=1,
+            num_decoder_layers=1,
+            max_source_length=8,
+            max_target_length=max_length + 1,
+        )
+        self.embedding = torch.nn.Embedding(1, 1)
+
+    def encode(self, source_ids, source_mask):
+        return (torch.zeros(1, 1, 1),)
+
+    def decode_states(self, target_ids, memory, source_mask):
+        """At every position the whole target."""
+        states = torch.full((*target_ids.shape, self.length), -1.0)
+        states[:, :, : target_ids.shape[1]] = target_ids[:, None]
+        return states
+
+    def project(self, states):
+        return torch.tensor([self.logits([int(i) for i in row if i >= 0]) for row in states.tolist()])
+
+    def logits(self, fed: list[int]) -> list[float]:
+        chance = random.Random(f"{self.seed} {fed}")
+        return [4 * chance.random() for _ in range(self.config.vocab_size)]
+
+
+class TableRunner(FakeRunner):
+    """The same table under the engine."""
+
+    start_id, eos_id = BOS_ID, EOS_ID
+
+    def __init__(self, model: TableModel, num_slots: int) -> None:
+        super().__init__(num_slots)
+        self.model = model
+
+    def step(self, rows):
+        branches = {}
+        for row, sequence in enumerate(rows):
+            self.cache[row] = [*self.cache[row][: sequence.cache_length], sequence.next_token_id]
+            logits = torch.tensor(self.model.logits(self.cache[row]), dtype=torch.float64)
+            best = logits.log_softmax(0).sort(descending=True, stable=True)
+            count = sequence.num_branches
+            branches[row] = Branches(best.indices[:count].tolist(), best.values[:count].tolist())
+        return Selected([EOS_ID] * len(rows), branches)
+
+
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.sampled_from([0.0, 0.6, 1.0, -0.5]),
+    st.booleans(),
+)
+def test_the_rules_of_the_beam_are_the_oracles_up_to_the_limit(seed, size, limit, alpha, early_stopping):
+    model = TableModel(seed, vocab_size=7, max_length=limit)
+    expected = search.beam_search(
+        model,
+        [5],
+        bos_id=BOS_ID,
+        eos_id=EOS_ID,
+        beam_size=size,
+        alpha=alpha,
+        max_new_tokens=limit,
+        early_stopping=early_stopping,
+    )
+    driver = Driver(TableRunner(model, size))
+    beam = Beam(size, alpha, early_stopping)
+    request = make_request((5,), beam=beam, num_hypotheses=size, max_new_tokens=limit)
+    driver.submit(request)
+    driver.finish()
+    found = driver.results[request].hypotheses
+    assert [list(one.token_ids) for one in found] == [one.token_ids for one in expected]
+    assert [one.score for one in found] == pytest.approx([one.score for one in expected], abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", [{"beam": Beam(3)}, {"num_hypotheses": 3}])
+def test_scores_that_are_no_numbers_fail_their_request_only(kind, caplog):
+    driver = Driver(FakeRunner(6))
+    step = driver.runner.step
+
+    def poisoned(rows):
+        selected = step(rows)
+        for row, sequence in enumerate(rows):
+            if sequence.request is bad:
+                branches = selected.branches[row]
+                branches.log_probabilities[:] = [float("nan")] * len(branches.token_ids)
+        return selected
+
+    driver.runner.step = poisoned
+    bad = make_request((20, 5), stream=True, **kind)
+    good = make_request((20, 6), stream=True, beam=Beam(2), max_new_tokens=4)
+    driver.submit(good, bad)
+    driver.finish()
+    assert isinstance(driver.results[bad].error, EngineFailed)
+    assert driver.told(bad) == []
+    assert driver.results[good].error is None
+    later = make_request((10, 5))
+    driver.submit(later)
+    driver.finish()
+    assert driver.results[later].error is None
+
+
+def test_a_bug_amid_a_search_leaves_no_row_behind(monkeypatch, caplog):
+    driver = Driver(FakeRunner(6))
+    requests = [make_request((20, i), beam=Beam(2), stream=True, max_new_tokens=6) for i in (4, 5)]
+    other = make_request((20, 6))
+    driver.submit(*requests, other)
+    driver.turn(2)
+
+    def fail(search, branches, eos_id):
+        search.rows.clear()
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("seq2seq_serve.server.engine.scheduler.branch", fail)
+        driver.turn()
+    assert all(isinstance(driver.results[request].error, EngineFailed) for request in requests)
+    assert driver.engine.load().num_slots_in_use == 1
+    driver.finish()
+    assert driver.results[other].error is None
+    later = make_request((20, 7), beam=Beam(4), max_new_tokens=3)
+    driver.submit(later)
+    driver.finish()
+    assert driver.results[later].error is None

@@ -1,0 +1,262 @@
+"""The real engine for a long time: every mode at random, callers that leave, deadlines that pass.
+
+Nothing may be left behind: no slot, no request, no count that differs, no memory.
+"""
+
+import gc
+import random
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seq2seq_serve.bundle.manifest import Bundle
+from seq2seq_serve.bundle.names import SOURCE_IDS
+from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.engine.records import Beam, Constraints, FinishReason, Request, Sampling, Turn
+from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded
+from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.runner.device import ProviderPolicy
+from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.server.runner.sizing import RunnerConfig
+from seq2seq_serve.server.service.seq2seq.stopping import StopSequences
+from tests.server.driver import assert_empty
+
+_MODEL = "random"
+_NUM_SLOTS, _MAX_WAITING = 16, 24
+# 5 % of what a process with such an engine takes; the one that runs the tests also has torch.
+_MAX_GROWTH_BYTES = 5 * 2**20
+_MEAN_TOKENS, _MEAN_DEADLINE_SECONDS, _TURN_SECONDS = 8, 0.3, 0.01
+
+
+class RandomRequests:
+    """Makes requests of every kind that the engine knows."""
+
+    def __init__(self, bundle: Bundle, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self._manifest = bundle.manifest
+        self._token_bytes = bundle.target_tokenizer.token_bytes
+
+    def draw(self, now: float) -> Request:
+        chance, manifest = self.chance, self._manifest
+        prefix = tuple(self._ids(chance.randint(1, 20))) if self.often(0.2) else ()
+        longest = manifest.max_target_length - len(prefix)
+        max_new_tokens = min(1 + int(chance.expovariate(1 / _MEAN_TOKENS)), longest)
+        is_score = self.often(0.05)
+        source = np.array(self._ids(chance.randint(1, manifest.max_source_length)))
+        return Request(
+            "r",
+            {SOURCE_IDS: source},
+            len(source),
+            max_new_tokens,
+            arrival=now,
+            deadline=now + chance.expovariate(1 / _MEAN_DEADLINE_SECONDS) if self.often(0.2) else None,
+            priority=chance.choice([-1, 0, 0, 0, 1]),
+            caller=chance.choice("aaaab"),
+            prefix_ids=prefix,
+            is_score=is_score,
+            **{} if is_score else self._options(max_new_tokens),
+        )
+
+    def often(self, share: float) -> bool:
+        return self.chance.random() < share
+
+    def _options(self, max_new_tokens: int) -> dict:
+        stops = self.chance.sample("aeinorst .", 2)
+        return {
+            "stream": self.often(0.5),
+            "attention": self.often(0.05),
+            "stops": StopSequences(stops, self._token_bytes) if self.often(0.2) else None,
+            "log_probabilities": self.often(0.2),
+            "num_alternatives": self.chance.choice([0, 0, 0, 3]),
+            "constraints": self._constraints(max_new_tokens) if self.often(0.2) else Constraints(),
+        } | self.chance.choice([self._greedy, self._greedy, self._drawn, self._beam])()
+
+    def _greedy(self) -> dict:
+        return {"num_hypotheses": self.chance.choice([1, 1, 1, 3])}
+
+    def _drawn(self) -> dict:
+        return {"sampling": self._sampling(), "num_hypotheses": self.chance.choice([1, 1, 3])}
+
+    def _beam(self) -> dict:
+        size = self.chance.randint(2, 5)
+        beam = Beam(size, alpha=self.chance.choice([0.0, 0.6]), early_stopping=self.often(0.5))
+        return {"beam": beam, "num_hypotheses": self.chance.randint(1, size)}
+
+    def _sampling(self) -> Sampling:
+        return Sampling(
+            temperature=self.chance.choice([0.5, 1.0, 3.0]),
+            top_k=self.chance.choice([0, 0, 5, 1000]),
+            top_p=self.chance.choice([1.0, 1.0, 0.9]),
+            min_p=self.chance.choice([0.0, 0.0, 0.1]),
+            seed=self.chance.getrandbits(64),
+        )
+
+    def _constraints(self, max_new_tokens: int) -> Constraints:
+        return Constraints(
+            min_new_tokens=self.chance.choice([0, max_new_tokens // 2]),
+            repetition_penalty=self.chance.choice([1.0, 1.3]),
+            no_repeat_ngram_size=self.chance.choice([0, 2, 3]),
+            suppressed_token_ids=frozenset(self._ids(self.chance.choice([0, 3]))),
+            logit_bias=dict.fromkeys(self._ids(2), self.chance.uniform(-9, 9)),
+        )
+
+    def _ids(self, count: int) -> list[int]:
+        return self.chance.choices(range(3, self._manifest.sizes["vocab_size"]), k=count)
+
+
+class LongRun:
+    """An engine under more requests than it has room for, driven turn by turn with a clock of its own.
+
+    It keeps counts only, so that whatever grows is not its own.
+    """
+
+    def __init__(self, bundle: Bundle, seed: int) -> None:
+        self.requests = RandomRequests(bundle, seed)
+        config = RunnerConfig(provider=ProviderPolicy.CPU, num_threads=1, max_slots=_NUM_SLOTS)
+        runner = OnnxRunner(bundle, config)
+        runner.warm_up()
+        self.now = 0.0
+        self.num_submitted = self.num_refused = 0
+        self.ended: Counter[FinishReason] = Counter()
+        self.tokens: Counter[str] = Counter()
+        self._open: dict[Request, dict[int, list[int]]] = {}
+        self.engine = Engine(
+            runner,
+            model_name=_MODEL,
+            deliver=self._deliver,
+            queue_limits=QueueLimits(max_waiting_requests=_MAX_WAITING),
+            clock=lambda: self.now,
+        )
+        self.metrics = Metrics()
+        self.metrics.show_model(
+            ServedModel(
+                engines=(self.engine,),
+                deliveries=None,  # driven by `run`, without an event loop
+                version="",
+                kind=bundle.manifest.kind,
+                precision=runner.precision,
+                provider=runner.provider,
+                vocab_size=runner.vocab_size,
+                cache_bytes=runner.num_slots * runner.slot_bytes,
+                num_bytes=runner.num_slots * runner.slot_bytes,
+                pad_id=bundle.manifest.special_ids.pad_id,
+                eos_id=runner.eos_id,
+                queue_limits=QueueLimits(max_waiting_requests=_MAX_WAITING),
+                source_tokenizer=bundle.source_tokenizer,
+                target_tokenizer=bundle.target_tokenizer,
+                memory=bundle.manifest.memory,
+            )
+        )
+
+    def run(self, num_requests: int) -> None:
+        """Until so many more requests were submitted, and all have ended."""
+        chance = self.requests.chance
+        end = self.num_submitted + num_requests
+        while self.num_submitted < end:
+            # More than it can take, then fewer, by turns, so that the queue overflows and the batch runs dry.
+            rate = chance.choice([0, 0, 0, 0, 1, 1, 1, 4])
+            for _ in range(min(rate, end - self.num_submitted)):
+                self._submit()
+            if self._open and self.requests.often(0.1):
+                self.engine.cancel(chance.choice(list(self._open)))
+            self._turn()
+        while self.engine._scheduler.has_work:
+            self._turn()
+        assert not self._open
+
+    def check(self) -> None:
+        """Every slot is back, and the metrics say what the callers were told."""
+        assert_empty(self.engine)
+        assert self.engine.is_healthy
+        assert self.ended.total() + self.num_refused == self.num_submitted
+        reasons = Counter(
+            stop=self.ended[FinishReason.EOS] + self.ended[FinishReason.STOP],
+            length=self.ended[FinishReason.LENGTH],
+            abort=sum(self.ended[reason] for reason in _ERRORS),
+        )
+        for reason, count in reasons.items():
+            assert self.value("request_success_total", finished_reason=reason) == count, reason
+        for name in ("cancelled", "deadline"):
+            assert self.value("wasted_tokens_total", reason=name) == self.tokens[name], name
+        assert self.value("prompt_tokens_total") == self.tokens["source"]
+        assert self.value("generation_tokens_total") == self.tokens["target"]
+        for name in ("e2e_request_latency_seconds_count", "num_requests_running", "slots_in_use"):
+            expected = self.ended.total() if name.endswith("count") else 0
+            assert self.value(name) == expected, name
+
+    def value(self, name: str, **labels: str) -> float:
+        found = self.metrics.registry.get_sample_value(f"seq2seq_{name}", {"model_name": _MODEL} | labels)
+        assert found is not None, name
+        return found
+
+    def _submit(self) -> None:
+        self.num_submitted += 1
+        request = self.requests.draw(self.now)
+        try:
+            self.engine.submit(request)
+        except Overloaded:
+            self.num_refused += 1
+        else:
+            self._open[request] = defaultdict(list)
+
+    def _turn(self) -> None:
+        self.now += _TURN_SECONDS
+        self.engine.run_turn()
+
+    def _deliver(self, turn: Turn) -> None:
+        self.metrics.record_turn(_MODEL, turn)
+        for update in turn.updates:
+            told = self._open[update.request]
+            for place, token_ids in update.token_ids.items():
+                told[place] += token_ids
+            if update.result is None:
+                continue
+            del self._open[update.request]
+            result, reason = update.result, update.result.finish_reason
+            assert isinstance(result.error, _ERRORS.get(reason, type(None))), reason
+            if update.request.stream and result.error is None:
+                wanted = result.hypotheses[:1] if update.request.beam else result.hypotheses
+                assert [told[place] for place in range(len(wanted))] == [list(h.token_ids) for h in wanted]
+            self.ended[reason] += 1
+            self.tokens["source"] += result.num_source_tokens
+            self.tokens["target"] += result.num_target_tokens
+            self.tokens[reason.value] += result.num_target_tokens
+
+
+_ERRORS = {
+    FinishReason.CANCELLED: Cancelled,
+    FinishReason.DEADLINE: DeadlineExceeded,
+    FinishReason.DISPLACED: Overloaded,
+}
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    gc.collect()
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in line]
+    return int(line.split()[1]) * 1024
+
+
+def test_many_requests_of_every_kind_leave_nothing_behind(random_bundle):
+    run = LongRun(random_bundle, seed=0)
+    run.run(1_000)
+    run.check()
+    assert min(run.ended[reason] for reason in FinishReason if reason is not FinishReason.FAILED) > 10
+    assert run.num_refused > 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read as Linux tells it")
+def test_fifty_thousand_requests_take_no_more_memory_than_five_thousand(random_bundle):
+    run = LongRun(random_bundle, seed=1)
+    run.run(5_000)
+    before = resident_bytes()
+    for _ in range(9):
+        run.run(5_000)
+        run.check()
+        print(f"{run.num_submitted} requests: {resident_bytes() / 2**20:.1f} MiB")
+    assert resident_bytes() - before < _MAX_GROWTH_BYTES

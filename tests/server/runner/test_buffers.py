@@ -1,0 +1,165 @@
+"""The rows that live as long as the server, on the host and on a device."""
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import helper
+
+from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.manifest import TensorSpec
+from seq2seq_serve.bundle.names import Axis, Role
+from seq2seq_serve.server.engine.records import Move
+from seq2seq_serve.server.runner.buffers import Buffers, independent_batches
+from seq2seq_serve.server.runner.device import OnnxDevice
+
+
+class FarDevice(OnnxDevice):
+    """The CPU, treated as a device whose memory numpy cannot reach."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu", num_threads=2)
+        self.is_host = False
+
+    def value(self, array):
+        return super().value(array.copy())
+
+
+HOST, FAR_DEVICE = OnnxDevice("cpu", num_threads=2), FarDevice()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("device", [HOST, FAR_DEVICE])
+def test_a_graph_reads_and_writes_rows_in_place_whatever_their_element_type(dtype, device):
+    """bfloat16 too, which numpy lacks: it is bound by ONNX's number over the bits."""
+    specs = [TensorSpec(name, dtype, (Axis.BATCH, 8), Role.CACHE) for name in ("a", "b")]
+    buffers = Buffers(specs, (4, 8), device)
+    number = helper.np_dtype_to_tensor_dtype(np.dtype(dtype)) if dtype != "bfloat16" else 16
+    tensors = [helper.make_tensor_value_info(name, number, ["batch", 8]) for name in ("b", names.out("a"))]
+    node = helper.make_node("Identity", ["b"], [names.out("a")])
+    graph = helper.make_graph([node], "copy", tensors[:1], tensors[1:])
+    opset = [helper.make_opsetid("", 21)]
+    model = helper.make_model(graph, opset_imports=opset, ir_version=10)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    ones = np.full((2, 4, 8), 1, np.uint16 if dtype == "bfloat16" else dtype)
+    ones[0] = 0
+    write(buffers, ones)
+    binding = session.io_binding()
+    buffers.bind_input(binding, "b", 1, 2)
+    buffers.bind_output(binding, names.out("a"), 2, 2)
+    session.run_with_iobinding(binding)
+    np.testing.assert_array_equal(read(buffers)[0, :, 0], [0, 0, 1, 1])
+
+
+def write(buffers: Buffers, array: np.ndarray) -> None:
+    if buffers._device.is_host:
+        buffers._host[:] = array
+    else:
+        buffers._value.update_inplace(array)
+
+
+def read(buffers: Buffers) -> np.ndarray:
+    return buffers._host if buffers._device.is_host else buffers._value.numpy()
+
+
+def moves_between(num_rows: int) -> st.SearchStrategy[list[Move]]:
+    rows, lengths = st.integers(0, num_rows - 1), st.integers(0, 4)
+    return st.lists(st.builds(Move, rows, rows, cache_length=lengths, memory_length=lengths), max_size=12)
+
+
+@given(moves_between(5))
+def test_batches_keep_the_order_and_write_no_row_that_another_of_the_batch_touches(moves):
+    batches = independent_batches(moves)
+    assert [move for batch in batches for move in batch] == moves
+    for batch in batches:
+        for i, move in enumerate(batch):
+            others = [*batch[:i], *batch[i + 1 :]]
+            assert move.to_row not in {row for other in others for row in (other.from_row, other.to_row)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes"),
+    [
+        ([], []),
+        ([(3, 0), (4, 1)], [2]),
+        ([(3, 0), (3, 1)], [2]),  # one parent, two children
+        ([(3, 0), (0, 1)], [1, 1]),  # what was written is read
+        ([(3, 0), (4, 0)], [1, 1]),  # written twice
+        ([(3, 4), (2, 3), (1, 0)], [1, 2]),  # what was read is written
+    ],
+)
+def test_only_moves_that_depend_on_each_other_are_parted(rows, sizes):
+    batches = independent_batches(Move(*pair, cache_length=1, memory_length=1) for pair in rows)
+    assert list(map(len, batches)) == sizes
+
+
+KINDS = {
+    "cache": (Role.CACHE, (Axis.BATCH, 2, Axis.CACHE_CAPACITY, 4), (2, 4, 4)),
+    "memory": (Role.MEMORY, (Axis.BATCH, 2, Axis.MEMORY_CAPACITY, 4), (2, 4, 4)),
+    "last position": (Role.MEMORY, (Axis.BATCH, 1, 8), (1, 8)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(moves=moves_between(5))
+def test_moves_end_alike_on_the_host_and_on_a_device(kind, moves):
+    """In what is live: a device copies whole rows. A move of length 0 leaves rows as they are."""
+    role, axes, row_shape = KINDS[kind]
+    specs = [TensorSpec(name, "float32", axes, role) for name in "abc"]
+    before = np.arange(3 * 5 * np.prod(row_shape), dtype=np.float32).reshape(3, 5, *row_shape)
+    expected = before.copy()
+    for move in moves:
+        if move.cache_length if role is Role.CACHE else move.memory_length:
+            expected[:, move.to_row] = expected[:, move.from_row]
+    far = Buffers(specs, (5, *row_shape), FAR_DEVICE)
+    write(far, before)
+    num_bytes = far.move_all(moves)
+    np.testing.assert_array_equal(read(far), expected)
+    near = Buffers(specs, (5, *row_shape), HOST)
+    write(near, before)
+    whole = [
+        Move(move.from_row, move.to_row, 4 * (move.cache_length > 0), 4 * (move.memory_length > 0))
+        for move in moves
+    ]
+    assert near.move_all(whole) == num_bytes
+    np.testing.assert_array_equal(read(near), expected)
+
+
+def test_on_the_host_only_live_positions_are_copied():
+    role, axes, row_shape = KINDS["memory"]
+    buffers = Buffers([TensorSpec("a", "float32", axes, role)], (5, *row_shape), HOST)
+    write(buffers, np.arange(5 * np.prod(row_shape), dtype=np.float32).reshape(1, 5, *row_shape))
+    before = read(buffers)[0].copy()
+    num_bytes = buffers.move_all([Move(4, 0, cache_length=1, memory_length=3)])
+    assert num_bytes == 2 * 3 * 4 * 4
+    np.testing.assert_array_equal(read(buffers)[0, 0, :, :3], before[4, :, :3])
+    np.testing.assert_array_equal(read(buffers)[0, 0, :, 3:], before[0, :, 3:])
+
+
+@given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 5)), max_size=6))
+def test_rows_keep_what_they_hold_when_they_get_other_room(history):
+    role, axes, _ = KINDS["memory"]
+    buffers = Buffers([TensorSpec(name, "float32", axes, role) for name in "ab"], (5, 2, 7, 4), HOST)
+    chance = np.random.default_rng(0)
+    write(buffers, chance.random((2, 5, 2, 7, 4), np.float32))
+    for capacity, num_rows in history:
+        before = read(buffers)[:, :num_rows].copy()
+        buffers.fit(capacity, num_rows)
+        after = read(buffers)
+        assert after.shape == (2, 5, 2, capacity, 4)
+        both = min(capacity, before.shape[3])
+        np.testing.assert_array_equal(after[:, :num_rows, :, :both], before[:, :, :, :both])
+        assert buffers._pointer("b", 3, copy=0) == after[1, 3].ctypes.data
+        write(buffers, chance.random(after.shape, np.float32))
+
+
+def test_a_move_leaves_out_what_both_rows_share():
+    role, axes, row_shape = KINDS["cache"]
+    buffers = Buffers([TensorSpec("a", "float32", axes, role)], (5, *row_shape), HOST)
+    write(buffers, np.arange(5 * np.prod(row_shape), dtype=np.float32).reshape(1, 5, *row_shape))
+    before = read(buffers)[0].copy()
+    num_bytes = buffers.move_all([Move(4, 0, cache_length=3, memory_length=0, num_shared=2)])
+    assert num_bytes == 2 * 1 * 4 * 4
+    np.testing.assert_array_equal(read(buffers)[0, 0, :, 2], before[4, :, 2])
+    np.testing.assert_array_equal(read(buffers)[0, 0, :, :2], before[0, :, :2])

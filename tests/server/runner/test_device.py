@@ -1,0 +1,151 @@
+"""What runs a bundle's graphs, and what is said where that is not CUDA."""
+
+import dataclasses
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import onnxruntime
+import pytest
+
+from seq2seq_serve.bundle.manifest import Bundle
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.server.runner import device as device_module
+from seq2seq_serve.server.runner.device import ProviderPolicy, choose, usable_variants
+
+NO_CUDA = (
+    "this ONNX Runtime has no CUDAExecutionProvider: uninstall onnxruntime, and install "
+    "onnxruntime-gpu[cuda,cudnn] instead"
+)
+ADVICE = "export the model with --precision fp16, too, and let the server choose"
+
+
+def holding(bundle: Bundle, kept: str) -> Bundle:
+    """The bundle with graphs of these precisions only, whatever they really hold."""
+    variants = dict.fromkeys(map(Precision, kept.split()), bundle.manifest.variants[Precision.FP32])
+    return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, variants=variants))
+
+
+@pytest.fixture
+def works(monkeypatch):
+    """Says whether CUDA works here."""
+    return lambda is_so: monkeypatch.setattr(
+        device_module, "_cuda_problem", lambda _: "" if is_so else NO_CUDA
+    )
+
+
+@pytest.mark.parametrize(
+    ("cuda", "held", "policy", "precision", "expected"),
+    [
+        (True, "fp32 fp16", "prefer", None, ("cuda", "fp16")),
+        (True, "fp32 fp16", "require", None, ("cuda", "fp16")),
+        (True, "fp32 fp16", "require", "fp16", ("cuda", "fp16")),
+        (True, "bf16 fp16", "prefer", None, ("cuda", "fp16")),
+        (True, "fp32 bf16", "prefer", None, ("cuda", "bf16")),
+        (True, "fp32 int8 fp16", "cpu", None, ("cpu", "int8")),
+        (False, "fp32 int8", "cpu", None, ("cpu", "int8")),
+        (False, "fp32 int8", "cpu", "fp32", ("cpu", "fp32")),
+    ],
+)
+def test_the_fastest_graphs_of_what_may_run_are_taken_without_a_word(
+    cuda, held, policy, precision, expected, random_bundle, works, caplog
+):
+    works(cuda)
+    wanted = precision and Precision(precision)
+    assert choose(holding(random_bundle, held), ProviderPolicy(policy), wanted) == expected
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("files", [[], ["/dev/null"]])
+@pytest.mark.parametrize(
+    ("cuda", "held", "precision", "expected", "reason"),
+    [
+        (False, "fp32 fp16", None, "fp32", NO_CUDA),
+        (True, "fp32 int8", None, "int8", f"it runs fp16 and bf16 graphs, and not fp32 and int8: {ADVICE}"),
+        (True, "fp32 fp16", "fp32", "fp32", f"it runs fp16 and bf16 graphs, and not fp32: {ADVICE}"),
+    ],
+)
+def test_where_cuda_is_preferred_the_log_says_why_it_is_the_cpu_and_warns_if_there_is_a_gpu(
+    cuda, held, precision, expected, reason, files, random_bundle, works, monkeypatch, caplog
+):
+    """Every plain start on a machine without a GPU logged a warning."""
+    works(cuda)
+    monkeypatch.setattr(device_module, "_GPU_FILES", list(map(Path, files)))
+    wanted = precision and Precision(precision)
+    with caplog.at_level(logging.INFO):
+        assert choose(holding(random_bundle, held), ProviderPolicy.PREFER, wanted) == ("cpu", expected)
+    [record] = caplog.records
+    assert record.levelno == (logging.WARNING if files else logging.INFO)
+    assert record.message == f"{random_bundle.path} runs on the CPU, though CUDA is preferred: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "held", "policy", "precision", "message"),
+    [
+        (False, "fp32 fp16", "require", None, f"CUDA is required: {NO_CUDA}"),
+        (
+            True,
+            "int8",
+            "require",
+            None,
+            "CUDA is required: it runs fp16 and bf16 graphs, and not int8",
+        ),
+        (
+            True,
+            "fp32 fp16",
+            "require",
+            "fp32",
+            "CUDA is required: it runs fp16 and bf16 graphs, and not fp32",
+        ),
+        (True, "fp16", "cpu", None, "fp16 graphs do not run on the CPU, which takes int8 and fp32"),
+        (
+            False,
+            "fp32 fp16",
+            "prefer",
+            "fp16",
+            f"fp16 graphs do not run on the CPU, which takes int8 and fp32; and not on CUDA: {NO_CUDA}",
+        ),
+        (True, "fp32 int8", "prefer", "fp16", "the bundle has no fp16 graphs; it has fp32, int8"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(cuda, held, policy, precision, message, random_bundle, works):
+    works(cuda)
+    wanted = precision and Precision(precision)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        choose(holding(random_bundle, held), ProviderPolicy(policy), wanted)
+
+
+def test_a_folder_that_somebody_named_must_be_there_also_where_nothing_uses_it(random_bundle, tmp_path):
+    with pytest.raises(ValueError, match="none is not a folder"):
+        choose(random_bundle, ProviderPolicy.PREFER, None, tmp_path / "none")
+
+
+def test_a_build_without_cuda_runs_the_graphs_of_the_cpu(random_bundle, monkeypatch):
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    assert usable_variants(random_bundle) == [("cpu", Precision.INT8), ("cpu", Precision.FP32)]
+    with pytest.raises(ValueError, match=re.escape(f"CUDA is required: {NO_CUDA}")):
+        choose(holding(random_bundle, "fp16"), ProviderPolicy.REQUIRE, None)
+
+
+def test_a_cuda_build_without_a_device_falls_back_to_the_cpu_and_says_so(random_bundle, monkeypatch, caplog):
+    """The CPU build stands in: it too cannot allocate on CUDA."""
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("CUDA may work here")
+    full_names = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: full_names)
+    bundle = holding(random_bundle, "fp32 fp16")
+    assert usable_variants(bundle) == [("cpu", Precision.FP32)]
+    assert choose(bundle, ProviderPolicy.PREFER, None) == ("cpu", Precision.FP32)
+    assert "CUDAExecutionProvider does not work here: " in caplog.text
+    with pytest.raises(ValueError, match="CUDA is required: CUDAExecutionProvider does not work here"):
+        choose(bundle, ProviderPolicy.REQUIRE, None)
+
+
+def test_a_device_can_be_tried_again_once_the_graphs_of_the_process_share_threads():
+    """In a process of its own, which keeps its pool: where a model was served, CUDA seemed not to work."""
+    retry = "share_threads(1); OnnxDevice(CPU, num_threads=1).weightless('greedy')"
+    subprocess.run(
+        [sys.executable, "-c", f"from seq2seq_serve.server.runner.device import *; {retry}"], check=True
+    )

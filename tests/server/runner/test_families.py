@@ -1,0 +1,122 @@
+"""Other families under the real engine: the oracle's answers in every mode, alone and in any batch."""
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from seq2seq_serve.bundle.names import MEMORY_CAPACITY, SOURCE_IDS, Precision
+from seq2seq_serve.server.engine.records import Constraints, Request
+from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.server.runner.sizing import RunnerConfig
+from seq2seq_serve.training.config import BOS_ID, EOS_ID
+from seq2seq_serve.training.evaluation.search import score_target
+from tests.server.driver import Driver
+from tests.server.engine import test_search
+from tests.server.engine.test_search import random_branching
+from tests.server.runner import test_selection
+from tests.server.runner.test_selection import VOCAB_SIZE, random_request, run
+
+QUICK = "additive"
+NAMES = [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ("dot", "none", "one-way"))]
+
+
+@pytest.fixture(params=NAMES)
+def family(request, random_recurrent):
+    return random_recurrent(request.param)
+
+
+def scored(chance: random.Random) -> Request:
+    source = np.array([*(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.randint(1, 30))), EOS_ID])
+    target = tuple(chance.choices(range(3, VOCAB_SIZE), k=chance.choice([0, 1, 5, 30, 47])))
+    return Request("r", {SOURCE_IDS: source}, len(source), 1, 0.0, prefix_ids=target, is_score=True)
+
+
+def everything(seed: int) -> list[Request]:
+    """Greedy, drawn, constrained and branching requests, prefixes and scores."""
+    chance = random.Random(seed)
+    makers = (random_request, random_branching, scored)
+    return [makers[i % 3](chance) for i in range(60)]
+
+
+def test_every_mode_in_one_batch_gives_what_the_oracle_gives(family):
+    trained, bundle = family
+    requests = everything(seed=1)
+    for request, result in zip(requests, run(bundle, requests, num_slots=9), strict=True):
+        source = request.sources[SOURCE_IDS].tolist()
+        if request.is_score:
+            target = list(request.prefix_ids)
+            expected = score_target(trained.model, source, target, bos_id=BOS_ID, eos_id=EOS_ID)
+            given = [choice.log_probability for choice in result.best.choices]
+            np.testing.assert_allclose(given, expected, atol=1e-4)
+            assert result.best.token_ids == request.prefix_ids
+        elif request.beam is not None or request.num_hypotheses > 1:
+            found = test_search.oracle(trained, request)
+            assert [list(each.token_ids) for each in result.hypotheses] == [each.token_ids for each in found]
+            scores = [each.score for each in found]
+            assert [each.score for each in result.hypotheses] == pytest.approx(scores, abs=1e-4)
+        else:
+            assert list(result.best.token_ids) == test_selection.oracle(trained, request).token_ids
+
+
+@pytest.mark.parametrize("precision", [Precision.INT8, pytest.param(Precision.FP32, marks=pytest.mark.slow)])
+def test_a_request_gets_the_same_alone_and_in_any_batch(precision, family):
+    _, bundle = family
+    requests = everything(seed=2)
+    alone = run(bundle, requests, num_slots=6, precision=precision)
+    together = run(bundle, requests, num_slots=17, precision=precision, seed=1)
+    for one, other in zip(alone, together, strict=True):
+        assert [each.token_ids for each in other.hypotheses] == [each.token_ids for each in one.hypotheses]
+        scores = [each.score for each in one.hypotheses]
+        assert [each.score for each in other.hypotheses] == pytest.approx(scores, abs=1e-5)
+
+
+def test_the_room_for_memory_follows_the_longest_source_that_runs(random_recurrent):
+    """Attention computes over the whole room: a long source must not slow the others when it has left."""
+    _, bundle = random_recurrent(QUICK)
+    runner = OnnxRunner(bundle, RunnerConfig(provider="cpu", num_threads=1, max_slots=3))
+    constraints = Constraints(min_new_tokens=12)
+    short, long = (
+        Request("r", {SOURCE_IDS: np.arange(3, 3 + n)}, n, 16, 0.0, constraints=constraints) for n in (5, 40)
+    )
+    alone = Driver(runner)
+    alone.submit(short)
+    alone.finish()
+    driver = Driver(runner)
+    driver.submit(short)
+    driver.turn(2)
+    rooms = [int(runner._capacities[MEMORY_CAPACITY])]
+    driver.submit(long)
+    for _ in range(2):
+        driver.turn(2)
+        rooms.append(int(runner._capacities[MEMORY_CAPACITY]))
+        driver.engine.cancel(long)
+    driver.finish()
+    assert rooms == [5, 48, 16]
+    assert driver.results[short].best.token_ids == alone.results[short].best.token_ids
+
+
+@pytest.mark.parametrize("name", [QUICK, pytest.param("dot", marks=pytest.mark.slow)])
+def test_the_attention_of_an_answer_is_that_of_torch(name, random_recurrent):
+    """Also of the hypotheses of a beam, which fork, and after a prefix, which steps read."""
+    trained, bundle = random_recurrent(name)
+    chance = random.Random(3)
+    requests = [dataclasses.replace(random_branching(chance), attention=i % 3 != 0) for i in range(12)]
+    num_compared = 0
+    for request, result in zip(requests, run(bundle, requests, num_slots=9), strict=True):
+        source = torch.from_numpy(request.sources[SOURCE_IDS])[None]
+        for each in result.hypotheses:
+            if not request.attention:
+                assert each.attention is None
+                continue
+            length = len(each.attention)
+            fed = torch.tensor([[BOS_ID, *each.token_ids][:length]])
+            mask = torch.ones_like(source, dtype=torch.bool)
+            with torch.inference_mode():
+                memory = trained.model.encode(source, mask)
+                expected = trained.model.alignment(trained.model.decode_with_attention(fed, memory, mask)[1])
+            np.testing.assert_allclose(each.attention, expected[0].numpy(), atol=1e-5)
+            num_compared += 1
+    assert num_compared > 8

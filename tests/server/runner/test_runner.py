@@ -1,0 +1,541 @@
+"""The real runner under the real engine: a request gets the same tokens alone and in any batch."""
+
+import dataclasses
+import functools
+import random
+import weakref
+from collections import defaultdict
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seq2seq_serve.bundle.manifest import Bundle, load_bundle
+from seq2seq_serve.bundle.names import SOURCE_IDS, Precision, Verb
+from seq2seq_serve.server.engine.records import (
+    Array,
+    Beam,
+    Constraints,
+    FinishReason,
+    Request,
+    Sampling,
+    Selected,
+    Sequence,
+)
+from seq2seq_serve.server.engine.scheduler import SchedulerLimits
+from seq2seq_serve.server.runner import runner as runner_module
+from seq2seq_serve.server.runner.device import OnnxDevice
+from seq2seq_serve.server.runner.runner import OnnxRunner, buckets_up_to
+from seq2seq_serve.server.runner.sizing import RunnerConfig
+from seq2seq_serve.training.config import BOS_ID, EOS_ID
+from seq2seq_serve.training.evaluation.search import greedy_search
+from seq2seq_serve.training.run import TrainedModel
+from tests.server.driver import Driver
+
+
+@pytest.fixture(scope="session")
+def trained_bundle(trained_run) -> Bundle:
+    return load_bundle(trained_run.bundle)
+
+
+class RecordingRunner(OnnxRunner):
+    """Keeps the logits of every request's every step."""
+
+    def __init__(self, bundle: Bundle, config: RunnerConfig) -> None:
+        super().__init__(bundle, config)
+        self.logits: dict[Request, list[Array]] = defaultdict(list)
+
+    def step(self, rows: tuple[Sequence, ...]) -> Selected:
+        selected = super().step(rows)
+        logits = self._columns._logits
+        values = logits if isinstance(logits, np.ndarray) else logits.numpy()
+        for row, sequence in enumerate(rows):
+            self.logits[sequence.request].append(values[row].copy())
+        return selected
+
+
+def make_runner(bundle: Bundle, num_slots: int = 4, precision=Precision.FP32, **options) -> RecordingRunner:
+    settings = {"provider": "cpu", "precision": precision, "num_threads": 2, "max_slots": num_slots} | options
+    return RecordingRunner(bundle, RunnerConfig(**settings))
+
+
+def make_request(source, max_new_tokens: int = 16, **options) -> Request:
+    return Request("r", {SOURCE_IDS: np.array(source, np.int64)}, len(source), max_new_tokens, 0.0, **options)
+
+
+def random_requests(bundle: Bundle, count: int, seed: int) -> list[Request]:
+    """Sources of any length, some of them of one token and some as long as the model takes."""
+    chance = random.Random(seed)
+    manifest = bundle.manifest
+    lengths = [1, manifest.max_source_length] + [
+        chance.randint(1, manifest.max_source_length) for _ in range(count - 2)
+    ]
+    return [
+        make_request(
+            [chance.randrange(3, manifest.sizes["vocab_size"]) for _ in range(length)],
+            chance.randint(1, manifest.max_target_length),
+        )
+        for length in lengths
+    ]
+
+
+def numbers(trained: TrainedModel, seed: int, count: int = 40) -> list[list[int]]:
+    """Sources like those that the model was trained on."""
+    chance = random.Random(seed)
+    words = "하나", "둘", "셋", "넷", "다섯"
+    texts = [" ".join(chance.choices(words, k=chance.randint(1, 4))) for _ in range(count)]
+    return trained.tokenizer.encode_sources(texts)
+
+
+@pytest.fixture(scope="module")
+def alone(random_bundle, trained_bundle):
+    """What each of some requests gets alone in a runner of one slot: its tokens and logits."""
+
+    @functools.cache
+    def alone(name: str, precision: Precision):
+        bundle = random_bundle if name == "random" else trained_bundle
+        runner = make_runner(bundle, 1, precision)
+        answers = {}
+        for request in random_requests(bundle, 40, seed=1):
+            driver = Driver(runner)
+            driver.submit(request)
+            driver.finish()
+            answers[request] = driver.results[request], runner.logits[request]
+        return answers
+
+    return alone
+
+
+_QUICK = {
+    ("random", Precision.FP32, 1),
+    ("random", Precision.INT8, 3),
+    ("random", Precision.FP32, 16),
+    ("trained", Precision.INT8, 16),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "num_slots"),
+    [
+        pytest.param(*case, marks=() if case in _QUICK else pytest.mark.slow)
+        for case in product(("random", "trained"), (Precision.FP32, Precision.INT8), (1, 2, 3, 5, 16))
+    ],
+)
+def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(
+    name, precision, num_slots, alone, random_bundle, trained_bundle
+):
+    """Any arrival order, any number of slots, any bound on encoding, whoever else comes and goes."""
+    bundle = random_bundle if name == "random" else trained_bundle
+    runner = make_runner(bundle, num_slots, precision)
+    expected = alone(name, precision)
+    for seed in range(2):
+        chance = random.Random(100 * num_slots + seed)
+        runner.logits.clear()
+        limits = SchedulerLimits(max_encode_tokens=chance.choice([1, 60, 200, 1000]))
+        driver = Driver(runner, limits=limits)  # rows hold what the history before left in them
+        # The same request twice would be another object: these copies are compared with the originals.
+        copies = {dataclasses.replace(request, stream=chance.random() < 0.5): request for request in expected}
+        strangers = random_requests(bundle, 10, seed=2)
+        waiting = [*copies, *strangers]
+        chance.shuffle(waiting)
+        while waiting:
+            for _ in range(chance.randint(0, 5)):
+                if waiting:
+                    driver.submit(waiting.pop())
+            driver.turn(chance.randint(0, 3))
+            driver.engine.cancel(chance.choice(strangers))
+        driver.finish()
+        for copy, request in copies.items():
+            result, logits = expected[request]
+            assert driver.results[copy].best.token_ids == result.best.token_ids
+            assert driver.results[copy].finish_reason is result.finish_reason
+            assert len(runner.logits[copy]) == len(logits)
+            difference = max(np.abs(a - b).max() for a, b in zip(runner.logits[copy], logits, strict=True))
+            assert difference <= (0 if HAS_AVX512 else 1e-5)
+            if copy.stream:
+                assert tuple(driver.told(copy)) == result.best.token_ids
+
+
+def _has_avx512() -> bool:
+    information = Path("/proc/cpuinfo")
+    return information.is_file() and "avx512f" in information.read_text()
+
+
+# Where it was measured the numbers of a row are the same bit for bit; on another CPU to a float32's rounding.
+HAS_AVX512 = _has_avx512()
+
+
+def test_the_requests_of_that_test_end_in_both_ways(alone):
+    reasons = {result.finish_reason for result, _ in alone("trained", Precision.INT8).values()}
+    assert reasons == {FinishReason.EOS, FinishReason.LENGTH}
+    targets = {result.best.token_ids for result, _ in alone("random", Precision.FP32).values()}
+    assert len(targets) > 30, "different sources get different targets"
+
+
+def test_served_greedy_is_the_oracle_on_a_trained_model(trained_run, trained_bundle):
+    trained = trained_run.trained
+    sources = numbers(trained, seed=0)
+    oracle = greedy_search(trained.model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=32)
+    chance = random.Random(0)
+    limits = [chance.choice([3, 32, 32, 32]) for _ in sources]
+    driver = Driver(make_runner(trained_bundle))
+    requests = [make_request(source, limit) for source, limit in zip(sources, limits, strict=True)]
+    driver.submit(*requests)
+    driver.finish()
+    reasons = []
+    for request, target in zip(requests, oracle, strict=True):
+        result = driver.results[request]
+        assert list(result.best.token_ids) == target[: request.max_new_tokens]
+        is_whole = len(target) < request.max_new_tokens
+        assert result.finish_reason is (FinishReason.EOS if is_whole else FinishReason.LENGTH)
+        assert result.num_target_tokens == len(result.best.token_ids) + is_whole
+        reasons.append(result.finish_reason)
+    assert min(reasons.count(FinishReason.EOS), reasons.count(FinishReason.LENGTH)) > 5
+
+
+def test_served_greedy_is_the_oracle_up_to_the_last_position_of_cache_and_memory(
+    random_trained, random_bundle
+):
+    chance = random.Random(5)
+    sources = [[chance.randrange(4, 300) for _ in range(length)] for length in (48, 48, 1, 30, 48)]
+    oracle = greedy_search(random_trained.model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=48)
+    assert max(map(len, oracle)) == 48
+    driver = Driver(make_runner(random_bundle, 3))
+    requests = [make_request(source, 48) for source in sources]
+    driver.submit(*requests)
+    driver.finish()
+    assert [list(driver.results[request].best.token_ids) for request in requests] == oracle
+
+
+def torch_alignment(trained: TrainedModel, source: list[int], fed: list[int], layer: int) -> Array:
+    source_mask = torch.ones(1, len(source), dtype=torch.bool)
+    with torch.no_grad():
+        memory = trained.model.encode(torch.tensor([source]), source_mask)
+        weights = trained.model.decode_with_attention(torch.tensor([fed]), memory, source_mask)[1]
+    return weights[layer][0].mean(dim=0).numpy()  # (T, S)
+
+
+@pytest.mark.parametrize("limit", [32, 3])
+def test_the_attention_of_an_answer_is_that_of_torch(limit, trained_run, trained_bundle):
+    trained = trained_run.trained
+    sources = numbers(trained, seed=3, count=12)
+    driver = Driver(make_runner(trained_bundle, 3))
+    requests = [
+        make_request(source, limit, attention=i % 3 != 0, stream=True) for i, source in enumerate(sources)
+    ]
+    driver.submit(*requests)
+    driver.finish()
+    for request, source in zip(requests, sources, strict=True):
+        result = driver.results[request]
+        if not request.attention:
+            assert result.best.attention is None
+            continue
+        fed = [BOS_ID, *result.best.token_ids][: result.num_target_tokens]
+        expected = torch_alignment(trained, source, fed, trained_bundle.manifest.alignment_layer)
+        assert result.best.attention.shape == (result.num_target_tokens, len(source))
+        np.testing.assert_allclose(result.best.attention, expected, atol=1e-5)
+
+
+class FarDevice(OnnxDevice):
+    """The CPU, treated as a device whose memory numpy cannot reach."""
+
+    def __init__(self, provider: str, num_threads: int) -> None:
+        super().__init__(provider, num_threads)
+        self.is_host = False
+
+    def value(self, array):
+        return super().value(array.copy())
+
+
+def test_a_device_that_is_not_the_host_gives_the_same_answers(trained_run, trained_bundle, monkeypatch):
+    sources = numbers(trained_run.trained, seed=4)
+    answers = []
+    for device in (OnnxDevice, FarDevice):
+        monkeypatch.setattr(runner_module, "OnnxDevice", device)
+        runner = OnnxRunner(trained_bundle, RunnerConfig(provider="cpu", num_threads=2, max_slots=3))
+        assert runner._device.is_host is (device is not FarDevice)
+        content = weakref.ref(runner._files)
+        runner.warm_up()
+        assert (content() is None) is (device is FarDevice), (
+            "the host keeps weights that the device has copied"
+        )
+        driver = Driver(runner)
+        requests = [make_request(source, attention=True) for source in sources]
+        driver.submit(*requests)
+        driver.finish()
+        answers.append([driver.results[request] for request in requests])
+        assert sum(turn.moved_bytes for turn in driver.turns) > 0
+    for near, far in zip(*answers, strict=True):
+        assert far.best.token_ids == near.best.token_ids
+        np.testing.assert_array_equal(far.best.attention, near.best.attention)
+
+
+class CapturingDevice(OnnxDevice):
+    """The CPU, as a device that captures steps, and whose rules about that are kept.
+
+    Attributes:
+        graph_ids: Of the runs since it was last cleared.
+        held: How it is held now.
+    """
+
+    def __init__(self, provider: str, num_threads: int) -> None:
+        super().__init__(provider, num_threads)
+        self.can_capture = True
+        self.captured: dict[object, set[int]] = {}
+        self.graph_ids: list[int] = []
+        self.held = ""
+
+    @contextmanager
+    def _holding(self, how):
+        assert not self.held
+        self.held = how
+        try:
+            yield
+        finally:
+            self.held = ""
+
+    def in_use(self):
+        return self._holding("in use")
+
+    def alone(self):
+        return self._holding("alone")
+
+    def session(self, *graph, is_captured=False):
+        session = super().session(*graph)
+        if is_captured:
+            self.captured[session] = set()
+        return session
+
+    def replay(self, session, binding, graph_id):
+        captured = self.captured[session]
+        assert self.held == ("in use" if graph_id in captured else "alone")
+        captured.add(graph_id)
+        self.graph_ids.append(graph_id)
+        super().replay(session, binding, graph_id)
+
+
+class FarCapturingDevice(CapturingDevice, FarDevice):
+    """All that is different on a GPU."""
+
+
+class RefusingDevice(CapturingDevice):
+    """Captures no session."""
+
+    def session(self, *graph, is_captured=False):
+        if is_captured:
+            raise RuntimeError("all nodes must be on CUDA")
+        return super().session(*graph)
+
+
+class FailingDevice(CapturingDevice):
+    """Fails when it captures."""
+
+    def replay(self, session, binding, graph_id):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "of"),
+    [
+        (3, "random_bundle"),
+        (16, "random_bundle"),
+        *(pytest.param(num_slots, "random_bundle", marks=pytest.mark.slow) for num_slots in (1, 5)),
+        # Whose steps select their tokens and count positions themselves.
+        *(pytest.param(num_slots, "fused_bundle", marks=pytest.mark.slow) for num_slots in (1, 5, 16)),
+    ],
+)
+def test_captured_steps_of_whole_buckets_give_the_same_tokens(num_slots, of, alone, request, monkeypatch):
+    """The rows that fill a bucket up are free ones: what is done to them harms nobody."""
+    expected = {request: result for request, (result, _) in alone("random", Precision.FP32).items()}
+    monkeypatch.setattr(runner_module, "OnnxDevice", CapturingDevice)
+    runner = make_runner(request.getfixturevalue(of), num_slots)
+    runner.warm_up()
+    chance = random.Random(num_slots)
+    driver = Driver(runner)
+    waiting = {dataclasses.replace(request): request for request in expected}
+    copies = dict(waiting)
+    runner._device.graph_ids.clear()
+    while waiting:
+        for _ in range(min(len(waiting), chance.randint(0, 5))):
+            driver.submit(waiting.popitem()[0])
+        driver.turn(chance.randint(0, 3))
+    driver.finish()
+    for copy, request in copies.items():
+        assert driver.results[copy].best.token_ids == expected[request].best.token_ids
+    assert set(runner._device.graph_ids) == set(runner._buckets)
+    assert {num_rows for num_rows, _ in runner._bindings} == set(runner._buckets)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", [CapturingDevice, FarCapturingDevice])
+def test_steps_that_feed_themselves_give_the_same_tokens_whatever_the_neighbours_ask_for(
+    device, fused_bundle, monkeypatch
+):
+    """Ids that the step wrote are replaced where another was selected; lengths follow the rows that move."""
+    monkeypatch.setattr(runner_module, "OnnxDevice", device)
+    plain = random_requests(fused_bundle, 12, seed=4)
+    sampling = Sampling(0.8, top_k=5, top_p=1.0, min_p=0.0, seed=7)
+    constraints = Constraints(repetition_penalty=1.3, min_new_tokens=4)
+    requests = [
+        *plain,
+        *(dataclasses.replace(request, sampling=sampling) for request in plain),
+        *(dataclasses.replace(request, beam=Beam(3)) for request in plain),
+        *(dataclasses.replace(request, constraints=constraints) for request in plain),
+    ]
+    runner = make_runner(fused_bundle, 8)
+    runner.warm_up()
+    alone = []
+    for request in requests:
+        driver = Driver(runner)
+        driver.submit(request)
+        driver.finish()
+        alone.append(driver.results[request].best.token_ids)
+    for seed in range(3):
+        chance, driver = random.Random(seed), Driver(runner)
+        copies = [dataclasses.replace(request) for request in requests]
+        waiting = chance.sample(copies, len(copies))
+        while waiting:
+            driver.submit(*(waiting.pop() for _ in range(min(len(waiting), chance.randint(0, 5)))))
+            driver.turn(chance.randint(0, 4))
+        driver.finish()
+        assert [driver.results[copy].best.token_ids for copy in copies] == alone
+
+
+def test_a_warm_up_captures_every_bucket_the_largest_first(random_bundle, monkeypatch):
+    monkeypatch.setattr(runner_module, "OnnxDevice", FarCapturingDevice)
+    runner = make_runner(random_bundle, 5)
+    runner.warm_up()
+    step_and_selection = [5, 5, 4, 4, 2, 2, 1, 1]
+    assert runner._device.graph_ids[: len(step_and_selection)] == step_and_selection
+
+
+@pytest.mark.parametrize("device", [RefusingDevice, FailingDevice])
+def test_where_capturing_fails_steps_go_on_without_and_the_log_says_so(
+    device, random_bundle, monkeypatch, caplog
+):
+    monkeypatch.setattr(runner_module, "OnnxDevice", device)
+    runner = make_runner(random_bundle, 3)
+    runner.warm_up()
+    assert not runner.captures_steps
+    [message] = caplog.messages
+    assert message.startswith(f"{random_bundle.path}: steps are not captured as CUDA graphs, and are slower:")
+    driver = Driver(runner)
+    driver.submit(*random_requests(random_bundle, 6, seed=6))
+    driver.finish()
+
+
+def test_an_error_that_outlasts_a_failed_capture_is_survived_by_another_session(random_bundle, monkeypatch):
+    """CUDA reports a thread's last error at its next call: the first step without a capture may fail, too."""
+    monkeypatch.setattr(runner_module, "OnnxDevice", CapturingDevice)
+    runner, failed, run_step = make_runner(random_bundle, 3), [], OnnxRunner._run_step
+
+    def fail_twice(self, num_rows, **options):
+        if len(failed) < 2:
+            failed.append(self._sessions[Verb.STEP])
+            raise RuntimeError("operation failed due to a previous error during capture")
+        run_step(self, num_rows, **options)
+
+    monkeypatch.setattr(OnnxRunner, "_run_step", fail_twice)
+    runner.warm_up()
+    assert not runner.captures_steps
+    assert len({id(session) for session in (*failed, runner._sessions[Verb.STEP])}) == 3
+
+
+def test_capturing_can_be_switched_off(random_bundle, monkeypatch):
+    monkeypatch.setattr(runner_module, "OnnxDevice", FailingDevice)
+    assert not make_runner(random_bundle, 3, cuda_graphs=False).captures_steps
+
+
+def test_warming_up_leaves_no_trace(random_bundle):
+    cold, warm = make_runner(random_bundle, 2), make_runner(random_bundle, 2)
+    warm.warm_up()
+    targets = []
+    for runner in (cold, warm):
+        driver = Driver(runner)
+        requests = random_requests(random_bundle, 6, seed=6)
+        driver.submit(*requests)
+        driver.finish()
+        targets.append([driver.results[request].best.token_ids for request in requests])
+    assert targets[0] == targets[1]
+
+
+def test_the_number_of_slots_follows_the_budget(random_bundle):
+    slot_bytes = make_runner(random_bundle).slot_bytes
+    L, D, S, C = 2, 32, 48, 48
+    assert slot_bytes == 4 * 2 * L * D * (
+        C + S + 1
+    )  # keys and values of cache, memory, and its last position
+    for budget, num_slots in ((slot_bytes, 1), (4 * slot_bytes - 1, 3), (4 * slot_bytes, 4), (1 << 30, 7)):
+        runner = make_runner(random_bundle, 7, memory_budget_bytes=budget)
+        assert runner.num_slots == num_slots
+        allocated = sum(group._host.nbytes for group in runner._groups_of_buffers)
+        assert allocated == num_slots * slot_bytes <= budget
+    message = f"a slot takes {slot_bytes} bytes and the memory budget is {slot_bytes - 1}: raise the budget"
+    with pytest.raises(ValueError, match=message):
+        make_runner(random_bundle, memory_budget_bytes=slot_bytes - 1)
+
+
+def test_lower_limits_are_honoured_and_change_no_answer(trained_run, trained_bundle):
+    sources = [source for source in numbers(trained_run.trained, seed=7) if len(source) <= 12]
+    assert len(sources) > 10
+    answers = []
+    for options in ({}, {"max_source_length": 12, "max_target_length": 9}):
+        runner = make_runner(trained_bundle, 3, **options)
+        driver = Driver(runner)
+        requests = [make_request(source, max_new_tokens=9) for source in sources]
+        driver.submit(*requests)
+        driver.finish()
+        answers.append([driver.results[request].best.token_ids for request in requests])
+    assert answers[0] == answers[1]
+    assert (runner.max_source_length, runner.max_target_length) == (12, 9)
+    assert (driver.engine.max_source_length, driver.engine.max_target_length) == (12, 9)
+    assert runner.slot_bytes == 4 * 2 * 64 * (12 + 9 + 1)
+
+
+@pytest.mark.parametrize("name", ["max_source_length", "max_target_length"])
+def test_a_limit_above_the_models_is_refused(name, random_bundle):
+    with pytest.raises(ValueError, match=f"{name} is 49, and the model's limit is 48"):
+        make_runner(random_bundle, **{name: 49})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"provider": "tpu"}, "provider is 'tpu', and must be one of require, prefer, cpu"),
+        ({"num_threads": 0}, "num_threads is 0, and must be at least 1"),
+        ({"max_slots": 0}, "max_slots is 0, and must be at least 1"),
+        ({"max_source_length": -1}, "max_source_length is -1, and must be at least 1"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        RunnerConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "expected"),
+    [
+        (1, (1,)),
+        (2, (1, 2)),
+        (3, (1, 2, 3)),
+        (16, (1, 2, 4, 8, 16)),
+        (25, (1, 2, 4, 8, 16, 24, 25)),
+        (128, (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)),
+        (250, (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 250)),
+    ],
+)
+def test_buckets_are_powers_of_two_then_also_those_between_and_the_number_of_slots(num_slots, expected):
+    assert buckets_up_to(num_slots) == expected
+
+
+@given(st.integers(1, 5000), st.data())
+def test_every_number_of_rows_has_a_bucket_that_is_not_much_larger(num_slots, data):
+    num_rows = data.draw(st.integers(1, num_slots))
+    bucket = min(bucket for bucket in buckets_up_to(num_slots) if bucket >= num_rows)
+    assert bucket <= num_slots
+    assert bucket < (2 if num_rows < 16 else 1.5) * num_rows or bucket == num_rows

@@ -1,0 +1,353 @@
+"""Rows that ask for more than the most probable token, under the real engine, against the oracle."""
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
+from seq2seq_serve.server.engine.constraints import adjustments
+from seq2seq_serve.server.engine.records import NO_CONSTRAINTS, Constraints, FinishReason, Request, Sampling
+from seq2seq_serve.server.errors import EngineFailed
+from seq2seq_serve.server.runner import runner as runner_module
+from seq2seq_serve.server.runner.buffers import Columns
+from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.server.runner.selection import Selector, uniform
+from seq2seq_serve.server.runner.sizing import RunnerConfig
+from seq2seq_serve.training.config import BOS_ID, EOS_ID
+from seq2seq_serve.training.evaluation import selection
+from seq2seq_serve.training.evaluation.search import greedy_hypothesis, sample_search, score_target
+from tests.server.driver import Driver
+from tests.server.runner.test_runner import FarDevice
+
+VOCAB_SIZE, LIMIT = 300, 12
+
+
+def random_constraints(chance: random.Random) -> Constraints:
+    if chance.random() < 0.4:
+        return NO_CONSTRAINTS
+    ids = [chance.randrange(3, VOCAB_SIZE) for _ in range(40)]
+    return Constraints(
+        min_new_tokens=chance.choice([0, 0, 3, LIMIT]),
+        repetition_penalty=chance.choice([1.0, 1.3, 3.0, 0.7]),
+        no_repeat_ngram_size=chance.choice([0, 0, 1, 2, 3]),
+        suppressed_token_ids=frozenset(ids[: chance.choice([0, 5, 30])]),
+        # The end of sequence is rare in a random model.
+        logit_bias={token_id: chance.uniform(-3, 3) for token_id in ids[30:]}
+        | {EOS_ID: chance.uniform(0, 6)},
+    )
+
+
+def random_request(chance: random.Random) -> Request:
+    """Any source with any options; a third of the requests are plain."""
+    source = np.array([*(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.randint(1, 20))), EOS_ID])
+    request = Request("r", {SOURCE_IDS: source}, len(source), chance.randint(1, LIMIT), arrival=0.0)
+    if chance.random() < 0.33:
+        return request
+    sampling = Sampling(
+        temperature=chance.choice([0.3, 1.0, 2.0]),
+        top_k=chance.choice([0, 0, 1, 7, 1000]),
+        top_p=chance.choice([1.0, 1.0, 0.9, 0.3]),
+        min_p=chance.choice([0.0, 0.0, 0.1]),
+        seed=chance.getrandbits(64),
+    )
+    return dataclasses.replace(
+        request,
+        constraints=random_constraints(chance),
+        sampling=sampling if chance.random() < 0.6 else None,
+        log_probabilities=True,
+        num_alternatives=chance.choice([0, 0, 1, 5]),
+        stream=chance.random() < 0.5,
+        prefix_ids=tuple(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.choice([0, 0, 1, 2, 9]))),
+    )
+
+
+def run(bundle, requests, num_slots, precision=Precision.FP32, seed=0):
+    """The result of each, who come in any order."""
+    config = RunnerConfig(provider="cpu", precision=precision, num_threads=2, max_slots=num_slots)
+    driver = Driver(OnnxRunner(bundle, config))
+    chance, waiting = random.Random(seed), list(requests)
+    chance.shuffle(waiting)
+    while waiting:
+        for _ in range(min(len(waiting), chance.randint(0, 4))):
+            driver.submit(waiting.pop())
+        driver.turn(chance.randint(0, 3))
+    driver.finish()
+    for request in requests:
+        if request.stream:
+            assert tuple(driver.told(request)) == driver.results[request].best.token_ids
+    return [driver.results[request] for request in requests]
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    chance = random.Random(11)
+    return [random_request(chance) for _ in range(60)]
+
+
+def oracle(trained, request):
+    common = {
+        "bos_id": BOS_ID,
+        "eos_id": EOS_ID,
+        "max_new_tokens": request.max_new_tokens,
+        "constraints": selection.Constraints(**vars(request.constraints), prefix_ids=request.prefix_ids),
+    }
+    source = request.sources[SOURCE_IDS].tolist()
+    if request.sampling is None:
+        return greedy_hypothesis(trained.model, source, **common)
+    options = dict(vars(request.sampling))
+    seed = options.pop("seed")
+    return sample_search(
+        trained.model,
+        source,
+        sampling=selection.Sampling(**options),
+        uniforms=lambda position: uniform(seed, 0, position),
+        **common,
+    )
+
+
+def test_every_mode_in_one_batch_gives_what_the_oracle_gives(random_trained, random_bundle, requests):
+    reasons = set()
+    for request, result in zip(requests, run(random_bundle, requests, num_slots=7), strict=True):
+        expected = oracle(random_trained, request)
+        assert list(result.best.token_ids) == expected.token_ids
+        reasons.add(result.finish_reason)
+        if request.log_probabilities:
+            given = [choice.log_probability for choice in result.best.choices]
+            np.testing.assert_allclose(given, expected.log_probabilities, atol=1e-4)
+            assert len(given) == result.num_target_tokens
+        else:
+            assert result.best.choices == ()
+    assert reasons == {FinishReason.EOS, FinishReason.LENGTH}
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "precision"),
+    [
+        (2, Precision.INT8),
+        (16, Precision.FP32),
+        pytest.param(2, Precision.FP32, marks=pytest.mark.slow),
+        pytest.param(16, Precision.INT8, marks=pytest.mark.slow),
+    ],
+)
+def test_a_request_gets_the_same_alone_and_in_any_batch(num_slots, precision, random_bundle, requests):
+    alone = run(random_bundle, requests, num_slots=1, precision=precision)
+    for seed in (1, 2):
+        for one, other in zip(alone, run(random_bundle, requests, num_slots, precision, seed), strict=True):
+            assert other.best.token_ids == one.best.token_ids
+            assert len(other.best.choices) == len(one.best.choices)
+            for a, b in zip(one.best.choices, other.best.choices, strict=True):
+                assert b.log_probability == pytest.approx(a.log_probability, abs=1e-5)
+                assert [token_id for token_id, _ in b.alternatives] == [i for i, _ in a.alternatives]
+
+
+def test_alternatives_are_the_best_tokens_and_the_greedy_one_is_the_first(random_bundle, requests):
+    num_seen = 0
+    for request, result in zip(requests, run(random_bundle, requests, num_slots=5), strict=True):
+        target = [*result.best.token_ids, EOS_ID][len(request.prefix_ids) :][: result.num_target_tokens]
+        for token_id, choice in zip(target, result.best.choices, strict=bool(result.best.choices)):
+            assert len(choice.alternatives) == request.num_alternatives
+            given = [log_probability for _, log_probability in choice.alternatives]
+            assert given == sorted(given, reverse=True)
+            if request.num_alternatives and request.sampling is None:
+                assert choice.alternatives[0] == (token_id, choice.log_probability)
+                num_seen += 1
+            elif request.num_alternatives:
+                assert choice.log_probability <= given[0]
+    assert num_seen > 20
+
+
+def test_a_plain_request_with_a_prefix_goes_on_as_the_oracle_does(random_trained, random_bundle):
+    """Up to the last position of the cache, and beside rows without a prefix, filled in the same call."""
+    chance = random.Random(3)
+    requests = []
+    for length in (0, 1, 2, 0, 17, 40, 47, 5):
+        source = np.array([*(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.randint(1, 30))), EOS_ID])
+        prefix = tuple(chance.randrange(3, VOCAB_SIZE) for _ in range(length))
+        requests.append(
+            Request(
+                "r",
+                {SOURCE_IDS: source},
+                len(source),
+                48 - length,
+                0.0,
+                prefix_ids=prefix,
+                stream=True,
+                attention=True,
+            )
+        )
+    for request, result in zip(requests, run(random_bundle, requests, num_slots=8), strict=True):
+        expected = oracle(random_trained, request)
+        assert list(result.best.token_ids) == expected.token_ids
+        assert result.best.token_ids[: len(request.prefix_ids)] == request.prefix_ids
+        assert result.num_target_tokens == len(expected.log_probabilities)
+        assert len(result.best.attention) == len(request.prefix_ids) + result.num_target_tokens
+
+
+def test_given_targets_are_scored_as_the_oracle_does_in_any_batch(random_trained, random_bundle, requests):
+    chance = random.Random(8)
+    scored = []
+    for length in (0, 1, 2, 30, 47, 5, 11, 3):
+        source = np.array([*(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.randint(1, 30))), EOS_ID])
+        target = tuple(chance.randrange(3, VOCAB_SIZE) for _ in range(length))
+        scored.append(
+            Request("r", {SOURCE_IDS: source}, len(source), 1, 0.0, prefix_ids=target, is_score=True)
+        )
+    alone = run(random_bundle, scored, num_slots=1)
+    together = run(random_bundle, [*scored, *requests], num_slots=9)
+    for request, one, other in zip(scored, alone, together, strict=False):
+        source = request.sources[SOURCE_IDS].tolist()
+        expected = score_target(
+            random_trained.model, source, list(request.prefix_ids), bos_id=BOS_ID, eos_id=EOS_ID
+        )
+        given = [choice.log_probability for choice in other.best.choices]
+        np.testing.assert_allclose(given, expected, atol=1e-4)
+        np.testing.assert_allclose([choice.log_probability for choice in one.best.choices], given, atol=1e-5)
+        assert other.best.token_ids == request.prefix_ids
+        assert other.num_target_tokens == 0
+    for request, result in zip(requests, together[len(scored) :], strict=True):
+        assert list(result.best.token_ids) == oracle(random_trained, request).token_ids
+
+
+def test_on_a_device_that_is_not_the_host_penalties_are_written_there(random_bundle, requests, monkeypatch):
+    near = run(random_bundle, requests, num_slots=6)
+    monkeypatch.setattr(runner_module, "OnnxDevice", FarDevice)
+    for one, other in zip(near, run(random_bundle, requests, num_slots=6), strict=True):
+        assert other.best.token_ids == one.best.token_ids
+
+
+def test_a_device_is_asked_for_graphs_and_memory_before_the_first_request_only(
+    random_bundle, requests, monkeypatch
+):
+    asked = []
+
+    class AskedDevice(FarDevice):
+        def session(self, name, *given, **named):
+            asked.append(name)
+            return super().session(name, *given, **named)
+
+        def value(self, array):
+            asked.append(array.shape)
+            return super().value(array)
+
+    monkeypatch.setattr(runner_module, "OnnxDevice", AskedDevice)
+    driver = Driver(OnnxRunner(random_bundle, RunnerConfig(provider="cpu", num_threads=2, max_slots=6)))
+    assert {"write", "penalize", (7, VOCAB_SIZE)} <= {*asked}
+    asked.clear()
+    driver.submit(*requests)
+    driver.finish()
+    assert asked == []
+
+
+def test_a_graph_runs_only_where_it_changes_a_logit(random_bundle, monkeypatch):
+    runs = []
+    change = Selector._change
+    monkeypatch.setattr(
+        Selector, "_change", lambda self, *given: (runs.append(given[0]), change(self, *given))[1]
+    )
+
+    def graphs_of(constraints: Constraints) -> list[str]:
+        runs.clear()
+        source = {SOURCE_IDS: np.array([5, 6, EOS_ID])}
+        [result] = run(random_bundle, [Request("r", source, 3, 1, 0.0, constraints=constraints)], num_slots=1)
+        assert result.error is None
+        return runs
+
+    assert graphs_of(Constraints(suppressed_token_ids=frozenset({7}))) == ["penalize"]
+    assert graphs_of(Constraints(min_new_tokens=1)) == ["adjust"]
+    assert graphs_of(Constraints(min_new_tokens=1, logit_bias={7: 1.0})) == ["adjust", "penalize"]
+    assert graphs_of(Constraints(no_repeat_ngram_size=2)) == []
+
+
+def test_what_a_request_always_forbids_is_written_once_and_its_place_is_given_on(random_bundle, monkeypatch):
+    written = []
+    write = Columns.write_penalties
+    monkeypatch.setattr(
+        Columns,
+        "write_penalties",
+        lambda self, row, penalties: (written.append(row), write(self, row, penalties)),
+    )
+    constrained = [
+        Request(
+            "r",
+            {SOURCE_IDS: np.array([5, 6, EOS_ID])},
+            3,
+            LIMIT,
+            arrival=0.0,
+            constraints=Constraints(suppressed_token_ids=frozenset(range(i, 290))),
+        )
+        for i in range(3, 11)
+    ]
+    for i, result in enumerate(run(random_bundle, constrained, num_slots=2), 3):
+        assert result.best.token_ids
+        assert not {*range(i, 290)} & {*result.best.token_ids}
+    assert len(written) == len(constrained)
+    assert set(written) == {1, 2}
+
+
+def test_rows_with_any_top_k_share_few_runs_of_a_graph(random_bundle, monkeypatch):
+    runs = []
+    draw = Selector._draw
+    monkeypatch.setattr(
+        Selector, "_draw", lambda self, *given: (runs.append(given[1]), draw(self, *given))[1]
+    )
+    sampling = [Sampling(1.0, top_k, 1.0, 0.0, seed=top_k) for top_k in range(1, 41)]
+    source = {SOURCE_IDS: np.array([5, 6, EOS_ID])}
+    driver = Driver(OnnxRunner(random_bundle, RunnerConfig(provider="cpu", num_threads=2, max_slots=40)))
+    driver.submit(*(Request("r", source, 3, 1, arrival=0.0, sampling=each) for each in sampling))
+    driver.finish()
+    assert sorted(runs) == [1, 4, 16, 64]
+
+
+def test_a_row_that_few_candidates_do_not_cover_is_drawn_from_all(random_bundle, requests, monkeypatch):
+    sampled = [
+        dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, top_k=0, top_p=0.6))
+        for request in requests
+        if request.sampling
+    ]
+    expected = run(random_bundle, sampled, num_slots=2)
+    asked, draw = [], Selector._draw
+    monkeypatch.setattr(
+        Selector, "_draw", lambda self, *given: (asked.append(given[1]), draw(self, *given))[1]
+    )
+    monkeypatch.setattr("seq2seq_serve.server.runner.selection._NUM_LIKELY", 30)
+    for one, other in zip(run(random_bundle, sampled, num_slots=2), expected, strict=True):
+        assert one.best == other.best
+    assert set(asked) == {30, VOCAB_SIZE}
+    assert asked.count(30) > asked.count(VOCAB_SIZE), "some steps need no more"
+
+
+def test_constraints_that_raise_for_one_row_end_its_request_only(random_bundle, requests, monkeypatch):
+    expected = run(random_bundle, requests, num_slots=7)
+    broken = dataclasses.replace(requests[1], log_probabilities=True)
+
+    def fail(constraints, *given, **named):
+        if constraints is broken.constraints:
+            raise RuntimeError("these constraints were told to fail")
+        return adjustments(constraints, *given, **named)
+
+    broken = dataclasses.replace(broken, constraints=Constraints(min_new_tokens=1))
+    monkeypatch.setattr("seq2seq_serve.server.runner.selection.adjustments", fail)
+    *others, result = run(random_bundle, [*requests, broken], num_slots=7)
+    assert isinstance(result.error, EngineFailed)
+    for one, other in zip(expected, others, strict=True):
+        assert other.best.token_ids == one.best.token_ids
+
+
+def test_uniform_numbers_are_spread_evenly_and_depend_on_seed_and_position():
+    numbers = np.array(
+        [
+            uniform(seed, sample, position)
+            for seed in range(10)
+            for sample in range(5)
+            for position in range(200)
+        ]
+    )
+    assert len(set(numbers)) == len(numbers)
+    assert 0 <= numbers.min() < 0.001
+    assert 0.999 < numbers.max() < 1
+    counts, _ = np.histogram(numbers, bins=20, range=(0, 1))
+    assert abs(counts - 500).max() < 5 * np.sqrt(500)  # five standard deviations
+    assert uniform(7, 1, 3) == uniform(7, 1, 3)
+    assert uniform(2**64 - 1, 0, 0) < 1

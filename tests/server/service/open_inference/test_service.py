@@ -1,0 +1,590 @@
+"""The Open Inference Protocol, spoken with stubs of our own; `test_tritonclient` speaks it with Triton's."""
+
+import asyncio
+import json
+import struct
+import time
+
+import grpc
+import pytest
+
+from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.protos import open_inference_pb2 as pb
+from seq2seq_serve.protos import seq2seq_v1_pb2 as seq2seq
+from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from seq2seq_serve.server.engine.queue import QueueLimits
+from tests.server.service.harness import EOS, EchoRunner, serving
+
+KOREAN = "오늘은 금요일 입니다"
+
+
+def parameter(value) -> pb.InferParameter:
+    kind = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
+    return pb.InferParameter(**{kind: value})
+
+
+def infer_request(*texts: str, outputs=(), is_raw=False, **parameters) -> pb.ModelInferRequest:
+    """With typed contents, or raw ones."""
+    elements = [text.encode() for text in texts]
+    message = pb.ModelInferRequest(
+        model_name="echo",
+        id="mine",
+        outputs=[pb.ModelInferRequest.InferRequestedOutputTensor(name=name) for name in outputs],
+        parameters={name: parameter(value) for name, value in parameters.items()},
+    )
+    tensor = message.inputs.add(name="text_input", datatype="BYTES", shape=[len(texts)])
+    if is_raw:
+        raw = b"".join(struct.pack("<I", len(element)) + element for element in elements)
+        message.raw_input_contents.append(raw)
+    else:
+        tensor.contents.bytes_contents.extend(elements)
+    return message
+
+
+def ids_request(rows, lengths=None, datatype="INT64") -> pb.ModelInferRequest:
+    message = pb.ModelInferRequest(model_name="echo")
+    for name, values, shape in (
+        ("input_ids", [value for row in rows for value in row], [len(rows), len(rows[0])]),
+        ("input_lengths", lengths, [len(rows)]),
+    ):
+        if values is not None:
+            tensor = message.inputs.add(name=name, datatype=datatype, shape=shape)
+            field = "int64_contents" if datatype == "INT64" else "int_contents"
+            getattr(tensor.contents, field).extend(values)
+    return message
+
+
+def typed(response: pb.ModelInferResponse) -> dict[str, tuple[list[int], list]]:
+    """Shape and elements of every output with typed contents."""
+    tensors = {}
+    for output in response.outputs:
+        ((_, elements),) = output.contents.ListFields() or [(None, [])]
+        tensors[output.name] = (list(output.shape), list(elements))
+    return tensors
+
+
+def stub_of(served) -> GRPCInferenceServiceStub:
+    return GRPCInferenceServiceStub(served.channel)
+
+
+def test_several_rows_of_text_are_answered_in_order():
+    async def run():
+        async with serving() as served:
+            response = await stub_of(served).ModelInfer(infer_request("ab", KOREAN, "c"))
+            assert (response.model_name, response.model_version) == ("echo", served.model.version)
+            assert response.id == "mine"
+            tensors = typed(response)
+            assert tensors["text_output"] == ([3, 1], [b"ab", KOREAN.encode(), b"c"])
+            assert tensors["finish_reason"] == ([3, 1], [b"eos"] * 3)
+            length = len(KOREAN.encode())
+            assert tensors["output_lengths"] == ([3, 1], [2, length, 1])
+            shape, ids = tensors["output_ids"]
+            assert shape == [3, 1, length]
+            assert ids[2:length] == [0] * (length - 2)
+            assert tensors.keys() == {"text_output", "output_ids", "output_lengths", "finish_reason"}
+
+    asyncio.run(run())
+
+
+def test_raw_contents_are_answered_with_raw_contents():
+    async def run():
+        async with serving() as served:
+            response = await stub_of(served).ModelInfer(
+                infer_request("ab", "c", is_raw=True, outputs=["output_lengths", "text_output"])
+            )
+            assert [output.name for output in response.outputs] == ["output_lengths", "text_output"]
+            assert not any(output.HasField("contents") for output in response.outputs)
+            lengths, texts = response.raw_output_contents
+            assert struct.unpack("<2q", lengths) == (2, 1)
+            assert texts == b"\x02\x00\x00\x00ab\x01\x00\x00\x00c"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("datatype", ["INT64", "INT32"])
+def test_token_ids_come_padded_with_their_lengths(datatype):
+    async def run():
+        async with serving() as served:
+            stub = stub_of(served)
+            both = await stub.ModelInfer(ids_request([[50, 51, EOS], [60, EOS, 0]], [3, 2], datatype))
+            assert typed(both)["output_ids"] == ([2, 1, 2], [50, 51, 60, 0])
+            one = await stub.ModelInfer(ids_request([[50, 51, EOS]], datatype=datatype))
+            assert typed(one)["output_ids"] == ([1, 1, 2], [50, 51])
+
+    asyncio.run(run())
+
+
+def test_parameters_are_the_options_of_generation():
+    async def run():
+        async with serving() as served:
+            stub = stub_of(served)
+            short = await stub.ModelInfer(infer_request("abcd", max_new_tokens=2))
+            assert typed(short)["text_output"][1] == [b"ab"]
+            assert typed(short)["finish_reason"][1] == [b"length"]
+            stopped = await stub.ModelInfer(infer_request("abcd", stop_sequences=json.dumps(["c", "d"])))
+            assert typed(stopped)["text_output"][1] == [b"ab"]
+            assert typed(stopped)["finish_reason"][1] == [b"stop"]
+            assert typed(await stub.ModelInfer(infer_request("abcd", stop_sequences="cd")))["text_output"][
+                1
+            ] == [b"ab"]
+            scored = typed(await stub.ModelInfer(infer_request("ab", log_probabilities=True)))
+            assert scored["log_probabilities"] == ([1, 1, 3], [-0.5] * 3)
+            assert scored["score"] == ([1, 1], [-1.5])
+            asked = typed(await stub.ModelInfer(infer_request("ab", outputs=["score"])))
+            assert asked == {"score": ([1, 1], [-1.5])}
+            prefixed = typed(await stub.ModelInfer(infer_request("abc", target_prefix="a")))
+            assert prefixed["text_output"][1] == [b"abc"]
+
+    asyncio.run(run())
+
+
+def test_several_hypotheses_are_the_second_axis():
+    async def run():
+        async with serving() as served:
+            request = infer_request("ab", "cd", beam_size=2, num_hypotheses=2, length_penalty=0.0)
+            tensors = typed(await stub_of(served).ModelInfer(request))
+            assert tensors["text_output"][0] == [2, 2]
+            assert len(tensors["score"][1]) == 4
+
+    asyncio.run(run())
+
+
+BAD = {
+    "two of the same name": (lambda m: m.inputs.add().CopyFrom(m.inputs[0]), "two inputs are named"),
+    "an unknown datatype": (lambda m: setattr(m.inputs[0], "datatype", "FP8"), "must be one of INT64"),
+    "an unknown input": (lambda m: setattr(m.inputs[0], "name", "x"), "the inputs are x: send text_input"),
+    "no input": (lambda m: m.ClearField("inputs"), "the inputs are missing"),
+    "a shape that does not fit": (lambda m: m.inputs[0].shape.__setitem__(0, 7), "holds 7 elements, and 2"),
+    "a negative shape": (lambda m: m.inputs[0].shape.__setitem__(0, -2), "each at least 0"),
+    "a huge shape": (
+        lambda m: m.inputs[0].shape.extend([2**62, 2**62]),
+        "at most 256 elements of BYTES",
+    ),
+    "a huge shape of nothing": (lambda m: m.inputs[0].shape.extend([0, 2**62]), "at most 256 elements"),
+    "a long id": (lambda m: setattr(m, "id", "x" * 129), "the id has 129 characters"),
+    "a long text": (
+        lambda m: m.parameters["target_prefix"].CopyFrom(parameter("x" * 70_000)),
+        "has 70000 characters: send at most 65536",
+    ),
+    "deep JSON": (
+        lambda m: m.parameters["suppressed_token_ids"].CopyFrom(parameter("[" * 60_000)),
+        r"suppressed_token_ids is the string \"\[+, and must be a string of token ids, such as 5,17",
+    ),
+    "a long number": (
+        lambda m: m.parameters["logit_bias"].CopyFrom(parameter('{"5": ' + "9" * 400 + "}")),
+        "logit_bias is the string .*, and must be a string of biases by token id",
+    ),
+    "a word that is none": (
+        lambda m: m.parameters["long_source"].CopyFrom(parameter("x" * 5000)),
+        'long_source is the string "x+, and must be refuse, truncate, split or split_always',
+    ),
+    "a truth that is a word": (
+        lambda m: m.parameters["triton_enable_empty_final_response"].CopyFrom(parameter("false")),
+        "must be true or false",
+    ),
+    "too many axes": (lambda m: m.inputs[0].shape.extend([1] * 40), "at most 8 axes"),
+    "three axes": (lambda m: m.inputs[0].shape.extend([1, 1]), r"must have \[rows\] or \[rows, 1\]"),
+    "both contents": (lambda m: m.raw_input_contents.append(b""), "are both set"),
+    "no UTF-8": (
+        lambda m: m.inputs[0].contents.bytes_contents.__setitem__(1, b"\xff"),
+        "row 1 .* is not UTF-8",
+    ),
+    "another field": (
+        lambda m: m.inputs[0].contents.int64_contents.append(1),
+        "belong in bytes_contents, and int64_contents",
+    ),
+    "an empty text": (lambda m: m.inputs[0].contents.bytes_contents.__setitem__(0, b""), "text is empty"),
+    "an unknown output": (lambda m: m.outputs.add(name="logits"), "no output is named 'logits'"),
+    "an unknown parameter": (
+        lambda m: m.parameters["max_tokens"].CopyFrom(parameter(3)),
+        "no parameter is named 'max_tokens'",
+    ),
+    "a parameter without a value": (lambda m: m.parameters["seed"].SetInParent(), "has no value"),
+    "a parameter of another type": (
+        lambda m: m.parameters["beam_size"].CopyFrom(parameter("four")),
+        'beam_size is the string "four", and must be an integer of 64 bits',
+    ),
+    "a truth for a number": (
+        lambda m: m.parameters["beam_size"].CopyFrom(parameter(True)),
+        "beam_size is the boolean true, and must be an integer of 64 bits",
+    ),
+    "a broken list": (
+        lambda m: m.parameters["stop_sequences"].CopyFrom(parameter("[1")),
+        "JSON list of texts",
+    ),
+    "a number for a text": (
+        lambda m: m.parameters["source_language"].CopyFrom(parameter(5)),
+        "the parameter source_language is the integer 5, and must be a string",
+    ),
+    "a text for a number": (
+        lambda m: m.parameters["max_length_ratio"].CopyFrom(parameter("1")),
+        'the parameter max_length_ratio is the string "1", and must be a number',
+    ),
+    "a number for a list": (
+        lambda m: m.parameters["suppressed_token_ids"].CopyFrom(parameter(5)),
+        "suppressed_token_ids is the integer 5, and must be a string of token ids, such as 5,17",
+    ),
+    "a list for an object": (
+        lambda m: m.parameters["logit_bias"].CopyFrom(parameter("[5]")),
+        r"logit_bias is the string \"\[5\]\", and must be a string of biases",
+    ),
+    "a number of too many bits": (
+        lambda m: m.parameters["priority"].CopyFrom(parameter(2**40)),
+        "priority is the integer 1099511627776, and must be an integer of 32 bits",
+    ),
+    "a timeout below 0": (
+        lambda m: m.parameters["timeout"].CopyFrom(parameter(-1)),
+        "must be a number of microseconds",
+    ),
+    "an option out of range": (
+        lambda m: m.parameters["beam_size"].CopyFrom(parameter(99)),
+        "beam_size is 99, and must be from 0 to 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_fit_is_refused_with_its_reason(name):
+    change, expected = BAD[name]
+
+    async def run():
+        async with serving() as served:
+            message = infer_request("ab", "c")
+            change(message)
+            with pytest.raises(grpc.aio.AioRpcError, match=expected) as caught:
+                await stub_of(served).ModelInfer(message)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("options", "num_cut", "expected"),
+    [
+        ({}, 3, "the call has 3 requests, and at most 2 may wait"),
+        ({"num_hypotheses": 4}, 1, "the answer would"),
+    ],
+)
+def test_no_more_texts_are_cut_of_a_call_that_is_refused(monkeypatch, options, num_cut, expected):
+    """All rows were cut into tokens before anything was added up."""
+    texts = []
+
+    def counted(self, text, max_length, inner=Tokenizer.encode_truncated):
+        texts.append(text)
+        return inner(self, text, max_length)
+
+    monkeypatch.setattr(Tokenizer, "encode_truncated", counted)
+    monkeypatch.setattr("seq2seq_serve.server.service.calls.MAX_ANSWER_BYTES", 4000)
+
+    async def run():
+        async with serving(queue=QueueLimits(max_waiting_requests=2)) as served:
+            with pytest.raises(grpc.aio.AioRpcError, match=expected):
+                await stub_of(served).ModelInfer(infer_request(*"abcdefgh", **options))
+            assert len(texts) == num_cut
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("raw", [b"\x01", b"\x05\x00\x00\x00ab", b"\xff\xff\xff\xff"])
+def test_raw_bytes_that_end_too_early_are_refused(raw):
+    async def run():
+        async with serving() as served:
+            message = infer_request("ab", is_raw=True)
+            message.raw_input_contents[0] = raw
+            with pytest.raises(grpc.aio.AioRpcError, match="end inside an element"):
+                await stub_of(served).ModelInfer(message)
+
+    asyncio.run(run())
+
+
+def test_an_unknown_model_or_version_is_not_found_and_not_ready():
+    async def run():
+        async with serving() as served:
+            stub = stub_of(served)
+            for name, version in (("nobody", ""), ("echo", "7")):
+                message = infer_request("ab")
+                message.model_name, message.model_version = name, version
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await stub.ModelInfer(message)
+                assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+                ready = await stub.ModelReady(pb.ModelReadyRequest(name=name, version=version))
+                assert not ready.ready
+            known = pb.ModelReadyRequest(name="echo", version=served.model.version)
+            assert (await stub.ModelReady(known)).ready
+
+    asyncio.run(run())
+
+
+async def streamed(stub, *messages, metadata=None):
+    stream = stub.ModelStreamInfer(iter(messages), metadata=metadata)
+    return [response async for response in stream]
+
+
+def text_of(responses) -> str:
+    return b"".join(typed(one.infer_response)["text_output"][1][0] for one in responses).decode()
+
+
+def test_a_stream_answers_with_a_response_a_piece_and_says_which_is_the_last():
+    async def run():
+        async with serving() as served:
+            responses = await streamed(stub_of(served), infer_request(KOREAN))
+            assert len(responses) >= 2
+            assert text_of(responses) == KOREAN
+            finals = [one.infer_response.parameters["triton_final_response"].bool_param for one in responses]
+            assert finals == [False] * (len(responses) - 1) + [True]
+            assert typed(responses[-1].infer_response)["finish_reason"] == ([1, 1], [b"eos"])
+            assert all(one.infer_response.id == "mine" for one in responses)
+
+    asyncio.run(run())
+
+
+def test_a_stream_ends_with_an_empty_response_where_that_is_asked_for():
+    async def run():
+        async with serving() as served:
+            message = infer_request("ab", triton_enable_empty_final_response=True)
+            *others, last = await streamed(stub_of(served), message)
+            assert text_of(others) == "ab"
+            assert not last.infer_response.outputs
+            assert last.infer_response.parameters["triton_final_response"].bool_param
+            assert not any(
+                one.infer_response.parameters["triton_final_response"].bool_param for one in others
+            )
+
+    asyncio.run(run())
+
+
+def test_a_refused_request_leaves_the_stream_open():
+    async def run():
+        async with serving() as served:
+            messages = [infer_request("ab", beam_size=99), infer_request("cd"), infer_request("e", "f")]
+            for number, message in enumerate(messages):
+                message.id = str(number)
+            responses = await streamed(stub_of(served), *messages)
+            errors = {one.infer_response.id: one.error_message for one in responses if one.error_message}
+            assert errors.keys() == {"0", "2"}
+            assert "beam_size is 99" in errors["0"]
+            assert "one row" in errors["2"]
+            assert text_of([one for one in responses if one.infer_response.id == "1"]) == "cd"
+            await served.until_calls_are_over()
+            for code, count in (("OK", 1), ("INVALID_ARGUMENT", 2)):
+                labels = {"model_name": "echo", "method": "ModelStreamInfer", "code": code}
+                assert served.metric("seq2seq_requests_total", **labels) == count
+
+    asyncio.run(run())
+
+
+def test_a_refused_request_ends_the_stream_where_the_caller_wants_that():
+    async def run():
+        async with serving() as served:
+            with pytest.raises(grpc.aio.AioRpcError, match="beam_size is 99") as caught:
+                await streamed(
+                    stub_of(served),
+                    infer_request("ab", beam_size=99),
+                    metadata=[("triton_grpc_error", "true")],
+                )
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_stream_gives_its_slots_back():
+    runner = EchoRunner()
+
+    async def run():
+        async with serving(runner) as served:
+            runner.gate.clear()
+            stream = stub_of(served).ModelStreamInfer(iter([infer_request("ab"), infer_request("cd")]))
+            reading = asyncio.ensure_future(stream.read())
+            await served.turns.until(lambda: served.turns.num_submitted == 2)
+            stream.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            runner.gate.set()
+            await served.check_that_everything_is_back()
+
+    asyncio.run(run())
+
+
+def test_a_timeout_of_the_request_ends_it():
+    runner = EchoRunner()
+
+    async def run():
+        async with serving(runner) as served:
+            runner.gate.clear()
+            asking = stub_of(served).ModelInfer(infer_request("ab", timeout=50_000))
+            await served.turns.until(lambda: served.turns.num_submitted == 1)
+            await asyncio.sleep(0.1)
+            runner.gate.set()
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await asking
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+    asyncio.run(run())
+
+
+def test_an_idle_stream_does_not_hold_up_the_end_of_the_server():
+    async def run():
+        async with serving(drain_seconds=20.0) as served:
+            stream = stub_of(served).ModelStreamInfer()
+            await stream.write(infer_request("ab"))
+            while not (await stream.read()).infer_response.parameters["triton_final_response"].bool_param:
+                pass
+            await asyncio.wait_for(served.app.drain(), 5)
+            with pytest.raises(grpc.aio.AioRpcError, match="shutting down") as caught:
+                await stream.read()
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_has_all_its_answers_ends_well_while_the_server_drains():
+    runner = EchoRunner()
+
+    async def run():
+        async with serving(runner, drain_seconds=20.0) as served:
+            runner.gate.clear()
+            stream = stub_of(served).ModelStreamInfer(iter([infer_request("ab")]))
+            await served.turns.until(lambda: served.turns.num_submitted == 1)
+            await asyncio.sleep(0.1)  # for the caller's half of the stream to be closed
+            draining = asyncio.create_task(served.app.drain())
+            runner.gate.set()
+            assert text_of([response async for response in stream]) == "ab"
+            await draining
+
+    asyncio.run(run())
+
+
+def test_metadata_and_configuration_name_the_tensors_that_requests_have():
+    async def run():
+        async with serving() as served:
+            stub = stub_of(served)
+            server = await stub.ServerMetadata(pb.ServerMetadataRequest())
+            assert server.name == "seq2seq-serve"
+            assert "model_repository" in server.extensions
+            metadata = await stub.ModelMetadata(pb.ModelMetadataRequest(name="echo"))
+            assert list(metadata.versions) == [served.model.version]
+            request = infer_request("ab", outputs=[output.name for output in metadata.outputs])
+            response = await stub.ModelInfer(request)
+            for told, output in zip(metadata.outputs, response.outputs, strict=True):
+                assert (told.name, told.datatype) == (output.name, output.datatype)
+                assert len(told.shape) == len(output.shape)
+            assert [one.name for one in metadata.inputs] == ["text_input", "input_ids", "input_lengths"]
+            config = (await stub.ModelConfig(pb.ModelConfigRequest(name="echo"))).config
+            assert [one.name for one in config.output] == [one.name for one in metadata.outputs]
+            assert config.model_transaction_policy.decoupled
+            assert config.parameters["max_source_length"].string_value == "64"
+
+    asyncio.run(run())
+
+
+def test_statistics_add_up():
+    async def run():
+        async with serving() as served:
+            stub = stub_of(served)
+            await stub.ModelInfer(infer_request("ab"))
+            await stub.ModelInfer(infer_request("cd"))
+            served.runner.error = RuntimeError("broken")
+            with pytest.raises(grpc.aio.AioRpcError, match="the engine failed"):
+                await stub.ModelInfer(infer_request("a"))
+            served.runner.error = None
+            await served.until_calls_are_over()
+            for name in ("", "echo"):
+                answer = await stub.ModelStatistics(pb.ModelStatisticsRequest(name=name))
+                (its,) = answer.model_stats
+                assert (its.name, its.inference_count) == ("echo", 2)
+                stats = its.inference_stats
+                assert stats.success.count == 2
+                assert stats.fail.count >= 1
+                assert stats.success.ns > stats.compute_infer.ns > 0
+                assert its.execution_count == sum(one.compute_infer.count for one in its.batch_stats) >= 6
+                assert its.last_inference > 1.7e12
+
+    asyncio.run(run())
+
+
+class _SlowRunner(EchoRunner):
+    """Takes so long that some request is always running."""
+
+    def step(self, rows):
+        time.sleep(0.005)
+        return super().step(rows)
+
+
+def test_loading_anew_under_load_fails_no_call_and_stops_the_old_engine():
+    async def run():
+        async with serving(_SlowRunner(), is_repository_open=True) as served:
+            stub = stub_of(served)
+            stopping = asyncio.Event()
+
+            async def ask_again_and_again() -> int:
+                num_calls = 0
+                while not stopping.is_set():
+                    answer = await stub.ModelInfer(infer_request("abc", "d"))
+                    assert typed(answer)["text_output"][1] == [b"abc", b"d"]
+                    assert "".join([piece async for piece in pieces()]) == "abc"
+                    num_calls += 2
+                return num_calls
+
+            async def pieces():
+                async for one in served.stub.GenerateStream(
+                    seq2seq.GenerateRequest(sources=[seq2seq.Source(text="abc")])
+                ):
+                    yield one.piece.text
+
+            callers = [asyncio.create_task(ask_again_and_again()) for _ in range(8)]
+            engines = []
+            for _ in range(5):
+                engines.append(served.model.engines[0])
+                await stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="echo"))
+                assert served.model.engines[0] is not engines[-1]
+                await asyncio.sleep(0.1)
+            stopping.set()
+            assert sum(await asyncio.gather(*callers)) > 50
+            while served.app._repository._ending:
+                await asyncio.sleep(0.01)
+            assert not any(engine._thread.is_alive() for engine in engines)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("first", "second"), [("", "echo"), ("echo", "")])
+def test_both_numberings_of_the_repository_calls_are_understood(first, second):
+    """Triton has the model's name in field 2, KServe in field 1, and answers with it."""
+
+    async def run():
+        async with serving(is_repository_open=True) as served:
+            stub = stub_of(served)
+            load = pb.RepositoryModelLoadRequest(repository_name=first, model_name=second)
+            loaded = await stub.RepositoryModelLoad(load)
+            assert (loaded.model_name, loaded.is_loaded) == ("echo", True)
+            unload = pb.RepositoryModelUnloadRequest(repository_name=first, model_name=second)
+            assert (await stub.RepositoryModelUnload(unload)).is_unloaded
+            await stub.RepositoryModelLoad(load)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"model_name": "nobody"}, grpc.StatusCode.NOT_FOUND),
+        ({}, grpc.StatusCode.INVALID_ARGUMENT),
+        ({"repository_name": "other", "model_name": "echo"}, grpc.StatusCode.INVALID_ARGUMENT),
+        (
+            {"model_name": "echo", "parameters": {"file:1/x": pb.ModelRepositoryParameter(bytes_param=b"")}},
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
+        (
+            {"model_name": "echo", "parameters": {"version": pb.ModelRepositoryParameter(int64_param=3)}},
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
+    ],
+)
+def test_what_cannot_be_loaded_is_refused(change, code):
+    async def run():
+        async with serving(is_repository_open=True) as served:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub_of(served).RepositoryModelLoad(pb.RepositoryModelLoadRequest(**change))
+            assert caught.value.code() is code
+
+    asyncio.run(run())

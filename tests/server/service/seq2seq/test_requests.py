@@ -1,0 +1,289 @@
+import asyncio
+import unicodedata
+from dataclasses import replace
+
+import pytest
+from grpc.aio import AioRpcError
+
+from seq2seq_serve.client import AsyncClient, ClientError, FieldViolation
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.options import OPTIONS
+from seq2seq_serve.server.engine.records import Beam, Constraints, Sampling
+from tests.server.service.harness import byte_tokenizer, serving
+
+TEXT = "sources[0].text"
+IDS = "sources[0].token_ids"
+
+
+def from_text(text, **options):
+    return pb.GenerateRequest(sources=[pb.Source(text=text)], options=pb.GenerateOptions(**options))
+
+
+def from_ids(*ids):
+    return pb.GenerateRequest(sources=[pb.Source(token_ids=pb.TokenIds(values=ids))])
+
+
+@pytest.mark.parametrize(
+    ("request_", "field", "message"),
+    [
+        (from_text(""), TEXT, "the text is empty"),
+        (from_text(" \n\t\u3000"), TEXT, "the text has only white space"),
+        (from_text("\u200b\ufeff \u200d"), TEXT, "the text has only white space and invisible"),
+        (
+            from_ids(50, 0, 51, 2),
+            f"{IDS}.values[1]",
+            "token id 0 is padding, which echo does not read",
+        ),
+        (from_text("x" * 64), TEXT, "the source has 65 tokens, and echo takes at most 64"),
+        (
+            from_text("가" * 400_000),
+            TEXT,
+            "the text has 1200000 bytes, and echo takes at most 64 tokens, never more than",
+        ),
+        (
+            from_text("a", max_new_tokens=0),
+            "options.max_new_tokens",
+            "max_new_tokens is 0, and echo takes 1 to 64",
+        ),
+        (from_text("a", max_new_tokens=-3), "options.max_new_tokens", "max_new_tokens is -3"),
+        (from_text("a", max_new_tokens=65), "options.max_new_tokens", "max_new_tokens is 65"),
+        (
+            from_text("a", max_new_tokens=2**62),
+            "options.max_new_tokens",
+            "max_new_tokens is 4611686018427387904",
+        ),
+        *[
+            (from_text("a", **{name: value}), f"options.{name}", message)
+            for name, value, message in (
+                ("min_new_tokens", -1, "min_new_tokens is -1, and must be from 0 to 64"),
+                ("min_new_tokens", 65, "min_new_tokens is 65, and must be from 0 to 64"),
+                ("repetition_penalty", 0.0, "repetition_penalty is 0, and must be from 0.01 to 100"),
+                ("repetition_penalty", float("nan"), "repetition_penalty is nan"),
+                ("no_repeat_ngram_size", -2, "no_repeat_ngram_size is -2, and must be from 0 to 64"),
+                ("logit_bias", {7: float("inf")}, "logit_bias is inf, and must be from -1000 to 1000"),
+                ("temperature", -1.0, "temperature is -1, and must be from 0.01 to 100"),
+                ("temperature", float("nan"), "temperature is nan"),
+                ("top_k", 4, "top_k needs a temperature above 0"),
+                ("top_p", 0.5, "top_p needs a temperature above 0"),
+                ("min_p", 0.5, "min_p needs a temperature above 0"),
+                ("seed", 0, "seed needs a temperature above 0"),
+                ("num_alternatives", 33, "num_alternatives is 33, and must be from 0 to 32"),
+                (
+                    "stop_sequences",
+                    ["a"] * 17,
+                    "the number of stop_sequences is 17, and must be from",
+                ),
+                ("suppressed_token_ids", range(260), "every token is suppressed: leave at least one"),
+                ("suppressed_token_ids", [5] * 1025, "the number of suppressed_token_ids is 1025"),
+            )
+        ],
+        *[
+            (from_text("a", temperature=1.0, **{name: value}), f"options.{name}", message)
+            for name, value, message in (
+                ("top_k", -1, "top_k is -1, and must be from 0 to"),
+                ("top_p", 0.0, "top_p is 0, and must be from 1e-06 to 1"),
+                ("top_p", 1.5, "top_p is 1.5"),
+                ("min_p", 1.5, "min_p is 1.5, and must be from 0 to 1"),
+            )
+        ],
+        (
+            from_text("a", stop_sequences=["b", ""]),
+            "options.stop_sequences[1]",
+            "the length of stop_sequences[1] is 0, and must be from 1 to 256",
+        ),
+        (
+            from_text("a", target_prefix=pb.Target(text="x" * 64)),
+            "options.target_prefix",
+            "the given target has 64 tokens, and echo takes at most 63",
+        ),
+        (
+            from_text("a", target_prefix=pb.Target(text="x" * 60), max_new_tokens=5),
+            "options.max_new_tokens",
+            "max_new_tokens is 5, and echo takes 1 to 4",
+        ),
+        (
+            from_text("a", target_prefix=pb.Target(token_ids=pb.TokenIds(values=[5, 2]))),
+            "options.target_prefix",
+            "the given target contains the end of sequence",
+        ),
+        (
+            from_text("a", target_prefix=pb.Target(token_ids=pb.TokenIds(values=[5, 400]))),
+            "options.target_prefix.token_ids.values[1]",
+            "token id 400 is outside the vocabulary",
+        ),
+        *(
+            (from_text("a", **options), f"options.{field}", message)
+            for options, field, message in (
+                ({"beam_size": -1}, "beam_size", "beam_size is -1, and must be from 0 to 4"),
+                ({"beam_size": 5}, "beam_size", "beam_size is 5, and must be from 0 to 4"),
+                ({"beam_size": 3, "temperature": 1.0}, "temperature", "beam_size and temperature are both"),
+                ({"length_penalty": 1.0}, "length_penalty", "length_penalty needs a beam_size above 1"),
+                (
+                    {"beam_size": 1, "early_stopping": False},
+                    "early_stopping",
+                    "early_stopping needs a beam_size",
+                ),
+                (
+                    {"beam_size": 2, "length_penalty": float("inf")},
+                    "length_penalty",
+                    "length_penalty is inf, and must be from -10 to 10",
+                ),
+                ({"beam_size": 3, "num_hypotheses": 4}, "num_hypotheses", "num_hypotheses is 4, and must be"),
+                ({"num_hypotheses": 5}, "num_hypotheses", "num_hypotheses is 5, and must be from 0 to 4"),
+            )
+        ),
+        (
+            from_text("a", suppressed_token_ids=[5, 260]),
+            "options.suppressed_token_ids[1]",
+            "token id 260 is outside the vocabulary of echo",
+        ),
+        (from_text("a", logit_bias={-1: 2.0}), "options.logit_bias[0]", "token id -1 is outside"),
+        (from_ids(), IDS, "the source has no token ids"),
+        (
+            from_ids(5, 260),
+            f"{IDS}.values[1]",
+            "token id 260 is outside the vocabulary of echo: ids go from 0 to 259",
+        ),
+        (from_ids(-1), f"{IDS}.values[0]", "token id -1 is outside"),
+        (from_ids(*[5] * 65), IDS, "the source has 65 tokens"),
+        (pb.GenerateRequest(), "sources", "the request has 0 sources, and echo takes exactly 1"),
+        (
+            pb.GenerateRequest(sources=[pb.Source(text="a"), pb.Source(text="b")]),
+            "sources",
+            "the request has 2 sources, and echo takes exactly 1",
+        ),
+        (pb.GenerateRequest(sources=[pb.Source()]), "sources[0]", "the source is empty"),
+        (
+            pb.GenerateRequest(sources=[pb.Source(name="image", text="a")]),
+            "sources[0].name",
+            "echo has no source named 'image': its only one is 'source_ids'",
+        ),
+    ],
+)
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+def test_bad_request_is_refused_with_its_field_and_reaches_no_engine(
+    request_, field, message, method, caplog
+):
+    async def run():
+        async with serving() as served:
+            call = getattr(served.stub, method)(request_)
+            with pytest.raises(AioRpcError) as caught:
+                await (call if method == "Generate" else anext(aiter(call)))
+            error = ClientError.from_rpc(caught.value, served.address)
+            assert error.code == "INVALID_ARGUMENT"
+            assert error.message.startswith(message)
+            assert error.field_violations == (FieldViolation(field, error.message),)
+            assert error.request_id
+            assert served.turns.num_submitted == 0
+            labels = {"model_name": "echo", "method": method, "code": "INVALID_ARGUMENT"}
+            assert served.metric("seq2seq_requests_total", **labels) == 1
+
+    asyncio.run(run())
+    assert caplog.text == ""
+
+
+def test_the_bounds_of_an_option_are_accepted_although_float32_rounds_them():
+    """A temperature of 0.01 was refused: it must be from 0.01 to 100."""
+
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            for name in ("temperature", "top_p", "min_p", "repetition_penalty", "length_penalty"):
+                for bound in OPTIONS[name].bounds:
+                    options = pb.GenerateOptions(**{name: bound})
+                    if OPTIONS[name].needs:
+                        setattr(options, OPTIONS[name].needs, 2)
+                    await client.generate("a", options=options)
+
+    asyncio.run(run())
+
+
+def test_the_options_reach_the_engine_as_its_records():
+    async def run():
+        async with serving() as served:
+            served.runner.gate.clear()
+            options = {
+                "min_new_tokens": 2,
+                "repetition_penalty": 1.5,
+                "no_repeat_ngram_size": 3,
+                "suppressed_token_ids": [7, 8],
+                "logit_bias": {9: -0.5},
+                "temperature": 0.5,
+                "top_k": 4,
+                "top_p": 0.75,
+                "min_p": 0.25,
+                "seed": 2**64 - 1,
+                "log_probabilities": True,
+                "num_alternatives": 5,
+                "target_prefix": pb.Target(text="ab"),
+                "num_hypotheses": 2,
+            }
+            beam = {"priority": 3, "beam_size": 3, "num_hypotheses": 2, "early_stopping": False}
+            calls = [
+                asyncio.ensure_future(_result(served.stub.Generate(from_text("a", **given))))
+                for given in (options, {"priority": 1}, {"priority": 2, "temperature": 2.0}, beam)
+            ]
+            await served.turns.until(lambda: served.turns.num_submitted == 4)
+            requests = served.model.deliveries.mailboxes
+            full, plain, sampled, searched = sorted(requests, key=lambda request: request.priority)
+            assert full.constraints == Constraints(2, 1.5, 3, frozenset({7, 8}), {9: -0.5})
+            assert full.sampling == Sampling(0.5, 4, 0.75, 0.25, 2**64 - 1)
+            assert (full.log_probabilities, full.num_alternatives) == (True, 5)
+            assert full.prefix_ids == tuple(served.model.target_tokenizer.encode("ab"))
+            assert full.max_new_tokens == 62
+            assert (full.beam, full.num_hypotheses) == (None, 2)
+            assert (searched.beam, searched.num_hypotheses) == (Beam(3, 0.6, early_stopping=False), 2)
+            assert plain.is_plain
+            assert sampled.sampling.top_p == 1
+            assert sampled.sampling.top_k == sampled.sampling.min_p == 0
+            assert not sampled.is_plain
+            served.runner.gate.set()
+            await asyncio.gather(*calls)
+
+    asyncio.run(run())
+
+
+async def _result(call):
+    return await call
+
+
+def test_the_longest_source_and_target_that_fit_are_served():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            options = pb.GenerateOptions(max_new_tokens=64)
+            assert await client.translate("x" * 63, options=options) == "x" * 63
+
+    asyncio.run(run())
+
+
+def test_a_special_token_that_a_user_typed_is_text():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            assert await client.translate("a</s>b") == "a</s>b"
+
+    asyncio.run(run())
+
+
+def test_texts_are_normalised_on_every_way_in_and_stop_sequences_as_targets_are():
+    decomposed = unicodedata.normalize("NFD", "한글")
+
+    async def run():
+        async with serving() as served:
+            tokenizer = byte_tokenizer("nfc")
+            model = replace(served.model, source_tokenizer=tokenizer, target_tokenizer=tokenizer)
+            served.app._models.put(model)
+
+            async def generated(text, **options) -> str:
+                answer = await served.stub.Generate(from_text(text, **options))
+                return answer.hypotheses[0].text
+
+            assert await generated(f" \ufeff{decomposed}\u00a0a") == "한글 a"
+            assert await generated("한글 a", stop_sequences=[f" {decomposed}", " a"]) == "한글"
+            assert (await generated("abcd", target_prefix=pb.Target(text=decomposed[:2])))[0] == "하"
+            split = pb.LONG_SOURCE_SPLIT_ALWAYS
+            assert await generated(f"{decomposed}.\u3000a.\n\nb", long_source=split) == "한글.\u3000a.\n\nb"
+            for stop in ("\n", "a\tb", "a  b", "\u200b"):
+                with pytest.raises(AioRpcError, match="which echo never writes: between words") as caught:
+                    await generated("a", stop_sequences=["b", stop])
+                assert caught.value.details().startswith(f"stop_sequences[1] is {stop!r}")
+
+    asyncio.run(run())

@@ -1,0 +1,80 @@
+import asyncio
+import itertools
+
+import grpc
+import pytest
+from grpc import aio
+
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.metrics import Metrics
+from tests.server.service.harness import make_interceptor, serving
+
+PATHS = {
+    "/seq2seq.v1.Seq2Seq/Generate": "unary_unary",
+    "/seq2seq.v1.Seq2Seq/GenerateStream": "unary_stream",
+    "/inference.GRPCInferenceService/ModelInfer": "unary_unary",
+    "/inference.GRPCInferenceService/ModelStreamInfer": "stream_stream",
+    "/grpc.health.v1.Health/Check": "unary_unary",
+    "/grpc.health.v1.Health/Watch": "unary_stream",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "stream_stream",
+}
+
+
+async def answer(served, path: str, raw: bytes) -> None:
+    call = getattr(served.channel, PATHS[path])(path)
+    if PATHS[path] == "unary_unary":
+        await call(raw)
+        return
+    stream = call(raw) if PATHS[path] == "unary_stream" else call(iter([raw]))
+    while await stream.read() is not aio.EOF:
+        pass
+
+
+@pytest.mark.parametrize("raw", [b"\xff", b"\x0a\x05ab", b"\x0a\x02\xff\xff"])
+@pytest.mark.parametrize("path", PATHS)
+def test_bytes_that_are_no_message_are_the_callers_mistake(path, raw):
+    async def run():
+        async with serving() as served:
+            with pytest.raises(aio.AioRpcError, match="are not a message of this method") as caught:
+                await answer(served, path, raw)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "path", ["/seq2seq.v1.Seq2Seq/Generate", "/inference.GRPCInferenceService/ModelStreamInfer"]
+)
+def test_a_message_of_many_empty_messages_is_refused_before_it_is_built(path):
+    raw = b"\x12\x00" * 2**20 if path.endswith("Generate") else b"\x2a\x00" * 2**20
+
+    async def run():
+        async with serving() as served:
+            with pytest.raises(aio.AioRpcError, match="the message has more than 8192 fields") as caught:
+                await answer(served, path, raw)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(run())
+
+
+def test_other_tasks_have_their_turn_between_large_messages():
+    raw = pb.GenerateRequest(model="x" * 2**15).SerializeToString()
+    order = []
+
+    async def run():
+        interceptor = make_interceptor(Metrics())
+
+        async def parse(number):
+            await interceptor._parsed(raw, pb.GenerateRequest)
+            order.append(number)
+
+        async def other():
+            for _ in range(8):
+                order.append("other")
+                await asyncio.sleep(0)
+
+        await asyncio.gather(*(parse(number) for number in range(4)), other())
+
+    asyncio.run(run())
+    parsed = [place for place, what in enumerate(order) if what != "other"]
+    assert all("other" in order[first:second] for first, second in itertools.pairwise(parsed)), order

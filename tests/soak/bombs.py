@@ -1,0 +1,144 @@
+"""A part of the reliability benchmark: small compressed calls that expand to millions of elements."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.serving import RunningServer
+from seq2seq_serve.client import AsyncClient
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
+from tests.soak.callers import good_calls
+from tests.soak.payloads import Bomb, all_bombs, connection, until_end
+from tests.soak.place import TINY, Bar, Figures, Place, at_most, nothing_left, settled, state, unexpected
+
+_AT_ONCE = 24
+_LENGTH = 200  # tokens of the other caller's streams
+_EXPANDED_BYTES = 4 * 2**20 - 64  # just below the server's limit of a message
+_ANSWER_SECONDS, _BACK_SECONDS = 60.0, 5.0
+_BACK_BYTES = 100 * 2**20
+_BUGS = ("Internal", "Unknown")
+
+
+def bombs(place: Place) -> tuple[Figures, list[Bar]]:
+    """Send bombs of every kind, each several times at once, while another caller streams and probes."""
+    at_once = place.count(_AT_ONCE, 2)
+    found = list(all_bombs(_EXPANDED_BYTES))
+    found = found[:: max(len(found) // place.count(len(found), 5), 1)]
+    task = place.progress.add_task("bombs", total=len(found))
+    peaks: dict[str, float] = {}
+    with place.serving(TINY, ["--open-repository"]) as server:
+        asyncio.run(good_calls(server.address, 8))
+        before, start = state(server), _resident_bytes(server)
+        with _watched(server) as watch:
+            for bomb in found:
+                watch.peak_bytes = 0.0
+                asyncio.run(_send(server.address, bomb, at_once))
+                peaks[bomb.name] = watch.peak_bytes - start
+                place.progress.advance(task)
+        back_seconds = _seconds_until_back(server, start + _BACK_BYTES)
+        codes = asyncio.run(good_calls(server.address, 8))
+        after = settled(server, before)
+        bugs = sum(
+            sample.value
+            for sample in server.samples()
+            if sample.name == "grpc_server_handled_total" and sample.labels["grpc_code"] in _BUGS
+        )
+    figures = {
+        "bombs": len(found),
+        "at_once": at_once,
+        "start_bytes": start,
+        "most_bytes_over_start": dict(sorted(peaks.items(), key=lambda one: -one[1])[:5]),
+        "back_seconds": back_seconds,
+        "stream_gap_seconds": watch.stream_gap_seconds,
+        "probe_seconds": watch.probe_seconds,
+    }
+    return figures, [
+        at_most("memory over that at the start, MiB", max(peaks.values()) / 2**20, 1024),
+        at_most("seconds until it is back", back_seconds, _BACK_SECONDS),
+        at_most("longest gap of another stream, seconds", watch.stream_gap_seconds, 0.5, is_timed=True),
+        at_most("longest probe, seconds", watch.probe_seconds, 0.5, is_timed=True),
+        at_most("calls that ended with INTERNAL or UNKNOWN", bugs, 0),
+        unexpected(codes, "OK", whose="good calls afterwards"),
+        *nothing_left(before, after),
+    ]
+
+
+@dataclass
+class _Watch:
+    """Measurements of the other callers during an attack."""
+
+    peak_bytes: float = 0.0
+    stream_gap_seconds: float = 0.0
+    probe_seconds: float = 0.0
+
+
+@contextmanager
+def _watched(server: RunningServer) -> Iterator[_Watch]:
+    """Measure memory, consecutive streams, and probes, each in its own thread."""
+    watch, is_over = _Watch(), threading.Event()
+
+    def memory() -> None:
+        while not is_over.wait(0.005):
+            watch.peak_bytes = max(watch.peak_bytes, _resident_bytes(server))
+
+    def probes() -> None:
+        while not is_over.wait(0.02):
+            started = time.perf_counter()
+            with urllib.request.urlopen(f"{server.metrics_url}/healthz", timeout=30):
+                watch.probe_seconds = max(watch.probe_seconds, time.perf_counter() - started)
+
+    async def streams() -> None:
+        async with AsyncClient(server.address) as client:
+            while not is_over.is_set():
+                last = math.inf
+                async for _ in client.stream([5, 6, 7], options=GenerateOptions(min_new_tokens=_LENGTH)):
+                    now = time.perf_counter()
+                    watch.stream_gap_seconds, last = max(watch.stream_gap_seconds, now - last), now
+
+    threads = [threading.Thread(target=work) for work in (memory, probes, lambda: asyncio.run(streams()))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield watch
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+def _resident_bytes(server: RunningServer) -> float:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return 1024 * float(status.partition("VmRSS:")[2].split()[0])
+
+
+def _seconds_until_back(server: RunningServer, bound: float) -> float:
+    started = time.monotonic()
+    while _resident_bytes(server) > bound and time.monotonic() < started + 2 * _BACK_SECONDS:
+        time.sleep(0.05)
+    return time.monotonic() - started
+
+
+async def _send(address: str, bomb: Bomb, at_once: int) -> None:
+    """Make the calls at once, each on its own connection, and wait until each has ended."""
+    octets = connection(bomb)
+    await asyncio.wait_for(
+        asyncio.gather(*(_exchange(address, octets) for _ in range(at_once))), _ANSWER_SECONDS
+    )
+
+
+async def _exchange(address: str, octets: bytes) -> None:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(octets)
+        await until_end(reader)
+    finally:
+        writer.close()

@@ -1,0 +1,178 @@
+"""The environment of the parts of the reliability benchmark: new bundles, servers, and bars."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rich.progress import Progress
+
+from benchmarks.load.mix import MAX_TARGET_LENGTH, VOCAB_SIZE
+from benchmarks.serving import RunningServer, serving
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.training.presets import PRESETS
+
+Figures = dict[str, Any]
+
+TINY, BASE = "tiny", "base"
+_BASE_FLAGS = (
+    *("--max-slots", "208"),
+    *("--max-source-length", str(MAX_TARGET_LENGTH), "--max-target-length", str(MAX_TARGET_LENGTH)),
+)
+_SETTLED_SECONDS = 20.0
+_SPARE_THREADS = 8  # gRPC and asyncio start threads on demand, and keep them
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A measured value and its bound.
+
+    Attributes:
+        is_most: Whether `bar` is an upper bound; otherwise it is a lower bound.
+        is_timed: Whether the value depends on the speed and the load of the machine.
+    """
+
+    name: str
+    value: float
+    bar: float
+    is_most: bool
+    is_timed: bool = False
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the value is within the bound; NaN never is."""
+        return self.value <= self.bar if self.is_most else self.value >= self.bar
+
+
+def at_most(name: str, value: float, bar: float, *, is_timed: bool = False) -> Bar:
+    """Returns a bar with an upper bound."""
+    return Bar(name, value, bar, is_most=True, is_timed=is_timed)
+
+
+def at_least(name: str, value: float, bar: float, *, is_timed: bool = False) -> Bar:
+    """Returns a bar with a lower bound."""
+    return Bar(name, value, bar, is_most=False, is_timed=is_timed)
+
+
+def unexpected(codes: Counter[str], *expected: str, whose: str = "calls") -> Bar:
+    """Returns a bar that is met if every call ended with one of the expected statuses."""
+    strange = sum(count for code, count in codes.items() if code not in expected)
+    return at_most(f"{whose} that ended with anything but {', '.join(expected)}", strange, 0)
+
+
+@dataclass(frozen=True)
+class Place:
+    """The environment of a part.
+
+    Attributes:
+        folder: Folder for bundles and logs.
+        scale: Factor of all times and numbers.
+        server_cores: CPUs of the servers.
+        client_cores: CPUs of the callers.
+    """
+
+    folder: Path
+    scale: float
+    server_cores: Sequence[int]
+    client_cores: Sequence[int]
+    progress: Progress
+
+    def count(self, full: int, least: int = 1) -> int:
+        """Returns a number at this scale, but at least `least`."""
+        return max(round(full * self.scale), least)
+
+    def seconds(self, full: float, least: float = 1.0) -> float:
+        """Returns a duration at this scale, but at least `least`."""
+        return max(full * self.scale, least)
+
+    def bundle(self, model: str) -> Path:
+        """Returns a bundle with the sizes of the preset and random weights; the first call exports it."""
+        path = self.folder / model
+        if not path.exists():
+            _export(model, path)
+        return path
+
+    @contextmanager
+    def serving(
+        self,
+        model: str | Path,
+        flags: Sequence[str] = (),
+        *,
+        stderr: IO[bytes] | int | None = None,
+        **how: Any,
+    ) -> Iterator[RunningServer]:
+        """Run a server of a model, or of a folder, on the server's cores; this process moves to the callers'.
+
+        The server's log goes to `stderr`; by default, to the file that `take_log` reads.
+        """
+        path = self.bundle(model) if isinstance(model, str) else model
+        flags = ["--provider", "cpu", *(_BASE_FLAGS if model == BASE else ()), *flags]
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, self.server_cores)
+        try:
+            with self._log.open("ab") as log, serving(path, flags, stderr=stderr or log, **how) as server:
+                os.sched_setaffinity(0, self.client_cores)
+                yield server
+        finally:
+            os.sched_setaffinity(0, before)
+
+    def take_log(self) -> str:
+        """Returns the log of the servers that have ended, and empties it."""
+        with self._log.open("a+", encoding="utf-8", errors="replace") as log:
+            log.seek(0)
+            text = log.read()
+            log.truncate(0)
+        return text
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "servers.log"
+
+
+def _export(preset: str, path: Path) -> None:
+    from benchmarks.load.__main__ import wide_tokenizer
+    from benchmarks.peers.work import random_model
+    from seq2seq_serve.export.exporter import export_bundle
+
+    config = dataclasses.replace(PRESETS[preset]().model, vocab_size=VOCAB_SIZE)
+    trained = dataclasses.replace(random_model(config), tokenizer=wide_tokenizer())
+    export_bundle(trained, path, (Precision.INT8,))
+
+
+def state(server: RunningServer) -> dict[str, float]:
+    """Returns a server's current gauges and counters, summed over labels, and its number of threads."""
+    values = defaultdict[str, float](float, threads=server.num_threads())
+    for sample in server.samples():
+        if "le" not in sample.labels:
+            values[sample.name] += sample.value
+    return values
+
+
+def settled(server: RunningServer, before: Mapping[str, float]) -> dict[str, float]:
+    """Returns the server's state once it holds nothing for callers any more, or after a timeout."""
+    end = time.monotonic() + _SETTLED_SECONDS
+    while True:
+        now = state(server)
+        if all(bar.is_met for bar in nothing_left(before, now)) or time.monotonic() > end:
+            return now
+        time.sleep(0.2)
+
+
+def nothing_left(before: Mapping[str, float], after: Mapping[str, float]) -> list[Bar]:
+    """Returns bars that are met if a server without callers holds nothing for them."""
+    held = ("seq2seq_slots_in_use", "seq2seq_num_requests_running", "seq2seq_num_requests_waiting")
+    num_open = after["grpc_server_started_total"] - after["grpc_server_handled_total"]
+    return [
+        at_most("slots and requests that did not come back", sum(after[name] for name in held), 0),
+        at_most("RPCs that never ended", num_open, 0),
+        # Two are allowed: a connection that is kept open, and the connection of this query.
+        at_most("sockets and files left open", after["process_open_fds"] - before["process_open_fds"], 2),
+        at_most("threads left over", after["threads"] - before["threads"], _SPARE_THREADS),
+    ]

@@ -1,0 +1,66 @@
+"""Formats the reliability benchmark's result as tables: for the terminal, and for `docs/reliability.md`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from tests.soak.place import Bar, Figures, at_most
+
+Cells = tuple[str, str, str, str, str]
+
+
+def bar_record(part: str, bar: Bar) -> Figures:
+    """Returns a bar as an entry of the JSON object."""
+    return {
+        "part": part,
+        "name": bar.name,
+        "value": bar.value,
+        "bar": bar.bar,
+        "is": "most" if bar.is_most else "least",
+        "met": bar.is_met,
+        "timed": bar.is_timed,
+    }
+
+
+def failed_bar() -> Bar:
+    """Returns the bar of a part that could not be completed."""
+    return at_most("the part could not be run", 1, 0)
+
+
+def for_people(report: Figures) -> Table:
+    """Returns all bars as a table for the terminal."""
+    table = Table(title="reliability")
+    for column in ("part", "", "value", "bar", "met"):
+        table.add_column(column, justify="right")
+    for bar in report["bars"]:
+        table.add_row(*_cells(bar))
+    return table
+
+
+def markdown(report: Figures) -> str:
+    """Returns all bars as a Markdown table, below a description of the environment."""
+    hardware = report["hardware"]
+    versions = hardware["versions"]
+    lines = [
+        f"{hardware['date']}, {hardware['cpu']}, {hardware['cpus_usable']} cores, Python "
+        f"{hardware['python']}, ONNX Runtime {versions.get('onnxruntime', 'for GPUs')}, gRPC "
+        f"{versions['grpcio']}, commit {hardware['commit']}, `{report['command']}`:",
+        "",
+        "| part | | measured | bar | met |",
+        "|---|---|--:|--:|---|",
+        *(f"| {' | '.join(_cells(bar))} |" for bar in report["bars"]),
+    ]
+    skipped = [f"{part}: {report[part]['skipped']}" for part in report if _is_skipped(report[part])]
+    return "\n".join([*lines, *(f"\nNot run: {reason}." for reason in skipped)]) + "\n"
+
+
+def _is_skipped(figures: Any) -> bool:
+    return isinstance(figures, dict) and "skipped" in figures
+
+
+def _cells(bar: Figures) -> Cells:
+    sign = "≤" if bar["is"] == "most" else "≥"
+    met = "yes" if bar["met"] else "**no**"
+    return bar["part"], bar["name"], f"{bar['value']:.4g}", f"{sign} {bar['bar']:g}", met

@@ -1,0 +1,214 @@
+import random
+import re
+from collections import Counter
+
+import pytest
+
+from seq2seq_serve.training.builtin import stories
+from seq2seq_serve.training.builtin.stories import KINDS, PEOPLE, ROOMS, THINGS, Story, World
+from tests.training.builtin import examples
+
+NUMBERS = ["none", "one", "two", "three"]
+STEPS = {"north": (0, 1), "south": (0, -1), "east": (1, 0), "west": (-1, 0)}
+
+
+@pytest.fixture(scope="module")
+def by_split() -> dict[str, list[Story]]:
+    return examples.by_split(stories, train=2000, dev=500, test=500)
+
+
+@pytest.fixture(scope="module")
+def all_stories(by_split) -> list[Story]:
+    return [story for each in by_split.values() for story in each]
+
+
+class Simulation:
+    """Reads sentences by the plainest rules, and keeps all places, holders and ways that they tell."""
+
+    def __init__(self, sentences):
+        self.place, self.holder, self.path = {}, {}, {}
+        self.kind, self.colour, self.fears, self.cell = {}, {}, {}, {}
+        links = []
+        for sentence in sentences:
+            words = [
+                word for word in sentence.rstrip(".").split() if word not in ("the", "a", "an", "up", "down")
+            ]
+            match words:
+                case [person, "walks" | "goes" | "runs" | "moves", "into" | "to", room]:
+                    self._put(person, room)
+                    for thing in [thing for thing, holder in self.holder.items() if holder == person]:
+                        self._put(thing, room)
+                case [person, "picks" | "takes" | "grabs", thing]:
+                    assert self.holder.get(thing, "nobody") == "nobody"
+                    assert self.place.get(thing, self.place[person]) == self.place[person]
+                    self._hold(thing, person, self.place[person])
+                case [person, "drops" | "puts" | "leaves", thing]:
+                    assert self.holder[thing] == person
+                    self._hold(thing, "nobody", self.place[person])
+                case [person, "hands" | "gives", thing, "to", receiver]:
+                    assert self.holder[thing] == person
+                    assert self.place[person] == self.place[receiver]
+                    self._hold(thing, receiver, self.place[person])
+                case ["Every", kind, "fears", feared] | ["Every", kind, "is", "afraid", "of", feared]:
+                    self.fears[kind] = feared
+                case ["The", first, "is", direction, "of", second]:
+                    links.append((first, direction, second))
+                case [name, "is", value]:
+                    (self.colour if value in stories.COLOURS else self.kind)[name] = value
+                case _:
+                    raise AssertionError(sentence)
+        if links:
+            self.cell[links[0][0]] = (0, 0)
+        while {room for first, _, second in links for room in (first, second)} - self.cell.keys():
+            for first, direction, second in links:
+                (right, up) = STEPS[direction]
+                if second in self.cell and first not in self.cell:
+                    self.cell[first] = (self.cell[second][0] + right, self.cell[second][1] + up)
+                elif first in self.cell and second not in self.cell:
+                    self.cell[second] = (self.cell[first][0] - right, self.cell[first][1] - up)
+
+    def _put(self, name, room):
+        self.place[name] = room
+        path = self.path.setdefault(name, [])
+        if path[-1:] != [room]:
+            path.append(room)
+
+    def _hold(self, thing, holder, room):
+        self.holder[thing] = holder
+        self._put(thing, room)
+
+    def answers(self, question) -> set[str]:
+        """Returns every answer that is right: one, in a good question."""
+        words = [word for word in question.rstrip("?").split() if word != "the"]
+        match words:
+            case ["Where", "is", name]:
+                return {self.place[name]}
+            case ["Who", "has", thing]:
+                return {self.holder[thing].lower()}
+            case ["Is", name, "in", room]:
+                return {"yes" if self.place[name] == room else "no"}
+            case ["How", "many", "things", "does", person, "carry"]:
+                return {NUMBERS[list(self.holder.values()).count(person)]}
+            case ["Where", "was", name, "before" | "after" as when, room]:
+                path = self.path[name] if when == "after" else self.path[name][::-1]
+                assert path.count(room) == 1
+                return {path[path.index(room) + 1]}
+            case ["What", "color", "is", name]:
+                assert name not in self.colour
+                same = [other for other, kind in self.kind.items() if kind == self.kind[name]]
+                return {self.colour[other] for other in same if other in self.colour}
+            case ["What", "does", name, "fear"]:
+                return {self.fears[self.kind[name]]}
+            case ["Which", "room", "is", direction, "of", start]:
+                right, up = STEPS[direction]
+                x, y = self.cell[start]
+                ahead = {(x + right * steps, y + up * steps) for steps in range(1, 9)}
+                return {room for room, cell in self.cell.items() if cell in ahead}
+        raise AssertionError(question)
+
+
+def test_a_simulation_gives_the_same_answers(all_stories):
+    for story in all_stories:
+        assert Simulation(story.sentences).answers(story.question) == {story.answer}, story
+
+
+def test_the_supporting_sentences_prove_the_answer(all_stories):
+    for story in all_stories:
+        assert list(story.supports) == sorted(set(story.supports))
+        assert story.supports
+        assert 0 <= story.supports[0] <= story.supports[-1] < len(story.sentences)
+        if story.kind in ("colour", "fear", "direction", "person"):
+            told = [story.sentences[number] for number in story.supports]
+            assert Simulation(told).answers(story.question) == {story.answer}
+
+
+def test_a_later_sentence_that_is_no_support_changes_nothing(all_stories):
+    """The newest sentence that has moved the thing in question or its holder is always among the supports."""
+    num_stories = 0
+    for story in all_stories:
+        if story.kind in ("thing", "holder"):
+            last = story.supports[-1]
+            cut = Simulation(story.sentences[: last + 1])
+            assert cut.answers(story.question) == {story.answer}
+            thing = re.search(r"the (\w+)\?", story.question)[1]
+            before = Simulation(story.sentences[:last])
+            kept = (before.holder.get(thing), before.place.get(thing))
+            assert kept != (cut.holder[thing], cut.place[thing]), story
+            num_stories += 1
+    assert num_stories > 300
+
+
+def _cast(story) -> frozenset[str]:
+    words = set(" ".join(story.sentences).replace(".", "").split())
+    return frozenset(words & {*PEOPLE, *THINGS} or words & set(ROOMS))
+
+
+def test_no_cast_and_no_story_is_in_two_splits(by_split):
+    casts = {split: {_cast(story) for story in each} for split, each in by_split.items()}
+    assert casts["train"].isdisjoint(casts["dev"] | casts["test"])
+    assert casts["dev"].isdisjoint(casts["test"])
+    for split, found in casts.items():
+        assert {stories.split_of(list(cast)) for cast in found} == {split}
+
+
+def test_training_has_every_word(by_split, all_stories):
+    def words(each):
+        texts = (text for s in each for text in (*s.sentences, s.question, s.answer))
+        return {word for text in texts for word in stories.split_words(text)}
+
+    assert words(by_split["train"]) == words(all_stories)
+    assert {word.lower() for word in (*PEOPLE, *THINGS, *ROOMS)} <= words(all_stories)
+
+
+def test_kinds_and_answers_are_balanced(by_split):
+    for each in by_split.values():
+        kinds = Counter(story.kind for story in each)
+        assert set(kinds) == set(KINDS)
+        assert min(kinds.values()) > 0.6 * len(each) / len(KINDS)
+    answers = {kind: Counter(s.answer for s in by_split["train"] if s.kind == kind) for kind in KINDS}
+    assert set(answers["yes or no"]) == {"yes", "no"}
+    assert set(answers["count"]) == set(NUMBERS)
+    for kind, counts in answers.items():
+        assert max(counts.values()) < 0.65 * sum(counts.values()), kind
+    given = [s for s in by_split["train"] if any(re.search("hands|gives", text) for text in s.sentences)]
+    assert len(given) > 60
+
+
+def test_an_answer_is_one_word(all_stories):
+    assert all(stories.split_words(story.answer) == [story.answer] for story in all_stories)
+
+
+def test_the_apple_that_sam_drops_in_the_bedroom_can_be_told_and_asked():
+    told = ["Sam walks into the kitchen.", "Sam picks up an apple.", "Sam walks into the bedroom."]
+    told += ["Sam drops the apple."]
+    world = World(people=("Sam",), things=("apple",), rooms=("bedroom", "kitchen"))
+    for sentence in told:
+        events = [event for events in world.options("Sam").values() for event in events]
+        (event,) = [event for event in events if sentence in world.wordings(event)]
+        world.tell(event, sentence)
+    (question,) = [q for q in world.questions("thing") if q.text == "Where is the apple?"]
+    assert (question.answer, question.supports) == ("bedroom", (2, 3))
+
+
+def test_the_story_of_the_white_lion_is_told():
+    sentences = ["Brian is a lion.", "Julius is a lion.", "Julius is white.", "Bernhard is green."]
+    rng = random.Random(0)
+    for _ in range(100_000):
+        told, questions = stories._tell_colours(["Brian", "Julius", "Bernhard"], rng)
+        if told == sentences:
+            break
+    assert told == sentences
+    assert questions == [("What color is Brian?", "white", (0, 1, 2))]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Where is the apple?", ["where", "is", "the", "apple"]),
+        ("  Sam's well-known\tcafé,2 \n", ["sam's", "well-known", "café", "2"]),
+        ("'quoted' - .", ["quoted"]),
+        ("", []),
+    ],
+)
+def test_words_are_lower_case_and_without_punctuation(text, words):
+    assert stories.split_words(text) == words

@@ -1,0 +1,130 @@
+from collections import Counter
+from random import Random
+
+import pytest
+
+from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID
+from seq2seq_serve.training.data.batches import (
+    BatchShare,
+    BatchStream,
+    batches_in_order,
+    make_batch,
+    plan_epoch,
+)
+from seq2seq_serve.training.data.encoded import EncodedPair
+from seq2seq_serve.training.ranks import Ranks
+
+
+@pytest.fixture
+def pairs() -> list[EncodedPair]:
+    random = Random(0)
+    return [
+        EncodedPair(
+            [*random.choices(range(4, 50), k=random.randint(1, 20)), EOS_ID], [5] * random.randint(0, 25)
+        )
+        for _ in range(300)
+    ]
+
+
+def same(a: BatchShare, b: BatchShare) -> bool:
+    return (a.num_labels, a.num_tokens) == (b.num_labels, b.num_tokens) and [
+        piece.source_ids.tolist() for piece in a.pieces
+    ] == [piece.source_ids.tolist() for piece in b.pieces]
+
+
+def test_a_batch_is_padded_and_its_labels_are_the_target_one_ahead() -> None:
+    batch = make_batch([EncodedPair([7, 8, EOS_ID], [9]), EncodedPair([7, EOS_ID], [10, 11])])
+    assert batch.source_ids.tolist() == [[7, 8, EOS_ID], [7, EOS_ID, PAD_ID]]
+    assert batch.source_mask.tolist() == [[True, True, True], [True, True, False]]
+    assert batch.target_ids.tolist() == [[BOS_ID, 9, PAD_ID], [BOS_ID, 10, 11]]
+    assert batch.label_ids.tolist() == [9, EOS_ID, 10, 11, EOS_ID]
+    assert batch.label_places.tolist() == [0, 1, 3, 4, 5]
+    assert batch.num_labels == 5
+
+
+def test_no_batch_is_over_the_budget_and_every_pair_comes_once(pairs: list[EncodedPair]) -> None:
+    plan = plan_epoch(pairs, batch_tokens=120, seed=0, epoch=0)
+    assert Counter(index for rows in plan for index in rows) == Counter(range(len(pairs)))
+    sizes = []
+    for rows in plan:
+        batch = make_batch([pairs[index] for index in rows])
+        sizes.append(max(batch.source_ids.numel(), batch.target_ids.numel()))
+    assert max(sizes) <= 120
+    # Only the last batch of the sorted corpus, and those where the next pair did not fit, are smaller.
+    assert sum(sizes) / len(sizes) > 90
+
+
+def test_pairs_of_a_batch_have_similar_lengths(pairs: list[EncodedPair]) -> None:
+    for rows in plan_epoch(pairs, batch_tokens=120, seed=0, epoch=0):
+        lengths = [pairs[index].target_length for index in rows]
+        assert max(lengths) - min(lengths) <= 3
+
+
+def test_the_order_depends_on_seed_and_epoch_only(pairs: list[EncodedPair]) -> None:
+    def rows(pairs: list[EncodedPair], seed: int, epoch: int) -> list[list[int]]:
+        return [batch.tolist() for batch in plan_epoch(pairs, 120, seed, epoch)]
+
+    plan = rows(pairs, seed=1, epoch=2)
+    assert plan == rows(pairs, seed=1, epoch=2)
+    assert plan != rows(pairs, seed=1, epoch=3)
+    assert plan != rows(pairs, seed=2, epoch=2)
+
+
+def test_a_pair_over_the_budget_is_a_batch_of_its_own() -> None:
+    pairs = [EncodedPair([5, EOS_ID], [5] * length) for length in (11, 3, 3, 20)]
+    plan = plan_epoch(pairs, 10, seed=0, epoch=0)
+    assert sorted(sorted(rows.tolist()) for rows in plan) == [[0], [1, 2], [3]]
+
+
+def test_a_stream_goes_on_where_another_stopped(pairs: list[EncodedPair]) -> None:
+    whole = BatchStream(lambda _: pairs, 120, seed=3)
+    num_batches = 2 * len(plan_epoch(pairs, 120, seed=3, epoch=0)) + 5
+    expected = [whole.next_batch() for _ in range(num_batches)]
+    assert whole.epoch == 2
+    for stop in (0, 1, num_batches // 2, num_batches - 6):
+        first = BatchStream(lambda _: pairs, 120, seed=3)
+        for _ in range(stop):
+            first.next_batch()
+        second = BatchStream(lambda _: pairs, 120, seed=3, epoch=first.epoch, batch_index=first.batch_index)
+        for batch in expected[stop:]:
+            assert same(second.next_batch(), batch)
+
+
+def test_a_stream_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 pairs left: nothing to train on"):
+        BatchStream(lambda _: [], 100, seed=0)
+
+
+def test_evaluation_sees_every_pair_once(pairs: list[EncodedPair]) -> None:
+    assert sum(len(batch.source_ids) for batch in batches_in_order(pairs, 120)) == len(pairs)
+
+
+def test_shares_and_pieces_are_the_batch_whatever_their_number(pairs: list[EncodedPair]) -> None:
+    whole = BatchStream(lambda _: pairs, 120, seed=3)
+    streams = [
+        BatchStream(lambda _: pairs, 120, seed=3, ranks=Ranks(rank, 3), piece_tokens=30) for rank in range(3)
+    ]
+    for _ in range(40):
+        expected = whole.next_batch()
+        (batch,) = expected.pieces
+        assert expected.num_labels == batch.num_labels
+        assert expected.num_tokens == batch.num_labels + int(batch.source_mask.sum())
+        found = Counter[tuple[int, ...]]()
+        num_labels = 0
+        for share in (stream.next_batch() for stream in streams):
+            assert (share.num_labels, share.num_tokens) == (expected.num_labels, expected.num_tokens)
+            for piece in share.pieces:
+                longer = max(piece.source_ids.shape[1], piece.target_ids.shape[1])
+                assert len(piece.source_ids) * longer <= 30 or len(piece.source_ids) == 1
+                found.update(tuple(row[row != PAD_ID].tolist()) for row in piece.source_ids)
+                num_labels += piece.num_labels
+        assert found == Counter(tuple(row[row != PAD_ID].tolist()) for row in batch.source_ids)
+        assert num_labels == expected.num_labels
+
+
+def test_a_process_may_have_no_share() -> None:
+    pairs = [EncodedPair([5, EOS_ID], [6])]
+    stream = BatchStream(lambda _: pairs, 10, seed=0, ranks=Ranks(1, 2))
+    share = stream.next_batch()
+    assert (share.pieces, share.num_labels, share.num_tokens) == ([], 2, 4)
+    assert stream.any_batch().label_ids.tolist() == [6, EOS_ID]

@@ -1,0 +1,78 @@
+import dataclasses
+
+import pytest
+import sacrebleu
+import torch
+
+from seq2seq_serve.bundle.manifest import LengthBound
+from seq2seq_serve.training.config import EOS_ID, TransformerConfig
+from seq2seq_serve.training.data.tokenizer import train_tokenizer
+from seq2seq_serve.training.evaluation import scoring
+from seq2seq_serve.training.evaluation.scoring import score, translate
+from seq2seq_serve.training.models.transformer import Transformer
+
+REFERENCES = ["Today is Friday .", "I am a student who reads a book .", "It is finally Friday ."]
+
+
+def test_perfect_translations_score_100_with_a_signature() -> None:
+    result = score(REFERENCES, REFERENCES)
+    assert result.bleu == pytest.approx(100)
+    assert result.chrf == pytest.approx(100)
+    assert "nrefs:1|case:mixed" in result.bleu_signature
+    assert f"version:{sacrebleu.__version__}" in result.chrf_signature
+
+
+def test_scores_are_sacrebleus_own() -> None:
+    hypotheses = ["Today is Monday .", "I am a student who reads books .", "It is Friday ."]
+    result = score(hypotheses, REFERENCES)
+    assert result.bleu == sacrebleu.corpus_bleu(hypotheses, [REFERENCES]).score
+    assert 0 < result.bleu < 100
+    assert result.chrf == sacrebleu.corpus_chrf(hypotheses, [REFERENCES]).score
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_wrong_number_of_hypotheses_is_refused(count: int) -> None:
+    with pytest.raises(ValueError, match=f"{count} hypotheses for {3 if count else 0} references"):
+        score(REFERENCES[:count], REFERENCES if count else [])
+
+
+def test_translations_keep_the_order_and_end_without_eos(model: Transformer) -> None:
+    tokenizer = train_tokenizer([], 260)
+    texts = ["abcdef", "a", "abc"]
+    together = translate(model, tokenizer, texts)
+    assert together == [translate(model, tokenizer, [text, "abcdef"])[0] for text in texts]
+    assert translate(model, tokenizer, []) == []
+
+
+def test_targets_end_at_the_bound_of_their_sources_and_at_the_models_limit(
+    model_config: TransformerConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Transformer(dataclasses.replace(model_config, max_target_length=100))
+    limits = []
+
+    def search(*_: object, max_new_tokens: list[int], **__: object) -> list[list[int]]:
+        limits.append(max_new_tokens)
+        return [[]]
+
+    monkeypatch.setattr(scoring, "greedy_search", search)
+    tokenizer = train_tokenizer([], 260)
+    for bound in (LengthBound(2.0, 20), None, LengthBound(60.0, 0)):
+        translate(model, tokenizer, ["a", "abc"], length_bound=bound)  # 2 and 4 tokens with eos
+    assert limits == [[24, 28], [100, 100], [100, 100]]
+
+
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_a_model_that_repeats_itself_stops_at_the_bound(model: Transformer, beam_size: int) -> None:
+    with torch.no_grad():
+        model.embedding.weight[EOS_ID] = 0  # eos is never the most probable
+    tokenizer = train_tokenizer([], 260)
+    texts = ["a", "abcd"]
+    bounded = translate(model, tokenizer, texts, beam_size=beam_size, length_bound=LengthBound(1.0, 3))
+    whole = translate(model, tokenizer, texts, beam_size=beam_size)
+    for text, long, short in zip(texts, whole, bounded, strict=True):
+        assert tokenizer.encode(short) == tokenizer.encode(long)[: len(text) + 1 + 3]
+
+
+def test_beams_are_searched_too(model: Transformer) -> None:
+    tokenizer = train_tokenizer([], 260)
+    assert len(translate(model, tokenizer, ["ab", "c"], beam_size=3)) == 2

@@ -1,0 +1,701 @@
+import math
+import random
+from collections import Counter
+from collections.abc import Callable
+from itertools import accumulate, product
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID, TransformerConfig
+from seq2seq_serve.training.evaluation.search import (
+    beam_search,
+    greedy_hypothesis,
+    greedy_search,
+    length_penalty,
+    sample_search,
+    score_target,
+)
+from seq2seq_serve.training.evaluation.selection import Constraints, Sampling
+from seq2seq_serve.training.models.transformer import Transformer
+
+
+@pytest.fixture
+def tiny_vocabulary_model() -> Transformer:
+    """Few tokens, so that every target can be listed; this seed ends some targets early and others not."""
+    torch.manual_seed(6)
+    config = TransformerConfig(
+        vocab_size=6, d_model=16, d_ff=16, num_heads=2, num_encoder_layers=1, num_decoder_layers=1
+    )
+    return Transformer(config).eval()
+
+
+def greedy(model: Transformer, sources: list[list[int]], max_new_tokens: int = 8) -> list[list[int]]:
+    return greedy_search(model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=max_new_tokens)
+
+
+def random_sources(model: Transformer, count: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        [*torch.randint(4, model.config.vocab_size, (1 + row % 7,), generator=generator).tolist(), EOS_ID]
+        for row in range(count)
+    ]
+
+
+def log_probabilities(model: Transformer, source: list[int], target: list[int]) -> Tensor:
+    """(T, V): of what follows bos and each target token."""
+    source_ids = torch.tensor([source])
+    with torch.inference_mode():
+        logits = model(
+            source_ids, torch.ones_like(source_ids, dtype=torch.bool), torch.tensor([[BOS_ID, *target]])
+        )
+    return logits[0].double().log_softmax(-1)
+
+
+def test_every_source_has_a_limit_of_its_own(model: Transformer) -> None:
+    sources = random_sources(model, 5)
+    limits = [3, 8, 1, 5, 8]
+    given = greedy_search(model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limits)
+    assert given == [greedy(model, [source], limit)[0] for source, limit in zip(sources, limits, strict=True)]
+    assert [len(target) for target in given] == limits
+    with pytest.raises(ValueError, match="max_new_tokens is 0, and the model's limit is"):
+        greedy_search(model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=[3, 8, 1, 0, 8])
+
+
+def test_greedy_takes_the_most_probable_token_at_each_step(model: Transformer) -> None:
+    (source,) = random_sources(model, 1)
+    (found,) = greedy(model, [source])
+    expected: list[int] = []
+    while len(expected) < 8:
+        token_id = int(log_probabilities(model, source, expected)[-1].argmax())
+        if token_id == EOS_ID:
+            break
+        expected.append(token_id)
+    assert found == expected
+    assert found
+
+
+def test_greedy_gives_a_source_the_same_target_alone_and_in_a_batch(
+    tiny_vocabulary_model: Transformer,
+) -> None:
+    sources = random_sources(tiny_vocabulary_model, 300)
+    together = greedy(tiny_vocabulary_model, sources)
+    assert len({tuple(target) for target in together}) > 1
+    assert len({len(target) for target in together}) > 1
+    for row in (0, 5, 13, 299):
+        assert greedy(tiny_vocabulary_model, [sources[row]]) == [together[row]]
+
+
+def test_of_equal_tokens_the_lowest_id_is_taken(tiny_vocabulary_model: Transformer) -> None:
+    torch.nn.init.zeros_(tiny_vocabulary_model.embedding.weight)
+    assert greedy(tiny_vocabulary_model, [[4, EOS_ID]], max_new_tokens=3) == [[PAD_ID] * 3]
+
+
+def test_beam_of_one_is_greedy(model: Transformer, tiny_vocabulary_model: Transformer) -> None:
+    num_finished = 0
+    for searched in (model, tiny_vocabulary_model):
+        sources = random_sources(searched, 20)
+        for source, expected in zip(sources, greedy(searched, sources), strict=True):
+            (hypothesis,) = beam_search(
+                searched, source, bos_id=BOS_ID, eos_id=EOS_ID, beam_size=1, alpha=0.6, max_new_tokens=8
+            )
+            assert hypothesis.token_ids == expected
+            num_finished += hypothesis.is_finished
+    assert num_finished > 0
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+def test_a_beam_that_holds_everything_is_exhaustive_search(
+    tiny_vocabulary_model: Transformer, alpha: float
+) -> None:
+    source, limit = [4, 5, 4, EOS_ID], 3
+    others = [token_id for token_id in range(6) if token_id != EOS_ID]
+    every = {}
+    for length in range(limit + 1):
+        for target in product(others, repeat=length):
+            table = log_probabilities(tiny_vocabulary_model, source, list(target))
+            total = sum(table[place, token_id].item() for place, token_id in enumerate(target))
+            if length < limit:  # ends with eos, which counts as a token
+                every[target] = (total + table[length, EOS_ID].item()) / length_penalty(length + 1, alpha)
+            else:  # cut off by the limit
+                every[target] = total / length_penalty(length, alpha)
+    found = beam_search(
+        tiny_vocabulary_model,
+        source,
+        bos_id=BOS_ID,
+        eos_id=EOS_ID,
+        beam_size=200,
+        alpha=alpha,
+        max_new_tokens=limit,
+    )
+    assert [tuple(hypothesis.token_ids) for hypothesis in found] == sorted(every, key=lambda key: -every[key])
+    for hypothesis in found:
+        assert hypothesis.score == pytest.approx(every[tuple(hypothesis.token_ids)], abs=1e-5)
+        assert hypothesis.is_finished == (len(hypothesis.token_ids) < limit)
+
+
+@pytest.mark.parametrize("early_stopping", [True, False])
+def test_hypotheses_come_best_first_and_are_distinct(
+    tiny_vocabulary_model: Transformer, early_stopping: bool
+) -> None:
+    for source in random_sources(tiny_vocabulary_model, 6):
+        found = beam_search(
+            tiny_vocabulary_model,
+            source,
+            bos_id=BOS_ID,
+            eos_id=EOS_ID,
+            beam_size=4,
+            alpha=0.6,
+            max_new_tokens=10,
+            early_stopping=early_stopping,
+        )
+        scores = [hypothesis.score for hypothesis in found]
+        assert scores == sorted(scores, reverse=True)
+        assert len({(tuple(each.token_ids), each.is_finished) for each in found}) == len(found) == 4
+        for hypothesis in found:
+            num_tokens = len(hypothesis.token_ids) + hypothesis.is_finished
+            assert hypothesis.score == hypothesis.log_probability / length_penalty(num_tokens, 0.6)
+
+
+def test_searching_on_never_gives_a_worse_best_than_stopping_early(
+    tiny_vocabulary_model: Transformer,
+) -> None:
+    differences = []
+    for source in random_sources(tiny_vocabulary_model, 20):
+        early, late = (
+            beam_search(
+                tiny_vocabulary_model,
+                source,
+                bos_id=BOS_ID,
+                eos_id=EOS_ID,
+                beam_size=2,
+                alpha=1.0,
+                max_new_tokens=12,
+                early_stopping=early_stopping,
+            )[0].score
+            for early_stopping in (True, False)
+        )
+        differences.append(late - early)
+    assert min(differences) >= 0
+    assert max(differences) > 0
+
+
+def test_length_penalty_is_the_published_formula() -> None:
+    assert length_penalty(1, 0.6) == 1.0
+    assert length_penalty(7, 0.6) == pytest.approx((12 / 6) ** 0.6)
+    assert length_penalty(7, 0.0) == 1.0
+
+
+@pytest.mark.parametrize("max_new_tokens", [0, 25])
+def test_limits_beyond_the_models_are_refused(model: Transformer, max_new_tokens: int) -> None:
+    with pytest.raises(ValueError, match=f"max_new_tokens is {max_new_tokens}, and the model's limit is 24"):
+        greedy(model, [[5, EOS_ID]], max_new_tokens)
+
+
+@pytest.mark.parametrize("length", [0, 25])
+def test_empty_and_long_sources_are_refused(model: Transformer, length: int) -> None:
+    with pytest.raises(ValueError, match=f"a source has {length} tokens, and the model takes 1 to 24"):
+        greedy(model, [[5] * length])
+
+
+def test_a_beam_of_none_is_refused(model: Transformer) -> None:
+    with pytest.raises(ValueError, match="beam_size is 0, and must be at least 1"):
+        beam_search(model, [5, EOS_ID], bos_id=1, eos_id=2, beam_size=0, alpha=0, max_new_tokens=3)
+
+
+def test_nothing_to_search_for_gives_nothing(model: Transformer) -> None:
+    assert greedy(model, []) == []
+
+
+class PrescribedModel(Transformer):
+    """Its logits are a function of the target so far, whatever the source."""
+
+    def __init__(self, logits: Callable[[tuple[int, ...]], list[float]], vocab_size: int = 6) -> None:
+        super().__init__(
+            TransformerConfig(
+                vocab_size=vocab_size,
+                d_model=8,
+                d_ff=8,
+                num_heads=1,
+                num_encoder_layers=1,
+                num_decoder_layers=1,
+                max_source_length=8,
+                max_target_length=16,
+            )
+        )
+        self.logits = logits
+
+    def decode_states(self, target_ids: Tensor, memory: Tensor, source_mask: Tensor) -> Tensor:
+        del memory, source_mask
+        rows = target_ids.tolist()
+        return torch.tensor(
+            [[self.logits(tuple(row[1 : place + 1])) for place in range(len(row))] for row in rows]
+        )
+
+    def project(self, states: Tensor) -> Tensor:
+        return states
+
+
+def random_model(seed: int, parts: int = 8) -> PrescribedModel:
+    """Logits of few eighths, so that equal ones are common and halving and doubling are exact."""
+
+    def logits(target: tuple[int, ...]) -> list[float]:
+        generator = random.Random(f"{seed} {target}")
+        return [generator.randint(-2 * parts, 2 * parts) / parts for _ in range(6)]
+
+    return PrescribedModel(logits)
+
+
+def adjusted_by_definition(
+    logits: list[float], target: tuple[int, ...], constraints: Constraints
+) -> dict[int, float]:
+    """The adjusted logit of each token that is allowed."""
+    allowed = {}
+    size, num_new = constraints.no_repeat_ngram_size, len(target) - len(constraints.prefix_ids)
+    for token_id, logit in enumerate(logits):
+        x = logit
+        if token_id in target:
+            x *= 1 / constraints.repetition_penalty if x > 0 else constraints.repetition_penalty
+        x += constraints.logit_bias.get(token_id, 0.0)
+        longer = (*target, token_id)
+        ngrams = [longer[start : start + size] for start in range(len(longer) - size + 1)]
+        repeats = size > 0 and len(ngrams) > 0 and ngrams[-1] in ngrams[:-1]
+        is_early = token_id == EOS_ID and num_new < constraints.min_new_tokens
+        if not (repeats or is_early or token_id in constraints.suppressed_token_ids):
+            allowed[token_id] = x
+    return allowed or {EOS_ID: 0.0}
+
+
+def log_softmax(logits: dict[int, float]) -> dict[int, float]:
+    log_sum = math.log(sum(map(math.exp, logits.values())))
+    return {token_id: logit - log_sum for token_id, logit in logits.items()}
+
+
+def greedy_by_definition(
+    model: PrescribedModel, constraints: Constraints, limit: int
+) -> tuple[list[int], list[float], bool]:
+    target, log_probs = constraints.prefix_ids, []
+    while len(log_probs) < limit:
+        allowed = log_softmax(adjusted_by_definition(model.logits(target), target, constraints))
+        best = min(allowed, key=lambda token_id: (-allowed[token_id], token_id))
+        log_probs.append(allowed[best])
+        if best == EOS_ID:
+            return list(target), log_probs, True
+        target = (*target, best)
+    return list(target), log_probs, False
+
+
+def beam_by_definition(
+    model: PrescribedModel,
+    constraints: Constraints,
+    limit: int,
+    beam_size: int,
+    alpha: float,
+    early_stopping: bool,
+) -> list[tuple[tuple[int, ...], bool, float]]:
+    """(target, whether it is finished, score), best first; without early stopping it runs to the limit."""
+    running, finished = [(constraints.prefix_ids, 0.0)], []
+    for num_tokens in range(1, limit + 1):
+        extensions = []
+        for target, total in running:
+            allowed = log_softmax(adjusted_by_definition(model.logits(target), target, constraints))
+            extensions += [(total + added, target, token_id) for token_id, added in allowed.items()]
+        extensions.sort(key=lambda extension: -extension[0])
+        running = [
+            ((*target, token_id), total)
+            for total, target, token_id in extensions[: 2 * beam_size]
+            if token_id != EOS_ID
+        ][:beam_size]
+        finished += [
+            (target, True, total / length_penalty(num_tokens, alpha))
+            for total, target, token_id in extensions[:beam_size]
+            if token_id == EOS_ID
+        ]
+        if early_stopping and len(finished) >= beam_size:
+            running = []
+    cut_short = [(target, False, total / length_penalty(limit, alpha)) for target, total in running]
+    return sorted(finished + cut_short, key=lambda result: -result[2])[:beam_size]
+
+
+token_ids = st.integers(0, 5)
+any_constraints = st.builds(
+    Constraints,
+    min_new_tokens=st.integers(0, 6),
+    repetition_penalty=st.sampled_from([0.5, 1.0, 2.0, 4.0]),
+    no_repeat_ngram_size=st.integers(0, 3),
+    suppressed_token_ids=st.lists(token_ids, max_size=5).map(tuple),
+    logit_bias=st.dictionaries(token_ids, st.integers(-8, 8).map(lambda eighths: eighths / 8)),
+    prefix_ids=st.lists(token_ids.filter(lambda token_id: token_id != EOS_ID), max_size=6).map(tuple),
+)
+SEARCH = {"bos_id": BOS_ID, "eos_id": EOS_ID}
+
+
+@given(seed=st.integers(0, 10**6), constraints=any_constraints, limit=st.integers(1, 8))
+def test_greedy_and_a_beam_of_one_are_the_definition_under_every_constraint(
+    seed: int, constraints: Constraints, limit: int
+) -> None:
+    model = random_model(seed)
+    target, log_probs, is_finished = greedy_by_definition(model, constraints, limit)
+    found = greedy_hypothesis(model, [4, EOS_ID], **SEARCH, max_new_tokens=limit, constraints=constraints)
+    assert (found.token_ids, found.is_finished) == (target, is_finished)
+    assert found.log_probabilities == pytest.approx(log_probs, abs=1e-12)
+    assert found.score == found.log_probability == sum(found.log_probabilities)
+    beam = beam_search(
+        model,
+        [4, EOS_ID],
+        **SEARCH,
+        beam_size=1,
+        alpha=0.0,
+        max_new_tokens=limit,
+        constraints=constraints,
+    )
+    assert beam == [found]
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    constraints=any_constraints,
+    limit=st.integers(1, 8),
+    beam_size=st.integers(1, 5),
+    alpha=st.sampled_from([-0.5, 0.0, 0.6, 2.0]),
+    early_stopping=st.booleans(),
+)
+@example(  # at the limit, what runs is as good as it is, and not as it would be with one more token
+    seed=536,
+    constraints=Constraints(repetition_penalty=0.5, no_repeat_ngram_size=1, prefix_ids=(4, 0)),
+    limit=3,
+    beam_size=4,
+    alpha=-0.5,
+    early_stopping=False,
+)
+def test_a_beam_is_the_definition_under_every_constraint(
+    seed: int, constraints: Constraints, limit: int, beam_size: int, alpha: float, early_stopping: bool
+) -> None:
+    model = random_model(seed, parts=2**20)  # so fine that no two are equal
+    expected = beam_by_definition(model, constraints, limit, beam_size, alpha, early_stopping)
+    found = beam_search(
+        model,
+        [4, EOS_ID],
+        **SEARCH,
+        beam_size=beam_size,
+        alpha=alpha,
+        max_new_tokens=limit,
+        early_stopping=early_stopping,
+        constraints=constraints,
+    )
+    assert [(tuple(each.token_ids), each.is_finished) for each in found] == [each[:2] for each in expected]
+    assert [each.score for each in found] == pytest.approx([each[2] for each in expected], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "constraints",
+    [
+        Constraints(min_new_tokens=2, prefix_ids=(3, 5)),
+        Constraints(repetition_penalty=2.0, logit_bias={EOS_ID: -1.5, 4: 0.5}, prefix_ids=(5,)),
+        Constraints(no_repeat_ngram_size=2, suppressed_token_ids=(0, 5), prefix_ids=(3, 3, 4)),
+        Constraints(no_repeat_ngram_size=1, suppressed_token_ids=(0, 1, 5)),
+    ],
+)
+def test_a_beam_that_holds_everything_is_exhaustive_search_under_constraints(
+    constraints: Constraints,
+) -> None:
+    model, limit, alpha = random_model(1), 3, 0.6
+    every = {}
+
+    def extend(target: tuple[int, ...], log_probs: list[float]) -> None:
+        if len(log_probs) == limit:
+            every[target, False] = sum(log_probs) / length_penalty(limit, alpha)
+            return
+        allowed = log_softmax(adjusted_by_definition(model.logits(target), target, constraints))
+        for token_id, log_probability in allowed.items():
+            longer = [*log_probs, log_probability]
+            if token_id == EOS_ID:
+                every[target, True] = sum(longer) / length_penalty(len(longer), alpha)
+            else:
+                extend((*target, token_id), longer)
+
+    extend(constraints.prefix_ids, [])
+    found = beam_search(
+        model,
+        [4, EOS_ID],
+        **SEARCH,
+        beam_size=200,
+        alpha=alpha,
+        max_new_tokens=limit,
+        constraints=constraints,
+    )
+    assert len(found) == len(every)
+    assert [each.score for each in found] == pytest.approx(sorted(every.values(), reverse=True), abs=1e-12)
+    for each in found:
+        assert each.score == pytest.approx(every[tuple(each.token_ids), each.is_finished], abs=1e-12)
+        num_generated = len(each.token_ids) - len(constraints.prefix_ids) + each.is_finished
+        assert len(each.log_probabilities) == num_generated
+
+
+def test_adjusted_logits_worked_by_hand() -> None:
+    constraints = Constraints(
+        min_new_tokens=2,
+        repetition_penalty=2.0,
+        no_repeat_ngram_size=2,
+        suppressed_token_ids=(0,),
+        logit_bias={3: 10.0, 4: 0.25},
+        prefix_ids=(3, 4, 5),
+    )
+    logits = torch.tensor([9.0, 1.0, 2.0, 3.0, -1.0, 0.5], dtype=torch.float64)
+    # 3, twice in the target, 4 and 5 are penalised; 3 may not follow the second 5, as it followed the first.
+    found = constraints.adjust(logits, [3, 4, 5, 3, 5], EOS_ID)
+    assert found.tolist() == [-math.inf, 1.0, 2.0, -math.inf, -1.75, 0.25]
+    # One token after the prefix is too early for eos; nothing followed a 1.
+    found = constraints.adjust(logits, [3, 4, 5, 1], EOS_ID)
+    assert found.tolist() == [-math.inf, 0.5, -math.inf, 11.5, -1.75, 0.25]
+    assert logits.tolist() == [9.0, 1.0, 2.0, 3.0, -1.0, 0.5]
+
+
+def test_the_defaults_change_no_logit() -> None:
+    logits = torch.randn(6, dtype=torch.float64)
+    assert torch.equal(Constraints().adjust(logits, [3, 3, 3], EOS_ID), logits)
+
+
+def test_where_every_token_is_forbidden_the_target_ends() -> None:
+    constraints = Constraints(suppressed_token_ids=(0, 1, 3), no_repeat_ngram_size=1, min_new_tokens=5)
+    model = PrescribedModel(lambda _: [0.0, 0.0, -50.0, 0.0, 2.0, 1.0])
+    expected = [-math.log1p(math.exp(-1)), 0.0, 0.0]  # 4, then 5 alone, then eos alone
+    greedy = greedy_hypothesis(model, [4, EOS_ID], **SEARCH, max_new_tokens=8, constraints=constraints)
+    sample = sample_search(
+        model,
+        [4, EOS_ID],
+        **SEARCH,
+        max_new_tokens=8,
+        sampling=Sampling(),
+        uniforms=lambda _: 0.0,
+        constraints=constraints,
+    )
+    for found in (greedy, sample):
+        assert (found.token_ids, found.is_finished) == ([4, 5], True)
+        assert found.log_probabilities == pytest.approx(expected)
+
+
+def test_greedy_with_log_probabilities_takes_the_tokens_of_greedy_without(
+    tiny_vocabulary_model: Transformer,
+) -> None:
+    sources = random_sources(tiny_vocabulary_model, 12)
+    num_finished = 0
+    for source, expected in zip(sources, greedy(tiny_vocabulary_model, sources), strict=True):
+        found = greedy_hypothesis(tiny_vocabulary_model, source, **SEARCH, max_new_tokens=8)
+        table = log_probabilities(tiny_vocabulary_model, source, expected)
+        chosen = [*expected, EOS_ID][:8]
+        scored = [table[place, token_id].item() for place, token_id in enumerate(chosen)]
+        assert found.token_ids == expected
+        assert found.log_probabilities == pytest.approx(scored, abs=1e-5)  # another order of float32 sums
+        num_finished += found.is_finished
+    assert 0 < num_finished < 12
+
+
+def test_a_given_target_is_scored_token_by_token_and_its_eos(tiny_vocabulary_model: Transformer) -> None:
+    source = [4, 5, EOS_ID]
+    for target in ([], [3], [4, 4, 0, 5]):
+        table = log_probabilities(tiny_vocabulary_model, source, target)
+        expected = [table[place, token_id].item() for place, token_id in enumerate([*target, EOS_ID])]
+        assert score_target(tiny_vocabulary_model, source, target, **SEARCH) == pytest.approx(expected)
+    prescribed = PrescribedModel(lambda target: [float(len(target) == 1), 0.0, 0.0, 0.0, 0.0, 0.0])
+    scored = score_target(prescribed, source, [3, 0], **SEARCH)
+    assert scored == pytest.approx([-math.log(6), 1 - math.log(5 + math.e), -math.log(6)])
+
+
+def test_a_target_is_scored_up_to_the_models_limit(model: Transformer) -> None:
+    assert len(score_target(model, [4, EOS_ID], [5] * 23, **SEARCH)) == 24
+    with pytest.raises(ValueError, match="a target has 24 tokens, and the model takes 24 with its eos"):
+        score_target(model, [4, EOS_ID], [5] * 24, **SEARCH)
+    with pytest.raises(ValueError, match="a source has 25 tokens, and the model takes 1 to 24"):
+        score_target(model, [4] * 25, [5], **SEARCH)
+
+
+PROBABILITIES = [0.1, 0.3, 0.05, 0.3, 0.05, 0.2]
+LOGITS = torch.tensor(PROBABILITIES, dtype=torch.float64).log()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "draws"),
+    [
+        # All, in the order of ids: running sums 0.1, 0.4, 0.45, 0.75, 0.8, 1.
+        (Sampling(), {0.0: 0, 0.09: 0, 0.11: 1, 0.39: 1, 0.41: 2, 0.46: 3, 0.76: 4, 0.81: 5, 0.999: 5}),
+        # 1, 3 (equal: the lower id first), 5 with 0.3, 0.3, 0.2 of 0.8.
+        (Sampling(top_k=3), {0.0: 1, 0.37: 1, 0.38: 3, 0.74: 3, 0.76: 5, 0.999: 5}),
+        (Sampling(top_k=1), {0.0: 1, 0.999: 1}),
+        (Sampling(top_k=9), {0.29: 1, 0.31: 3, 0.61: 5, 0.81: 0, 0.91: 2, 0.96: 4}),
+        # Before 5 stands 0.6: kept at 0.61, not at 0.59.
+        (Sampling(top_p=0.59), {0.49: 1, 0.51: 3, 0.999: 3}),
+        (Sampling(top_p=0.61), {0.37: 1, 0.38: 3, 0.74: 3, 0.76: 5}),
+        (Sampling(top_p=1e-9), {0.0: 1, 0.999: 1}),
+        # Of the three candidates' own probabilities 0.75 stands before 5.
+        (Sampling(top_k=3, top_p=0.7), {0.49: 1, 0.51: 3, 0.999: 3}),
+        # At least 0.06: 0, 1, 3, 5 in the order of ids, of 0.9.
+        (Sampling(min_p=0.2), {0.11: 0, 0.112: 1, 0.44: 1, 0.45: 3, 0.77: 3, 0.78: 5}),
+        (Sampling(min_p=1.0), {0.49: 1, 0.51: 3}),
+        # The same tokens in descending order.
+        (Sampling(top_p=0.999, min_p=0.2), {0.33: 1, 0.34: 3, 0.66: 3, 0.67: 5, 0.88: 5, 0.89: 0}),
+        # Probabilities squared: 0.01, 0.09, 0.0025, 0.09, 0.0025, 0.04 of 0.235; min_p then leaves out 0.
+        (Sampling(temperature=0.5), {0.042: 0, 0.043: 1, 0.425: 1, 0.426: 2, 0.437: 3, 0.82: 4, 0.83: 5}),
+        (Sampling(temperature=0.5, min_p=0.2), {0.0: 1, 0.40: 1, 0.42: 3, 0.81: 3, 0.82: 5}),
+        (Sampling(temperature=1e-320), {0.49: 1, 0.51: 3}),
+    ],
+)
+def test_draws_worked_by_hand(sampling: Sampling, draws: dict[float, int]) -> None:
+    assert {uniform: sampling.draw(LOGITS, uniform) for uniform in draws} == draws
+
+
+def test_a_token_with_exactly_top_p_before_it_is_left_out() -> None:
+    equal = torch.zeros(4, dtype=torch.float64)
+    assert [Sampling(top_p=0.5).draw(equal, uniform) for uniform in (0.0, 0.49, 0.51, 0.999)] == [0, 0, 1, 1]
+
+
+@given(
+    eighths=st.lists(st.integers(-24, 24), min_size=1, max_size=8),
+    forbidden=st.sets(st.integers(0, 7)),
+    temperature=st.sampled_from([0.31, 1.0, 2.7]),
+    top_k=st.integers(0, 9),
+    top_p=st.sampled_from([0.1234567, 0.5123, 0.9017, 1.0]),
+    min_p=st.sampled_from([0.0, 0.0513, 0.3107]),
+)
+def test_evenly_spread_numbers_draw_each_token_as_often_as_it_is_probable(
+    eighths: list[int], forbidden: set[int], temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    allowed = [token_id for token_id in range(len(eighths)) if token_id not in forbidden] or [0]
+    weights = {token_id: math.exp(eighths[token_id] / 8 / temperature) for token_id in allowed}
+    ranked = sorted(allowed, key=lambda token_id: (-weights[token_id], token_id))[: top_k or None]
+    total = sum(weights[token_id] for token_id in ranked)
+    kept, before = {}, 0.0
+    for token_id in ranked:
+        if before < top_p and weights[token_id] >= min_p * weights[ranked[0]]:
+            kept[token_id] = weights[token_id]
+        before += weights[token_id] / total
+    logits = torch.full((len(eighths),), -math.inf, dtype=torch.float64)
+    logits[allowed] = torch.tensor([eighths[token_id] / 8 for token_id in allowed], dtype=torch.float64)
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    num_draws = 200
+    counts = Counter(sampling.draw(logits, (place + 0.5) / num_draws) for place in range(num_draws))
+    assert counts.keys() <= kept.keys()
+    for token_id, weight in kept.items():
+        # An interval of length p holds p * num_draws evenly spread numbers, or one more or fewer.
+        assert abs(counts[token_id] - weight / sum(kept.values()) * num_draws) <= 1
+
+
+def test_sampling_draws_from_adjusted_logits_and_scores_at_temperature_1() -> None:
+    model = PrescribedModel(lambda target: [0.0, 0.0, -4.0, 1.0, 2.0, 3.0 - len(target)])
+    constraints = Constraints(
+        repetition_penalty=2.0, suppressed_token_ids=(0, 1), logit_bias={4: -0.5}, prefix_ids=(4,)
+    )
+    numbers = [0.9, 0.3, 0.6, 0.0]  # eos is the first token that is allowed, so 0 draws it
+    drawn, expected = [], []
+    for uniform in numbers:
+        target = (4, *drawn)
+        allowed = adjusted_by_definition(model.logits(target), target, constraints)
+        tempered = log_softmax({token_id: logit / 2 for token_id, logit in allowed.items()})
+        running_sums = dict(zip(tempered, accumulate(map(math.exp, tempered.values())), strict=True))
+        drawn.append(next(token_id for token_id in tempered if running_sums[token_id] > uniform))
+        expected.append(log_softmax(allowed)[drawn[-1]])
+    assert drawn.index(EOS_ID) == 3
+    positions = []
+
+    def uniforms(position: int) -> float:
+        positions.append(position)
+        return numbers[position]
+
+    found = sample_search(
+        model,
+        [4, EOS_ID],
+        **SEARCH,
+        max_new_tokens=8,
+        sampling=Sampling(temperature=2.0),
+        uniforms=uniforms,
+        constraints=constraints,
+    )
+    assert positions == [0, 1, 2, 3]
+    assert (found.token_ids, found.is_finished) == ([4, *drawn[:-1]], True)
+    assert found.log_probabilities == pytest.approx(expected)
+    assert found.score == found.log_probability
+
+
+@given(seed=st.integers(0, 10**6), constraints=any_constraints, uniform=st.floats(0, 1, exclude_max=True))
+def test_sampling_from_the_best_token_alone_is_greedy(
+    seed: int, constraints: Constraints, uniform: float
+) -> None:
+    limits = SEARCH | {"max_new_tokens": 5, "constraints": constraints}
+    found = sample_search(
+        random_model(seed),
+        [4, EOS_ID],
+        **limits,
+        sampling=Sampling(top_k=1, temperature=3.0),
+        uniforms=lambda _: uniform,
+    )
+    assert found == greedy_hypothesis(random_model(seed), [4, EOS_ID], **limits)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"min_new_tokens": -1}, "min_new_tokens is -1, and must be at least 0"),
+        ({"no_repeat_ngram_size": -2}, "no_repeat_ngram_size is -2, and must be at least 0"),
+        ({"repetition_penalty": 0.0}, r"repetition_penalty is 0\.0, and must be above 0 and finite"),
+        ({"repetition_penalty": math.nan}, "repetition_penalty is nan, and must be above 0 and finite"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty is inf, and must be above 0 and finite"),
+        ({"logit_bias": {3: -math.inf}}, "logit_bias of token 3 is -inf, and must be finite"),
+        ({"logit_bias": {-3: 1.0}}, "logit_bias has the token id -3, and an id must be at least 0"),
+        ({"suppressed_token_ids": (-1,)}, "suppressed_token_ids has the token id -1"),
+        ({"prefix_ids": (4, -1)}, "prefix_ids has the token id -1"),
+    ],
+)
+def test_constraints_beyond_their_limits_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Constraints(**values)
+
+
+@pytest.mark.parametrize("name", ["suppressed_token_ids", "prefix_ids", "logit_bias"])
+def test_constraints_on_unknown_tokens_are_refused(name: str) -> None:
+    constraints = Constraints(**{name: {6: 1.0} if name == "logit_bias" else (5, 6)})
+    limits = SEARCH | {"max_new_tokens": 3, "constraints": constraints}
+    message = f"{name} has the token id 6, and the vocabulary has 6 tokens"
+    with pytest.raises(ValueError, match=message):
+        greedy_hypothesis(random_model(0), [4, EOS_ID], **limits)
+    with pytest.raises(ValueError, match=message):
+        beam_search(random_model(0), [4, EOS_ID], **limits, beam_size=2, alpha=0.6)
+
+
+def test_the_prefix_counts_towards_the_models_limit() -> None:
+    limits = SEARCH | {"constraints": Constraints(prefix_ids=(3,) * 10, suppressed_token_ids=(EOS_ID,))}
+    found = greedy_hypothesis(random_model(0), [4, EOS_ID], **limits, max_new_tokens=6)
+    assert len(found.token_ids) == 16
+    with pytest.raises(
+        ValueError, match="max_new_tokens is 7 after a prefix of 10, and the model's limit is 16"
+    ):
+        greedy_hypothesis(random_model(0), [4, EOS_ID], **limits, max_new_tokens=7)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"temperature": 0.0}, r"temperature is 0\.0, and must be above 0 and finite"),
+        ({"temperature": math.nan}, "temperature is nan, and must be above 0 and finite"),
+        ({"temperature": math.inf}, "temperature is inf, and must be above 0 and finite"),
+        ({"top_k": -1}, "top_k is -1, and must be at least 0"),
+        ({"top_p": 0.0}, r"top_p is 0\.0, and must be above 0 and at most 1"),
+        ({"top_p": 1.5}, r"top_p is 1\.5, and must be above 0 and at most 1"),
+        ({"min_p": -0.1}, r"min_p is -0\.1, and must be from 0 to 1"),
+        ({"min_p": 1.1}, r"min_p is 1\.1, and must be from 0 to 1"),
+    ],
+)
+def test_sampling_beyond_its_limits_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sampling(**values)
+
+
+@pytest.mark.parametrize("uniform", [-0.1, 1.0, math.nan])
+def test_a_number_that_is_not_uniform_is_refused(uniform: float) -> None:
+    with pytest.raises(
+        ValueError, match=f"the uniform number is {uniform}, and must be at least 0 and below 1"
+    ):
+        Sampling().draw(LOGITS, uniform)

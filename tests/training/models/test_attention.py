@@ -1,0 +1,191 @@
+import math
+
+import pytest
+import torch
+
+from seq2seq_serve.training.models.attention import (
+    AdditiveAttention,
+    MultiHeadAttention,
+    additive_attention,
+    causal_mask,
+    dot_attention,
+    scaled_dot_product_attention,
+)
+
+INPUTS = torch.tensor([[1.0, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]])
+KEY_WEIGHTS = torch.tensor([[0.0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]])
+QUERY_WEIGHTS = torch.tensor([[1.0, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]])
+VALUE_WEIGHTS = torch.tensor([[0.0, 2, 0], [0, 3, 0], [1, 0, 3], [1, 1, 0]])
+
+
+def test_hand_worked_example_has_the_known_values() -> None:
+    query, key, value = INPUTS @ QUERY_WEIGHTS, INPUTS @ KEY_WEIGHTS, INPUTS @ VALUE_WEIGHTS
+    assert key.tolist() == [[0, 1, 1], [4, 4, 0], [2, 3, 1]]
+    assert value.tolist() == [[1, 2, 3], [2, 8, 0], [2, 6, 3]]
+    assert query.tolist() == [[1, 0, 2], [2, 2, 2], [2, 1, 3]]
+    assert (query @ key.T)[0].tolist() == [2, 4, 4]
+
+    context, weights = scaled_dot_product_attention(query, key, value, scale=1.0)
+
+    # The values are given to four digits.
+    torch.testing.assert_close(weights[0], torch.tensor([0.0634, 0.4683, 0.4683]), atol=5e-5, rtol=0)
+    expected = torch.tensor([[1.9366, 6.6831, 1.5951], [2.0000, 7.9640, 0.0540], [1.9997, 7.7599, 0.3584]])
+    torch.testing.assert_close(context, expected, atol=6e-5, rtol=0)
+
+
+def test_context_is_the_weighted_sum_of_the_encoder_states() -> None:
+    states = torch.tensor([[1.0, 0, 0, 1], [1, 0, 0, 2], [1, 1, 2, 0], [1, 1, 0, 0]])
+    weights = torch.tensor([0.1, 0.055, 0.8, 0.045])
+    # Keys that are the identity make the scores whatever is asked for: here the logarithms of the weights.
+    context, found = scaled_dot_product_attention(weights.log()[None], torch.eye(4), states, scale=1.0)
+    torch.testing.assert_close(found[0], weights)
+    torch.testing.assert_close(context[0], torch.tensor([1.0, 0.845, 1.6, 0.21]))
+
+
+def test_scores_are_divided_by_the_root_of_the_key_width() -> None:
+    query, key = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
+    _, weights = scaled_dot_product_attention(query, key, torch.randn(2, 7, 3))
+    torch.testing.assert_close(weights, (query @ key.mT / 4.0).softmax(-1))
+
+
+def test_masked_positions_get_no_weight_and_the_others_share_it() -> None:
+    query, key, value = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5, 4)
+    mask = torch.tensor([True, False, True, True, False])
+    context, weights = scaled_dot_product_attention(query, key, value, mask)
+    assert weights[:, ~mask].abs().max() == 0
+    expected, _ = scaled_dot_product_attention(query, key[mask], value[mask])
+    torch.testing.assert_close(context, expected)
+
+
+def test_dot_attention_by_hand() -> None:
+    # The scores s^T h are log 2, log 1 and log 5; with the second one masked the weights are 2/7 and 5/7.
+    query = torch.tensor([[1.0, 0.0]])
+    memory = torch.tensor([[math.log(2), 7.0], [0.0, 9.0], [math.log(5), 0.0]])
+    context, weights = dot_attention(query, memory)
+    torch.testing.assert_close(weights, torch.tensor([[0.25, 0.125, 0.625]]))
+    torch.testing.assert_close(context[0, 1], torch.tensor(0.25 * 7 + 0.125 * 9))
+    _, weights = dot_attention(query, memory, torch.tensor([True, False, True]))
+    torch.testing.assert_close(weights, torch.tensor([[2 / 7, 0.0, 5 / 7]]))
+
+
+def test_additive_attention_by_hand() -> None:
+    # W s = (1, -1); with U h = (-1, 1) the sum is 0 and tanh, too; with (1, 1) it is tanh(2) and 0.
+    query, keys = torch.tensor([[1.0, -1.0]]), torch.tensor([[-1.0, 1.0], [1.0, 1.0], [5.0, 5.0]])
+    values, v = torch.tensor([[4.0], [8.0], [100.0]]), torch.tensor([math.log(3) / math.tanh(2), 6.0])
+    context, weights = additive_attention(query, keys, values, v, torch.tensor([True, True, False]))
+    torch.testing.assert_close(weights, torch.tensor([[0.25, 0.75, 0.0]]))  # of scores 0 and log 3
+    torch.testing.assert_close(context, torch.tensor([[0.25 * 4 + 0.75 * 8]]))
+
+
+def test_additive_attention_scores_each_pair_by_itself() -> None:
+    torch.manual_seed(0)
+    attention = AdditiveAttention(6)
+    x, memory = torch.randn(2, 3, 6), torch.randn(2, 5, 6)
+    mask = torch.tensor([[True] * 5, [True] * 2 + [False] * 3])
+    context, weights = attention(x, attention.key(memory), memory, mask[:, None])
+    for row, num_real in enumerate((5, 2)):
+        for t in range(3):
+            hidden = [attention.query(x[row, t]) + attention.key(memory[row, j]) for j in range(num_real)]
+            expected = torch.stack([attention.score @ each.tanh() for each in hidden]).softmax(0)
+            torch.testing.assert_close(weights[row, t, :num_real], expected)
+            torch.testing.assert_close(context[row, t], expected @ memory[row, :num_real])
+
+
+def test_causal_mask_lets_each_position_see_itself_and_what_is_before() -> None:
+    assert causal_mask(3).tolist() == [[True, False, False], [True, True, False], [True, True, True]]
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_heads_are_the_papers_matrices_side_by_side(has_mask: bool) -> None:
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(d_model=32, num_heads=4)
+    x, memory = torch.randn(2, 3, 32), torch.randn(2, 5, 32)
+    mask = (torch.rand(2, 1, 3, 5) < 0.6).index_fill(3, torch.tensor([0]), True) if has_mask else None
+
+    heads, weights = [], []
+    for head in range(4):
+        rows = slice(8 * head, 8 * head + 8)
+        query, key, value = (
+            source @ layer.weight[rows].T + layer.bias[rows]
+            for source, layer in ((x, attention.query), (memory, attention.key), (memory, attention.value))
+        )
+        scores = query @ key.mT / math.sqrt(8)
+        if mask is not None:
+            scores = scores.masked_fill(~mask[:, 0], -math.inf)
+        weights.append(scores.softmax(-1))
+        heads.append(weights[-1] @ value)
+    expected = torch.cat(heads, dim=-1) @ attention.output.weight.T + attention.output.bias
+
+    output, found = attention(x, memory, mask, return_weights=True)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(found, torch.stack(weights, dim=1))
+    for attention.is_fused in (True, False):
+        output, none = attention(x, memory, mask)
+        assert none is None
+        torch.testing.assert_close(output, expected)
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_weights_are_left_out_while_training_and_only_then(is_fused: bool) -> None:
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(d_model=16, num_heads=2, dropout=0.5)
+    attention.is_fused = is_fused
+    x = torch.randn(1, 9, 16)
+    outputs = [attention(x, x, None)[0] for _ in range(2)]
+    assert not torch.allclose(*outputs)
+    attention.eval()
+    torch.testing.assert_close(*(attention(x, x, None)[0] for _ in range(2)), rtol=0, atol=0)
+
+
+def test_dropout_leaves_out_weights_of_the_sum_and_not_those_returned() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(1, 4), torch.randn(400, 4)
+    context, weights = scaled_dot_product_attention(query, key, torch.eye(400), dropout_probability=0.25)
+    torch.testing.assert_close(weights, (query @ key.T / 2).softmax(-1))
+    is_left_out = context == 0
+    assert 0.15 < is_left_out.float().mean().item() < 0.35
+    torch.testing.assert_close(context[~is_left_out], weights[~is_left_out] / 0.75, rtol=1e-4, atol=0)
+
+
+def double(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def test_gradients_of_attention_are_finite_differences() -> None:
+    torch.manual_seed(0)
+    mask = causal_mask(4) & torch.tensor([True, True, True, False])
+    for each in (None, mask):
+        inputs = double(2, 4, 3), double(2, 4, 3), double(2, 4, 5)
+        assert torch.autograd.gradcheck(
+            lambda query, key, value, mask=each: scaled_dot_product_attention(query, key, value, mask), inputs
+        )
+
+
+@pytest.mark.parametrize("is_fused", [True, False])
+@pytest.mark.parametrize("is_self_attention", [True, False])
+def test_gradients_of_all_heads_are_finite_differences(is_self_attention: bool, is_fused: bool) -> None:
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(d_model=8, num_heads=2).double()
+    attention.is_fused = is_fused
+    parameters = {name: each for name, each in attention.named_parameters() if each.requires_grad}
+    mask = torch.ones(2, 1, 3, 3 if is_self_attention else 4, dtype=torch.bool)
+    mask[1, :, :, -1] = False
+
+    def output(x: torch.Tensor, memory: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        arguments = (x, x if is_self_attention else memory, mask)
+        context, _ = torch.func.functional_call(
+            attention, dict(zip(parameters, weights, strict=True)), arguments
+        )
+        return context
+
+    assert torch.autograd.gradcheck(output, (double(2, 3, 8), double(2, 4, 8), *parameters.values()))
+
+
+def test_a_bias_of_the_key_changes_nothing_and_is_not_trained() -> None:
+    torch.manual_seed(0)
+    attention = MultiHeadAttention(d_model=16, num_heads=2)
+    x, memory = torch.randn(2, 3, 16), torch.randn(2, 4, 16)
+    before, _ = attention(x, memory, None)
+    assert [name for name, each in attention.named_parameters() if not each.requires_grad] == ["key.bias"]
+    attention.key.bias.copy_(torch.randn(16))
+    torch.testing.assert_close(attention(x, memory, None)[0], before)

@@ -1,0 +1,32 @@
+import json
+from pathlib import Path
+
+from seq2seq_serve.training.reports.curves import learning_curve, save_learning_curve
+from seq2seq_serve.training.run import RunFolder
+
+LINES = [
+    {"step": 20, "kind": "train", "loss": 5.0},
+    {"step": 40, "kind": "train", "loss": 4.0},
+    {"step": 40, "kind": "dev", "loss": 4.5, "bleu": 12.0, "chrf": 30.0},
+]
+
+
+def test_the_picture_has_losses_and_scores_over_steps() -> None:
+    losses, scores = learning_curve(LINES).axes
+    curves = {
+        line.get_label(): line.get_xydata().tolist() for axes in (losses, scores) for line in axes.lines
+    }
+    assert curves == {
+        "training, as it is minimised": [[20, 5.0], [40, 4.0]],
+        "dev, cross-entropy": [[40, 4.5]],
+        "dev BLEU": [[40, 12.0]],
+        "dev chrF": [[40, 30.0]],
+    }
+
+
+def test_the_picture_is_a_file_of_the_run(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in LINES[:1]))
+    save_learning_curve(folder)
+    assert folder.curve_file.read_bytes().startswith(b"\x89PNG")
+    assert list(tmp_path.glob("*.tmp")) == []

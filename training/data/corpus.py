@@ -1,0 +1,193 @@
+"""Parallel corpora as texts: pairs from files or the built-in ones, and the choice of held-out pairs.
+
+Filters are in `training.data.filters`, the reading of files in `training.data.text_files`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+from array import array
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seq2seq_serve.training.builtin import grammar
+from seq2seq_serve.training.data.text_files import SentencePair, iterate_parallel, iterate_tsv, pair_hash
+
+_MAX_HELD_OUT_PAIRS = 1000
+_HELD_OUT_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class CorpusFiles:
+    """The files of a corpus; without any, it is the built-in corpus.
+
+    `source` has a sentence per line and `target` their translations; instead of both, `tsv` has source, a tab
+    and target on each line. A file whose name ends in .gz is gzip. The dev files are the same for the
+    held-out pairs; without them, some training pairs are held out.
+    """
+
+    source: str | None = None
+    target: str | None = None
+    tsv: str | None = None
+    dev_source: str | None = None
+    dev_target: str | None = None
+    dev_tsv: str | None = None
+
+    def __post_init__(self) -> None:
+        for prefix in ("", "dev_"):
+            source, target, tsv = (getattr(self, prefix + name) for name in ("source", "target", "tsv"))
+            if (source is None) != (target is None):
+                raise ValueError(f"give both {prefix}source and {prefix}target, or neither")
+            if tsv is not None and source is not None:
+                raise ValueError(f"give either {prefix}tsv or {prefix}source and {prefix}target, not both")
+        if self.is_built_in and any(dataclasses.astuple(self)):
+            raise ValueError("dev files need a training corpus: give source and target, or tsv")
+
+    @property
+    def is_built_in(self) -> bool:
+        return self.source is None and self.tsv is None
+
+
+@dataclass(frozen=True)
+class PairFiles(Collection[SentencePair]):
+    """The training pairs of files that may be larger than memory: every pass reads the files again.
+
+    Pairs that share their source or target with one of `left_out` are skipped.
+    """
+
+    files: CorpusFiles
+    num_pairs: int
+    left_out: tuple[SentencePair, ...] = ()
+
+    def __len__(self) -> int:
+        return self.num_pairs
+
+    def __iter__(self) -> Iterator[SentencePair]:
+        num_pairs = 0
+        for pair in _without(_iterate_train(self.files), self.left_out):
+            num_pairs += 1
+            yield pair
+        if num_pairs != self.num_pairs:
+            raise ValueError(
+                f"{self.files.tsv or self.files.source} changed while it was read: "
+                f"{num_pairs} pairs, before {self.num_pairs}"
+            )
+
+    def __contains__(self, pair: object) -> bool:
+        return any(pair == each for each in self)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Training pairs, possibly more than memory holds, and held-out pairs.
+
+    `description` is one line about the origin: the names of its files without their folders. It becomes part
+    of bundles.
+    """
+
+    description: str
+    train: Collection[SentencePair]
+    dev: tuple[SentencePair, ...]
+    test: tuple[SentencePair, ...] = ()
+
+    def sha256(self) -> str:
+        """A hash over every pair, which is equal for equal corpora."""
+        digest = hashlib.sha256()
+        for part in (self.train, self.dev, self.test):
+            digest.update(f"{len(part)}\n".encode())
+            for pair in part:
+                digest.update(f"{pair.source}\t{pair.target}\n".encode())
+        return digest.hexdigest()
+
+
+def load_corpus(files: CorpusFiles, seed: int) -> Corpus:
+    """Read a corpus, or build the built-in one; without dev files, the seed chooses the held-out pairs.
+
+    Raises:
+        ValueError: A file is empty or not UTF-8, or source and target have different numbers of lines.
+        OSError: A file cannot be read.
+    """
+    if files.is_built_in:
+        return built_in_corpus()
+    train = _train_pairs(files)
+    names = [Path(name).name for name in dataclasses.astuple(files) if name is not None]
+    if files.dev_source is None and files.dev_tsv is None:
+        num_given = len(train)
+        train, dev = _hold_out(train, seed)
+        names.append(f"{len(dev)} pairs held out")
+        if num_sharing := num_given - len(train) - len(dev):
+            names.append(f"{num_sharing} left out that share a sentence with them")
+    else:
+        dev = tuple(_iterate_pairs(files.dev_source, files.dev_target, files.dev_tsv))
+    return Corpus(", ".join(names), train, dev)
+
+
+def built_in_corpus() -> Corpus:
+    """The Korean-English corpus of `training.builtin.grammar`, which is always the same."""
+    built = grammar.build_corpus(seed=0)
+    train, dev, test = (
+        tuple(SentencePair(pair.source, pair.target) for pair in part)
+        for part in (built.train, built.dev, built.test)
+    )
+    return Corpus("built-in Korean-English", train, dev, test)
+
+
+def _iterate_pairs(source: str | None, target: str | None, tsv: str | None) -> Iterator[SentencePair]:
+    if source is not None and target is not None:
+        return iterate_parallel(Path(source), Path(target))
+    assert tsv is not None
+    return iterate_tsv(Path(tsv))
+
+
+def _iterate_train(files: CorpusFiles) -> Iterator[SentencePair]:
+    return _iterate_pairs(files.source, files.target, files.tsv)
+
+
+def _train_pairs(files: CorpusFiles) -> Collection[SentencePair]:
+    """The training pairs: in memory if they come from a pipe, which cannot be read again."""
+    names = [name for name in (files.source, files.target, files.tsv) if name is not None]
+    if not all(Path(name).is_file() for name in names):
+        return tuple(_iterate_train(files))
+    return PairFiles(files, num_pairs=sum(1 for _ in _iterate_train(files)))
+
+
+def _hold_out(
+    pairs: Collection[SentencePair], seed: int
+) -> tuple[Collection[SentencePair], tuple[SentencePair, ...]]:
+    """Split off dev pairs; training keeps no pair that shares its source or target with one of them."""
+    first_rows = _distinct_rows(pairs)
+    if not len(first_rows):
+        raise ValueError(f"all {len(pairs)} pairs have an empty side: nothing to train on")
+    num_held_out = min(_MAX_HELD_OUT_PAIRS, int(len(first_rows) * _HELD_OUT_SHARE))
+    if num_held_out == 0:
+        raise ValueError(f"{len(first_rows)} distinct pairs are too few to hold any out: give dev files")
+    rows = [int(first_rows[i]) for i in random.Random(seed).sample(range(len(first_rows)), num_held_out)]
+    wanted = set(rows)
+    found = {row: pair for row, pair in enumerate(pairs) if row in wanted}
+    dev = tuple(found[row] for row in rows)
+    if isinstance(pairs, PairFiles):
+        num_left = sum(1 for _ in _without(pairs, dev))
+        return dataclasses.replace(pairs, num_pairs=num_left, left_out=dev), dev
+    return tuple(_without(pairs, dev)), dev
+
+
+def _distinct_rows(pairs: Iterable[SentencePair]) -> NDArray[np.int64]:
+    """The row of the first of each set of equal pairs, without pairs that have an empty side."""
+    hashes, rows = array("Q"), array("q")
+    for row, pair in enumerate(pairs):
+        if pair.source.strip() and pair.target.strip():
+            hashes.append(pair_hash(pair))
+            rows.append(row)
+    _, first = np.unique(np.array(hashes), return_index=True)
+    return np.array(rows)[np.sort(first)]
+
+
+def _without(pairs: Iterable[SentencePair], left_out: tuple[SentencePair, ...]) -> Iterator[SentencePair]:
+    sources, targets = {pair.source for pair in left_out}, {pair.target for pair in left_out}
+    return (pair for pair in pairs if pair.source not in sources and pair.target not in targets)

@@ -1,0 +1,153 @@
+"""The training corpus as token ids, written once to files; each batch reads its pairs from them.
+
+Planning a pass needs about 60 bytes of memory per pair, for its place, lengths and order. So a corpus may be
+larger than memory, and is still batched by length and resumed exactly.
+"""
+
+from __future__ import annotations
+
+import shutil
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.training.data.filters import CorpusFilters, FilterReport
+from seq2seq_serve.training.data.text_files import SentencePair, pair_hash
+
+_CHUNK_PAIRS = 10_000  # encoded at once, by all cores
+
+
+class EncodedPair(NamedTuple):
+    """A pair as token ids; the source ends with eos, the target has neither bos nor eos."""
+
+    source_ids: Sequence[int]
+    target_ids: Sequence[int]
+
+    @property
+    def target_length(self) -> int:
+        """Decoder positions: the decoder reads bos and the text, and predicts the text and eos."""
+        return len(self.target_ids) + 1
+
+
+def encode_pairs(pairs: Sequence[SentencePair], tokenizer: Tokenizer) -> list[EncodedPair]:
+    """Encode the texts of pairs."""
+    sources = tokenizer.encode_sources([pair.source for pair in pairs])
+    targets = tokenizer.encode_batch([pair.target for pair in pairs])
+    return [EncodedPair(*ids) for ids in zip(sources, targets, strict=True)]
+
+
+class EncodedCorpus(Sequence[EncodedPair]):
+    """The pairs that `write_encoded` wrote to a folder; raises ValueError if a file is cut off."""
+
+    def __init__(self, folder: Path) -> None:
+        self._starts: NDArray[np.int64] = np.load(folder / "starts.npy", mmap_mode="r")
+        self._lengths: NDArray[np.int32] = np.load(folder / "lengths.npy", mmap_mode="r")  # (pairs, 2)
+        (ids_file,) = folder.glob("ids.*")
+        dtype = np.dtype(ids_file.suffix[1:])
+        num_ids = ids_file.stat().st_size // dtype.itemsize
+        self._ids = np.memmap(ids_file, dtype, mode="r") if num_ids else np.zeros(0, dtype)
+        if len(self._starts) and self._starts[-1] + self._lengths[-1].sum() > num_ids:
+            raise ValueError(f"{folder}: damaged; remove it, and give the corpus again")
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    @overload
+    def __getitem__(self, row: int) -> EncodedPair: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[EncodedPair]: ...
+    def __getitem__(self, row: int | slice) -> EncodedPair | list[EncodedPair]:
+        if isinstance(row, slice):
+            return [self[i] for i in range(*row.indices(len(self)))]
+        start, (source_length, target_length) = self._starts[row], self._lengths[row]
+        ids = self._ids[start : start + source_length + target_length].tolist()
+        return EncodedPair(ids[:source_length], ids[source_length:])
+
+    @property
+    def source_lengths(self) -> NDArray[np.int32]:
+        """The source length of each pair, with eos."""
+        return self._lengths[:, 0]
+
+    @property
+    def target_lengths(self) -> NDArray[np.int32]:
+        """The target length of each pair, with bos or eos."""
+        return self._lengths[:, 1] + 1
+
+    def texts(self, tokenizer: Tokenizer) -> Iterator[SentencePair]:
+        """The normalised texts of the pairs; byte-pair encoding loses nothing of them."""
+        for start in range(0, len(self), _CHUNK_PAIRS):
+            pairs = self[start : start + _CHUNK_PAIRS]
+            sources = tokenizer.decode_batch([pair.source_ids for pair in pairs])
+            targets = tokenizer.decode_batch([pair.target_ids for pair in pairs])
+            yield from map(SentencePair, sources, targets)
+
+
+def write_encoded(
+    folder: Path, pairs: Iterable[SentencePair], tokenizer: Tokenizer, filters: CorpusFilters
+) -> FilterReport:
+    """Encode the pairs that pass the filters, equal pairs once; return the report of dropped pairs.
+
+    The pairs are read once. The folder appears when everything is written.
+    """
+    temporary = folder.with_name(folder.name + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    report = FilterReport()
+    hashes, starts, lengths, num_ids = array("Q"), array("q"), array("i"), 0
+    with (temporary / f"ids.{dtype.name}").open("wb") as stream:
+        for pair, (source_ids, target_ids) in _encode_passing(pairs, tokenizer, filters, report):
+            hashes.append(pair_hash(pair))
+            starts.append(num_ids)
+            lengths.extend((len(source_ids), len(target_ids)))
+            stream.write(np.array([*source_ids, *target_ids], dtype).tobytes())
+            num_ids += len(source_ids) + len(target_ids)
+    _, first = np.unique(np.array(hashes), return_index=True)
+    kept = np.sort(first)
+    report.drop("duplicate", len(hashes) - len(kept))
+    np.save(temporary / "starts.npy", np.array(starts)[kept])
+    np.save(temporary / "lengths.npy", np.array(lengths).reshape(-1, 2)[kept])
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
+    return report
+
+
+def passing_pairs(
+    pairs: Iterable[SentencePair], tokenizer: Tokenizer, filters: CorpusFilters
+) -> tuple[list[SentencePair], FilterReport]:
+    """The pairs that pass the filters, normalised, each once and in order; and the report of dropped pairs.
+
+    A model writes only normalised text, so its references are normalised, too: with other code points, an
+    equal reference would count as a different text.
+    """
+    report = FilterReport()
+    passed = [pair for pair, _ in _encode_passing(pairs, tokenizer, filters, report)]
+    kept = list(dict.fromkeys(passed))
+    report.drop("duplicate", len(passed) - len(kept))
+    return kept, report
+
+
+def _encode_passing(
+    pairs: Iterable[SentencePair], tokenizer: Tokenizer, filters: CorpusFilters, report: FilterReport
+) -> Iterator[tuple[SentencePair, EncodedPair]]:
+    remaining = iter(pairs)
+    while chunk := list(islice(remaining, _CHUNK_PAIRS)):
+        report.num_given += len(chunk)
+        readable = []
+        for given in chunk:
+            pair = SentencePair(*map(tokenizer.normalize, given))
+            if reason := filters.text_reason(given) or filters.text_reason(pair):
+                report.drop(reason)
+            else:
+                readable.append(pair)
+        for pair, encoded in zip(readable, encode_pairs(readable, tokenizer), strict=True):
+            if reason := filters.length_reason(len(encoded.source_ids), encoded.target_length):
+                report.drop(reason)
+            else:
+                yield pair, encoded

@@ -1,0 +1,1 @@
+"""Search without a cache, and scores of translations."""

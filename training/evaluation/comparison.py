@@ -1,0 +1,117 @@
+"""Scores of any translations against references, with confidence intervals and significance tests.
+
+The scores of a model in training are in `training.evaluation.scoring`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.significance import PairedTest, Result
+
+# sacreBLEU's tokenizers that need no download.
+TOKENIZATIONS = "13a", "intl", "none", "char", "zh", "ja-mecab", "ko-mecab"
+
+
+@dataclass(frozen=True)
+class MetricSettings:
+    """The settings of the metrics, which a score's signature names.
+
+    Attributes:
+        tokenization: BLEU's tokenizer, one of `TOKENIZATIONS`; "none" for texts that are tokens already.
+        is_lower_cased: Whether both sides are lower-cased first.
+        num_resamples: The number of test sets that the bootstrap draws; 0 for no bootstrap.
+    """
+
+    tokenization: str = "13a"
+    is_lower_cased: bool = False
+    num_resamples: int = 1000
+
+    def metrics(self) -> dict[str, BLEU | CHRF]:
+        """BLEU (Papineni et al. 2002) and chrF (Popovic 2015) by name."""
+        return {
+            "BLEU": BLEU(lowercase=self.is_lower_cased, tokenize=self.tokenization),
+            "chrF": CHRF(lowercase=self.is_lower_cased),
+        }
+
+
+@dataclass(frozen=True)
+class MetricScore:
+    """The score of one system by one metric.
+
+    Attributes:
+        metric: sacreBLEU's name of the metric.
+        details: sacreBLEU's details: for BLEU its n-gram precisions, brevity penalty and lengths.
+        mean: The mean score of resampled test sets (Koehn 2004); None without a bootstrap.
+        half_interval: Half the width of the interval around the mean that holds 95 % of those scores.
+        p_value: The probability of a difference this large from the baseline by chance; None without one.
+    """
+
+    metric: str
+    score: float
+    details: str
+    signature: str
+    mean: float | None = None
+    half_interval: float | None = None
+    p_value: float | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.metric} {self.score:.2f}"
+        if self.half_interval is not None:
+            text += f" (95 % of resampled sets: {self.mean:.2f} ± {self.half_interval:.2f})"
+        if self.p_value is not None:
+            text += f", p = {self.p_value:.4f}"
+        return "\n  ".join(filter(None, [text, self.details, self.signature]))
+
+
+def compare(
+    systems: Sequence[Sequence[str]], references: Sequence[Sequence[str]], settings: MetricSettings
+) -> list[list[MetricScore]]:
+    """Score the translations of each system, and test whether each differs from the first one's.
+
+    Raises:
+        ValueError: Systems and references have different numbers of sentences, or none, or the library of the
+            tokenization is not installed.
+    """
+    lengths = [len(texts) for texts in (*systems, *references)]
+    if len(set(lengths)) != 1 or not lengths[0]:
+        raise ValueError(f"hypotheses and references have {', '.join(map(str, lengths))} sentences")
+    try:
+        metrics = settings.metrics()
+    except (ImportError, RuntimeError) as error:
+        raise ValueError(f"{settings.tokenization}: {' '.join(str(error).split())}") from error
+    scores = [_score(metrics, texts, references) for texts in systems]
+    if not settings.num_resamples:
+        return scores
+    named = [(str(number), texts) for number, texts in enumerate(systems)]
+    test = PairedTest(named, metrics, references, test_type="bs", n_samples=settings.num_resamples)
+    signatures, columns = test()
+
+    def with_bootstrap(number: int, score: MetricScore) -> MetricScore:
+        result = columns[score.metric][number]
+        assert isinstance(result, Result)
+        p_value = None if result.p_value is None else float(result.p_value)
+        if number and systems[number] == systems[0]:
+            p_value = 1.0  # equal translations: sacreBLEU would return almost 0
+        return replace(
+            score,
+            signature=str(signatures[score.metric]),
+            mean=float(result.mean or 0.0),
+            half_interval=float(result.ci or 0.0),
+            p_value=p_value,
+        )
+
+    return [[with_bootstrap(number, score) for score in row] for number, row in enumerate(scores)]
+
+
+def _score(
+    metrics: dict[str, BLEU | CHRF], texts: Sequence[str], references: Sequence[Sequence[str]]
+) -> list[MetricScore]:
+    results = [(metric, metric.corpus_score(texts, references)) for metric in metrics.values()]
+    return [
+        MetricScore(result.name, result.score, getattr(result, "_verbose", ""), str(metric.get_signature()))
+        for metric, result in results
+    ]

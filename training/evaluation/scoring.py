@@ -1,0 +1,71 @@
+"""Translations of a trained model, and their BLEU and chrF."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from seq2seq_serve.bundle.manifest import LengthBound
+from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.training.config import BOS_ID, EOS_ID
+from seq2seq_serve.training.data.lengths import target_limits
+from seq2seq_serve.training.evaluation.search import beam_search, check_sources, greedy_search
+from seq2seq_serve.training.models.base import EncoderDecoder
+
+
+@dataclass(frozen=True)
+class Score:
+    """BLEU (Papineni et al. 2002) and chrF (Popovic 2015) as sacreBLEU computes them (Post 2018)."""
+
+    bleu: float
+    bleu_signature: str
+    chrf: float
+    chrf_signature: str
+
+
+def score(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """Score translations against one reference each; raise ValueError if counts differ or are 0."""
+    if len(hypotheses) != len(references) or not references:
+        raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
+    bleu, chrf = BLEU(force=True), CHRF()  # force: no warning about texts that look tokenized
+    bleu_score = bleu.corpus_score(hypotheses, [references]).score
+    chrf_score = chrf.corpus_score(hypotheses, [references]).score
+    return Score(bleu_score, str(bleu.get_signature()), chrf_score, str(chrf.get_signature()))
+
+
+def translate(
+    model: EncoderDecoder,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    beam_size: int = 1,
+    alpha: float = 0.6,
+    length_bound: LengthBound | None = None,
+    before_step: Callable[[], None] = lambda: None,
+) -> list[str]:
+    """Translate texts with `training.evaluation.search`, within the length limits that the server applies.
+
+    Beam size 1 is greedy search of many sentences at once, without length penalty; larger beams are searched
+    one sentence at a time. `before_step` is called before each step of greedy search, and may raise to end
+    it.
+
+    Raises:
+        SourceLengthError: A text is longer than the model's limit.
+    """
+    sources = tokenizer.encode_sources(texts)
+    check_sources(model, sources)  # all of them before the first is searched
+    limits = target_limits(sources, model.config, length_bound)
+    if beam_size == 1:
+        targets = greedy_search(
+            model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limits, before_step=before_step
+        )
+        return tokenizer.decode_batch(targets)
+    beam = functools.partial(
+        beam_search, model, bos_id=BOS_ID, eos_id=EOS_ID, beam_size=beam_size, alpha=alpha
+    )
+    best = [beam(ids, max_new_tokens=limit)[0] for ids, limit in zip(sources, limits, strict=True)]
+    return tokenizer.decode_batch([hypothesis.token_ids for hypothesis in best])

@@ -1,0 +1,316 @@
+"""Greedy search, beam search and sampling by definition: the server is tested against them.
+
+For one source, every step decodes the whole prefix again. `greedy_search`, for many sources, uses the model's
+`step` instead. All searches take a model in eval mode, sources that end with eos,
+`bos_id` with which every target starts, and `eos_id` which ends a target. `max_new_tokens` limits the
+generated tokens, those after a forced prefix, eos included. They raise ValueError if a source is empty or too
+long, a limit is wrong, or a token is unknown.
+
+Shapes: B batch rows, S source length, T target length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seq2seq_serve.training.config import PAD_ID
+from seq2seq_serve.training.data.batches import pad_rows
+from seq2seq_serve.training.evaluation.selection import Constraints, Sampling
+from seq2seq_serve.training.models.base import EncoderDecoder, Memory, select_rows
+
+NO_CONSTRAINTS = Constraints()
+_ROWS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A candidate target.
+
+    Attributes:
+        token_ids: The forced prefix and the generated tokens, without bos and eos.
+        log_probabilities: One of each generated token, eos included.
+        score: The log-probability divided by the length penalty, by which hypotheses are ranked.
+        is_finished: Whether it ended with eos, not at the limit.
+    """
+
+    token_ids: list[int]
+    log_probabilities: list[float]
+    score: float
+    is_finished: bool
+
+    @property
+    def log_probability(self) -> float:
+        return sum(self.log_probabilities)
+
+
+def length_penalty(num_tokens: int, alpha: float) -> float:
+    """(5 + |Y|)^alpha / (5 + 1)^alpha: Wu et al. 2016, equation 14, arXiv:1609.08144.
+
+    |Y| counts the generated tokens, with eos and without a forced prefix. The coverage penalty is not used.
+    """
+    return float((5 + num_tokens) ** alpha / 6**alpha)
+
+
+class SourceLengthError(ValueError):
+    """The source of a `row`, from 0, is empty or too long for the model."""
+
+    def __init__(self, row: int, length: int, limit: int) -> None:
+        super().__init__(f"a source has {length} tokens, and the model takes 1 to {limit}")
+        self.row = row
+
+
+@torch.inference_mode()
+def greedy_search(
+    model: EncoderDecoder,
+    source_ids: Sequence[Sequence[int]],
+    *,
+    bos_id: int,
+    eos_id: int,
+    max_new_tokens: int | Sequence[int],
+    before_step: Callable[[], None] = lambda: None,
+) -> list[list[int]]:
+    """Take the most probable token at each step, of equal ones the lowest id; many sources at once.
+
+    Returns each target's token ids without bos and eos. For constraints and log-probabilities, see
+    `greedy_hypothesis`. `max_new_tokens` is one limit, or one for each source. `before_step` is called before
+    each step, and may raise to end the search.
+    """
+    limits = [max_new_tokens] * len(source_ids) if isinstance(max_new_tokens, int) else max_new_tokens
+    for limit in set(limits):
+        _check_limits(model, source_ids, limit, NO_CONSTRAINTS)
+    targets: list[list[int]] = [[] for _ in source_ids]
+    by_length = sorted(range(len(source_ids)), key=lambda row: len(source_ids[row]))
+    for start in range(0, len(by_length), _ROWS_AT_ONCE):
+        running = by_length[start : start + _ROWS_AT_ONCE]
+        memory, source_mask = _encode(model, [source_ids[row] for row in running])
+        state = model.start(memory, source_mask)
+        token_ids = torch.full((len(running),), bos_id, device=source_mask.device)
+        while running:
+            before_step()
+            states, state = model.step(token_ids, state, memory, source_mask)
+            token_ids = model.project(states).float().argmax(dim=-1)  # (B,)
+            next_ids = token_ids.tolist()
+            for row, token_id in zip(running, next_ids, strict=True):
+                if token_id != eos_id:
+                    targets[row].append(token_id)
+            is_running = [
+                token_id != eos_id and len(targets[row]) < limits[row]
+                for row, token_id in zip(running, next_ids, strict=True)
+            ]
+            running = [row for row, runs in zip(running, is_running, strict=True) if runs]
+            memory, state = select_rows(memory, is_running), select_rows(state, is_running)
+            source_mask, token_ids = source_mask[is_running], token_ids[is_running]
+    return targets
+
+
+def greedy_hypothesis(
+    model: EncoderDecoder,
+    source_ids: Sequence[int],
+    *,
+    bos_id: int,
+    eos_id: int,
+    max_new_tokens: int,
+    constraints: Constraints = NO_CONSTRAINTS,
+) -> Hypothesis:
+    """Greedy search of one source, with log-probabilities; its score is their sum."""
+
+    def most_probable(logits: Tensor, _: int) -> int:
+        return int(logits.argmax())
+
+    return _search_one(model, source_ids, bos_id, eos_id, max_new_tokens, constraints, most_probable)
+
+
+def sample_search(
+    model: EncoderDecoder,
+    source_ids: Sequence[int],
+    *,
+    bos_id: int,
+    eos_id: int,
+    max_new_tokens: int,
+    sampling: Sampling,
+    uniforms: Callable[[int], float],
+    constraints: Constraints = NO_CONSTRAINTS,
+) -> Hypothesis:
+    """Draw the target of one source token by token; its score is the sum of its log-probabilities.
+
+    Log-probabilities are those of the adjusted logits at temperature 1, whatever the sampling. `uniforms`
+    maps the position of a generated token, from 0, to the number in [0, 1) that draws it.
+    """
+
+    def drawn(logits: Tensor, position: int) -> int:
+        return sampling.draw(logits, uniforms(position))
+
+    return _search_one(model, source_ids, bos_id, eos_id, max_new_tokens, constraints, drawn)
+
+
+@torch.inference_mode()
+def beam_search(
+    model: EncoderDecoder,
+    source_ids: Sequence[int],
+    *,
+    bos_id: int,
+    eos_id: int,
+    beam_size: int,
+    alpha: float,
+    max_new_tokens: int,
+    early_stopping: bool = True,
+    constraints: Constraints = NO_CONSTRAINTS,
+) -> list[Hypothesis]:
+    """Return the best hypotheses of one source, best first, at most `beam_size`; 1 is greedy search.
+
+    At each step every running hypothesis is extended by every token. The 2 * beam_size extensions with the
+    highest log-probabilities are then taken, best first (equal ones: the better parent, then the lower id).
+    An extension with eos is finished if it is among the first beam_size, and dropped otherwise; the others
+    run on until beam_size hypotheses run. Hypotheses that still run at the limit are results, too. Forbidden
+    tokens extend nothing, so there may be fewer extensions, and fewer results.
+
+    With `early_stopping` the search stops as soon as beam_size hypotheses are finished; otherwise it stops
+    when no running hypothesis can reach a better score than the worst of the best beam_size finished ones.
+    `alpha` is the exponent of the length penalty; 0 ranks by log-probability.
+    """
+    if beam_size < 1:
+        raise ValueError(f"beam_size is {beam_size}, and must be at least 1")
+    _check_limits(model, [source_ids], max_new_tokens, constraints)
+    memory, source_mask = _encode(model, [source_ids])
+    running = [Hypothesis(list(constraints.prefix_ids), [], 0.0, is_finished=False)]
+    finished: list[Hypothesis] = []
+    for num_tokens in range(1, max_new_tokens + 1):
+        B = len(running)
+        prefixes = [[bos_id, *hypothesis.token_ids] for hypothesis in running]
+        memories = select_rows(memory, [0] * B)
+        logits = _next_logits(model, prefixes, memories, source_mask.expand(B, -1))  # (B, V)
+        extensions = _best_extensions(running, logits, eos_id, constraints, 2 * beam_size)
+        parents, running = running, []
+        for rank, (parent, token_id, log_probability) in enumerate(extensions):
+            ids = parents[parent].token_ids
+            log_probabilities = [*parents[parent].log_probabilities, log_probability]
+            score = sum(log_probabilities) / length_penalty(num_tokens, alpha)
+            if token_id != eos_id and len(running) < beam_size:
+                running.append(Hypothesis([*ids, token_id], log_probabilities, score, is_finished=False))
+            elif token_id == eos_id and rank < beam_size:
+                finished.append(Hypothesis(ids, log_probabilities, score, is_finished=True))
+        finished = _best(finished, beam_size)
+        if not running:
+            break
+        if len(finished) == beam_size and (
+            early_stopping or not _can_improve(running, finished, num_tokens, max_new_tokens, alpha)
+        ):
+            return finished
+    return _best(finished + running, beam_size)
+
+
+@torch.inference_mode()
+def score_target(
+    model: EncoderDecoder, source_ids: Sequence[int], target_ids: Sequence[int], *, bos_id: int, eos_id: int
+) -> list[float]:
+    """The log-probability of each token of a target, given without bos and eos, and of eos after it."""
+    check_sources(model, [source_ids])
+    if len(target_ids) >= model.config.max_target_length:
+        raise ValueError(
+            f"a target has {len(target_ids)} tokens, and the model takes {model.config.max_target_length} "
+            "with its eos"
+        )
+    memory, source_mask = _encode(model, [source_ids])
+    given = torch.tensor([[bos_id, *target_ids]], device=source_mask.device)  # (1, T)
+    log_probabilities = model.decode(given, memory, source_mask)[0].double().log_softmax(dim=-1)  # (T, V)
+    return [float(log_probabilities[place, token_id]) for place, token_id in enumerate([*target_ids, eos_id])]
+
+
+@torch.inference_mode()
+def _search_one(
+    model: EncoderDecoder,
+    source_ids: Sequence[int],
+    bos_id: int,
+    eos_id: int,
+    max_new_tokens: int,
+    constraints: Constraints,
+    choose: Callable[[Tensor, int], int],
+) -> Hypothesis:
+    """Search with one hypothesis; `choose` takes each token from the adjusted logits (V,) of its position."""
+    _check_limits(model, [source_ids], max_new_tokens, constraints)
+    memory, source_mask = _encode(model, [source_ids])
+    target = list(constraints.prefix_ids)
+    log_probabilities: list[float] = []
+    is_finished = False
+    while len(log_probabilities) < max_new_tokens and not is_finished:
+        logits = _next_logits(model, [[bos_id, *target]], memory, source_mask)[0]  # (V,)
+        adjusted = constraints.adjust(logits, target, eos_id)
+        token_id = choose(adjusted, len(log_probabilities))
+        log_probabilities.append(float(adjusted.log_softmax(dim=-1)[token_id]))
+        is_finished = token_id == eos_id
+        if not is_finished:
+            target.append(token_id)
+    return Hypothesis(target, log_probabilities, sum(log_probabilities), is_finished)
+
+
+def _check_limits(
+    model: EncoderDecoder, sources: Sequence[Sequence[int]], max_new_tokens: int, constraints: Constraints
+) -> None:
+    limit, num_forced = model.config.max_target_length, len(constraints.prefix_ids)
+    if not 1 <= max_new_tokens <= limit - num_forced:
+        after = f" after a prefix of {num_forced}" if num_forced else ""
+        raise ValueError(f"max_new_tokens is {max_new_tokens}{after}, and the model's limit is {limit}")
+    constraints.check_vocabulary(model.config.vocab_size)
+    check_sources(model, sources)
+
+
+def check_sources(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> None:
+    """Raise `SourceLengthError` for the first source that is empty or too long."""
+    limit = model.config.max_source_length
+    for row, ids in enumerate(sources):
+        if not 1 <= len(ids) <= limit:
+            raise SourceLengthError(row, len(ids), limit)
+
+
+def _encode(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> tuple[Memory, Tensor]:
+    source_ids = pad_rows(sources).to(model.embedding.weight.device)  # (B, S)
+    source_mask = source_ids != PAD_ID
+    return model.encode(source_ids, source_mask), source_mask
+
+
+def _next_logits(
+    model: EncoderDecoder, prefixes: list[list[int]], memory: Memory, source_mask: Tensor
+) -> Tensor:
+    """Logits (B, V) of the tokens after the prefixes, which all have the same length."""
+    target_ids = torch.tensor(prefixes, device=source_mask.device)  # (B, T)
+    states = model.decode_states(target_ids, memory, source_mask)  # (B, T, D)
+    return model.project(states[:, -1]).float()
+
+
+def _best_extensions(
+    running: list[Hypothesis], logits: Tensor, eos_id: int, constraints: Constraints, num_extensions: int
+) -> list[tuple[int, int, float]]:
+    """(parent, token id, the token's log-probability) of the best extensions, best first."""
+    adjusted = [
+        constraints.adjust(row, hypothesis.token_ids, eos_id)
+        for row, hypothesis in zip(logits, running, strict=True)
+    ]
+    log_probabilities = torch.stack(adjusted).log_softmax(dim=-1).cpu()  # (B, V)
+    sums = torch.tensor([hypothesis.log_probability for hypothesis in running], dtype=torch.float64)
+    totals = (sums[:, None] + log_probabilities).flatten()  # (B * V,)
+    # A stable sort keeps equal totals in the order of parent, then token id.
+    order = totals.sort(descending=True, stable=True).indices[:num_extensions]
+    places = [divmod(place, logits.shape[1]) for place in order.tolist() if totals[place] > -math.inf]
+    return [(parent, token_id, float(log_probabilities[parent, token_id])) for parent, token_id in places]
+
+
+def _best(hypotheses: list[Hypothesis], beam_size: int) -> list[Hypothesis]:
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:beam_size]
+
+
+def _can_improve(
+    running: list[Hypothesis], finished: list[Hypothesis], num_tokens: int, max_new_tokens: int, alpha: float
+) -> bool:
+    """Whether a running hypothesis could still reach a better score than the worst finished one.
+
+    Further tokens have log-probabilities of at most 0, so only the length penalty can raise a score: most at
+    the limit if alpha is positive, otherwise with the next token. At the limit, the score is final.
+    """
+    best_length = max_new_tokens if alpha > 0 else min(num_tokens + 1, max_new_tokens)
+    penalty = length_penalty(best_length, alpha)
+    return max(hypothesis.log_probability for hypothesis in running) / penalty > finished[-1].score

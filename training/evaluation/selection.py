@@ -1,0 +1,156 @@
+"""The choice of the next token from the model's logits: constraints on the logits, and the draw of a sample.
+
+Nothing here knows the model or the search. Shapes: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+_FORBIDDEN = -math.inf
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """Conditions on a target; the defaults constrain nothing. Raises ValueError if a value is out of range.
+
+    The target so far is the prefix and the generated tokens, without bos. The logits of the next token are
+    adjusted to it in this order:
+
+    1. The logit x of every token of the target becomes x / repetition_penalty if x is positive, otherwise
+       x * repetition_penalty; once, however often the target has the token. Keskar et al. 2019, section 4.1,
+       arXiv:1909.05858, always divide, which would favour repetition where x is negative.
+    2. The biases are added.
+    3. Forbidden tokens get minus infinity. If that forbids all tokens, eos is allowed after all: its
+       log-probability is 0, and the hypothesis ends.
+
+    Log-probabilities are the log-softmax of the adjusted logits.
+
+    Attributes:
+        min_new_tokens: Eos is forbidden before this many tokens have been generated after the prefix.
+        repetition_penalty: A value above 1 makes repetition less probable.
+        no_repeat_ngram_size: A token is forbidden if it would repeat a sequence of this many tokens that the
+            target already has; 0 forbids none.
+        suppressed_token_ids: Tokens that are always forbidden.
+        logit_bias: The value added to a token's logit, by token id.
+        prefix_ids: The tokens with which every target starts, after bos. The prefix is forced: nothing is
+            forbidden in it, and it counts neither as new tokens nor in a log-probability.
+    """
+
+    min_new_tokens: int = 0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    suppressed_token_ids: tuple[int, ...] = ()
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    prefix_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("min_new_tokens", "no_repeat_ngram_size"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 0")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise ValueError(
+                f"repetition_penalty is {self.repetition_penalty}, and must be above 0 and finite"
+            )
+        for token_id, bias in self.logit_bias.items():
+            if not math.isfinite(bias):
+                raise ValueError(f"logit_bias of token {token_id} is {bias}, and must be finite")
+        for name in ("suppressed_token_ids", "logit_bias", "prefix_ids"):
+            for token_id in getattr(self, name):
+                if token_id < 0:
+                    raise ValueError(f"{name} has the token id {token_id}, and an id must be at least 0")
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise ValueError if a token id is not in the vocabulary."""
+        for name in ("suppressed_token_ids", "logit_bias", "prefix_ids"):
+            for token_id in getattr(self, name):
+                if token_id >= vocab_size:
+                    raise ValueError(
+                        f"{name} has the token id {token_id}, and the vocabulary has {vocab_size} tokens"
+                    )
+
+    def adjust(self, logits: Tensor, target_ids: Sequence[int], eos_id: int) -> Tensor:
+        """The adjusted logits (V,), in float64, of the token after the target so far."""
+        adjusted = logits.to(torch.float64, copy=True)  # (V,)
+        for token_id in set(target_ids):
+            x = float(adjusted[token_id])
+            adjusted[token_id] = x / self.repetition_penalty if x > 0 else x * self.repetition_penalty
+        for token_id, bias in self.logit_bias.items():
+            adjusted[token_id] += bias
+        for token_id in self._forbidden(target_ids, eos_id):
+            adjusted[token_id] = _FORBIDDEN
+        if bool((adjusted == _FORBIDDEN).all()):
+            adjusted[eos_id] = 0.0
+        return adjusted
+
+    def _forbidden(self, target_ids: Sequence[int], eos_id: int) -> set[int]:
+        forbidden = {*self.suppressed_token_ids}
+        if len(target_ids) - len(self.prefix_ids) < self.min_new_tokens:
+            forbidden.add(eos_id)
+        if self.no_repeat_ngram_size > 0:
+            num_before = self.no_repeat_ngram_size - 1
+            tail = target_ids[len(target_ids) - num_before :]
+            for end in range(num_before, len(target_ids)):
+                if target_ids[end - num_before : end] == tail:
+                    forbidden.add(target_ids[end])
+        return forbidden
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn from adjusted logits; the defaults draw from the model's own distribution.
+
+    With top_k or top_p, the candidates are the top_k best tokens, best first (equal ones: the lower id).
+    Otherwise they are all tokens in the order of their ids, which needs no sorting. Their probabilities p are
+    the softmax of logit / temperature over the candidates. A candidate is kept if the candidates before it
+    have less than top_p of the probability, and if its p is at least min_p times the largest p. The drawn
+    token is the first kept one at which the running sum of kept probabilities exceeds the uniform number
+    times their total. A value out of range raises ValueError.
+
+    Attributes:
+        temperature: A value below 1 sharpens the distribution, above 1 flattens it.
+        top_k: The number of candidates; 0 takes all tokens.
+        top_p: Nucleus sampling: Holtzman et al. 2020, section 3.1, arXiv:1904.09751. 1 keeps all.
+        min_p: Nguyen et al. 2024, arXiv:2407.01082. 0 keeps all.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"temperature is {self.temperature}, and must be above 0 and finite")
+        if self.top_k < 0:
+            raise ValueError(f"top_k is {self.top_k}, and must be at least 0")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}, and must be above 0 and at most 1")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p is {self.min_p}, and must be from 0 to 1")
+
+    def draw(self, logits: Tensor, uniform: float) -> int:
+        """The token id that a uniform number in [0, 1) draws from adjusted logits (V,)."""
+        if not 0 <= uniform < 1:
+            raise ValueError(f"the uniform number is {uniform}, and must be at least 0 and below 1")
+        is_sorted = self.top_k > 0 or self.top_p < 1
+        if is_sorted:
+            token_ids = logits.sort(descending=True, stable=True).indices  # (V,)
+            token_ids = token_ids[: self.top_k or None]  # (candidates,)
+        else:
+            token_ids = torch.arange(len(logits), device=logits.device)
+        candidates = logits[token_ids]
+        # The largest logit is subtracted, so that dividing by a low temperature does not overflow.
+        p = ((candidates - candidates.max()) / self.temperature).softmax(dim=0)
+        is_kept = p >= self.min_p * p.max()
+        if is_sorted:
+            sums_before = nn.functional.pad(p.cumsum(dim=0)[:-1], (1, 0))
+            is_kept &= sums_before < self.top_p
+        running_sums = torch.where(is_kept, p, 0.0).cumsum(dim=0)
+        is_beyond = running_sums > uniform * running_sums[-1]
+        return int(token_ids[is_beyond.nonzero()[0, 0]])

@@ -1,0 +1,145 @@
+"""The interface of every family of models, and the embeddings that all families have.
+
+Training, search, scoring and export use a model only through this class. Its verbs are `encode`, `decode` and
+`step`; the search for a target is in `training.evaluation.search`.
+
+Shapes: B batch rows, S source length, T target length, D d_model, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from seq2seq_serve.training.config import ModelConfig
+from seq2seq_serve.training.models.dropout import dropout
+
+# The encoder's output for the decoder, and the decoder's values between two positions. The first dimension of
+# each tensor is the row.
+Memory = tuple[Tensor, ...]
+State = tuple[Tensor, ...]
+
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def select_rows(tensors: tuple[Tensor, ...], rows: Sequence[int] | Sequence[bool]) -> tuple[Tensor, ...]:
+    """Rows of a memory or a state: by number, which may repeat, or by one flag per row."""
+    return tuple(tensor[rows] for tensor in tensors)
+
+
+class Layers(nn.ModuleList, Generic[_Module]):
+    """A `ModuleList` with the type of its modules."""
+
+    def __iter__(self) -> Iterator[_Module]:
+        return super().__iter__()  # type: ignore[return-value]
+
+
+class EncoderDecoder(nn.Module, ABC):
+    """A model from source tokens to logits of target tokens. The source mask is True at real tokens.
+
+    One matrix embeds source and target and is the output projection (Vaswani et al. 2017, section 3.4),
+    unless `config.tied` says otherwise; embeddings are multiplied by sqrt(D).
+
+    Every family keeps two promises: `step` repeated returns the states of `decode_states`, and the result of
+    a row depends neither on the other rows nor on padding at the end of its source or target.
+
+    Attributes:
+        is_compilable: Whether `torch.compile` can compile the model for all lengths at once.
+        embedding: Embeds target tokens, and serves for all that is tied to it.
+        source_embedding: None if `embedding` embeds source tokens, too.
+        output: The projection to logits; None if the matrix of `embedding` projects them.
+    """
+
+    is_compilable: ClassVar[bool] = True
+    source_embedding: nn.Embedding | None
+    output: nn.Linear | None
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        V, D = config.vocab_size, config.d_model
+        self.embedding = nn.Embedding(V, D)
+        self.source_embedding = None if config.tied == "all" else nn.Embedding(V, D)
+        self.output = nn.Linear(D, V, bias=False) if config.tied == "none" else None
+
+    @classmethod
+    def check_compilable(cls) -> None:
+        """Raise ValueError unless `torch.compile` can compile the model for all lengths at once."""
+        if not cls.is_compilable:
+            raise ValueError(
+                f"a {cls.__name__} model would be compiled anew for each length: leave out --compile"
+            )
+
+    @property
+    def source_weight(self) -> Tensor:
+        """The matrix (V, D) that embeds source tokens."""
+        return (self.source_embedding or self.embedding).weight
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The matrix (V, D) that turns decoder states into logits."""
+        return (self.output or self.embedding).weight
+
+    @abstractmethod
+    def encode(self, source_ids: Tensor, source_mask: Tensor) -> Memory:
+        """Turn a source (B, S) and its mask (B, S) into the memory, whose tensors have B rows."""
+
+    def encode_with_attention(self, source_ids: Tensor, source_mask: Tensor) -> tuple[Memory, list[Tensor]]:
+        """`encode`, and each layer's self-attention weights (B, H, S, S); an empty list by default."""
+        return self.encode(source_ids, source_mask), []
+
+    @abstractmethod
+    def decode_states(self, target_ids: Tensor, memory: Memory, source_mask: Tensor) -> Tensor:
+        """`decode` before the output projection, (B, T, D), for callers that need few positions' logits."""
+
+    def project(self, states: Tensor) -> Tensor:
+        """Logits (..., V) of decoder states (..., D)."""
+        return nn.functional.linear(states, self.output_weight)
+
+    def decode(self, target_ids: Tensor, memory: Memory, source_mask: Tensor) -> Tensor:
+        """Logits (B, T, V) of the token after each position of the target (B, T), which starts with bos."""
+        return self.project(self.decode_states(target_ids, memory, source_mask))
+
+    @abstractmethod
+    def decode_with_attention(
+        self, target_ids: Tensor, memory: Memory, source_mask: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`decode`, and the weights (B, H, T, S) of each attention over the source."""
+
+    @abstractmethod
+    def alignment(self, weights: Sequence[Tensor]) -> Tensor | None:
+        """The weights of `decode_with_attention` as one matrix (B, T, S); None without attention."""
+
+    @abstractmethod
+    def start(self, memory: Memory, source_mask: Tensor) -> State:
+        """The state before the first target position, B rows in each tensor."""
+
+    @abstractmethod
+    def step(
+        self, token_ids: Tensor, state: State, memory: Memory, source_mask: Tensor
+    ) -> tuple[Tensor, State]:
+        """Read one token (B,) of each target; return its decoder states (B, D) and the state after it."""
+
+    def forward(self, source_ids: Tensor, source_mask: Tensor, target_ids: Tensor) -> Tensor:
+        """`encode`, then `decode`: logits (B, T, V)."""
+        return self.decode(target_ids, self.encode(source_ids, source_mask), source_mask)
+
+    def _look_up(self, token_ids: Tensor, weight: Tensor) -> Tensor:
+        """Embeddings (..., D) of token ids (...) times sqrt(D); `word_dropout` sets some of them to 0."""
+        x = nn.functional.embedding(token_ids, weight) * math.sqrt(self.config.d_model)
+        if self.training and self.config.word_dropout:
+            is_word = torch.ones(*token_ids.shape, 1, device=x.device)
+            x = x * dropout(is_word, self.config.word_dropout)
+        return x
+
+    def _initialise_embeddings(self) -> None:
+        # With this size, embeddings times sqrt(D) start with variance 1, and logits with variance about 1.
+        for matrix in (self.embedding, self.source_embedding, self.output):
+            if matrix is not None:
+                nn.init.normal_(matrix.weight, std=self.config.d_model**-0.5)

@@ -1,0 +1,1 @@
+"""Reports of a run: progress, metrics, learning curve, attention."""
