@@ -18,8 +18,8 @@ import tokenizers
 from grpc import aio
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from seq2seq_serve.bundle.manifest import LengthBound, LengthRule
-from seq2seq_serve.bundle.names import SOURCE_IDS
+from seq2seq_serve.bundle.manifest import LengthBound, LengthRule, TensorSpec
+from seq2seq_serve.bundle.names import SOURCE_IDS, Axis, Form, Role
 from seq2seq_serve.bundle.normalization import Normalization, normalizer
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
@@ -30,13 +30,15 @@ from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.records import Branches, Move, Request, Selected, Turn
 from seq2seq_serve.server.engine.records import Sequence as Row
 from seq2seq_serve.server.metrics import Metrics
-from seq2seq_serve.server.models.served import Models, ServedModel
+from seq2seq_serve.server.models.served import Models, ServedModel, SourceSpec
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
 from seq2seq_serve.server.service.interception import Interceptor
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS = 0, 1, 2
+_IDS = TensorSpec(SOURCE_IDS, "int64", (Axis.BATCH, Axis.SOURCE_LENGTH), Role.SOURCE)
+TEXT_SOURCES = {SOURCE_IDS: SourceSpec(Form.TEXT, _IDS)}
 
 
 def byte_tokenizer(normalization: Normalization = "none") -> Tokenizer:
@@ -253,6 +255,7 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns, num_instances: int) 
             queue_limits=config.queue,
             source_tokenizer=tokenizer,
             target_tokenizer=tokenizer,
+            sources=TEXT_SOURCES,
             memory=LengthRule(SOURCE_IDS),
             length_bound=runner.length_bound,
             provenance={"preset": "echo"},
