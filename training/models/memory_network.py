@@ -147,11 +147,11 @@ class MemoryNetwork(EncoderDecoder):
     def encode(self, *source: Tensor) -> Memory:
         """Turn stories (B, N, J), questions (B, J) and the mask of sentences (B, N) into the memory."""
         story, question, source_mask = source
-        B, N, J = story.shape
+        B, N, _ = story.shape
         D, limit = self.config.d_model, self.config.max_source_length
         ages = self._ages(source_mask).clamp(max=limit - 1)  # (B, N)
         embedded = self._embed(
-            story.view(B * N, J),
+            story.flatten(0, 1),
             torch.cat(self.story_weights, dim=1),
             times=(ages.view(B * N, 1), torch.cat([each.weight for each in self.times], dim=1)),
         )
