@@ -23,6 +23,7 @@ from seq2seq_serve.bundle.names import (
     CHECKSUM_FILE,
     FORMAT_VERSION,
     MANIFEST_FILE,
+    Form,
     Precision,
     Role,
     Verb,
@@ -112,16 +113,19 @@ class Parity(_Record):
         max_log_probability_difference: The largest difference over all compared positions and tokens.
         tolerance: The largest difference that the export allowed.
         shapes: `(batch, source length, target length)` of each comparison; the export's examples had others.
-        bleu: BLEU of these graphs' greedy search on dev sentences; None if it was not measured.
-        reference_bleu: The same of the trained PyTorch model.
+        score: The metric of these graphs' greedy search on dev pairs, in percent; None if it was not
+            measured.
+        reference_score: The same of the trained PyTorch model.
+        metric: "bleu" or "accuracy".
         mean_log_probability_difference: The mean over the references' tokens; None if it was not measured.
     """
 
     max_log_probability_difference: float
     tolerance: float | None
     shapes: tuple[tuple[int, int, int], ...]
-    bleu: float | None = None
-    reference_bleu: float | None = None
+    score: float | None = None
+    reference_score: float | None = None
+    metric: str = "bleu"
     mean_log_probability_difference: float | None = None
 
 
@@ -190,6 +194,7 @@ class Manifest(_Record):
     Attributes:
         kind: The architecture, for people; the engine does not use it.
         sizes: The architecture's sizes, for people; `vocab_size` and `d_head` are checked.
+        sources: The form of each source, by its name in the `encode` graph.
         memory: The rule for a request's memory positions.
         attention_scale: The factor of the scores before the softmax; None for other attention.
         alignment_layer: The decoder layer whose cross-attention is the alignment; None without such layers.
@@ -204,6 +209,7 @@ class Manifest(_Record):
     kind: str
     sizes: dict[str, int]
     special_ids: SpecialIds
+    sources: dict[str, Form]
     memory: LengthRule
     max_source_length: int
     max_target_length: int

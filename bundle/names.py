@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MANIFEST_FILE = "manifest.json"
 CHECKSUM_FILE = "manifest.sha256"  # the manifest's checksum; the manifest has those of all other files
 TOKENIZER_FILE = "tokenizer.json"
@@ -36,6 +36,16 @@ class Role(enum.StrEnum):
     LOGITS = "logits"  # one step's output, float32 in every precision
     SCORE = "score"  # decode: log-probabilities of the given target
     ATTENTION = "attention"  # from decode, or from step without decode: target over source positions
+
+
+class Form(enum.StrEnum):
+    """What a caller sends for a source, and what a corpus names for it."""
+
+    TEXT = "text"  # a text, or its token ids
+    SENTENCES = "sentences"  # a text of several sentences
+    PICTURE = "picture"  # a file, or its pixels
+    CLIP = "clip"  # an animated file, or its frames
+    FEATURES = "features"  # annotations that the caller computed
 
 
 class Axis(enum.StrEnum):
@@ -68,6 +78,11 @@ CUDA_PROVIDER_OPTIONS = {"sdpa_kernel": "19"}
 CUDA_ENVIRONMENT = {"ORT_ENABLE_XQA": "0"}
 
 SOURCE_IDS = "source_ids"  # (B, S) int64
+STORY = "story"  # (B, sentences, words) int64; 0 pads a sentence
+QUESTION = "question"  # (B, words) int64; 0 pads it
+PICTURE = "picture"  # (B, size, size, 3) uint8: red, green, blue
+CLIP = "clip"  # (B, frames, size, size, 3) uint8
+FEATURES = "features"  # (B, annotations, width) float32
 SOURCE_LENGTHS = "source_lengths"  # (B,) int32; for decode, positions of memory
 TOKEN_IDS = "token_ids"  # (B,) int64: the last target token of each row
 LAST_SOURCE_POSITIONS = "last_source_positions"  # (B,) int32: positions of memory minus one

@@ -45,14 +45,28 @@ VERSION_STATE_READY: VersionState
 VERSION_STATE_UNLOADING: VersionState
 
 class Source(_message.Message):
-    __slots__ = ("name", "text", "token_ids")
+    __slots__ = ("name", "text", "token_ids", "file", "tensor")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_FIELD_NUMBER: _ClassVar[int]
     name: str
     text: str
     token_ids: TokenIds
-    def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
+    file: bytes
+    tensor: Tensor
+    def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., file: _Optional[bytes] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+
+class Tensor(_message.Message):
+    __slots__ = ("datatype", "shape", "data")
+    DATATYPE_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    datatype: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    data: bytes
+    def __init__(self, datatype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("values",)
@@ -140,14 +154,22 @@ class Target(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ...) -> None: ...
 
 class Attention(_message.Message):
-    __slots__ = ("source_tokens", "target_tokens", "weights")
+    __slots__ = ("source_tokens", "target_tokens", "weights", "hops")
     SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    HOPS_FIELD_NUMBER: _ClassVar[int]
     source_tokens: _containers.RepeatedScalarFieldContainer[str]
     target_tokens: _containers.RepeatedScalarFieldContainer[str]
     weights: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, source_tokens: _Optional[_Iterable[str]] = ..., target_tokens: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
+    hops: _containers.RepeatedCompositeFieldContainer[Hop]
+    def __init__(self, source_tokens: _Optional[_Iterable[str]] = ..., target_tokens: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[float]] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ...) -> None: ...
+
+class Hop(_message.Message):
+    __slots__ = ("weights",)
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    weights: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class WordAlignment(_message.Message):
     __slots__ = ("source_words", "target_words", "links")
@@ -322,8 +344,15 @@ class GetModelResponse(_message.Message):
     def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "kind", "precision", "provider", "vocab_size", "max_source_length", "max_target_length", "num_slots", "provenance")
+    __slots__ = ("name", "version", "kind", "precision", "provider", "vocab_size", "max_source_length", "max_target_length", "num_slots", "provenance", "sources", "has_attention")
     class ProvenanceEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class SourcesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -340,6 +369,8 @@ class Model(_message.Message):
     MAX_TARGET_LENGTH_FIELD_NUMBER: _ClassVar[int]
     NUM_SLOTS_FIELD_NUMBER: _ClassVar[int]
     PROVENANCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    HAS_ATTENTION_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     kind: str
@@ -350,7 +381,9 @@ class Model(_message.Message):
     max_target_length: int
     num_slots: int
     provenance: _containers.ScalarMap[str, str]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., kind: _Optional[str] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_source_length: _Optional[int] = ..., max_target_length: _Optional[int] = ..., num_slots: _Optional[int] = ..., provenance: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    sources: _containers.ScalarMap[str, str]
+    has_attention: bool
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., kind: _Optional[str] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_source_length: _Optional[int] = ..., max_target_length: _Optional[int] = ..., num_slots: _Optional[int] = ..., provenance: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Mapping[str, str]] = ..., has_attention: _Optional[bool] = ...) -> None: ...
 
 class ListVersionsRequest(_message.Message):
     __slots__ = ("model",)

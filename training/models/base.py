@@ -11,18 +11,21 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from seq2seq_serve.training.config import ModelConfig
+from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.models.dropout import dropout
 
 # The encoder's output for the decoder, and the decoder's values between two positions. The first dimension of
 # each tensor is the row.
 Memory = tuple[Tensor, ...]
 State = tuple[Tensor, ...]
+Trace = tuple[Tensor, ...]  # intermediate results of one pass over a batch, for `extra_loss`
+Metric = Literal["bleu", "accuracy"]
 
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -41,7 +44,10 @@ class Layers(nn.ModuleList, Generic[_Module]):
 
 
 class EncoderDecoder(nn.Module, ABC):
-    """A model from source tokens to logits of target tokens. The source mask is True at real tokens.
+    """A model from sources to logits of target tokens.
+
+    A batch of sources is a tuple of tensors with B rows (`training.data.sources`). The last one is the source
+    mask (B, S): True at the S positions of the memory that a row has.
 
     One matrix embeds source and target and is the output projection (Vaswani et al. 2017, section 3.4),
     unless `config.tied` says otherwise; embeddings are multiplied by sqrt(D).
@@ -51,12 +57,14 @@ class EncoderDecoder(nn.Module, ABC):
 
     Attributes:
         is_compilable: Whether `torch.compile` can compile the model for all lengths at once.
+        metric: The score by which the best weights are chosen.
         embedding: Embeds target tokens, and serves for all that is tied to it.
         source_embedding: None if `embedding` embeds source tokens, too.
         output: The projection to logits; None if the matrix of `embedding` projects them.
     """
 
     is_compilable: ClassVar[bool] = True
+    metric: ClassVar[Metric] = "bleu"
     source_embedding: nn.Embedding | None
     output: nn.Linear | None
 
@@ -67,6 +75,16 @@ class EncoderDecoder(nn.Module, ABC):
         self.embedding = nn.Embedding(V, D)
         self.source_embedding = None if config.tied == "all" else nn.Embedding(V, D)
         self.output = nn.Linear(D, V, bias=False) if config.tied == "none" else None
+
+    @classmethod
+    def source_kind_of(cls, config: ModelConfig) -> SourceKind:  # noqa: ARG003
+        """The kind of sources that a model of this config reads."""
+        return TOKENS
+
+    @property
+    def source_kind(self) -> SourceKind:
+        """The kind of sources that this model reads."""
+        return self.source_kind_of(self.config)
 
     @classmethod
     def check_compilable(cls) -> None:
@@ -87,12 +105,12 @@ class EncoderDecoder(nn.Module, ABC):
         return (self.output or self.embedding).weight
 
     @abstractmethod
-    def encode(self, source_ids: Tensor, source_mask: Tensor) -> Memory:
-        """Turn a source (B, S) and its mask (B, S) into the memory, whose tensors have B rows."""
+    def encode(self, *source: Tensor) -> Memory:
+        """Turn a batch of sources, its mask last, into the memory, whose tensors have B rows."""
 
-    def encode_with_attention(self, source_ids: Tensor, source_mask: Tensor) -> tuple[Memory, list[Tensor]]:
+    def encode_with_attention(self, *source: Tensor) -> tuple[Memory, list[Tensor]]:
         """`encode`, and each layer's self-attention weights (B, H, S, S); an empty list by default."""
-        return self.encode(source_ids, source_mask), []
+        return self.encode(*source), []
 
     @abstractmethod
     def decode_states(self, target_ids: Tensor, memory: Memory, source_mask: Tensor) -> Tensor:
@@ -126,9 +144,29 @@ class EncoderDecoder(nn.Module, ABC):
     ) -> tuple[Tensor, State]:
         """Read one token (B,) of each target; return its decoder states (B, D) and the state after it."""
 
-    def forward(self, source_ids: Tensor, source_mask: Tensor, target_ids: Tensor) -> Tensor:
-        """`encode`, then `decode`: logits (B, T, V)."""
-        return self.decode(target_ids, self.encode(source_ids, source_mask), source_mask)
+    def begin_step(self, step: int) -> None:
+        """Prepare for a training step, counted from 1; training calls it before each step."""
+
+    def decode_and_trace(
+        self, target_ids: Tensor, memory: Memory, source_mask: Tensor
+    ) -> tuple[Tensor, Trace]:
+        """`decode_states` in training, and the tensors that `extra_loss` needs."""
+        return self.decode_states(target_ids, memory, source_mask), ()
+
+    def extra_loss(self, trace: Trace, states: Tensor, label_ids: Tensor) -> Tensor | None:  # noqa: ARG002
+        """The scalar that training adds to the batch's mean cross-entropy; None adds nothing.
+
+        Args:
+            trace: The tensors of `decode_and_trace`.
+            states: The decoder states (B, T, D).
+            label_ids: The label of each position (B, T); pad where a target has ended.
+        """
+        return None
+
+    def forward(self, *source_and_target: Tensor) -> Tensor:
+        """`encode`, then `decode`, of a batch of sources and the target (B, T): logits (B, T, V)."""
+        *source, target_ids = source_and_target
+        return self.decode(target_ids, self.encode(*source), source[-1])
 
     def _look_up(self, token_ids: Tensor, weight: Tensor) -> Tensor:
         """Embeddings (..., D) of token ids (...) times sqrt(D); `word_dropout` sets some of them to 0."""

@@ -175,7 +175,8 @@ class Recurrent(EncoderDecoder):
         self.tensors_per_cell = cell.num_tensors
         self._initialise()
 
-    def encode(self, source_ids: Tensor, source_mask: Tensor) -> Memory:
+    def encode(self, *source: Tensor) -> Memory:
+        source_ids, source_mask = source
         lengths = source_mask.sum(dim=1)  # (B,)
         words = self.dropout(self._look_up(source_ids, self.source_weight))  # (B, S, D)
         if self.config.reverses_source:

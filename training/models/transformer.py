@@ -161,10 +161,12 @@ class Transformer(EncoderDecoder):
         self.decoder_norm = self._final_norm()
         self._initialise()
 
-    def encode(self, source_ids: Tensor, source_mask: Tensor) -> Memory:
+    def encode(self, *source: Tensor) -> Memory:
+        source_ids, source_mask = source
         return self._encode(source_ids, source_mask, return_weights=False)[0]
 
-    def encode_with_attention(self, source_ids: Tensor, source_mask: Tensor) -> tuple[Memory, list[Tensor]]:
+    def encode_with_attention(self, *source: Tensor) -> tuple[Memory, list[Tensor]]:
+        source_ids, source_mask = source
         return self._encode(source_ids, source_mask, return_weights=True)
 
     def decode_states(self, target_ids: Tensor, memory: Memory, source_mask: Tensor) -> Tensor:

@@ -1,0 +1,238 @@
+"""The kinds of sources that models read: how each becomes numbers, arrays of a request, and tensors of a batch.
+
+A corpus holds a text for every source. The kind encodes it as whole numbers, which files can keep: the token ids
+of a text or a story, or the name of a file of pixels. `inputs` turns these numbers into the named arrays of one
+request, as the server gets them, and `collate` turns those of several rows into a batch.
+
+Shapes: B batch rows, S positions of the memory, W words of a sentence, Q words of a question, F frames.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.manifest import LengthRule
+from seq2seq_serve.bundle.names import Form
+from seq2seq_serve.bundle.pictures import read_clip, read_picture
+from seq2seq_serve.bundle.sentences import split_sentences
+from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.training.config import PAD_ID
+
+Array = npt.NDArray[Any]
+Numbers = Sequence[int]  # an encoded source
+Inputs = Mapping[str, Array]  # the named sources of one request, without a batch axis
+Source = tuple[Tensor, ...]  # the sources of a batch; the last tensor is the mask (B, S)
+
+_MAX_FRAMES = 4096
+
+
+def pad_rows(rows: Sequence[Sequence[int]]) -> Tensor:
+    """(B, length of the longest row), with pad at the end of shorter rows."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    padded = np.full((len(rows), lengths.max()), PAD_ID, np.int64)
+    padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.fromiter(chain.from_iterable(rows), np.int64)
+    return torch.from_numpy(padded)
+
+
+def pad_arrays(arrays: Sequence[Array]) -> Array:
+    """(B, size of the largest array on each axis), with zeros after smaller ones."""
+    sizes = np.array([array.shape for array in arrays]).max(axis=0)
+    padded = np.zeros((len(arrays), *sizes), arrays[0].dtype)
+    for row, array in zip(padded, arrays, strict=True):
+        row[tuple(map(slice, array.shape))] = array
+    return padded
+
+
+class SourceKind(ABC):
+    """How a family of models reads its sources.
+
+    Attributes:
+        forms: The form of each source of a request, by its name.
+        memory: The rule for the positions of memory that a request takes.
+        has_word_tokens: Whether tokens are lower-case words; otherwise a tokenizer learns pieces of words.
+    """
+
+    forms: Mapping[str, Form]
+    memory: LengthRule
+    has_word_tokens: ClassVar[bool] = False
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the corpus holds the sources themselves; otherwise it holds the names of their files."""
+        return set(self.forms.values()) <= {Form.TEXT, Form.SENTENCES}
+
+    @abstractmethod
+    def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+        """Encode sources of the corpus; raise ValueError for one that cannot be read."""
+
+    def length(self, source: Numbers) -> int:
+        """The positions of memory of an encoded source."""
+        return self.memory.memory_length({name: len(array) for name, array in self.inputs(source).items()})
+
+    @abstractmethod
+    def inputs(self, source: Numbers) -> Inputs:
+        """The named sources of a request with this encoded source."""
+
+    def collate(self, sources: Sequence[Numbers]) -> Source:
+        """A batch of encoded sources."""
+        return self.tensors([self.inputs(source) for source in sources])
+
+    def tensors(self, rows: Sequence[Inputs]) -> Source:
+        """A batch of requests' sources, each padded to the largest of the batch, and the mask (B, S)."""
+        columns = [torch.from_numpy(pad_arrays([row[name] for row in rows])) for name in self.forms]
+        lengths = torch.tensor([self._length(row) for row in rows])
+        return (*columns, torch.arange(int(lengths.max())) < lengths[:, None])
+
+    @abstractmethod
+    def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:
+        """Random sources of a request, whose length along the padded axis is `length`."""
+
+    def _length(self, row: Inputs) -> int:
+        return self.memory.memory_length({name: len(array) for name, array in row.items()})
+
+
+class Tokens(SourceKind):
+    """A text as the token ids of its pieces, with eos: `source_ids` (S,)."""
+
+    forms: Mapping[str, Form] = {names.SOURCE_IDS: Form.TEXT}
+    memory = LengthRule(names.SOURCE_IDS)
+
+    def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+        return tokenizer.encode_sources(sources)
+
+    def length(self, source: Numbers) -> int:
+        return len(source)
+
+    def inputs(self, source: Numbers) -> Inputs:
+        return {names.SOURCE_IDS: np.array(source, np.int64)}
+
+    def collate(self, sources: Sequence[Numbers]) -> Source:
+        source_ids = pad_rows(sources)
+        return source_ids, source_ids != PAD_ID
+
+    def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:
+        return {names.SOURCE_IDS: rng.integers(0, vocab_size, length)}
+
+
+class Stories(SourceKind):
+    """Sentences and, after them, a question: `story` (S, W) and `question` (Q,), padded with 0.
+
+    Encoded, pad stands after each sentence of the story.
+    """
+
+    forms: Mapping[str, Form] = {names.STORY: Form.SENTENCES, names.QUESTION: Form.TEXT}
+    memory = LengthRule(names.STORY)
+    has_word_tokens = True
+
+    def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+        encoded = []
+        for source in sources:
+            *story, question = split_sentences(source) or [""]
+            *sentences, words = tokenizer.encode_batch([*story, question])
+            encoded.append([*chain.from_iterable([*sentence, PAD_ID] for sentence in sentences), *words])
+        return encoded
+
+    def length(self, source: Numbers) -> int:
+        return sum(number == PAD_ID for number in source)
+
+    def inputs(self, source: Numbers) -> Inputs:
+        numbers = np.array(source, np.int64)
+        *sentences, question = np.split(numbers, np.flatnonzero(numbers == PAD_ID) + 1)
+        story = pad_arrays(sentences)[:, :-1] if sentences else np.zeros((0, 1), np.int64)
+        return {names.STORY: story, names.QUESTION: question}
+
+    def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:
+        numbers_of_words = rng.integers(1, 8, length + 1)
+        *story, question = (rng.integers(PAD_ID + 1, vocab_size, number) for number in numbers_of_words)
+        return {names.STORY: pad_arrays(story), names.QUESTION: question}
+
+
+class _Files(SourceKind):
+    """Files, whose names the corpus holds. Encoded, a source is its file's name in UTF-8."""
+
+    def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:  # noqa: ARG002
+        return [list(source.encode()) for source in sources]
+
+    def inputs(self, source: Numbers) -> Inputs:
+        file = Path(bytes(source).decode())
+        try:
+            return self._read(file)
+        except OSError as error:
+            raise ValueError(f"{file}: {error.strerror}") from error
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+
+    @abstractmethod
+    def _read(self, file: Path) -> Inputs: ...
+
+
+@dataclass(frozen=True)
+class Pictures(_Files):
+    """Pictures of one size: `picture` (size, size, 3). Each 4 x 4 pixels are a position of the memory."""
+
+    size: int
+
+    forms: ClassVar[Mapping[str, Form]] = {names.PICTURE: Form.PICTURE}
+
+    @property
+    def memory(self) -> LengthRule:  # type: ignore[override]
+        return LengthRule(names.PICTURE, constant=(self.size // 4) ** 2)
+
+    def length(self, source: Numbers) -> int:  # noqa: ARG002
+        return (self.size // 4) ** 2
+
+    def _read(self, file: Path) -> Inputs:
+        return {names.PICTURE: read_picture(file.read_bytes(), self.size)}
+
+    def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
+        return {names.PICTURE: rng.integers(0, 256, (self.size, self.size, 3), np.uint8)}
+
+
+@dataclass(frozen=True)
+class Clips(_Files):
+    """Clips: `clip` (F, size, size, 3). Each frame is a position of the memory."""
+
+    size: int
+
+    forms: ClassVar[Mapping[str, Form]] = {names.CLIP: Form.CLIP}
+    memory: ClassVar[LengthRule] = LengthRule(names.CLIP)
+
+    def _read(self, file: Path) -> Inputs:
+        return {names.CLIP: read_clip(file.read_bytes(), self.size, _MAX_FRAMES)}
+
+    def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
+        return {names.CLIP: rng.integers(0, 256, (length, self.size, self.size, 3), np.uint8)}
+
+
+@dataclass(frozen=True)
+class Features(_Files):
+    """Annotations that another program computed: `features` (S, width), from files of NumPy (.npy)."""
+
+    width: int
+
+    forms: ClassVar[Mapping[str, Form]] = {names.FEATURES: Form.FEATURES}
+    memory: ClassVar[LengthRule] = LengthRule(names.FEATURES)
+
+    def _read(self, file: Path) -> Inputs:
+        features = np.load(file, allow_pickle=False)
+        if features.ndim != 2 or features.shape[1] != self.width or not len(features):
+            shape = " x ".join(map(str, features.shape))
+            raise ValueError(f"the array is {shape}, and must be annotations x {self.width}")
+        return {names.FEATURES: features.astype(np.float32)}
+
+    def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
+        return {names.FEATURES: rng.standard_normal((length, self.width)).astype(np.float32)}
+
+
+TOKENS, STORIES = Tokens(), Stories()
