@@ -21,15 +21,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from seq2seq_serve.training.config import BOS_ID, PAD_ID, ModelConfig
+from seq2seq_serve.training.data.sources import STORIES, SourceKind
 from seq2seq_serve.training.models.attention import scaled_dot_product_attention
-from seq2seq_serve.training.models.base import EncoderDecoder, Layers, Memory, State
+from seq2seq_serve.training.models.base import EncoderDecoder, Layers, Memory, Metric, State
 from seq2seq_serve.training.models.dropout import Dropout, dropout
 
 Tying = Literal["adjacent", "layer-wise"]
@@ -98,7 +99,7 @@ class MemoryNetwork(EncoderDecoder):
         end: The state (D,) of every position after the first.
     """
 
-    metric: ClassVar[Literal["bleu", "accuracy"]] = "accuracy"
+    metric: ClassVar[Metric] = "accuracy"
     config: MemoryNetworkConfig
     query: nn.Embedding | None
     transition: nn.Linear | None
@@ -123,10 +124,7 @@ class MemoryNetwork(EncoderDecoder):
             nn.init.normal_(parameter, std=_INITIAL_DEVIATION)
 
     @classmethod
-    def source_kind_of(cls, config: ModelConfig) -> Any:  # noqa: ARG003
-        """Stories with questions."""
-        from seq2seq_serve.training.data.sources import STORIES  # type: ignore[import-untyped, unused-ignore]
-
+    def source_kind_of(cls, config: ModelConfig) -> SourceKind:  # noqa: ARG003
         return STORIES
 
     @property
