@@ -24,6 +24,8 @@ _ALIGNMENT_BYTES = 4096  # so that every tensor can be mapped straight from the 
 _EXAMPLE_SIZES: dict[str, int] = {
     Axis.BATCH: 3,
     Axis.SOURCE_LENGTH: 5,
+    Axis.CLIP_LENGTH: 6,
+    Axis.FEATURE_LENGTH: 9,
     Axis.TARGET_LENGTH: 7,
     Axis.LABEL_LENGTH: 2,
     Axis.CACHE_CAPACITY: 11,

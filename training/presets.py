@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from seq2seq_serve.training.config import ModelConfig, TrainingConfig, TransformerConfig
+from seq2seq_serve.training.models.captioner import CaptionerConfig
 from seq2seq_serve.training.models.memory_network import MemoryNetworkConfig
 from seq2seq_serve.training.models.recurrent import AttentionName, RecurrentConfig
 
@@ -174,18 +175,44 @@ def memory_network() -> Preset:
     return Preset("memory-network", model, training)
 
 
+def captioner() -> Preset:
+    """Captions of pictures with the attention of Xu et al. 2015, for the built-in pictures, on a CPU."""
+    model = CaptionerConfig(vocab_size=400, d_model=128, size=56, max_source_length=196, max_target_length=64)
+    return Preset("captioner", model, _CAPTIONS)
+
+
+def clip_captioner() -> Preset:
+    """Captions of clips with local features and global attention, both of Yao et al. 2015."""
+    model = CaptionerConfig(
+        vocab_size=400,
+        d_model=128,
+        source="clip",
+        size=32,
+        is_local=True,
+        max_source_length=64,
+        max_target_length=64,
+    )
+    return Preset("clip-captioner", model, _CAPTIONS)
+
+
+_CAPTIONS = TrainingConfig(
+    max_steps=5000,
+    batch_tokens=32 * 196,
+    learning_rate_scale=0.5,
+    warmup_steps=400,
+    cooldown_share=0.4,
+    eval_interval_steps=1000,
+    checkpoint_interval_steps=100,
+    max_length_ratio=None,
+)
+
+
 PRESETS: dict[str, Callable[[], Preset]] = {
     function.__name__.replace("_", "-"): function
     for function in (
-        demo,
-        tiny,
-        small,
-        base,
-        big,
-        recurrent,
-        recurrent_dot,
-        recurrent_additive,
-        memory_network,
+        *(demo, tiny, small, base, big),
+        *(recurrent, recurrent_dot, recurrent_additive),
+        *(memory_network, captioner, clip_captioner),
     )
 }
 
