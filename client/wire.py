@@ -76,7 +76,7 @@ class HasArray(Protocol):
 
 
 TextOrIds = str | Sequence[int]
-# A text, token ids, the bytes of a file, or an array; for several inputs of a model, one of these for each name.
+# A text, token ids, the bytes of a file, or an array; by name where a model has several inputs
 Value = TextOrIds | bytes | bytearray | memoryview | HasArray
 Sources = Value | Mapping[str, Value]
 

@@ -1,8 +1,7 @@
 """Draws attention over pictures, clips and stories: what the model looks at is bright, everything else dark.
 
-A picture is drawn once for each word (Xu et al. 2015, figure 3), a clip as a film strip under each word (Yao et
-al. 2015, figure 3), and a story as its sentences beside the hops of a memory network (Sukhbaatar et al. 2015,
-figure 2).
+A picture is drawn once for each word (Xu et al. 2015), a clip as a film strip under each word (Yao et al.
+2015), and a story as its sentences beside the hops of a memory network (Sukhbaatar et al. 2015).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from seq2seq_serve.drawing.labels import half_widths, label, label_font
 
 Pixels = NDArray[np.uint8]
 
-_DARKEST = 0.15  # the brightness of a place without any weight
+_DARKEST = 0.25  # the brightness of a place without any weight
 _PICTURE_PIXELS = 224  # smaller pictures are enlarged, so that a map of attention is smooth over them
 _PANEL_INCHES, _FRAME_INCHES, _CELL_INCHES = 1.8, 0.6, 0.35
 _ACROSS = 6  # panels beside each other
@@ -105,13 +104,17 @@ def save_story(weights: ArrayLike, sentences: Sequence[str], title: str, path: P
     )
     panel.imshow(hops.T, cmap="gray", vmin=0.0, vmax=1.0, aspect="auto")
     panel.set_yticks(range(len(labels)), labels, fontproperties=font, parse_math=False)
-    panel.set_xticks(range(len(hops)), range(1, len(hops) + 1), fontproperties=font)
+    panel.set_xticks(range(len(hops)), _hop_labels(len(hops)), fontproperties=font)
     panel.xaxis.tick_top()
     panel.tick_params(length=0)
     place = _MARGIN_INCHES / width, 1 - _MARGIN_INCHES / height
     shown = label(title[:_LONGEST_LABEL], known)
     figure.text(*place, shown, fontproperties=font, parse_math=False, verticalalignment="top")
     figure.savefig(path, dpi=_DPI)
+
+
+def _hop_labels(num_hops: int) -> list[str]:
+    return ["hop 1", *map(str, range(2, num_hops + 1))] if num_hops > 1 else [""]
 
 
 def _shaded(pixels: Pixels, weights: NDArray[np.float32]) -> Pixels:
