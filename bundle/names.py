@@ -53,6 +53,8 @@ class Axis(enum.StrEnum):
 
     BATCH = "batch"
     SOURCE_LENGTH = "source_length"
+    CLIP_LENGTH = "clip_length"
+    FEATURE_LENGTH = "feature_length"
     TARGET_LENGTH = "target_length"
     LABEL_LENGTH = "label_length"
     CACHE_CAPACITY = "cache_capacity"

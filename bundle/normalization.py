@@ -82,11 +82,20 @@ def normalization_of(inner: Tokenizer) -> Normalization:
     described = json.loads(inner.to_str())["normalizer"]
     if described is None:
         return "none"
-    types = {step["type"] for step in described.get("normalizers", ())}
+    types = _types(described)
     for form, kind in _FORMS.items():
         if kind.__name__ in types:
             return form
+    if described == {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}:
+        return "none"
     raise ValueError(f"the tokenizer has a normalizer that is none of {', '.join(_FORMS)}")
+
+
+def _types(described: dict[str, Any]) -> set[str]:
+    """The types of a normaliser's steps, also of those inside other sequences."""
+    if described["type"] != "Sequence":
+        return {described["type"]}
+    return set().union(*map(_types, described["normalizers"]))
 
 
 def _escaped(characters: str) -> str:

@@ -20,7 +20,7 @@ _SHRINK_FACTORS = [1.0 - 0.05 * i for i in range(15)]  # of the observed interva
 def calibrate(
     model: EncoderDecoder, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> dict[str, ActivationRange]:
-    """Run the model on sentence pairs, and choose each map's interval for the least squared error.
+    """Run the model on pairs, and choose each map's interval for the least squared error.
 
     A few outliers would waste most levels on an almost empty part of the interval; cutting them off costs
     less than it saves (Migacz 2017, "8-bit inference with TensorRT"; here the criterion is the squared
@@ -28,7 +28,7 @@ def calibrate(
 
     Args:
         model: In eval mode.
-        pairs: `(source token ids, target token ids with the start token)`.
+        pairs: An encoded source, and the target's token ids with the start token.
 
     Returns:
         The range of each map, by its name in the family's file in `export/graphs/`.
@@ -36,9 +36,9 @@ def calibrate(
     seen: dict[str, list[Tensor]] = defaultdict(list)
     with torch.inference_mode(), _recording(model, seen):
         for source_ids, target_ids in pairs:
-            source_mask = torch.ones(1, len(source_ids), dtype=torch.bool)
-            memory = model.encode(torch.tensor([list(source_ids)]), source_mask)
-            states = model.decode_states(torch.tensor([list(target_ids)]), memory, source_mask)
+            source = model.source_kind.collate([source_ids])
+            memory = model.encode(*source)
+            states = model.decode_states(torch.tensor([list(target_ids)]), memory, source[-1])
             seen["output"].append(states.flatten())
     return {name: _range(torch.cat(values)) for name, values in seen.items()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import warnings
 from collections.abc import Mapping
@@ -23,20 +24,29 @@ _ALIGNMENT_BYTES = 4096  # so that every tensor can be mapped straight from the 
 _EXAMPLE_SIZES: dict[str, int] = {
     Axis.BATCH: 3,
     Axis.SOURCE_LENGTH: 5,
+    Axis.CLIP_LENGTH: 6,
+    Axis.FEATURE_LENGTH: 9,
     Axis.TARGET_LENGTH: 7,
     Axis.LABEL_LENGTH: 2,
     Axis.CACHE_CAPACITY: 11,
     Axis.MEMORY_CAPACITY: 13,
 }
+_FIRST_FURTHER_SIZE = 19
+
+
+def _example_sizes(graph: Graph) -> dict[str, int]:
+    """The size of each named axis; axes that only one family's sources have get odd numbers from 19 on."""
+    named = dict.fromkeys(axis for spec in graph.inputs for axis in spec.axes if isinstance(axis, str))
+    further = [axis for axis in named if axis not in _EXAMPLE_SIZES]
+    return _EXAMPLE_SIZES | dict(zip(further, itertools.count(_FIRST_FURTHER_SIZE, 2), strict=False))
 
 
 def convert(graph: Graph) -> ir.Model:
     """Trace one graph with its named dynamic axes."""
     graph.eval()
-    inputs = tuple(
-        torch.ones(spec.shape(_EXAMPLE_SIZES), dtype=getattr(torch, spec.dtype)) for spec in graph.inputs
-    )
-    dims = {axis: Dim(str(axis)) for axis in _EXAMPLE_SIZES}
+    sizes = _example_sizes(graph)
+    inputs = tuple(torch.ones(spec.shape(sizes), dtype=getattr(torch, spec.dtype)) for spec in graph.inputs)
+    dims = {axis: Dim(str(axis)) for axis in sizes}
     shapes = tuple(
         {i: dims[axis] for i, axis in enumerate(spec.axes) if isinstance(axis, str)} for spec in graph.inputs
     )

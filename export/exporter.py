@@ -14,7 +14,6 @@ from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
 from seq2seq_serve.bundle.manifest import (
     FileSpec,
     GraphSpec,
-    LengthRule,
     Manifest,
     Parity,
     SpecialIds,
@@ -25,7 +24,6 @@ from seq2seq_serve.bundle.manifest import (
 from seq2seq_serve.bundle.names import (
     FORMAT_VERSION,
     MANIFEST_FILE,
-    SOURCE_IDS,
     TOKENIZER_FILE,
     Precision,
     Verb,
@@ -38,7 +36,8 @@ from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory, Linear
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from seq2seq_serve.training.data.lengths import target_limits
-from seq2seq_serve.training.evaluation.scoring import score
+from seq2seq_serve.training.data.text_files import SentencePair
+from seq2seq_serve.training.evaluation.scoring import by_source, score
 from seq2seq_serve.training.evaluation.search import greedy_search
 from seq2seq_serve.training.models.registry import kind_of
 from seq2seq_serve.training.run import TrainedModel
@@ -50,9 +49,9 @@ TOLERANCES = {  # differences of a log-probability
     Precision.INT8: 10.0,  # random tokens are unlike the calibration's; measured 0.3 to 0.7
 }
 # Limits of int8 on real pairs without those of its calibration
-MAX_INT8_BLEU_LOSS = 1.0
+MAX_INT8_LOSS = 1.0  # of the model's metric, in points
 MAX_INT8_MEAN_DIFFERENCE = 0.2  # in the log-probability of a reference's token
-_LEAST_BLEU = 5.0  # of the trained model; below it, a loss of BLEU proves nothing
+_LEAST_SCORE = 5.0  # of the trained model; below it, a loss proves nothing
 _DTYPES = {
     Precision.FP32: torch.float32,
     Precision.FP16: torch.float16,
@@ -62,6 +61,7 @@ _CALIBRATION_PAIRS = 200
 _PROOF_PAIRS = 200
 _FEWEST_PAIRS_TO_SPLIT = 100
 _BATCH_SENTENCES = 32
+_METRIC_NAMES = {"bleu": "BLEU", "accuracy": "% accuracy"}
 _INT8_ADVICE = "Export fp32 only, or calibrate on more dev pairs"
 
 _Pairs = Sequence[tuple[str, str]]
@@ -124,7 +124,7 @@ def _may_be_replaced(path: Path) -> bool:
 def _write(
     trained: TrainedModel, folder: Path, precisions: Sequence[Precision], report: Callable[[str], None]
 ) -> Manifest:
-    config = trained.config
+    config, kind = trained.config, trained.model.source_kind
     trained.tokenizer.save(folder / TOKENIZER_FILE)
     tokenizer = file_spec(folder, TOKENIZER_FILE)
     variants = {precision: _export_variant(trained, folder, precision, report) for precision in precisions}
@@ -134,7 +134,8 @@ def _write(
         kind=kind_of(config),
         sizes=sizes_of(config),
         special_ids=SpecialIds(PAD_ID, BOS_ID, EOS_ID, UNK_ID, decoder_start_id=BOS_ID),
-        memory=LengthRule(SOURCE_IDS),
+        sources=dict(kind.forms),
+        memory=kind.memory,
         max_source_length=config.max_source_length,
         max_target_length=config.max_target_length,
         source_tokenizer=tokenizer,
@@ -160,7 +161,7 @@ def _export_variant(
     subfolder.mkdir()
     paths = convert.save(models, subfolder)
     report(f"{precision}: comparing with the trained model")
-    graphs = Graphs(paths, modules, provider)
+    graphs = Graphs(paths, modules, provider, trained.model.source_kind)
     proof = _prove(trained, graphs, precision)
     report(f"{precision}: {describe(proof, trained.dev)}")
     return Variant(
@@ -189,11 +190,11 @@ def describe(proof: Parity, dev: Sequence[tuple[str, str]]) -> str:
     """The proof in one line; `dev` are all dev pairs."""
     text = f"worst difference of log-probabilities {proof.max_log_probability_difference:.1e}"
     text += f" (tolerance {proof.tolerance:.0e})"
-    if proof.bleu is not None and proof.reference_bleu is not None:
+    if proof.score is not None and proof.reference_score is not None:
         pairs = _split(dev)[1]
-        text += f", mean {proof.mean_log_probability_difference:.1e}"
-        text += f", BLEU {proof.bleu:.2f} on {len(pairs)} dev pairs (trained model {proof.reference_bleu:.2f}"
-        text += ", too low to prove anything)" if proof.reference_bleu < _LEAST_BLEU else ")"
+        text += f", mean {proof.mean_log_probability_difference:.1e}, {_METRIC_NAMES[proof.metric]} "
+        text += f"{proof.score:.2f} on {len(pairs)} dev pairs (trained model {proof.reference_score:.2f}"
+        text += ", too low to prove anything)" if proof.reference_score < _LEAST_SCORE else ")"
         if len(dev) < _FEWEST_PAIRS_TO_SPLIT:
             text += "; they are too few to split, so calibration used them, too"
     return text
@@ -215,13 +216,14 @@ def _prove(trained: TrainedModel, graphs: Graphs, precision: Precision) -> Parit
             f"int8 differs from the trained model by {mean:.2f} on average in the log-probability of a token "
             f"of dev, and {MAX_INT8_MEAN_DIFFERENCE} is allowed. {_INT8_ADVICE}"
         )
-    bleu, reference = _bleu(trained, graphs, pairs)
-    if reference >= _LEAST_BLEU and bleu < reference - MAX_INT8_BLEU_LOSS:
+    metric = trained.model.metric
+    ours, reference = _scores(trained, graphs, pairs)
+    if reference >= _LEAST_SCORE and ours < reference - MAX_INT8_LOSS:
         raise ExportError(
-            f"int8 scores {bleu:.2f} BLEU on dev where the trained model scores {reference:.2f}; a loss "
-            f"of {MAX_INT8_BLEU_LOSS} is allowed. {_INT8_ADVICE}"
+            f"int8 scores {ours:.2f} {_METRIC_NAMES[metric]} on dev where the trained model scores "
+            f"{reference:.2f}; a loss of {MAX_INT8_LOSS} is allowed. {_INT8_ADVICE}"
         )
-    return Parity(difference, tolerance, parity.SHAPES, bleu, reference, mean)
+    return Parity(difference, tolerance, parity.SHAPES, ours, reference, metric, mean)
 
 
 def _split(dev: _Pairs) -> tuple[_Pairs, _Pairs]:
@@ -231,33 +233,34 @@ def _split(dev: _Pairs) -> tuple[_Pairs, _Pairs]:
     return dev[0::2][:_CALIBRATION_PAIRS], dev[1::2][:_PROOF_PAIRS]
 
 
-def _bleu(trained: TrainedModel, graphs: Graphs, pairs: _Pairs) -> tuple[float, float]:
-    """BLEU of the graphs and of the trained model on the pairs, both with greedy search."""
-    sources = trained.tokenizer.encode_sources([source for source, _ in pairs])
-    references = [target for _, target in pairs]
-    limits = target_limits(sources, trained.config, trained.length_bound)
+def _scores(trained: TrainedModel, graphs: Graphs, pairs: _Pairs) -> tuple[float, float]:
+    """The scores of the graphs and of the trained model on the pairs, both with greedy search."""
+    kind = trained.model.source_kind
+    targets = by_source([SentencePair(*pair) for pair in pairs])
+    sources, references = kind.encode(list(targets), trained.tokenizer), list(targets.values())
+    lengths = list(map(kind.length, sources))
+    limits = target_limits(lengths, trained.config, trained.length_bound)
     theirs = greedy_search(trained.model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limits)
     ours: list[list[int]] = [[] for _ in sources]
-    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
+    order = sorted(range(len(sources)), key=lengths.__getitem__)
     for start in range(0, len(order), _BATCH_SENTENCES):
         chosen = order[start : start + _BATCH_SENTENCES]
         batch = [sources[i] for i in chosen]
-        targets = graphs.greedy(
+        found = graphs.greedy(
             batch, start_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=[limits[i] for i in chosen]
         )
-        for i, target in zip(chosen, targets, strict=True):
+        for i, target in zip(chosen, found, strict=True):
             ours[i] = target
-    decode = trained.tokenizer.decode_batch
-    return score(decode(ours), references).bleu, score(decode(theirs), references).bleu
+    decode, metric = trained.tokenizer.decode_batch, trained.model.metric
+    return score(decode(ours), references).by(metric), score(decode(theirs), references).by(metric)
 
 
 def _encoded(trained: TrainedModel, pairs: _Pairs) -> list[tuple[list[int], list[int]]]:
-    """The source ids, and the target ids with bos and eos, of each pair, cut at the model's limits."""
-    sources = trained.tokenizer.encode_sources([source for source, _ in pairs])
+    """The encoded source of each pair, and its target ids with bos and eos, cut at the model's limit."""
+    sources = trained.model.source_kind.encode([source for source, _ in pairs], trained.tokenizer)
     targets = trained.tokenizer.encode_batch([target for _, target in pairs])
-    max_source, max_target = trained.config.max_source_length, trained.config.max_target_length
     return [
-        (source[:max_source], [BOS_ID, *target, EOS_ID][: max_target + 1])
+        (source, [BOS_ID, *target, EOS_ID][: trained.config.max_target_length + 1])
         for source, target in zip(sources, targets, strict=True)
     ]
 

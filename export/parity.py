@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from seq2seq_serve.bundle import names
-from seq2seq_serve.export.runtime import Array, Graphs, pad
+from seq2seq_serve.export.runtime import Graphs
+from seq2seq_serve.training.data.sources import Array, Inputs
 from seq2seq_serve.training.models.base import EncoderDecoder
 
 # (batch, source length, target length); the export's example sizes differ from all of them.
@@ -34,12 +35,14 @@ def worst_difference(
             min(shape[1], model.config.max_source_length),
             min(shape[2], model.config.max_target_length),
         )
-        source_ids = rng.integers(0, model.config.vocab_size, (B, S))
-        source_lengths = np.array([S, *rng.integers(1, S + 1, B - 1)], np.int32)
+        lengths = [S, *rng.integers(1, S + 1, B - 1).tolist()]
+        rows = [model.source_kind.random(rng, length, model.config.vocab_size) for length in lengths]
+        sources = graphs.sources(rows)
+        source_lengths, S = sources.lengths, int(sources.lengths.max())
         target_ids = rng.integers(0, model.config.vocab_size, (B, T))
         label_ids = rng.integers(0, model.config.vocab_size, (B, T))
-        expected, alignment = _expected(model, source_ids, source_lengths, target_ids)
-        memory = graphs.encode(source_ids, source_lengths, memory_capacity=S + 3)
+        expected, alignment = _expected(model, rows, target_ids)
+        memory = graphs.encode(sources, memory_capacity=S + 3)
         buffers = memory | graphs.empty_cache(B, T + 2)
         for position in range(T):
             cache_lengths = np.full(B, position, np.int32)
@@ -63,14 +66,16 @@ def mean_difference(
 ) -> float:
     """The mean absolute difference of the log-probabilities of real targets' tokens.
 
-    A pair is `(source token ids, target token ids with the start token)`.
+    A pair is an encoded source, and the target's token ids with the start token.
     """
     total, num_tokens = 0.0, 0
     for source, target in pairs:
-        source_ids, source_lengths = pad([source])
+        rows = [model.source_kind.inputs(source)]
+        sources = graphs.sources(rows)
+        source_lengths = sources.lengths
         target_ids, label_ids = np.array([target[:-1]]), np.array([target[1:]])
-        expected, _ = _expected(model, source_ids, source_lengths, target_ids)
-        memory = graphs.encode(source_ids, source_lengths, memory_capacity=len(source))
+        expected, _ = _expected(model, rows, target_ids)
+        memory = graphs.encode(sources, memory_capacity=int(source_lengths.max()))
         if graphs.has_decode:
             scores, _ = _decoded(graphs, memory, source_lengths, target_ids, label_ids)
         else:
@@ -113,14 +118,12 @@ def _stepped(
     return np.concatenate(columns, axis=1)
 
 
-def _expected(
-    model: EncoderDecoder, source_ids: Array, source_lengths: Array, target_ids: Array
-) -> tuple[Array, Array | None]:
+def _expected(model: EncoderDecoder, rows: Sequence[Inputs], target_ids: Array) -> tuple[Array, Array | None]:
     """The trained model's log-probabilities `(B, T, V)`, and its alignment `(B, T, S)` if it has one."""
-    source_mask = torch.arange(source_ids.shape[1]) < torch.from_numpy(source_lengths)[:, None]  # (B, S)
+    source = model.source_kind.tensors(rows)
     with torch.inference_mode():
-        memory = model.encode(torch.from_numpy(source_ids), source_mask)
-        logits, weights = model.decode_with_attention(torch.from_numpy(target_ids), memory, source_mask)
+        memory = model.encode(*source)
+        logits, weights = model.decode_with_attention(torch.from_numpy(target_ids), memory, source[-1])
         alignment = model.alignment(weights)
         return logits.log_softmax(-1).numpy(), None if alignment is None else alignment.numpy()
 

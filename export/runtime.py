@@ -4,35 +4,71 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 
 from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.export.graphs.base import Graph
-
-Array = npt.NDArray[Any]
+from seq2seq_serve.training.data.sources import TOKENS, Array, Inputs, SourceKind, pad_arrays
 
 _HOST = "cpu"
 _DEVICES = {"CPUExecutionProvider": _HOST, "CUDAExecutionProvider": "cuda"}
+
+
+@dataclass(frozen=True)
+class Sources:
+    """The padded sources of a batch of requests.
+
+    Attributes:
+        feeds: The arrays (B, …) of `encode`, by the names of its inputs.
+        lengths: The positions of memory of each row, (B,) int32.
+    """
+
+    feeds: dict[str, Array]
+    lengths: Array
+
+    @classmethod
+    def of(cls, rows: Sequence[Inputs], kind: SourceKind, specs: Sequence[TensorSpec]) -> Self:
+        """Pad the sources of requests for the inputs of an `encode` graph, as the server does."""
+        feeds: dict[str, Array] = {}
+        for spec in specs:
+            if spec.name not in kind.forms:
+                continue
+            arrays = [row[spec.name] for row in rows]
+            feeds[spec.name] = pad_arrays(arrays)
+            for number, axis in enumerate(spec.axes[1:]):
+                sizes = [array.shape[number] for array in arrays]
+                feeds[names.lengths_of(str(axis))] = np.array(sizes, np.int32)
+        inputs = {spec.name for spec in specs}
+        lengths = np.array([kind.memory_length(row) for row in rows], np.int32)
+        return cls({name: array for name, array in feeds.items() if name in inputs}, lengths)
 
 
 class Graphs:
     """ONNX Runtime sessions of a model's graphs, on the execution provider of their precision.
 
     Owned by the exporter. Unlike in the server's runner, each call allocates its own buffers. `graphs` are
-    the modules of the graph files; they name the inputs and outputs. Raises ValueError if the provider does
-    not work on this machine.
+    the modules of the graph files; they name the inputs and outputs. `kind` is that of the model's sources.
+    Raises ValueError if the provider does not work on this machine.
 
     Attributes:
         has_decode: Whether there is a `decode` graph.
     """
 
-    def __init__(self, paths: Mapping[Verb, Path], graphs: Mapping[Verb, Graph], provider: str) -> None:
+    def __init__(
+        self,
+        paths: Mapping[Verb, Path],
+        graphs: Mapping[Verb, Graph],
+        provider: str,
+        kind: SourceKind = TOKENS,
+    ) -> None:
+        self.kind = kind
         self._device = _DEVICES[provider]
         provider_options = {} if self._device == _HOST else names.CUDA_PROVIDER_OPTIONS
         for name, value in names.CUDA_ENVIRONMENT.items():
@@ -61,11 +97,14 @@ class Graphs:
         self._graphs = graphs
         self.has_decode = Verb.DECODE in graphs
 
-    def encode(self, source_ids: Array, source_lengths: Array, *, memory_capacity: int) -> dict[str, Array]:
-        """The memory `(B, …)` and the first state of padded sources `(B, S)`, by tensor name."""
-        sizes: dict[str, int] = {Axis.BATCH: len(source_ids), Axis.MEMORY_CAPACITY: memory_capacity}
-        feeds = {names.SOURCE_IDS: source_ids, names.SOURCE_LENGTHS: source_lengths}
-        return self._run(Verb.ENCODE, feeds, sizes)
+    def sources(self, rows: Sequence[Inputs]) -> Sources:
+        """The padded batch of some requests' sources."""
+        return Sources.of(rows, self.kind, self._graphs[Verb.ENCODE].inputs)
+
+    def encode(self, sources: Sources, *, memory_capacity: int) -> dict[str, Array]:
+        """The memory `(B, …)` and the first state of a batch, by tensor name."""
+        sizes: dict[str, int] = {Axis.BATCH: len(sources.lengths), Axis.MEMORY_CAPACITY: memory_capacity}
+        return self._run(Verb.ENCODE, dict(sources.feeds), sizes)
 
     def step(
         self,
@@ -135,9 +174,9 @@ class Graphs:
         self, sources: Sequence[Sequence[int]], *, start_id: int, eos_id: int, max_new_tokens: Sequence[int]
     ) -> list[list[int]]:
         """Greedy search: token ids without eos, and at most each source's own `max_new_tokens`."""
-        source_ids, source_lengths = pad(sources)
-        num_rows = len(sources)
-        buffers = self.encode(source_ids, source_lengths, memory_capacity=source_ids.shape[1])
+        batch = self.sources([self.kind.inputs(source) for source in sources])
+        source_lengths, num_rows = batch.lengths, len(sources)
+        buffers = self.encode(batch, memory_capacity=int(source_lengths.max()))
         buffers |= self.empty_cache(num_rows, max(max_new_tokens))
         token_ids = np.full(num_rows, start_id, np.int64)
         targets: list[list[int]] = [[] for _ in sources]
@@ -188,12 +227,3 @@ class Graphs:
                 np.copyto(feeds[name], rows[name].numpy())
             answers[name] = feeds[name]
         return answers
-
-
-def pad(sequences: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-    """Right-pad with zeros: ids `(B, S)` int64, lengths `(B,)` int32."""
-    lengths = np.array([len(sequence) for sequence in sequences], np.int32)
-    ids = np.zeros((len(sequences), int(lengths.max())), np.int64)
-    for row, sequence in zip(ids, sequences, strict=True):
-        row[: len(sequence)] = sequence
-    return ids, lengths

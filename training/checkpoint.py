@@ -22,10 +22,10 @@ _PREFIX, _SUFFIX = "step-", ".pt"
 
 @dataclass(frozen=True)
 class BestScore:
-    """The best evaluation so far, and the number of evaluations since then."""
+    """The best evaluation so far by the model's metric, and the number of evaluations since then."""
 
     step: int
-    dev_bleu: float
+    dev_score: float
     num_worse_since: int = 0
 
 
@@ -127,7 +127,10 @@ def load_checkpoint(path: Path) -> Checkpoint:
     content = load_tensors(path, keys=needed)
     values = {field.name: content[field.name] for field in fields(Checkpoint) if field.name in content}
     if values["best"] is not None:
-        values["best"] = BestScore(**values["best"])
+        best = values["best"]
+        values["best"] = BestScore(
+            **{"dev_score" if name == "dev_bleu" else name: best[name] for name in best}
+        )
     return Checkpoint(**values)
 
 

@@ -25,7 +25,7 @@ from seq2seq_serve.training.evaluation.scoring import translate
 from seq2seq_serve.training.evaluation.search import SourceLengthError, greedy_search
 from seq2seq_serve.training.interrupt import TrainingInterrupted
 from seq2seq_serve.training.loop import fast_matmul
-from seq2seq_serve.training.models.registry import FAMILIES, kind_of
+from seq2seq_serve.training.models.registry import FAMILIES, kind_of, source_kind_of
 from seq2seq_serve.training.prepare import continue_run, start_run
 from seq2seq_serve.training.presets import preset_named
 from seq2seq_serve.training.ranks import Ranks, num_ranks
@@ -95,8 +95,7 @@ def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Co
             _log.warning("interrupted before anything was trained: start again")
         raise
     if ranks.is_first:
-        scores = f"dev BLEU {summary.dev_bleu:.2f} ({summary.bleu_signature}), chrF {summary.dev_chrf:.2f}"
-        print(f"{request.out}: {scores}")
+        print(f"{request.out}: {summary}")
         print(f"{summary.steps} steps, {summary.seconds:.0f} seconds; weights: {summary.weights}")
 
 
@@ -112,7 +111,8 @@ def _prepare(request: TrainRequest, folder: RunFolder) -> Corpus | None:
         preset = preset.changed({**request.settings, **request.changes})
         if request.is_compiled:  # before the long work
             FAMILIES[kind_of(preset.model)].model.check_compilable()
-        corpus = load_corpus(request.files, preset.training.seed)
+        kind = source_kind_of(preset.model)
+        corpus = load_corpus(request.files, preset.training.seed, kind, folder.pictures)
         start_run(folder, preset, corpus, request.files, parent)
         return None
     if not folder.is_run:
@@ -120,7 +120,9 @@ def _prepare(request: TrainRequest, folder: RunFolder) -> Corpus | None:
     config = folder.read_config()
     if config.preset != request.preset:
         raise ValueError(f"{request.out} was started with the preset {config.preset}, not {request.preset}")
-    return None if request.files.is_built_in else load_corpus(request.files, config.training.seed)
+    if request.files.is_built_in:
+        return None
+    return load_corpus(request.files, config.training.seed, source_kind_of(config.model), folder.pictures)
 
 
 def score_files(
@@ -192,7 +194,7 @@ def show_alignment(
     _check_text(text)
     run = _load(path, step)
     source_ids = run.tokenizer.encode_source(text)
-    (limit,) = target_limits([source_ids], run.config, run.length_bound)
+    (limit,) = target_limits([len(source_ids)], run.config, run.length_bound)
     limit = min(limit, run.config.max_target_length - 1)  # the decoder reads bos, too
     (target_ids,) = greedy_search(run.model, [source_ids], bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limit)
     is_ended = len(target_ids) < limit

@@ -33,7 +33,7 @@ from seq2seq_serve.training.data.batches import BatchShare, BatchStream, batches
 from seq2seq_serve.training.data.encoded import EncodedPair, encode_pairs
 from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.data.vectors import PieceVectors
-from seq2seq_serve.training.evaluation.scoring import Score, score, translate
+from seq2seq_serve.training.evaluation.scoring import Score, by_source, score, translate
 from seq2seq_serve.training.interrupt import TrainingInterrupted, caught_interrupt
 from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.registry import make_model
@@ -103,6 +103,7 @@ class Trainer:
             *place,
             ranks=self.ranks,
             piece_tokens=recipe.micro_batch_tokens and -(-recipe.micro_batch_tokens // recipe.num_passes),
+            kind=self.model.source_kind,
         )
         if not checkpoint:
             if folder.initial_file.is_file():
@@ -200,7 +201,7 @@ class Trainer:
         is_cooling = recipe.max_steps - self.step <= recipe.cooldown_steps
         is_worse = recipe.patience and self.best and self.best.num_worse_since >= recipe.patience
         if is_worse and not is_cooling:  # scores improve again in the cool-down
-            _log.info("no better dev BLEU in %d evaluations (patience): stopping early", recipe.patience)
+            _log.info("no better dev score in %d evaluations (patience): stopping early", recipe.patience)
             return True
         return self.step >= recipe.max_steps
 
@@ -214,6 +215,7 @@ class Trainer:
         """Update the weights; return this process' part of the loss and the gradient norm, on the device."""
         recipe = self.config.training
         self.step += 1
+        self.model.begin_step(self.step)
         # Random numbers depend on the step alone, so that a resumed run draws the same ones.
         seeds = np.random.SeedSequence([recipe.seed, self.step, self.ranks.rank])
         torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
@@ -292,23 +294,27 @@ class Trainer:
             self._save()
             raise
         self._is_scored = True
-        if self.best is None or result.bleu > self.best.dev_bleu:
-            self.best = BestScore(self.step, result.bleu)
+        dev_score = result.by(self.model.metric)
+        if self.best is None or dev_score > self.best.dev_score:
+            self.best = BestScore(self.step, dev_score)
         else:
-            self.best = BestScore(self.best.step, self.best.dev_bleu, self.best.num_worse_since + 1)
+            self.best = BestScore(self.best.step, self.best.dev_score, self.best.num_worse_since + 1)
         if reporter:
-            reporter.record(self.step, "dev", {"loss": loss, "bleu": result.bleu, "chrf": result.chrf})
+            values = {"loss": loss, "bleu": result.bleu, "chrf": result.chrf, "accuracy": result.accuracy}
+            reporter.record(self.step, "dev", values)
             from seq2seq_serve.training.reports import curves  # matplotlib takes long to import
 
             curves.save_learning_curve(self.folder)
-        _log.info("step %d: dev loss %.3f, BLEU %.2f, chrF %.2f", self.step, loss, result.bleu, result.chrf)
+        text = "step %d: dev loss %.3f, BLEU %.2f, chrF %.2f, accuracy %.2f %%"
+        _log.info(text, self.step, loss, result.bleu, result.chrf, result.accuracy)
         if reporter:
             reporter.show("")
 
     def _score_dev(self) -> Score:
         """Score the dev pairs; raise TrainingInterrupted in all processes if one of them is interrupted."""
         self.model.eval()
-        sources = self.ranks.share([pair.source for pair in self.dev_pairs])
+        references = by_source(self.dev_pairs)
+        sources = self.ranks.share(list(references))
         share: list[str] = []
         bound = self.config.length_bound
         with suppress(_Stopped):
@@ -316,7 +322,7 @@ class Trainer:
                 self.model, self.tokenizer, sources, length_bound=bound, before_step=self._stop_if_interrupted
             )
         self._raise_if_interrupted()
-        return score(self.ranks.gather(share), [pair.target for pair in self.dev_pairs])
+        return score(self.ranks.gather(share), list(references.values()))
 
     def _stop_if_interrupted(self) -> None:
         if self._interrupt_signal():
@@ -330,9 +336,10 @@ class Trainer:
     def _dev_loss(self) -> float:
         """Cross-entropy per target token, without smoothing; raises as `_score_dev` does."""
         self.model.eval()
-        pairs = self.ranks.share(encode_pairs(self.dev_pairs, self.tokenizer))
+        kind = self.model.source_kind
+        pairs = self.ranks.share(encode_pairs(self.dev_pairs, self.tokenizer, kind))
         loss, num_labels = 0.0, 0
-        for batch in batches_in_order(pairs, self.config.training.batch_tokens) if pairs else ():
+        for batch in batches_in_order(pairs, self.config.training.batch_tokens, kind) if pairs else ():
             mean = self._batch_loss(batch.to(self.device), label_smoothing=0.0)
             loss += mean.item() * batch.num_labels
             num_labels += batch.num_labels
@@ -364,7 +371,7 @@ class Trainer:
         average, weights = self.ranks.first(self._average_of_newest)
         self.model.load_state_dict(average)
         result = self._score_dev()
-        is_best = self.best is not None and self.best.dev_bleu > result.bleu
+        is_best = self.best is not None and self.best.dev_score > result.by(self.model.metric)
         best = self.ranks.first(self._best_weights) if is_best else None
         if self.best and best:
             self.model.load_state_dict(best)
@@ -373,6 +380,8 @@ class Trainer:
         summary = Summary(
             dev_bleu=result.bleu,
             dev_chrf=result.chrf,
+            dev_accuracy=result.accuracy,
+            metric=self.model.metric,
             bleu_signature=result.bleu_signature,
             chrf_signature=result.chrf_signature,
             weights=weights,
@@ -413,9 +422,9 @@ class Trainer:
         """Write the model, unless the run's model.pt from before it was continued is better."""
         file = self.folder.summary_before_file
         before = self.folder.read_summary(file) if file.is_file() else None
-        if before and before.dev_bleu > summary.dev_bleu:
-            bleus = before.dev_bleu, summary.dev_bleu
-            _log.info("dev BLEU was %.2f before and is %.2f now: model.pt stays as it was", *bleus)
+        if before and before.dev_score > summary.dev_score:
+            scores = before.dev_score, summary.dev_score
+            _log.info("the dev score was %.2f before and is %.2f now: model.pt stays as it was", *scores)
             summary = dataclasses.replace(before, steps=summary.steps, seconds=summary.seconds)
         else:
             write_weights(self.folder.model_file, self.model.state_dict())

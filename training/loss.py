@@ -9,13 +9,15 @@ Shapes: N labels, V vocabulary, D d_model.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from seq2seq_serve.training.data.batches import Batch
-from seq2seq_serve.training.models.base import EncoderDecoder
+from seq2seq_serve.training.models.base import EncoderDecoder, Trace
+
+Result = TypeVar("Result")
 
 # Logits computed at once: on a CPU few enough for its cache, on a GPU enough to occupy it.
 _CHUNK_VALUES = {"cpu": 2**21, "cuda": 2**27}
@@ -71,27 +73,34 @@ class BatchLoss(nn.Module):
         self._states = _compiled(self._decoder_states) if is_compiled else self._decoder_states
 
     def forward(self, batch: Batch, label_smoothing: float, r_drop: float = 0.0) -> Tensor:
-        """Return `label_smoothed_loss`. R-Drop sends the batch through the model twice, in one call."""
+        """Return `label_smoothed_loss`, in training with the model's `extra_loss`.
+
+        R-Drop sends the batch through the model twice, in one call.
+        """
         num_passes = 2 if r_drop else 1
-        ids = (batch.source_ids, batch.source_mask, batch.target_ids)
+        inputs = [torch.cat([rows] * num_passes) for rows in (*batch.source, batch.target_ids)]
         is_lower = self.dtype != torch.float32
-        with torch.autocast(batch.source_ids.device.type, self.dtype, enabled=is_lower):
-            states = self._states(*(rows.repeat(num_passes, 1) for rows in ids))  # (passes * B, T, D)
-            states = states.view(num_passes, -1, states.shape[-1])[:, batch.label_places]
+        with torch.autocast(batch.target_ids.device.type, self.dtype, enabled=is_lower):
+            states, trace = self._states(*inputs)  # (passes * B, T, D)
+            rows = states.view(num_passes, -1, states.shape[-1])[:, batch.label_places]
             label_ids = batch.label_ids.repeat(num_passes)
             weight = self.model.output_weight
-            return label_smoothed_loss(states.flatten(0, 1), weight, label_ids, label_smoothing, r_drop)
+            loss = label_smoothed_loss(rows.flatten(0, 1), weight, label_ids, label_smoothing, r_drop)
+            if self.model.training:
+                extra = self.model.extra_loss(trace, states, batch.padded_labels.repeat(num_passes, 1))
+                loss = loss if extra is None else loss + extra
+            return loss
 
-    def _decoder_states(self, source_ids: Tensor, source_mask: Tensor, target_ids: Tensor) -> Tensor:
-        memory = self.model.encode(source_ids, source_mask)
-        return self.model.decode_states(target_ids, memory, source_mask)
+    def _decoder_states(self, *inputs: Tensor) -> tuple[Tensor, Trace]:
+        *source, target_ids = inputs
+        return self.model.decode_and_trace(target_ids, self.model.encode(*source), source[-1])
 
 
-def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _compiled(function: Callable[..., Result]) -> Callable[..., Result]:
     """Return the function, compiled at its first call, which raises ValueError if that is not possible."""
     compiled = torch.compile(function, dynamic=True)
 
-    def call(*inputs: Tensor) -> Tensor:
+    def call(*inputs: Tensor) -> Result:
         try:
             return compiled(*inputs)
         except RuntimeError as error:

@@ -22,10 +22,11 @@ from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
 from seq2seq_serve.training.data.encoded import EncodedCorpus, EncodedPair, passing_pairs, write_encoded
 from seq2seq_serve.training.data.filters import CorpusFilters
 from seq2seq_serve.training.data.segmentation import FreshlyCutPairs
-from seq2seq_serve.training.data.tokenizer import check_vocab_size, train_tokenizer
+from seq2seq_serve.training.data.sources import TOKENS, SourceKind
+from seq2seq_serve.training.data.tokenizer import check_vocab_size, train_tokenizer, train_word_tokenizer
 from seq2seq_serve.training.data.vectors import PieceVectors
 from seq2seq_serve.training.loop import Trainer
-from seq2seq_serve.training.models.registry import config_to_json
+from seq2seq_serve.training.models.registry import config_to_json, source_kind_of
 from seq2seq_serve.training.presets import Preset
 from seq2seq_serve.training.ranks import Ranks
 from seq2seq_serve.training.run import (
@@ -69,8 +70,12 @@ def start_run(
     folder.check_is_free()
     if preset.training.r_drop and not preset.model.has_dropout:
         raise ValueError("r_drop compares two passes, and without dropout they are equal: set dropout, too")
-    check_vocab_size(preset.model.vocab_size)
+    kind = source_kind_of(preset.model)
+    if not kind.has_word_tokens:
+        check_vocab_size(preset.model.vocab_size)
     recipe = preset.training
+    if recipe.bpe_dropout and kind is not TOKENS:
+        raise ValueError("bpe_dropout cuts texts into other pieces, and this model reads none: leave it out")
     if parent:
         _check_fits(preset, parent)
     vector_files = {
@@ -80,20 +85,24 @@ def start_run(
     }
     for file in vector_files.values():
         file.open("rb").close()  # a missing file is reported before the long work
-    filters = CorpusFilters(preset.model.max_source_length, preset.model.max_target_length)
+    filters = CorpusFilters(
+        preset.model.max_source_length,
+        preset.model.max_target_length,
+        max_characters=kind.max_characters,
+    )
     if all(filters.text_reason(pair) for pair in corpus.train):
         raise ValueError(
             f"the training corpus has {len(corpus.train)} pairs and no text: nothing to train on"
         )
     if shared := frozenset(corpus.dev).intersection(corpus.train):
         _log.warning("%d of %d dev pairs are in the training corpus, too", len(shared), len(corpus.dev))
-    tokenizer = parent.tokenizer if parent else _learn_tokenizer(corpus, filters, preset)
+    tokenizer = parent.tokenizer if parent else _learn_tokenizer(corpus, filters, preset, kind)
     _log.info("tokenizer: %s tokens", f"{tokenizer.vocab_size:,}")
     model = dataclasses.replace(preset.model, vocab_size=tokenizer.vocab_size)
     held_out = {}
     for part, pairs in (("dev", corpus.dev), ("test", corpus.test)):
         # All pairs that the model can translate are scored, so the ratio filter does not apply.
-        kept, report = passing_pairs(pairs, tokenizer, filters)
+        kept, report = passing_pairs(pairs, tokenizer, filters, kind)
         if report.num_kept < report.num_given:
             _log.info("%s pairs:\n%s", part, report.table())
         if part == "dev" and not kept:
@@ -124,7 +133,7 @@ def start_run(
         parent=_description(parent) if parent else "",
     )
     _encode(folder, config, corpus, tokenizer)
-    config = dataclasses.replace(config, length_bound=folder.learn_length_bound())
+    config = dataclasses.replace(config, length_bound=folder.learn_length_bound(kind))
     folder.write_config(config)
     return config
 
@@ -154,10 +163,12 @@ def _description(parent: TrainedModel) -> str:
     return "; ".join(f"{name}: {parent.provenance[name]}" for name in names if name in parent.provenance)
 
 
-def _learn_tokenizer(corpus: Corpus, filters: CorpusFilters, preset: Preset) -> Tokenizer:
+def _learn_tokenizer(corpus: Corpus, filters: CorpusFilters, preset: Preset, kind: SourceKind) -> Tokenizer:
     _log.info("learning a tokenizer from the texts of %s pairs", f"{len(corpus.train):,}")
-    texts = (text for pair in corpus.train if not filters.text_reason(pair) for text in pair)
-    return train_tokenizer(texts, preset.model.vocab_size, preset.training.normalization)
+    pairs = (pair for pair in corpus.train if not filters.text_reason(pair))
+    texts = (text for pair in pairs for text in (pair if kind.is_text else pair[1:]))
+    learn = train_word_tokenizer if kind.has_word_tokens else train_tokenizer
+    return learn(texts, preset.model.vocab_size, preset.training.normalization)
 
 
 def continue_run(
@@ -233,7 +244,9 @@ def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapp
     is_finished = folder.is_finished and (is_same_end or training.max_steps == num_done)
     # The encoded corpus is missing in runs of older commits, and where a user removed it to save space.
     if corpus is None and not folder.encoded.is_dir() and not is_finished:
-        corpus = load_corpus(config.corpus_files, config.training.seed)
+        corpus = load_corpus(
+            config.corpus_files, config.training.seed, source_kind_of(config.model), folder.pictures
+        )
     if corpus is not None and corpus.sha256() != config.corpus_sha256:
         raise ValueError(f"{corpus.description} is not the corpus that {folder.path} was started with")
     if corpus is not None and not folder.encoded.is_dir():
@@ -248,7 +261,7 @@ def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapp
             training=training,
             commit=_commits(config, num_done),
             versions=library_versions(),
-            length_bound=config.length_bound or folder.learn_length_bound(),
+            length_bound=config.length_bound or folder.learn_length_bound(source_kind_of(config.model)),
         )
     )
 
@@ -273,13 +286,15 @@ def _commits(config: RunConfig, num_done: int) -> str:
 
 
 def _encode(folder: RunFolder, config: RunConfig, corpus: Corpus, tokenizer: Tokenizer) -> None:
+    kind = source_kind_of(config.model)
     filters = CorpusFilters(
         config.model.max_source_length,
         config.model.max_target_length,
-        config.training.max_length_ratio,
+        config.training.max_length_ratio if kind is TOKENS else None,
         config.training.drop_copies,
+        kind.max_characters,
     )
-    report = write_encoded(folder.encoded, corpus.train, tokenizer, filters)
+    report = write_encoded(folder.encoded, corpus.train, tokenizer, filters, kind)
     _log.info("corpus: %s\n%s", corpus.description, report.table())
 
 

@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from seq2seq_serve.training.config import ModelConfig, TrainingConfig, TransformerConfig
+from seq2seq_serve.training.models.captioner import CaptionerConfig
+from seq2seq_serve.training.models.memory_network import MemoryNetworkConfig
 from seq2seq_serve.training.models.recurrent import AttentionName, RecurrentConfig
 
 
@@ -156,9 +158,62 @@ def _recurrent(name: str, attention: AttentionName, d_hidden: int) -> Preset:
     return Preset(name, model, training)
 
 
+def memory_network() -> Preset:
+    """Questions about stories, of all tasks in one model; the sizes are those of Sukhbaatar et al. 2015."""
+    model = MemoryNetworkConfig(500, 50, max_source_length=50, max_target_length=4)
+    training = TrainingConfig(
+        max_steps=6000,
+        batch_tokens=1000,
+        label_smoothing=0.0,
+        learning_rate_scale=1.0,
+        warmup_steps=400,
+        cooldown_share=0.5,
+        eval_interval_steps=500,
+        checkpoint_interval_steps=50,
+        max_length_ratio=None,
+    )
+    return Preset("memory-network", model, training)
+
+
+def captioner() -> Preset:
+    """Captions of pictures with the attention of Xu et al. 2015, for the built-in pictures, on a CPU."""
+    model = CaptionerConfig(vocab_size=400, d_model=128, size=56, max_source_length=196, max_target_length=64)
+    return Preset("captioner", model, _CAPTIONS)
+
+
+def clip_captioner() -> Preset:
+    """Captions of clips with local features and global attention, both of Yao et al. 2015."""
+    model = CaptionerConfig(
+        vocab_size=400,
+        d_model=128,
+        source="clip",
+        size=32,
+        is_local=True,
+        max_source_length=64,
+        max_target_length=64,
+    )
+    return Preset("clip-captioner", model, _CAPTIONS)
+
+
+_CAPTIONS = TrainingConfig(
+    max_steps=5000,
+    batch_tokens=32 * 196,
+    learning_rate_scale=0.5,
+    warmup_steps=400,
+    cooldown_share=0.4,
+    eval_interval_steps=1000,
+    checkpoint_interval_steps=100,
+    max_length_ratio=None,
+)
+
+
 PRESETS: dict[str, Callable[[], Preset]] = {
     function.__name__.replace("_", "-"): function
-    for function in (demo, tiny, small, base, big, recurrent, recurrent_dot, recurrent_additive)
+    for function in (
+        *(demo, tiny, small, base, big),
+        *(recurrent, recurrent_dot, recurrent_additive),
+        *(memory_network, captioner, clip_captioner),
+    )
 }
 
 

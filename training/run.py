@@ -4,6 +4,7 @@ config.json        model, recipe, preset, corpus and its hash, commit, versions;
 tokenizer.json     the one tokenizer of source and target, in the `tokenizers` library's own format
 dev.source.txt …   held-out pairs; test.source.txt … if the corpus has a test set
 encoded/           the training corpus as token ids; if it is missing, it is encoded again from its files
+pictures/          the files of a built-in corpus of pictures or clips
 source.vectors.pt … the initial word vectors of an embedding, if they were read from a file
 initial.pt         the weights of the parent run, if there is one
 checkpoints/       the states from which training resumes
@@ -44,8 +45,9 @@ from seq2seq_serve.training.config import ModelConfig, TrainingConfig, check_spe
 from seq2seq_serve.training.data.corpus import CorpusFiles
 from seq2seq_serve.training.data.encoded import EncodedCorpus
 from seq2seq_serve.training.data.lengths import learn_length_bound
+from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.data.text_files import SentencePair, read_parallel, write_lines
-from seq2seq_serve.training.models.base import EncoderDecoder
+from seq2seq_serve.training.models.base import EncoderDecoder, Metric
 from seq2seq_serve.training.models.registry import config_from_json, config_to_json, make_model
 
 RUN_FORMAT = 1
@@ -107,6 +109,7 @@ class Summary:
     """The result of a run.
 
     Attributes:
+        metric: The score by which the weights were chosen.
         weights: Which weights `model.pt` holds.
         steps: Optimizer steps until training stopped.
         seconds: Time of training and scoring, summed over all sessions.
@@ -119,6 +122,18 @@ class Summary:
     weights: str
     steps: int
     seconds: float
+    dev_accuracy: float = 0.0
+    metric: Metric = "bleu"
+
+    @property
+    def dev_score(self) -> float:
+        """The dev score by the metric."""
+        return self.dev_accuracy if self.metric == "accuracy" else self.dev_bleu
+
+    def __str__(self) -> str:
+        if self.metric == "accuracy":
+            return f"dev accuracy {self.dev_accuracy:.2f} %"
+        return f"dev BLEU {self.dev_bleu:.2f} ({self.bleu_signature}), chrF {self.dev_chrf:.2f}"
 
 
 @dataclass(frozen=True)
@@ -129,7 +144,8 @@ class TrainedModel:
         model: In eval mode, on the CPU.
         provenance: Facts for people about how the model was made; every value is a text.
         dev: Source and reference of each held-out pair.
-        dev_score: The BLEU of greedy search on `dev`; None if these weights were not scored.
+        dev_score: The score of greedy search on `dev` by the model's metric; None if these weights were not
+            scored.
         source_language: The recipe's `source_language`; empty if it has none.
         length_bound: The bound on target lengths; None if the corpus is not known.
     """
@@ -155,6 +171,7 @@ class RunFolder:
         self.config_file = path / "config.json"
         self.tokenizer_file = path / TOKENIZER_FILE
         self.encoded = path / "encoded"
+        self.pictures = path / "pictures"
         self.initial_file = path / "initial.pt"
         self.checkpoints = path / "checkpoints"
         self.metrics_file = path / "metrics.jsonl"
@@ -226,9 +243,12 @@ class RunFolder:
         check_special_ids(tokenizer)
         return tokenizer
 
-    def learn_length_bound(self) -> LengthBound | None:
-        """The length bound of the encoded corpus; None if the corpus was removed or is empty."""
-        corpus = EncodedCorpus(self.encoded) if self.encoded.is_dir() else None
+    def learn_length_bound(self, kind: SourceKind) -> LengthBound | None:
+        """The length bound of an encoded corpus of texts; None if the corpus was removed or is empty.
+
+        It is None for other sources, too: the length of a caption does not follow from the size of a picture.
+        """
+        corpus = EncodedCorpus(self.encoded) if kind is TOKENS and self.encoded.is_dir() else None
         return learn_length_bound(corpus.source_lengths, corpus.target_lengths) if corpus else None
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -265,8 +285,12 @@ def load_run(path: Path | str) -> TrainedModel:
     summary = folder.read_summary()
     weights = read_weights(folder.model_file)
     trained = _with_weights(folder, weights, folder.model_file, summary.weights, summary.steps)
-    signature = {"dev_score_signature": summary.bleu_signature}
-    return dataclasses.replace(trained, provenance=trained.provenance | signature, dev_score=summary.dev_bleu)
+    signature = {
+        "dev_score_signature": summary.bleu_signature if summary.metric == "bleu" else summary.metric
+    }
+    return dataclasses.replace(
+        trained, provenance=trained.provenance | signature, dev_score=summary.dev_score
+    )
 
 
 def load_checkpoints(path: Path | str, steps: Sequence[int]) -> TrainedModel:
@@ -312,7 +336,7 @@ def _with_weights(
     if config.parent:
         provenance["parent"] = config.parent
     dev = [(pair.source, pair.target) for pair in folder.read_pairs("dev")]
-    bound = config.length_bound or folder.learn_length_bound()
+    bound = config.length_bound or folder.learn_length_bound(model.source_kind)
     return TrainedModel(
         model.eval(),
         tokenizer,

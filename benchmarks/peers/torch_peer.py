@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.peers.work import Search
 from seq2seq_serve.training.config import BOS_ID, PAD_ID
-from seq2seq_serve.training.data.batches import pad_rows
+from seq2seq_serve.training.data.sources import pad_rows
 from seq2seq_serve.training.models.base import EncoderDecoder
 
 

@@ -11,7 +11,7 @@ from transformers import MarianConfig, MarianMTModel
 
 from benchmarks.peers.work import Search
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID
-from seq2seq_serve.training.data.batches import pad_rows
+from seq2seq_serve.training.data.sources import pad_rows
 from seq2seq_serve.training.models.base import EncoderDecoder
 from seq2seq_serve.training.models.transformer import Transformer
 

@@ -150,7 +150,7 @@ def model_flops(model: ModelConfig, batch: Batch) -> int:
     """
     assert isinstance(model, TransformerConfig)
     d = model.d_model
-    sources = batch.source_mask.sum(1)  # (B,)
+    sources = batch.source[-1].sum(1)  # (B,)
     targets = torch.bincount(batch.label_places // batch.target_ids.shape[1], minlength=len(sources))  # (B,)
     feed_forward = 2 * d * model.d_ff
     encoder_weights = model.num_encoder_layers * (4 * d * d + feed_forward)

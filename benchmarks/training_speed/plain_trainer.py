@@ -106,7 +106,7 @@ class PlainTrainer:
         labels = torch.full_like(batch.target_ids, PAD_ID).flatten()
         labels[batch.label_places] = batch.label_ids
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            logits = self.model(batch.source_ids, batch.target_ids)
+            logits = self.model(batch.source[0], batch.target_ids)
         return functional.cross_entropy(
             logits.flatten(0, 1).float(),
             labels,

@@ -1,7 +1,7 @@
 """Small graphs without weights whose answers are known exactly, for every form of source.
 
-The next token is an exact function of the memory, the state and the last token. If any position of a row's memory
-is wrong, the row decodes other tokens.
+The next token is an exact function of the memory, the state and the last token. If any position of a row's
+memory is wrong, the row decodes other tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch import Tensor
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import (
-    Bundle,
     GraphSpec,
     LengthRule,
     Manifest,
@@ -26,7 +25,6 @@ from seq2seq_serve.bundle.manifest import (
     TensorSpec,
     Variant,
     file_spec,
-    load_bundle,
     write_manifest,
 )
 from seq2seq_serve.bundle.names import FORMAT_VERSION, TOKENIZER_FILE, Axis, Form, Precision, Role, Verb
@@ -47,7 +45,7 @@ def source(name: str, dtype: str, *axes: int | str) -> TensorSpec:
 
 
 class Step(Graph):
-    """The definition is `expected_tokens`. The attention is the memory, and of a first hop twice the memory."""
+    """The definition is `expected_tokens`. Its attention is the memory, that of a first hop the double."""
 
     def __init__(self, *, has_hops: bool) -> None:
         super().__init__()
@@ -151,7 +149,7 @@ class EncodeStory(_Encode):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of source.
+    """A kind of model.
 
     Attributes:
         draw: Returns the sources of a request whose length is given.
@@ -265,7 +263,7 @@ def expected_tokens(memory: list[int], state: int, count: int) -> list[int]:
     return tokens
 
 
-def write_toy(kind: Kind, folder: Path) -> Bundle:
+def write_toy(kind: Kind, folder: Path) -> None:
     """Writes a bundle as an export does, without a trained model and its proof."""
     byte_tokenizer().save(folder / TOKENIZER_FILE)
     modules = {Verb.ENCODE: kind.encode(), Verb.STEP: Step(has_hops=kind.has_hops)}
@@ -299,4 +297,3 @@ def write_toy(kind: Kind, folder: Path) -> Bundle:
         variants={Precision.FP32: Variant(graphs, weights, Parity(0.0, 0.0, ()))},
     )
     write_manifest(folder, manifest)
-    return load_bundle(folder)

@@ -94,7 +94,7 @@ def test_the_loss_of_a_batch_is_that_of_its_real_target_tokens(
     model: Transformer, batches: list[Batch]
 ) -> None:
     batch = batches[0]
-    logits = model(batch.source_ids, batch.source_mask, batch.target_ids)
+    logits = model(*batch.source, batch.target_ids)
     labels = torch.zeros_like(batch.target_ids).flatten()
     labels[batch.label_places] = batch.label_ids
     expected = functional.cross_entropy(

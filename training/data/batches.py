@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Self
 
 import numpy as np
@@ -17,20 +16,21 @@ from torch import Tensor
 
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID
 from seq2seq_serve.training.data.encoded import EncodedCorpus, EncodedPair
+from seq2seq_serve.training.data.sources import TOKENS, Source, SourceKind, pad_rows
 from seq2seq_serve.training.ranks import Ranks
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded source and target ids, and the labels that the decoder should predict.
+    """A batch of sources, padded target ids, and the labels that the decoder should predict.
 
     Attributes:
+        source: As `SourceKind.collate` returns it.
         label_ids: The tokens of all targets one after the other, each target with eos at its end.
         label_places: The position of each label in the flattened `target_ids`.
     """
 
-    source_ids: Tensor  # (B, S)
-    source_mask: Tensor  # (B, S), True = a real token
+    source: Source
     target_ids: Tensor  # (B, T), bos first
     label_ids: Tensor  # (labels,)
     label_places: Tensor  # (labels,)
@@ -39,9 +39,18 @@ class Batch:
     def num_labels(self) -> int:
         return len(self.label_ids)
 
+    @property
+    def padded_labels(self) -> Tensor:
+        """The label of each position (B, T), and pad after the end of a target."""
+        padded = torch.full_like(self.target_ids, PAD_ID).flatten()
+        padded[self.label_places] = self.label_ids
+        return padded.view_as(self.target_ids)
+
     def to(self, device: torch.device) -> Self:
         """The batch on a device."""
-        return type(self)(*(tensor.to(device) for tensor in vars(self).values()))
+        source = tuple(tensor.to(device) for tensor in self.source)
+        ids = self.target_ids, self.label_ids, self.label_places
+        return type(self)(source, *(tensor.to(device) for tensor in ids))
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,7 @@ class BatchShare:
         pieces: The process' rows, cut into batches that fit at once; empty if there are more processes than
             rows.
         num_labels: Labels of the whole batch.
-        num_tokens: Tokens of both sides of the whole batch.
+        num_tokens: Target tokens and positions of sources of the whole batch.
     """
 
     pieces: list[Batch]
@@ -60,22 +69,12 @@ class BatchShare:
     num_tokens: int
 
 
-def pad_rows(rows: Sequence[Sequence[int]]) -> Tensor:
-    """(B, length of the longest row), with pad at the end of shorter rows."""
-    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-    padded = np.full((len(rows), lengths.max()), PAD_ID, np.int64)
-    padded[np.arange(padded.shape[1]) < lengths[:, None]] = np.fromiter(chain.from_iterable(rows), np.int64)
-    return torch.from_numpy(padded)
-
-
-def make_batch(pairs: Sequence[EncodedPair]) -> Batch:
+def make_batch(pairs: Sequence[EncodedPair], kind: SourceKind = TOKENS) -> Batch:
     """Pad pairs to one length per side."""
-    source_ids = pad_rows([pair.source_ids for pair in pairs])
     labels = pad_rows([[*pair.target_ids, EOS_ID] for pair in pairs]).flatten()
     (label_places,) = (labels != PAD_ID).nonzero(as_tuple=True)
     return Batch(
-        source_ids=source_ids,
-        source_mask=source_ids != PAD_ID,
+        source=kind.collate([pair.source_ids for pair in pairs]),
         target_ids=pad_rows([[BOS_ID, *pair.target_ids] for pair in pairs]),
         label_ids=labels[label_places],
         label_places=label_places,
@@ -83,7 +82,7 @@ def make_batch(pairs: Sequence[EncodedPair]) -> Batch:
 
 
 def plan_epoch(
-    pairs: Sequence[EncodedPair], batch_tokens: int, seed: int, epoch: int
+    pairs: Sequence[EncodedPair], batch_tokens: int, seed: int, epoch: int, kind: SourceKind = TOKENS
 ) -> list[NDArray[np.int64]]:
     """The indices of the pairs in each batch of one pass (`epoch`, from 0) over the corpus.
 
@@ -92,7 +91,7 @@ def plan_epoch(
     give the same plan.
     """
     generator = np.random.default_rng([seed, epoch])
-    source_lengths, target_lengths = _lengths(pairs)
+    source_lengths, target_lengths = _lengths(pairs, kind)
     order = np.lexsort((generator.random(len(pairs)), source_lengths, target_lengths))
     lengths = np.maximum(source_lengths, target_lengths)[order]
     starts, longest = list[int](), 0
@@ -106,10 +105,12 @@ def plan_epoch(
     return batches
 
 
-def batches_in_order(pairs: Sequence[EncodedPair], batch_tokens: int) -> Iterator[Batch]:
+def batches_in_order(
+    pairs: Sequence[EncodedPair], batch_tokens: int, kind: SourceKind = TOKENS
+) -> Iterator[Batch]:
     """The batches of an evaluation: every pair once, always in the same order."""
-    for rows in plan_epoch(pairs, batch_tokens, seed=0, epoch=0):
-        yield make_batch([pairs[row] for row in rows])
+    for rows in plan_epoch(pairs, batch_tokens, 0, 0, kind):
+        yield make_batch([pairs[row] for row in rows], kind)
 
 
 class BatchStream:
@@ -133,8 +134,10 @@ class BatchStream:
         *,
         ranks: Ranks | None = None,
         piece_tokens: int | None = None,
+        kind: SourceKind = TOKENS,
     ) -> None:
         self._pairs_of = pairs_of
+        self._kind = kind
         self._batch_tokens = batch_tokens
         self._seed = seed
         self.epoch = epoch
@@ -149,34 +152,40 @@ class BatchStream:
             self.epoch += 1
             self.batch_index = 0
             self._start_pass()
-        pairs = [self._pairs[row] for row in self._plan[self.batch_index]]
+        rows = self._plan[self.batch_index]
+        pairs = [self._pairs[row] for row in rows]
         self.batch_index += 1
         share = self._ranks.share(pairs)
-        longest = max((max(len(pair.source_ids), pair.target_length) for pair in share), default=1)
+        lengths = self._source_lengths[rows].tolist()
+        longest = max((*self._ranks.share(lengths), *(pair.target_length for pair in share)), default=1)
         num_rows = max(self._piece_tokens // longest, 1)
         num_labels = sum(pair.target_length for pair in pairs)
         return BatchShare(
-            [make_batch(share[start : start + num_rows]) for start in range(0, len(share), num_rows)],
+            [
+                make_batch(share[start : start + num_rows], self._kind)
+                for start in range(0, len(share), num_rows)
+            ],
             num_labels,
-            num_labels + sum(len(pair.source_ids) for pair in pairs),
+            num_labels + sum(lengths),
         )
 
     def any_batch(self) -> Batch:
         """A batch of one pair, for a process whose share is empty."""
-        return make_batch([self._pairs[0]])
+        return make_batch([self._pairs[0]], self._kind)
 
     def _start_pass(self) -> None:
         self._pairs = self._pairs_of(self.epoch)
         if not self._pairs:
             raise ValueError("the training corpus has 0 pairs left: nothing to train on")
-        self._plan = plan_epoch(self._pairs, self._batch_tokens, self._seed, self.epoch)
+        self._source_lengths, _ = _lengths(self._pairs, self._kind)
+        self._plan = plan_epoch(self._pairs, self._batch_tokens, self._seed, self.epoch, self._kind)
 
 
-def _lengths(pairs: Sequence[EncodedPair]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The lengths of all sources with eos, and of all targets with bos or eos."""
+def _lengths(pairs: Sequence[EncodedPair], kind: SourceKind) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The lengths of all sources, of texts with eos, and of all targets with bos or eos."""
     if isinstance(pairs, EncodedCorpus):
         return pairs.source_lengths, pairs.target_lengths
     return (
-        np.array([len(pair.source_ids) for pair in pairs], np.int32),
+        np.array([kind.length(pair.source_ids) for pair in pairs], np.int32),
         np.array([pair.target_length for pair in pairs], np.int32),
     )

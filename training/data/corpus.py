@@ -9,14 +9,15 @@ import dataclasses
 import hashlib
 import random
 from array import array
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from seq2seq_serve.training.builtin import grammar
+from seq2seq_serve.training.data.built_in import built_in_parts
+from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.data.text_files import SentencePair, iterate_parallel, iterate_tsv, pair_hash
 
 _MAX_HELD_OUT_PAIRS = 1000
@@ -106,18 +107,32 @@ class Corpus:
         return digest.hexdigest()
 
 
-def load_corpus(files: CorpusFiles, seed: int) -> Corpus:
+def load_corpus(
+    files: CorpusFiles, seed: int, kind: SourceKind = TOKENS, pictures: Path = Path("pictures")
+) -> Corpus:
     """Read a corpus, or build the built-in one; without dev files, the seed chooses the held-out pairs.
+
+    If the corpus names files of pictures, clips or features, relative names start from the folder of the text
+    file that has them. The folder `pictures` gets the files of a built-in corpus.
 
     Raises:
         ValueError: A file is empty or not UTF-8, or source and target have different numbers of lines.
         OSError: A file cannot be read.
     """
     if files.is_built_in:
-        return built_in_corpus()
-    train = _train_pairs(files)
+        return built_in_corpus(kind, pictures)
     names = [Path(name).name for name in dataclasses.astuple(files) if name is not None]
-    if files.dev_source is None and files.dev_tsv is None:
+    has_dev = files.dev_source is not None or files.dev_tsv is not None
+    if kind is not TOKENS:
+        pairs = tuple(_resolved(_iterate_train(files), files.source or files.tsv, kind))
+        if not has_dev:
+            pairs, dev = _hold_out_sources(pairs, seed)
+            return Corpus(", ".join([*names, f"{len(dev)} pairs held out"]), pairs, dev)
+        given = _iterate_pairs(files.dev_source, files.dev_target, files.dev_tsv)
+        dev = tuple(_resolved(given, files.dev_source or files.dev_tsv, kind))
+        return Corpus(", ".join(names), pairs, dev)
+    train = _train_pairs(files)
+    if not has_dev:
         num_given = len(train)
         train, dev = _hold_out(train, seed)
         names.append(f"{len(dev)} pairs held out")
@@ -128,14 +143,10 @@ def load_corpus(files: CorpusFiles, seed: int) -> Corpus:
     return Corpus(", ".join(names), train, dev)
 
 
-def built_in_corpus() -> Corpus:
-    """The Korean-English corpus of `training.builtin.grammar`, which is always the same."""
-    built = grammar.build_corpus(seed=0)
-    train, dev, test = (
-        tuple(SentencePair(pair.source, pair.target) for pair in part)
-        for part in (built.train, built.dev, built.test)
-    )
-    return Corpus("built-in Korean-English", train, dev, test)
+def built_in_corpus(kind: SourceKind = TOKENS, pictures: Path = Path("pictures")) -> Corpus:
+    """The built-in corpus of a kind of sources, which is always the same; `pictures` gets its files."""
+    name, parts = built_in_parts(kind, pictures)
+    return Corpus(name, parts["train"], parts["dev"], parts["test"])
 
 
 def _iterate_pairs(source: str | None, target: str | None, tsv: str | None) -> Iterator[SentencePair]:
@@ -175,6 +186,30 @@ def _hold_out(
         num_left = sum(1 for _ in _without(pairs, dev))
         return dataclasses.replace(pairs, num_pairs=num_left, left_out=dev), dev
     return tuple(_without(pairs, dev)), dev
+
+
+def _resolved(
+    pairs: Iterable[SentencePair], text_file: str | None, kind: SourceKind
+) -> Iterator[SentencePair]:
+    """The pairs, with relative names of files resolved against the folder of the text file."""
+    folder = Path(text_file or "").absolute().parent
+    for pair in pairs:
+        yield pair if kind.is_text else SentencePair(str(folder / pair.source), pair.target)
+
+
+def _hold_out_sources(
+    pairs: Sequence[SentencePair], seed: int
+) -> tuple[tuple[SentencePair, ...], tuple[SentencePair, ...]]:
+    """Split off the pairs of some sources, and return the other pairs and these."""
+    sources = list(dict.fromkeys(pair.source for pair in pairs))
+    num_held_out = min(_MAX_HELD_OUT_PAIRS, int(len(sources) * _HELD_OUT_SHARE))
+    if num_held_out == 0:
+        raise ValueError(f"{len(sources)} distinct sources are too few to hold any out: give dev files")
+    held_out = set(random.Random(seed).sample(sources, num_held_out))
+    train, dev = (
+        tuple(pair for pair in pairs if (pair.source in held_out) == is_dev) for is_dev in (False, True)
+    )
+    return train, dev
 
 
 def _distinct_rows(pairs: Iterable[SentencePair]) -> NDArray[np.int64]:

@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.data.filters import CorpusFilters, FilterReport
+from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.data.text_files import SentencePair, pair_hash
 
 _CHUNK_PAIRS = 10_000  # encoded at once, by all cores
+_POSITIONS_FILE = "positions.npy"  # of each source, unless they are as many as its numbers
 
 
 class EncodedPair(NamedTuple):
-    """A pair as token ids; the source ends with eos, the target has neither bos nor eos."""
+    """A source as its kind encodes it, texts with eos, and the target's token ids without bos and eos."""
 
     source_ids: Sequence[int]
     target_ids: Sequence[int]
@@ -35,9 +37,11 @@ class EncodedPair(NamedTuple):
         return len(self.target_ids) + 1
 
 
-def encode_pairs(pairs: Sequence[SentencePair], tokenizer: Tokenizer) -> list[EncodedPair]:
-    """Encode the texts of pairs."""
-    sources = tokenizer.encode_sources([pair.source for pair in pairs])
+def encode_pairs(
+    pairs: Sequence[SentencePair], tokenizer: Tokenizer, kind: SourceKind = TOKENS
+) -> list[EncodedPair]:
+    """Encode the sources and targets of pairs."""
+    sources = kind.encode([pair.source for pair in pairs], tokenizer)
     targets = tokenizer.encode_batch([pair.target for pair in pairs])
     return [EncodedPair(*ids) for ids in zip(sources, targets, strict=True)]
 
@@ -48,6 +52,8 @@ class EncodedCorpus(Sequence[EncodedPair]):
     def __init__(self, folder: Path) -> None:
         self._starts: NDArray[np.int64] = np.load(folder / "starts.npy", mmap_mode="r")
         self._lengths: NDArray[np.int32] = np.load(folder / "lengths.npy", mmap_mode="r")  # (pairs, 2)
+        positions = folder / _POSITIONS_FILE
+        self._positions: NDArray[np.int32] | None = np.load(positions) if positions.is_file() else None
         (ids_file,) = folder.glob("ids.*")
         dtype = np.dtype(ids_file.suffix[1:])
         num_ids = ids_file.stat().st_size // dtype.itemsize
@@ -71,8 +77,8 @@ class EncodedCorpus(Sequence[EncodedPair]):
 
     @property
     def source_lengths(self) -> NDArray[np.int32]:
-        """The source length of each pair, with eos."""
-        return self._lengths[:, 0]
+        """The source length of each pair, for texts with eos."""
+        return self._lengths[:, 0] if self._positions is None else self._positions
 
     @property
     def target_lengths(self) -> NDArray[np.int32]:
@@ -89,7 +95,11 @@ class EncodedCorpus(Sequence[EncodedPair]):
 
 
 def write_encoded(
-    folder: Path, pairs: Iterable[SentencePair], tokenizer: Tokenizer, filters: CorpusFilters
+    folder: Path,
+    pairs: Iterable[SentencePair],
+    tokenizer: Tokenizer,
+    filters: CorpusFilters,
+    kind: SourceKind = TOKENS,
 ) -> FilterReport:
     """Encode the pairs that pass the filters, equal pairs once; return the report of dropped pairs.
 
@@ -100,12 +110,15 @@ def write_encoded(
     temporary.mkdir(parents=True)
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     report = FilterReport()
-    hashes, starts, lengths, num_ids = array("Q"), array("q"), array("i"), 0
+    hashes, starts, lengths, positions, num_ids = array("Q"), array("q"), array("i"), array("i"), 0
     with (temporary / f"ids.{dtype.name}").open("wb") as stream:
-        for pair, (source_ids, target_ids) in _encode_passing(pairs, tokenizer, filters, report):
+        for pair, (source_ids, target_ids), length in _encode_passing(
+            pairs, tokenizer, filters, kind, report
+        ):
             hashes.append(pair_hash(pair))
             starts.append(num_ids)
             lengths.extend((len(source_ids), len(target_ids)))
+            positions.append(length)
             stream.write(np.array([*source_ids, *target_ids], dtype).tobytes())
             num_ids += len(source_ids) + len(target_ids)
     _, first = np.unique(np.array(hashes), return_index=True)
@@ -113,13 +126,15 @@ def write_encoded(
     report.drop("duplicate", len(hashes) - len(kept))
     np.save(temporary / "starts.npy", np.array(starts)[kept])
     np.save(temporary / "lengths.npy", np.array(lengths).reshape(-1, 2)[kept])
+    if kind is not TOKENS:
+        np.save(temporary / _POSITIONS_FILE, np.array(positions)[kept])
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
     return report
 
 
 def passing_pairs(
-    pairs: Iterable[SentencePair], tokenizer: Tokenizer, filters: CorpusFilters
+    pairs: Iterable[SentencePair], tokenizer: Tokenizer, filters: CorpusFilters, kind: SourceKind = TOKENS
 ) -> tuple[list[SentencePair], FilterReport]:
     """The pairs that pass the filters, normalised, each once and in order; and the report of dropped pairs.
 
@@ -127,27 +142,34 @@ def passing_pairs(
     equal reference would count as a different text.
     """
     report = FilterReport()
-    passed = [pair for pair, _ in _encode_passing(pairs, tokenizer, filters, report)]
+    passed = [pair for pair, _, _ in _encode_passing(pairs, tokenizer, filters, kind, report)]
     kept = list(dict.fromkeys(passed))
     report.drop("duplicate", len(passed) - len(kept))
     return kept, report
 
 
 def _encode_passing(
-    pairs: Iterable[SentencePair], tokenizer: Tokenizer, filters: CorpusFilters, report: FilterReport
-) -> Iterator[tuple[SentencePair, EncodedPair]]:
+    pairs: Iterable[SentencePair],
+    tokenizer: Tokenizer,
+    filters: CorpusFilters,
+    kind: SourceKind,
+    report: FilterReport,
+) -> Iterator[tuple[SentencePair, EncodedPair, int]]:
+    """The pairs that pass, encoded, and the lengths of their sources."""
     remaining = iter(pairs)
     while chunk := list(islice(remaining, _CHUNK_PAIRS)):
         report.num_given += len(chunk)
         readable = []
         for given in chunk:
-            pair = SentencePair(*map(tokenizer.normalize, given))
+            source = tokenizer.normalize(given.source) if kind.is_text else given.source
+            pair = SentencePair(source, tokenizer.normalize(given.target))
             if reason := filters.text_reason(given) or filters.text_reason(pair):
                 report.drop(reason)
             else:
                 readable.append(pair)
-        for pair, encoded in zip(readable, encode_pairs(readable, tokenizer), strict=True):
-            if reason := filters.length_reason(len(encoded.source_ids), encoded.target_length):
+        for pair, encoded in zip(readable, encode_pairs(readable, tokenizer, kind), strict=True):
+            length = kind.length(encoded.source_ids)
+            if reason := filters.length_reason(length, encoded.target_length):
                 report.drop(reason)
             else:
-                yield pair, encoded
+                yield pair, encoded, length

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 
+from seq2seq_serve.training.data.sources import TOKENS
 from seq2seq_serve.training.data.text_files import SentencePair
 
 # Control characters that are not white space (those above 7F mark a wrongly decoded Windows text), the
 # character that decoders write for unknown bytes, and code points that are not characters.
 _BROKEN = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\ufffd\ufffe\uffff]")
-
-# Hardly any text has more characters per token. Cutting a longer one takes too long if it has no spaces.
-_MAX_TOKEN_CHARACTERS = 16
 
 _REASONS = "empty", "broken characters", "copies", "too long", "length ratio", "duplicate"
 
@@ -29,7 +28,6 @@ class FilterReport:
         return self.num_given - sum(self.dropped.values())
 
     def drop(self, reason: str, count: int = 1) -> None:
-
         self.dropped[reason] += count
 
     def table(self) -> str:
@@ -47,12 +45,14 @@ class CorpusFilters:
     Attributes:
         max_length_ratio: Tokens of the longer side divided by those of the other; None keeps all pairs.
         are_copies_dropped: Whether pairs with equal source and target are dropped.
+        max_characters: The most characters of a source per unit of its length; None for names of files.
     """
 
     max_source_length: int
     max_target_length: int
     max_length_ratio: float | None = None
     are_copies_dropped: bool = False
+    max_characters: int | None = TOKENS.max_characters
 
     def text_reason(self, pair: SentencePair) -> str | None:
         """Why a pair is dropped before it is cut into tokens; None keeps it."""
@@ -60,8 +60,11 @@ class CorpusFilters:
             return "empty"
         if _BROKEN.search(pair.source) or _BROKEN.search(pair.target):
             return "broken characters"
-        limits = self.max_source_length, self.max_target_length
-        if any(len(text) > _MAX_TOKEN_CHARACTERS * limit for text, limit in zip(pair, limits, strict=True)):
+        source_limit = (
+            math.inf if self.max_characters is None else self.max_characters * self.max_source_length
+        )
+        target_limit = TOKENS.max_characters * self.max_target_length
+        if len(pair.source) > source_limit or len(pair.target) > target_limit:
             return "too long"
         return "copies" if self.are_copies_dropped and pair.source == pair.target else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,7 @@ def learn_length_bound(source_lengths: NDArray[np.int32], target_lengths: NDArra
     return LengthBound(ratio, max(int(np.ceil(beyond)), 0) + _CONSTANT_HEADROOM)
 
 
-def target_limits(
-    sources: Sequence[Sequence[int]], config: ModelConfig, bound: LengthBound | None
-) -> list[int]:
+def target_limits(source_lengths: Iterable[int], config: ModelConfig, bound: LengthBound | None) -> list[int]:
     """The limit of each source's target, as in the server: the bound, and at most the model's limit."""
     limit = config.max_target_length
-    return [min(bound.max_new_tokens(len(ids)), limit) if bound else limit for ids in sources]
+    return [min(bound.max_new_tokens(length), limit) if bound else limit for length in source_lengths]

@@ -1,8 +1,8 @@
-"""The kinds of sources that models read: how each becomes numbers, arrays of a request, and tensors of a batch.
+"""The kinds of sources that models read: texts, stories with a question, pictures, clips, features.
 
-A corpus holds a text for every source. The kind encodes it as whole numbers, which files can keep: the token ids
-of a text or a story, or the name of a file of pixels. `inputs` turns these numbers into the named arrays of one
-request, as the server gets them, and `collate` turns those of several rows into a batch.
+A corpus holds a text for every source. Its kind encodes that text as whole numbers, which a file can keep:
+the token ids of a text or a story, or the name of a file of pixels. `inputs` turns these numbers into the
+named arrays of one request, as the server gets them, and `collate` turns those of several rows into a batch.
 
 Shapes: B batch rows, S positions of the memory, W words of a sentence, Q words of a question, F frames.
 """
@@ -59,18 +59,26 @@ class SourceKind(ABC):
 
     Attributes:
         forms: The form of each source of a request, by its name.
-        memory: The rule for the positions of memory that a request takes.
+        unit: The name of the units in which a source's length is counted.
         has_word_tokens: Whether tokens are lower-case words; otherwise a tokenizer learns pieces of words.
+        max_characters: The most characters of a source of the corpus per position of memory; None for the
+            names of files.
     """
 
-    forms: Mapping[str, Form]
-    memory: LengthRule
+    forms: ClassVar[Mapping[str, Form]]
+    unit: ClassVar[str]
     has_word_tokens: ClassVar[bool] = False
+    max_characters: ClassVar[int | None] = None
+
+    @property
+    @abstractmethod
+    def memory(self) -> LengthRule:
+        """The rule for the positions of memory that a request takes."""
 
     @property
     def is_text(self) -> bool:
         """Whether the corpus holds the sources themselves; otherwise it holds the names of their files."""
-        return set(self.forms.values()) <= {Form.TEXT, Form.SENTENCES}
+        return self.max_characters is not None
 
     @abstractmethod
     def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
@@ -78,7 +86,7 @@ class SourceKind(ABC):
 
     def length(self, source: Numbers) -> int:
         """The positions of memory of an encoded source."""
-        return self.memory.memory_length({name: len(array) for name, array in self.inputs(source).items()})
+        return self.memory_length(self.inputs(source))
 
     @abstractmethod
     def inputs(self, source: Numbers) -> Inputs:
@@ -91,22 +99,28 @@ class SourceKind(ABC):
     def tensors(self, rows: Sequence[Inputs]) -> Source:
         """A batch of requests' sources, each padded to the largest of the batch, and the mask (B, S)."""
         columns = [torch.from_numpy(pad_arrays([row[name] for row in rows])) for name in self.forms]
-        lengths = torch.tensor([self._length(row) for row in rows])
+        lengths = torch.tensor([self.memory_length(row) for row in rows])
         return (*columns, torch.arange(int(lengths.max())) < lengths[:, None])
 
     @abstractmethod
     def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:
         """Random sources of a request, whose length along the padded axis is `length`."""
 
-    def _length(self, row: Inputs) -> int:
+    def memory_length(self, row: Inputs) -> int:
+        """The positions of memory of a request with these sources."""
         return self.memory.memory_length({name: len(array) for name, array in row.items()})
 
 
 class Tokens(SourceKind):
     """A text as the token ids of its pieces, with eos: `source_ids` (S,)."""
 
-    forms: Mapping[str, Form] = {names.SOURCE_IDS: Form.TEXT}
-    memory = LengthRule(names.SOURCE_IDS)
+    forms: ClassVar[Mapping[str, Form]] = {names.SOURCE_IDS: Form.TEXT}
+    unit = "tokens"
+    max_characters = 16  # of a token: longer texts without spaces would take long to cut
+
+    @property
+    def memory(self) -> LengthRule:
+        return LengthRule(names.SOURCE_IDS)
 
     def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
         return tokenizer.encode_sources(sources)
@@ -131,9 +145,14 @@ class Stories(SourceKind):
     Encoded, pad stands after each sentence of the story.
     """
 
-    forms: Mapping[str, Form] = {names.STORY: Form.SENTENCES, names.QUESTION: Form.TEXT}
-    memory = LengthRule(names.STORY)
+    forms: ClassVar[Mapping[str, Form]] = {names.STORY: Form.SENTENCES, names.QUESTION: Form.TEXT}
+    unit = "sentences"
     has_word_tokens = True
+    max_characters = 400  # of a sentence
+
+    @property
+    def memory(self) -> LengthRule:
+        return LengthRule(names.STORY)
 
     def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
         encoded = []
@@ -184,9 +203,10 @@ class Pictures(_Files):
     size: int
 
     forms: ClassVar[Mapping[str, Form]] = {names.PICTURE: Form.PICTURE}
+    unit = "places"
 
     @property
-    def memory(self) -> LengthRule:  # type: ignore[override]
+    def memory(self) -> LengthRule:
         return LengthRule(names.PICTURE, constant=(self.size // 4) ** 2)
 
     def length(self, source: Numbers) -> int:  # noqa: ARG002
@@ -206,7 +226,11 @@ class Clips(_Files):
     size: int
 
     forms: ClassVar[Mapping[str, Form]] = {names.CLIP: Form.CLIP}
-    memory: ClassVar[LengthRule] = LengthRule(names.CLIP)
+    unit = "frames"
+
+    @property
+    def memory(self) -> LengthRule:
+        return LengthRule(names.CLIP)
 
     def _read(self, file: Path) -> Inputs:
         return {names.CLIP: read_clip(file.read_bytes(), self.size, _MAX_FRAMES)}
@@ -222,7 +246,11 @@ class Features(_Files):
     width: int
 
     forms: ClassVar[Mapping[str, Form]] = {names.FEATURES: Form.FEATURES}
-    memory: ClassVar[LengthRule] = LengthRule(names.FEATURES)
+    unit = "annotations"
+
+    @property
+    def memory(self) -> LengthRule:
+        return LengthRule(names.FEATURES)
 
     def _read(self, file: Path) -> Inputs:
         features = np.load(file, allow_pickle=False)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from seq2seq_serve.bundle.normalization import Normalization, normalizer
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.config import BOS, EOS, EOS_ID, PAD, UNK, TrainingConfig
 
+_WORD = r"\w+(?:['’,-]\w+)*"
 SMALLEST_VOCAB_SIZE = 4 + 256  # the special tokens and every byte
 
 
@@ -48,4 +49,23 @@ def train_tokenizer(
     )
     inner.train_from_iterator(texts, trainer)
     inner.post_processor = processors.TemplateProcessing(single=f"$A {EOS}", special_tokens=[(EOS, EOS_ID)])
+    return Tokenizer(inner)
+
+
+def train_word_tokenizer(
+    texts: Iterable[str], vocab_size: int, normalization: Normalization = TrainingConfig.normalization
+) -> Tokenizer:
+    """Learn a vocabulary of the most frequent words of all `texts`, in lower case and without punctuation.
+
+    A word is a run of letters and digits; hyphens, apostrophes and commas inside it belong to it. Other words
+    get the token for unknown ones, and sources get no eos.
+    """
+    inner = tokenizers.Tokenizer(models.WordLevel(unk_token=UNK))
+    form = normalizer(normalization)
+    inner.normalizer = normalizers.Sequence([*([form] if form else []), normalizers.Lowercase()])
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(_WORD), behavior="removed", invert=True)
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=vocab_size, special_tokens=[PAD, BOS, EOS, UNK], show_progress=False
+    )
+    inner.train_from_iterator(texts, trainer)
     return Tokenizer(inner)

@@ -1,10 +1,11 @@
-"""Translations of a trained model, and their BLEU and chrF."""
+"""Targets that a trained model generates, and their BLEU, chrF and accuracy."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
@@ -13,28 +14,52 @@ from seq2seq_serve.bundle.manifest import LengthBound
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.data.lengths import target_limits
+from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.evaluation.search import beam_search, check_sources, greedy_search
-from seq2seq_serve.training.models.base import EncoderDecoder
+from seq2seq_serve.training.models.base import EncoderDecoder, Metric
 
 
 @dataclass(frozen=True)
 class Score:
-    """BLEU (Papineni et al. 2002) and chrF (Popovic 2015) as sacreBLEU computes them (Post 2018)."""
+    """BLEU (Papineni et al. 2002) and chrF (Popovic 2015) by sacreBLEU (Post 2018), and accuracy.
+
+    Attributes:
+        accuracy: The percentage of targets that equal one of their references.
+    """
 
     bleu: float
     bleu_signature: str
     chrf: float
     chrf_signature: str
+    accuracy: float
+
+    def by(self, metric: Metric) -> float:
+        """The score by one metric."""
+        return self.accuracy if metric == "accuracy" else self.bleu
 
 
-def score(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Score translations against one reference each; raise ValueError if counts differ or are 0."""
+def by_source(pairs: Sequence[SentencePair]) -> dict[str, list[str]]:
+    """The targets of each source, in the order of the sources' first pairs."""
+    targets: dict[str, list[str]] = {}
+    for pair in pairs:
+        targets.setdefault(pair.source, []).append(pair.target)
+    return targets
+
+
+def score(hypotheses: Sequence[str], references: Sequence[str | Sequence[str]]) -> Score:
+    """Score targets against one or several references each; raise ValueError if counts differ or are 0."""
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
+    groups = [[given] if isinstance(given, str) else given for given in references]
+    streams = list(
+        zip_longest(*groups)
+    )  # the first reference of each, the second, ...; None where it lacks one
     bleu, chrf = BLEU(force=True), CHRF()  # force: no warning about texts that look tokenized
-    bleu_score = bleu.corpus_score(hypotheses, [references]).score
-    chrf_score = chrf.corpus_score(hypotheses, [references]).score
-    return Score(bleu_score, str(bleu.get_signature()), chrf_score, str(chrf.get_signature()))
+    bleu_score = bleu.corpus_score(hypotheses, streams).score
+    chrf_score = chrf.corpus_score(hypotheses, streams).score
+    num_right = sum(given in group for given, group in zip(hypotheses, groups, strict=True))
+    accuracy = 100 * num_right / len(hypotheses)
+    return Score(bleu_score, str(bleu.get_signature()), chrf_score, str(chrf.get_signature()), accuracy)
 
 
 def translate(
@@ -47,18 +72,22 @@ def translate(
     length_bound: LengthBound | None = None,
     before_step: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Translate texts with `training.evaluation.search`, within the length limits that the server applies.
+    """Generate targets with `training.evaluation.search`, within the length limits that the server applies.
+
+    `texts` are sources as a corpus has them.
 
     Beam size 1 is greedy search of many sentences at once, without length penalty; larger beams are searched
     one sentence at a time. `before_step` is called before each step of greedy search, and may raise to end
     it.
 
     Raises:
-        SourceLengthError: A text is longer than the model's limit.
+        SourceLengthError: A source is longer than the model's limit.
+        ValueError: The file of a source cannot be read.
     """
-    sources = tokenizer.encode_sources(texts)
+    kind = model.source_kind
+    sources = kind.encode(texts, tokenizer)
     check_sources(model, sources)  # all of them before the first is searched
-    limits = target_limits(sources, model.config, length_bound)
+    limits = target_limits(map(kind.length, sources), model.config, length_bound)
     if beam_size == 1:
         targets = greedy_search(
             model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limits, before_step=before_step

@@ -1,10 +1,10 @@
 """Greedy search, beam search and sampling by definition: the server is tested against them.
 
 For one source, every step decodes the whole prefix again. `greedy_search`, for many sources, uses the model's
-`step` instead. All searches take a model in eval mode, sources that end with eos,
-`bos_id` with which every target starts, and `eos_id` which ends a target. `max_new_tokens` limits the
-generated tokens, those after a forced prefix, eos included. They raise ValueError if a source is empty or too
-long, a limit is wrong, or a token is unknown.
+`step` instead. All searches take a model in eval mode, sources as the model's kind encodes them (texts with
+eos at their end), `bos_id` with which every target starts, and `eos_id` which ends a target.
+`max_new_tokens` limits the generated tokens, those after a forced prefix, eos included. They raise ValueError
+if a source is empty or too long, a limit is wrong, or a token is unknown.
 
 Shapes: B batch rows, S source length, T target length, V vocabulary.
 """
@@ -18,8 +18,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seq2seq_serve.training.config import PAD_ID
-from seq2seq_serve.training.data.batches import pad_rows
 from seq2seq_serve.training.evaluation.selection import Constraints, Sampling
 from seq2seq_serve.training.models.base import EncoderDecoder, Memory, select_rows
 
@@ -59,8 +57,8 @@ def length_penalty(num_tokens: int, alpha: float) -> float:
 class SourceLengthError(ValueError):
     """The source of a `row`, from 0, is empty or too long for the model."""
 
-    def __init__(self, row: int, length: int, limit: int) -> None:
-        super().__init__(f"a source has {length} tokens, and the model takes 1 to {limit}")
+    def __init__(self, row: int, length: int, limit: int, unit: str) -> None:
+        super().__init__(f"a source has {length} {unit}, and the model takes 1 to {limit}")
         self.row = row
 
 
@@ -84,7 +82,8 @@ def greedy_search(
     for limit in set(limits):
         _check_limits(model, source_ids, limit, NO_CONSTRAINTS)
     targets: list[list[int]] = [[] for _ in source_ids]
-    by_length = sorted(range(len(source_ids)), key=lambda row: len(source_ids[row]))
+    length = model.source_kind.length
+    by_length = sorted(range(len(source_ids)), key=lambda row: length(source_ids[row]))
     for start in range(0, len(by_length), _ROWS_AT_ONCE):
         running = by_length[start : start + _ROWS_AT_ONCE]
         memory, source_mask = _encode(model, [source_ids[row] for row in running])
@@ -262,15 +261,16 @@ def _check_limits(
 def check_sources(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> None:
     """Raise `SourceLengthError` for the first source that is empty or too long."""
     limit = model.config.max_source_length
-    for row, ids in enumerate(sources):
-        if not 1 <= len(ids) <= limit:
-            raise SourceLengthError(row, len(ids), limit)
+    for row, source in enumerate(sources):
+        length = model.source_kind.length(source)
+        if not 1 <= length <= limit:
+            raise SourceLengthError(row, length, limit, model.source_kind.unit)
 
 
 def _encode(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> tuple[Memory, Tensor]:
-    source_ids = pad_rows(sources).to(model.embedding.weight.device)  # (B, S)
-    source_mask = source_ids != PAD_ID
-    return model.encode(source_ids, source_mask), source_mask
+    device = model.embedding.weight.device
+    source = tuple(tensor.to(device) for tensor in model.source_kind.collate(sources))
+    return model.encode(*source), source[-1]
 
 
 def _next_logits(

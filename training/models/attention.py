@@ -160,19 +160,25 @@ class MultiHeadAttention(nn.Module):
 class AdditiveAttention(nn.Module):
     """`additive_attention` with its parameters: W is `query`, U is `key` and v is `score`.
 
-    The hidden layer is as wide as the states, E. Unlike the paper's, it has a bias, that of `key`.
+    Unlike the paper's, the hidden layer has a bias, that of `key`.
+
+    Args:
+        d_query: The width of the states that attend.
+        d_memory: The width of the memory; None is `d_query`.
+        d_attention: The width of the hidden layer; None is `d_query`.
     """
 
-    def __init__(self, d_hidden: int) -> None:
+    def __init__(self, d_query: int, d_memory: int | None = None, d_attention: int | None = None) -> None:
         super().__init__()
-        self.query = nn.Linear(d_hidden, d_hidden, bias=False)
-        self.key = nn.Linear(d_hidden, d_hidden)
-        self.score = nn.Parameter(torch.empty(d_hidden).uniform_(-(d_hidden**-0.5), d_hidden**-0.5))
+        width = d_attention or d_query
+        self.query = nn.Linear(d_query, width, bias=False)
+        self.key = nn.Linear(d_memory or d_query, width)
+        self.score = nn.Parameter(torch.empty(width).uniform_(-(width**-0.5), width**-0.5))
 
     def forward(self, x: Tensor, keys: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend from `x` (B, T, E) over the memory (B, S, E), whose keys are `key(memory)`.
+        """Attend from `x` (B, T, d_query) over the memory (B, S, d_memory), whose keys are `key(memory)`.
 
-        Returns the context (B, T, E), and the weights (B, T, S).
+        Returns the context (B, T, d_memory), and the weights (B, T, S).
         """
         return additive_attention(self.query(x), keys, memory, self.score, mask)
 

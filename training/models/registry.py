@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from seq2seq_serve.training.config import ModelConfig, TransformerConfig
+from seq2seq_serve.training.data.sources import SourceKind
 from seq2seq_serve.training.models.base import EncoderDecoder
+from seq2seq_serve.training.models.captioner import Captioner, CaptionerConfig
+from seq2seq_serve.training.models.memory_network import MemoryNetwork, MemoryNetworkConfig
 from seq2seq_serve.training.models.recurrent import Recurrent, RecurrentConfig
 from seq2seq_serve.training.models.transformer import Transformer
 
@@ -28,6 +31,8 @@ class Family:
 FAMILIES: dict[str, Family] = {
     "transformer": Family(TransformerConfig, Transformer),
     "recurrent": Family(RecurrentConfig, Recurrent),
+    "memory-network": Family(MemoryNetworkConfig, MemoryNetwork),
+    "captioner": Family(CaptionerConfig, Captioner),
 }
 
 
@@ -39,6 +44,11 @@ def make_model(config: ModelConfig) -> EncoderDecoder:
 def kind_of(config: ModelConfig) -> str:
     """The name of the family that a config belongs to."""
     return next(name for name, family in FAMILIES.items() if type(config) is family.config)
+
+
+def source_kind_of(config: ModelConfig) -> SourceKind:
+    """The kind of sources that a model of this config reads."""
+    return FAMILIES[kind_of(config)].model.source_kind_of(config)
 
 
 def config_to_json(config: ModelConfig) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from seq2seq_serve.training.config import BOS_ID
-from seq2seq_serve.training.data.batches import pad_rows
+from seq2seq_serve.training.data.sources import pad_rows
 from seq2seq_serve.training.run import TrainedModel
 
 
@@ -20,10 +20,9 @@ def alignment(run: TrainedModel, source_ids: list[int], target_ids: list[int]) -
     Raises:
         ValueError: The model does not attend to its source.
     """
-    source = pad_rows([source_ids])
-    source_mask = torch.ones_like(source, dtype=torch.bool)
-    memory = run.model.encode(source, source_mask)
-    _, weights = run.model.decode_with_attention(pad_rows([[BOS_ID, *target_ids]]), memory, source_mask)
+    source = run.model.source_kind.collate([source_ids])
+    memory = run.model.encode(*source)
+    _, weights = run.model.decode_with_attention(pad_rows([[BOS_ID, *target_ids]]), memory, source[-1])
     matrix = run.model.alignment(weights)
     if matrix is None:
         raise ValueError("this model has no attention: its decoder reads the source from one vector")
@@ -37,8 +36,7 @@ def encoder_self_attention(run: TrainedModel, source_ids: list[int]) -> Tensor:
     Raises:
         ValueError: The model's encoder has no self-attention.
     """
-    source = pad_rows([source_ids])
-    _, weights = run.model.encode_with_attention(source, torch.ones_like(source, dtype=torch.bool))
+    _, weights = run.model.encode_with_attention(*run.model.source_kind.collate([source_ids]))
     if not weights:
         raise ValueError("this model's encoder has no self-attention")
     return torch.cat(weights)

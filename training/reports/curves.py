@@ -28,15 +28,22 @@ def learning_curve(lines: list[dict[str, Any]]) -> Figure:
     losses, scores = figure.subplots(2, sharex=True)
     for axes, curves in (
         (losses, [("train", "loss", "training, as it is minimised"), ("dev", "loss", "dev, cross-entropy")]),
-        (scores, [("dev", "bleu", "dev BLEU"), ("dev", "chrf", "dev chrF")]),
+        (
+            scores,
+            [
+                ("dev", "bleu", "dev BLEU"),
+                ("dev", "chrf", "dev chrF"),
+                ("dev", "accuracy", "dev accuracy in %"),
+            ],
+        ),
     ):
         for kind, name, label in curves:
-            points = [(line["step"], line[name]) for line in lines if line["kind"] == kind]
-            axes.plot(
-                *zip(*points, strict=True) if points else ((), ()), label=label, marker="." * (kind == "dev")
-            )
+            points = [(line["step"], line[name]) for line in lines if line["kind"] == kind and name in line]
+            if points:
+                axes.plot(*zip(*points, strict=True), label=label, marker="." * (kind == "dev"))
         axes.grid(alpha=0.3)
-        axes.legend()
+        if axes.lines:
+            axes.legend()
     losses.set_ylabel("nats a token")
     scores.set_ylim(bottom=0)
     scores.set_xlabel("step")

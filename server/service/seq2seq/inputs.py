@@ -77,6 +77,7 @@ def named_inputs(sources: Sequence[Source], model: ServedModel) -> list[Input]:
         InvalidRequest: Their number, a name or a kind of value does not fit the model.
     """
     names = ", ".join(model.sources)
+    is_only = len(model.sources) == 1
     if len(sources) != len(model.sources):
         raise InvalidRequest(
             f"the request has {len(sources)} sources, and {model.name} takes exactly {len(model.sources)}: "
@@ -86,10 +87,13 @@ def named_inputs(sources: Sequence[Source], model: ServedModel) -> list[Input]:
     inputs: dict[str, Input] = {}
     for index, source in enumerate(sources):
         field = f"sources[{index}]"
-        name = source.name or (names if len(model.sources) == 1 else "")
+        name = source.name or (names if is_only else "")
         if name not in model.sources:
+            there = (
+                f"its only one is {names!r}, and the name may be left empty" if is_only else f"send {names}"
+            )
             raise InvalidRequest(
-                f"{model.name} has no source named {source.name[:100]!r}: its sources are {names}",
+                f"{model.name} has no source named {source.name[:100]!r}: {there}",
                 field=f"{field}.name",
             )
         if name in inputs:
@@ -101,7 +105,7 @@ def named_inputs(sources: Sequence[Source], model: ServedModel) -> list[Input]:
         if kind not in _VALUES[spec.form]:
             given = "is empty" if kind is None else f"is sent as {kind}"
             raise InvalidRequest(
-                f"{name} {given}, and {model.name} reads it as {spec.form}: "
+                f"the source {name} {given}, and {model.name} reads {spec.form}: "
                 f"send {' or '.join(_VALUES[spec.form])}",
                 field=field,
             )

@@ -5,22 +5,27 @@ import random
 import numpy as np
 import pytest
 
-from seq2seq_serve.bundle.manifest import Bundle
+from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.bundle.names import Axis
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import RunnerConfig, size_up
 from tests.server.driver import Driver
-from tests.server.toys import KINDS, MAX_TARGET_LENGTH, Kind, write_toy
+from tests.server.toys import KINDS, MAX_TARGET_LENGTH, Kind
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def kind(request) -> Kind:
-    return KINDS[request.param]
+def name(request) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def bundle(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return write_toy(kind, tmp_path_factory.mktemp("toy"))
+def kind(name: str) -> Kind:
+    return KINDS[name]
+
+
+@pytest.fixture(scope="module")
+def bundle(name: str, toy_paths) -> Bundle:
+    return load_bundle(toy_paths[name])
 
 
 def make_runner(bundle: Bundle, **options) -> OnnxRunner:

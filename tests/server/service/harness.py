@@ -30,6 +30,7 @@ from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.records import Branches, Move, Request, Selected, Turn
 from seq2seq_serve.server.engine.records import Sequence as Row
 from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.served import Models, ServedModel, SourceSpec
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
@@ -293,6 +294,20 @@ async def serving(
     finally:
         for each in runners.values():
             each.gate.set()
+        await app.stop()
+
+
+@asynccontextmanager
+async def serving_bundles(*paths: Path, **changes: Any) -> AsyncIterator[Served]:
+    """A server of real bundles, to which callers send nothing that is still open at the end."""
+    app = App(paths, local_config(**changes), load_model)
+    await app.start()
+    try:
+        async with aio.insecure_channel(f"127.0.0.1:{app.endpoint.port}") as channel:
+            served = Served(app, {}, Turns(), channel, Seq2SeqStub(channel))
+            yield served
+            await served.check_that_everything_is_back()
+    finally:
         await app.stop()
 
 

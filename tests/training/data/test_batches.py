@@ -28,14 +28,14 @@ def pairs() -> list[EncodedPair]:
 
 def same(a: BatchShare, b: BatchShare) -> bool:
     return (a.num_labels, a.num_tokens) == (b.num_labels, b.num_tokens) and [
-        piece.source_ids.tolist() for piece in a.pieces
-    ] == [piece.source_ids.tolist() for piece in b.pieces]
+        piece.source[0].tolist() for piece in a.pieces
+    ] == [piece.source[0].tolist() for piece in b.pieces]
 
 
 def test_a_batch_is_padded_and_its_labels_are_the_target_one_ahead() -> None:
     batch = make_batch([EncodedPair([7, 8, EOS_ID], [9]), EncodedPair([7, EOS_ID], [10, 11])])
-    assert batch.source_ids.tolist() == [[7, 8, EOS_ID], [7, EOS_ID, PAD_ID]]
-    assert batch.source_mask.tolist() == [[True, True, True], [True, True, False]]
+    assert batch.source[0].tolist() == [[7, 8, EOS_ID], [7, EOS_ID, PAD_ID]]
+    assert batch.source[-1].tolist() == [[True, True, True], [True, True, False]]
     assert batch.target_ids.tolist() == [[BOS_ID, 9, PAD_ID], [BOS_ID, 10, 11]]
     assert batch.label_ids.tolist() == [9, EOS_ID, 10, 11, EOS_ID]
     assert batch.label_places.tolist() == [0, 1, 3, 4, 5]
@@ -48,7 +48,7 @@ def test_no_batch_is_over_the_budget_and_every_pair_comes_once(pairs: list[Encod
     sizes = []
     for rows in plan:
         batch = make_batch([pairs[index] for index in rows])
-        sizes.append(max(batch.source_ids.numel(), batch.target_ids.numel()))
+        sizes.append(max(batch.source[0].numel(), batch.target_ids.numel()))
     assert max(sizes) <= 120
     # Only the last batch of the sorted corpus, and those where the next pair did not fit, are smaller.
     assert sum(sizes) / len(sizes) > 90
@@ -96,7 +96,7 @@ def test_a_stream_of_nothing_is_refused() -> None:
 
 
 def test_evaluation_sees_every_pair_once(pairs: list[EncodedPair]) -> None:
-    assert sum(len(batch.source_ids) for batch in batches_in_order(pairs, 120)) == len(pairs)
+    assert sum(len(batch.source[0]) for batch in batches_in_order(pairs, 120)) == len(pairs)
 
 
 def test_shares_and_pieces_are_the_batch_whatever_their_number(pairs: list[EncodedPair]) -> None:
@@ -108,17 +108,17 @@ def test_shares_and_pieces_are_the_batch_whatever_their_number(pairs: list[Encod
         expected = whole.next_batch()
         (batch,) = expected.pieces
         assert expected.num_labels == batch.num_labels
-        assert expected.num_tokens == batch.num_labels + int(batch.source_mask.sum())
+        assert expected.num_tokens == batch.num_labels + int(batch.source[-1].sum())
         found = Counter[tuple[int, ...]]()
         num_labels = 0
         for share in (stream.next_batch() for stream in streams):
             assert (share.num_labels, share.num_tokens) == (expected.num_labels, expected.num_tokens)
             for piece in share.pieces:
-                longer = max(piece.source_ids.shape[1], piece.target_ids.shape[1])
-                assert len(piece.source_ids) * longer <= 30 or len(piece.source_ids) == 1
-                found.update(tuple(row[row != PAD_ID].tolist()) for row in piece.source_ids)
+                longer = max(piece.source[0].shape[1], piece.target_ids.shape[1])
+                assert len(piece.source[0]) * longer <= 30 or len(piece.source[0]) == 1
+                found.update(tuple(row[row != PAD_ID].tolist()) for row in piece.source[0])
                 num_labels += piece.num_labels
-        assert found == Counter(tuple(row[row != PAD_ID].tolist()) for row in batch.source_ids)
+        assert found == Counter(tuple(row[row != PAD_ID].tolist()) for row in batch.source[0])
         assert num_labels == expected.num_labels
 
 

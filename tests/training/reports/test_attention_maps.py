@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
-from seq2seq_serve.training.data.batches import pad_rows
+from seq2seq_serve.training.data.sources import pad_rows
 from seq2seq_serve.training.data.tokenizer import train_tokenizer
 from seq2seq_serve.training.models.recurrent import Recurrent, RecurrentConfig
 from seq2seq_serve.training.models.transformer import Transformer

@@ -1,0 +1,101 @@
+"""The graphs of captioners in ONNX Runtime against torch, at sizes that the export never used."""
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.names import Role, Verb
+from seq2seq_serve.export import convert, parity
+from seq2seq_serve.export.graphs.families import make_modules
+from seq2seq_serve.export.graphs.linear import ActivationRange, FloatFactory, Int8Factory, LinearFactory
+from seq2seq_serve.export.runtime import Graphs
+from seq2seq_serve.training.models.captioner import Captioner
+from tests.training.models.test_captioner import ATTENTIONS, CONFIGS, make
+
+FP32, FP16 = FloatFactory(torch.float32), FloatFactory(torch.float16, is_fused=True)
+INT8 = Int8Factory(defaultdict(lambda: ActivationRange(-4.0, 4.0)))
+SHAPES = ((1, 1, 1), (1, 8, 6), (4, 5, 3))
+QUICK = [("picture", "soft"), ("local clip", "hard"), ("features", "mean")]
+EACH = [
+    pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
+    for pair in itertools.product(CONFIGS, ATTENTIONS)
+]
+
+
+def graphs_of(model: Captioner, linear: LinearFactory, folder: Path) -> Graphs:
+    modules = make_modules(model, linear)
+    paths = convert.save({verb: convert.convert(module) for verb, module in modules.items()}, folder)
+    return Graphs(paths, modules, "CPUExecutionProvider", model.source_kind)
+
+
+@pytest.mark.parametrize(("name", "attention"), EACH)
+def test_the_graphs_compute_what_torch_computes(name: str, attention: str, tmp_path: Path) -> None:
+    model = make(CONFIGS[name], attention=attention)
+    graphs = graphs_of(model, FP32, tmp_path)
+    assert parity.worst_difference(model, graphs, SHAPES) <= 1e-4
+
+
+@pytest.mark.parametrize(("linear", "tolerance"), [(FP16, 0.1), (INT8, 0.5)])
+@pytest.mark.parametrize("attention", ["soft", pytest.param("mean", marks=pytest.mark.slow)])
+def test_other_precisions_stay_close(
+    linear: LinearFactory, tolerance: float, attention: str, tmp_path: Path
+) -> None:
+    model = make(CONFIGS["features"], attention=attention)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    graphs = graphs_of(model, linear, tmp_path)
+    assert parity.worst_difference(model, graphs, SHAPES) <= tolerance
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_an_untied_output_is_projected_by_its_own_matrix(tmp_path: Path) -> None:
+    model = make(CONFIGS["features"], tied="none")
+    assert parity.worst_difference(model, graphs_of(model, FP32, tmp_path), SHAPES) <= 1e-4
+
+
+def test_the_form_for_cuda_feeds_the_most_probable_token_to_the_next_step() -> None:
+    step = make_modules(make(CONFIGS["picture"]), FP16)[Verb.STEP]
+    assert names.out(names.TOKEN_IDS) in [spec.name for spec in step.outputs]
+    plain = make_modules(make(CONFIGS["picture"]), FP32)[Verb.STEP]
+    assert names.out(names.TOKEN_IDS) not in [spec.name for spec in plain.outputs]
+
+
+def test_the_network_stays_in_float32_and_the_memory_has_the_precision() -> None:
+    encode = make_modules(make(CONFIGS["clip"]), FP16)[Verb.ENCODE]
+    assert {spec.dtype for spec in encode.outputs} == {"float16"}
+    assert {weight.dtype for name, weight in encode.named_parameters() if "annotate" in name} == {
+        torch.float32
+    }
+
+
+def test_the_memory_of_a_model_without_attention_is_one_vector() -> None:
+    graphs = make_modules(make(CONFIGS["clip"], attention="mean"), FP32)
+    memory = [spec for spec in graphs[Verb.STEP].inputs if spec.role is Role.MEMORY]
+    assert [spec.axes[1:] for spec in memory] == [(CONFIGS["clip"].d_annotation,)]
+    assert names.LAST_SOURCE_POSITIONS not in [spec.name for spec in graphs[Verb.STEP].inputs]
+    assert names.ATTENTION not in [spec.name for spec in graphs[Verb.STEP].outputs]
+
+
+def test_a_row_is_the_same_alone_and_among_longer_ones(tmp_path: Path) -> None:
+    model = make(dataclasses.replace(CONFIGS["local clip"], attention="hard"))
+    graphs, rng = graphs_of(model, FP32, tmp_path), np.random.default_rng(0)
+    rows = [model.source_kind.random(rng, length, model.config.vocab_size) for length in (2, 9, 5)]
+
+    def logits(chosen: list[int], capacity: int) -> np.ndarray:
+        sources = graphs.sources([rows[i] for i in chosen])
+        buffers = graphs.encode(sources, memory_capacity=capacity)
+        found = []
+        for token_id in (1, 7, 9):
+            ids = np.full(len(chosen), token_id, np.int64)
+            found.append(graphs.step(ids, np.zeros(len(chosen), np.int32), sources.lengths, buffers))
+        return np.stack(found, axis=1)
+
+    together = logits([0, 1, 2], capacity=12)
+    for i, row in enumerate(rows):
+        alone = logits([i], capacity=len(row[names.CLIP]))
+        np.testing.assert_allclose(alone[0], together[i], atol=1e-5)

@@ -1,0 +1,96 @@
+"""The built-in corpora: one for each kind of sources that a model can read."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import get_args
+
+from PIL import Image
+
+from seq2seq_serve.training.builtin import grammar, moving_shapes, shapes, stories
+from seq2seq_serve.training.builtin.splits import Split
+from seq2seq_serve.training.data.sources import Clips, Pictures, SourceKind, Stories, Tokens
+from seq2seq_serve.training.data.text_files import SentencePair
+
+_NUM_STORIES: dict[Split, int] = {"train": 20_000, "dev": 1_000, "test": 1_000}
+_NUM_PICTURES: dict[Split, int] = {"train": 20_000, "dev": 500, "test": 1_000}
+_NUM_CLIPS: dict[Split, int] = {"train": 10_000, "dev": 300, "test": 1_000}
+_FRAME_MILLISECONDS = 100
+_FAST = 1  # the level of PNG's compression
+
+Parts = dict[Split, tuple[SentencePair, ...]]
+
+
+def built_in_parts(kind: SourceKind, folder: Path) -> tuple[str, Parts]:
+    """The built-in corpus of a kind, always the same, and its name; the folder gets its pictures or clips.
+
+    Raises:
+        ValueError: There is no built-in corpus of the kind.
+        OSError: The folder cannot be written.
+    """
+    match kind:
+        case Tokens():
+            return "built-in Korean-English", _translations()
+        case Stories():
+            return "built-in stories", _parts(_NUM_STORIES, _story_pairs)
+        case Pictures():
+            return "built-in pictures", _parts(_NUM_PICTURES, lambda *part: _picture_pairs(folder, *part))
+        case Clips():
+            return "built-in clips", _parts(_NUM_CLIPS, lambda *part: _clip_pairs(folder, *part))
+    raise ValueError("there is no built-in corpus for this model: give its files (--tsv)")
+
+
+def write_picture(path: Path, scene: shapes.Scene) -> None:
+    """Write a picture as PNG."""
+    Image.fromarray(scene.picture).save(path, compress_level=_FAST)
+
+
+def write_clip(path: Path, clip: moving_shapes.Clip) -> None:
+    """Write a clip as an animated PNG, which plays in a browser."""
+    first, *others = map(Image.fromarray, clip.frames)
+    first.save(
+        path, save_all=True, append_images=others, duration=_FRAME_MILLISECONDS, loop=0, compress_level=_FAST
+    )
+
+
+def _translations() -> Parts:
+    built = grammar.build_corpus(seed=0)
+    given: dict[Split, Iterable[grammar.Pair]] = {"train": built.train, "dev": built.dev, "test": built.test}
+    return {
+        split: tuple(SentencePair(pair.source, pair.target) for pair in pairs)
+        for split, pairs in given.items()
+    }
+
+
+def _parts(sizes: dict[Split, int], pairs: Callable[[int, Split], Iterator[SentencePair]]) -> Parts:
+    return {split: tuple(pairs(sizes[split], split)) for split in get_args(Split)}
+
+
+def _story_pairs(size: int, split: Split) -> Iterator[SentencePair]:
+    for story in stories.generate(size, split=split):
+        yield SentencePair(" ".join([*story.sentences, story.question]), story.answer)
+
+
+def _picture_pairs(folder: Path, size: int, split: Split) -> Iterator[SentencePair]:
+    chance = random.Random(f"captions {split}")
+    for number, scene in enumerate(shapes.generate(size, split=split)):
+        path = _path(folder, split, number)
+        write_picture(path, scene)
+        yield SentencePair(str(path), shapes.caption(scene, chance))
+
+
+def _clip_pairs(folder: Path, size: int, split: Split) -> Iterator[SentencePair]:
+    chance = random.Random(f"captions {split}")
+    for number, clip in enumerate(moving_shapes.generate(size, split=split)):
+        path = _path(folder, split, number)
+        write_clip(path, clip)
+        yield SentencePair(str(path), moving_shapes.caption(clip, chance))
+
+
+def _path(folder: Path, split: Split, number: int) -> Path:
+    path = folder.absolute() / split / f"{number:05d}.png"
+    if not number:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return path
