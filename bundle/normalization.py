@@ -86,7 +86,7 @@ def normalization_of(inner: Tokenizer) -> Normalization:
     for form, kind in _FORMS.items():
         if kind.__name__ in types:
             return form
-    if types == {"Lowercase"}:
+    if described == {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}:
         return "none"
     raise ValueError(f"the tokenizer has a normalizer that is none of {', '.join(_FORMS)}")
 

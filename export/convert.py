@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import warnings
 from collections.abc import Mapping
@@ -30,15 +31,22 @@ _EXAMPLE_SIZES: dict[str, int] = {
     Axis.CACHE_CAPACITY: 11,
     Axis.MEMORY_CAPACITY: 13,
 }
+_FIRST_FURTHER_SIZE = 19
+
+
+def _example_sizes(graph: Graph) -> dict[str, int]:
+    """The size of each named axis; axes that only one family's sources have get odd numbers from 19 on."""
+    named = dict.fromkeys(axis for spec in graph.inputs for axis in spec.axes if isinstance(axis, str))
+    further = [axis for axis in named if axis not in _EXAMPLE_SIZES]
+    return _EXAMPLE_SIZES | dict(zip(further, itertools.count(_FIRST_FURTHER_SIZE, 2), strict=False))
 
 
 def convert(graph: Graph) -> ir.Model:
     """Trace one graph with its named dynamic axes."""
     graph.eval()
-    inputs = tuple(
-        torch.ones(spec.shape(_EXAMPLE_SIZES), dtype=getattr(torch, spec.dtype)) for spec in graph.inputs
-    )
-    dims = {axis: Dim(str(axis)) for axis in _EXAMPLE_SIZES}
+    sizes = _example_sizes(graph)
+    inputs = tuple(torch.ones(spec.shape(sizes), dtype=getattr(torch, spec.dtype)) for spec in graph.inputs)
+    dims = {axis: Dim(str(axis)) for axis in sizes}
     shapes = tuple(
         {i: dims[axis] for i, axis in enumerate(spec.axes) if isinstance(axis, str)} for spec in graph.inputs
     )
@@ -89,8 +97,10 @@ def save(models: Mapping[Verb, ir.Model], folder: Path) -> dict[Verb, Path]:
                 tensor = value.const_value
                 assert tensor is not None
                 raw = tensor.tobytes()
-                if len(raw) < 1024:
-                    continue  # small constants stay readable in the graph
+                if len(raw) < 1024 or any(use.node.op_type == "Conv" for use in value.uses()):
+                    # Small constants stay readable in the graph. ONNX Runtime reads the weights of a
+                    # convolution to merge it with its neighbours, and cannot read those given from memory.
+                    continue
                 key = str(tensor.dtype).encode() + raw
                 if key not in offsets:
                     stream.write(b"\0" * (-stream.tell() % _ALIGNMENT_BYTES))

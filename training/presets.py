@@ -10,6 +10,7 @@ from typing import Any
 
 from seq2seq_serve.training.config import ModelConfig, TrainingConfig, TransformerConfig
 from seq2seq_serve.training.models.captioner import CaptionerConfig
+from seq2seq_serve.training.models.memory_network import MemoryNetworkConfig
 from seq2seq_serve.training.models.recurrent import AttentionName, RecurrentConfig
 
 
@@ -157,6 +158,23 @@ def _recurrent(name: str, attention: AttentionName, d_hidden: int) -> Preset:
     return Preset(name, model, training)
 
 
+def memory_network() -> Preset:
+    """Questions about stories, of all tasks in one model; the sizes are those of Sukhbaatar et al. 2015."""
+    model = MemoryNetworkConfig(500, 50, max_source_length=50, max_target_length=4)
+    training = TrainingConfig(
+        max_steps=6000,
+        batch_tokens=1000,
+        label_smoothing=0.0,
+        learning_rate_scale=1.0,
+        warmup_steps=400,
+        cooldown_share=0.5,
+        eval_interval_steps=500,
+        checkpoint_interval_steps=50,
+        max_length_ratio=None,
+    )
+    return Preset("memory-network", model, training)
+
+
 def captioner() -> Preset:
     """Captions of pictures with the attention of Xu et al. 2015, for the built-in pictures, on a CPU."""
     model = CaptionerConfig(vocab_size=400, d_model=128, size=56, max_source_length=196, max_target_length=64)
@@ -194,7 +212,7 @@ PRESETS: dict[str, Callable[[], Preset]] = {
     for function in (
         *(demo, tiny, small, base, big),
         *(recurrent, recurrent_dot, recurrent_additive),
-        *(captioner, clip_captioner),
+        *(memory_network, captioner, clip_captioner),
     )
 }
 

@@ -1,4 +1,6 @@
-"""Measures BLEU through the server on a published corpus: `python -m benchmarks.quality multi30k --data DIR`.
+"""Measures quality through the server: `python -m benchmarks.quality multi30k --data DIR`.
+
+This file has the translation tasks; `babi` and `captions` have their own files.
 
 Trains a preset, by default `tiny`; an interrupted run is resumed, and a finished run is reused. Chooses
 averaging and length penalty on dev, exports fp32 and int8, starts the real server, translates the test sets
@@ -16,41 +18,32 @@ import seq2seq_serve.training.spin  # noqa: F401  # isort: skip
 
 import argparse
 import dataclasses
-import json
-import logging
-import os
-import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
-import torch
 from rich.console import Console
-from rich.logging import RichHandler
 
 from benchmarks.demo import translate_all
-from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
+from benchmarks.quality import babi, captions
 from benchmarks.quality.choice import BEAM_SIZE, Choice, choose, search_options, server_flags
 from benchmarks.quality.corpora import Detokenised, ScoredSet, Task, korean, multi30k
+from benchmarks.quality.recipe import Recipe, add_run_flags, describe_run, run, train
 from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.client import ClientError
 from seq2seq_serve.export.exporter import export_bundle
-from seq2seq_serve.training.__main__ import add_set_flag
 from seq2seq_serve.training.config import TransformerConfig
-from seq2seq_serve.training.data.corpus import CorpusFiles, load_corpus
+from seq2seq_serve.training.data.corpus import CorpusFiles
 from seq2seq_serve.training.data.text_files import read_parallel, write_lines
 from seq2seq_serve.training.evaluation.comparison import MetricScore, MetricSettings, compare
-from seq2seq_serve.training.interrupt import TrainingInterrupted
-from seq2seq_serve.training.prepare import continue_run, start_run
-from seq2seq_serve.training.presets import PRESETS, Preset, preset_named
-from seq2seq_serve.training.run import RunFolder, load_checkpoints, load_run
+from seq2seq_serve.training.presets import PRESETS
+from seq2seq_serve.training.run import RunFolder, load_checkpoints
 
 _PRECISIONS = Precision.FP32, Precision.INT8
 _DETOKENISED = MetricSettings(is_lower_cased=True)
+_OTHER_TASKS = {"babi": babi.main, "captions": captions.main, "clips": captions.main}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 if done, 1 if it failed, 130 or 143 if it was interrupted; the same command resumes it.
     """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] in _OTHER_TASKS:
+        return _OTHER_TASKS[arguments[0]](arguments)
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.task == "korean" and options.direction:
@@ -75,54 +71,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name += f"-{options.preset}"
     recipe = Recipe(options.preset, settings, options.max_steps)
     path = options.run or Path("runs") / f"quality-{name}"
-    console = Console(stderr=True)
-    logging.basicConfig(
-        level=logging.INFO, format="%(message)s", handlers=[RichHandler(console=console, show_path=False)]
-    )
-    logging.getLogger("sacrebleu").setLevel(logging.ERROR)  # it warns of tokenised texts
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-    try:
-        if options.out:  # fail before hours of work, not after them
-            options.out.parent.mkdir(parents=True, exist_ok=True)
-            TemporaryFile(dir=options.out.parent).close()
+
+    def measured(console: Console) -> dict[str, Any]:
         if options.task == "multi30k":
             task = multi30k(options.data, direction)
         else:
             task = korean(options.data, path / "corpus")
         if options.diversify:
             task = diversified(task, path, recipe, console)
-        report = measure(task, path, recipe, console)
-    except (ClientError, OSError, RuntimeError, ValueError) as error:
-        reason = str(error)
-        if isinstance(error, FileNotFoundError) and Path(error.filename or "").is_relative_to(options.data):
-            reason = f"{error.filename}: {error.strerror} (benchmarks/README.md lists the files of --data)"
-        print(f"error: {reason}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt as interrupt:
-        print("interrupted: run the same command again to resume", file=sys.stderr)
-        return 128 + (
-            interrupt.signal_number if isinstance(interrupt, TrainingInterrupted) else signal.SIGINT
-        )
-    print(table(report))
-    print(json.dumps(report, ensure_ascii=False))
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    return 0
+        return measure(task, path, recipe, console)
 
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """Settings of the training run.
-
-    Attributes:
-        preset: Preset of a new run.
-        settings: Fields that override the preset in a new run; an existing run must have the same values.
-        max_steps: Number of training steps; None means the preset's number.
-    """
-
-    preset: str
-    settings: Mapping[str, Any]
-    max_steps: int | None
+    return run(measured, table, options.data, options.out)
 
 
 def measure(task: Task, path: Path, recipe: Recipe, console: Console) -> dict[str, Any]:
@@ -146,7 +105,7 @@ def measure(task: Task, path: Path, recipe: Recipe, console: Console) -> dict[st
         "benchmark": "quality",
         "task": task.name,
         "hardware": describe_hardware(),
-        "run": _describe_run(path),
+        "run": describe_run(path),
         "search": {"beam_size": BEAM_SIZE, "alpha": choice.alpha, "steps": choice.steps},
         "dev": [dataclasses.asdict(candidate) for candidate in candidates],
         "test": {scored.name: score_set(task, scored, texts) for scored in task.scored_sets},
@@ -209,25 +168,6 @@ def export_chosen(
     trained = load_checkpoints(path, choice.steps)
     export_bundle(trained, bundle, list(precisions), overwrite=True, report=console.log)
     return bundle, choice, candidates
-
-
-def train(files: CorpusFiles, path: Path, recipe: Recipe, console: Console) -> None:
-    """Start or resume the run, and train it to its end.
-
-    Raises:
-        ValueError: The existing run was started with other settings.
-    """
-    folder = RunFolder(path)
-    changes = {} if recipe.max_steps is None else {"max_steps": recipe.max_steps}
-    if not folder.is_run:
-        preset = preset_named(recipe.preset).changed({**recipe.settings, **changes})
-        start_run(folder, preset, load_corpus(files, preset.training.seed), files)
-    config = folder.read_config()
-    started = Preset(config.preset, config.model, config.training)
-    if started.changed(recipe.settings) != started:
-        raise ValueError(f"{path} was started with other settings: give another --run")
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    continue_run(folder, load_corpus(files, config.training.seed), device, console, changes)
 
 
 def translate_sets(
@@ -311,22 +251,6 @@ def _by_precision(scores: list[list[MetricScore]]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _describe_run(path: Path) -> dict[str, Any]:
-    folder = RunFolder(path)
-    config, summary = folder.read_config().to_json(), folder.read_summary()
-    metrics = folder.read_metrics()
-    passes = max(line["epoch"] for line in metrics if line["kind"] == "train")
-    curve = [[line["step"], line["loss"], line["bleu"]] for line in metrics if line["kind"] == "dev"]
-    kept = "preset", "model", "training", "corpus_sha256", "commit", "versions", "parent"
-    return {
-        "parameters": sum(parameter.numel() for parameter in load_run(path).model.parameters()),
-        "steps": summary.steps,
-        "seconds": summary.seconds,
-        "passes": passes,
-        "dev_step_loss_greedy_bleu": curve,
-    } | {name: config[name] for name in kept}
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.quality",
@@ -335,10 +259,15 @@ def _parser() -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  python -m benchmarks.quality multi30k --data multi30k/ --direction en-de\n"
         "  python -m benchmarks.quality multi30k --data multi30k/ --seed 1 --set d_ff=256 r_drop=0\n"
-        "  python -m benchmarks.quality korean --data corpora/ --max-steps 8000",
+        "  python -m benchmarks.quality korean --data corpora/ --max-steps 8000\n"
+        "  python -m benchmarks.quality babi --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("task", choices=("multi30k", "korean"), help="the corpus")
+    parser.add_argument(
+        "task",
+        choices=("multi30k", "korean", *_OTHER_TASKS),
+        help="the corpus; for babi, captions and clips see the help of each",
+    )
     parser.add_argument(
         "--data",
         type=Path,
@@ -351,25 +280,14 @@ def _parser() -> argparse.ArgumentParser:
         help="source and target language of multi30k (default: en-de)",
     )
     parser.add_argument(
-        "--run",
-        type=Path,
-        help="folder of the run; a new run is started, an interrupted one resumed, a finished one reused "
-        "(default: runs/quality-...)",
-    )
-    parser.add_argument("--max-steps", type=positive, help="training steps (default: the preset's)")
-    parser.add_argument(
-        "--seed", type=int, help="random seed of the run (default: the preset's, or the existing run's)"
-    )
-    parser.add_argument(
         "--preset", choices=PRESETS, default="tiny", help="preset of a new run (default: %(default)s)"
     )
-    add_set_flag(parser)
+    add_run_flags(parser)
     parser.add_argument(
         "--diversify",
         action="store_true",
         help="train a model for each direction first, and add their translations of the training texts",
     )
-    parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
     return parser
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from seq2seq_serve.bundle.names import Verb
-from seq2seq_serve.export.graphs import captioner, recurrent, transformer
+from seq2seq_serve.export.graphs import captioner, memory_network, recurrent, transformer
 from seq2seq_serve.export.graphs.base import Graph
 from seq2seq_serve.export.graphs.linear import LinearFactory
 from seq2seq_serve.training.models.base import EncoderDecoder
@@ -33,6 +33,7 @@ class Family:
 FAMILIES: dict[str, Family] = {
     "transformer": Family(transformer.make_graphs, transformer.facts),
     "recurrent": Family(recurrent.make_graphs, recurrent.facts),
+    "memory-network": Family(memory_network.make_graphs, memory_network.facts),
     "captioner": Family(captioner.make_graphs, captioner.facts),
 }
 

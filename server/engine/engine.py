@@ -403,7 +403,7 @@ class Engine:
             finish_reason=reason,
             hypotheses=tuple(hypotheses),
             num_target_tokens=num_tokens,
-            num_source_tokens=request.source_length,
+            num_source_tokens=request.memory_length,
             timings=Timings(
                 queue_seconds=max(search.admitted_at - request.arrival, 0.0),
                 encode_seconds=search.encode_seconds,

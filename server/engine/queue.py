@@ -273,7 +273,7 @@ class FairQueue:
 
     def _count(self, request: Request, line: _Line, sign: int) -> None:
         work = sign * self._work_of(request)
-        self._num_tokens += sign * request.source_length
+        self._num_tokens += sign * request.memory_length
         self.num_slots_wanted += sign * request.num_slots
         self._work += work
         line.work += work
@@ -318,7 +318,7 @@ class FairQueue:
         displaced: list[Request] = []
         for request in self._behind(newcomers, now):
             displaced.append(request)
-            num_requests, num_tokens = num_requests - 1, num_tokens - request.source_length
+            num_requests, num_tokens = num_requests - 1, num_tokens - request.memory_length
             if not self._limits.excess(num_requests, num_tokens):
                 return displaced
         text = f"the queue is full: with this call it would have {excess}"
@@ -392,7 +392,7 @@ class FairQueue:
 
 
 def _num_tokens(requests: Sequence[Request]) -> int:
-    return sum(request.source_length for request in requests)
+    return sum(request.memory_length for request in requests)
 
 
 def _overloaded(text: str, wait_seconds: float) -> Overloaded:

@@ -111,8 +111,9 @@ class Request:
 
     Attributes:
         request_id: The caller's id, for the log.
-        sources: The model's named inputs without the batch axis; token ids, and only these, are int64.
-        memory_length: Positions that it takes in memory.
+        sources: The model's named inputs without the batch axis.
+        memory_length: Positions that it takes in memory, by which its size and the cost of encoding it are
+            counted: tokens of a text, sentences of a story, places of a picture, frames of a clip.
         max_new_tokens: At least 1, and at most the model's limit.
         arrival: When the server received it.
         deadline: When the caller stops waiting; None is never.
@@ -180,16 +181,6 @@ class Request:
         """The number of rows that it may take at once."""
         return self.num_hypotheses if self.beam is None else self.beam.size
 
-    @functools.cached_property
-    def source_length(self) -> int:
-        """The number of its source tokens; of a source without token ids, the positions of the first axis."""
-        return sum(array.size if array.dtype == np.int64 else len(array) for array in self.sources.values())
-
-    @property
-    def encode_cost(self) -> int:
-        """The cost of encoding it in tokens: its sources, or its memory if that has more positions."""
-        return max(self.source_length, self.memory_length)
-
     def expected_steps(self, *, feeds_prefix: bool) -> int:
         """Returns the number of steps that it probably takes: a target is about as long as its source.
 
@@ -199,7 +190,7 @@ class Request:
         num_steps = 1 + len(self.prefix_ids) if feeds_prefix else 1
         if self.is_score:
             return num_steps
-        return num_steps + max(self.constraints.min_new_tokens, min(self.max_new_tokens, self.source_length))
+        return num_steps + max(self.constraints.min_new_tokens, min(self.max_new_tokens, self.memory_length))
 
     def work(self, *, feeds_prefix: bool) -> int:
         """Returns its expected cost in steps of one slot; encoding is converted into steps.
@@ -207,7 +198,7 @@ class Request:
         Args:
             feeds_prefix: As for `expected_steps`.
         """
-        num_encoded = self.encode_cost + (0 if feeds_prefix else len(self.prefix_ids))
+        num_encoded = self.memory_length + (0 if feeds_prefix else len(self.prefix_ids))
         num_steps = self.expected_steps(feeds_prefix=feeds_prefix)
         return self.num_slots * num_steps + num_encoded // _ENCODED_PER_STEP
 
@@ -244,8 +235,8 @@ class Selected:
         token_ids: One per row.
         branches: By row, for the rows whose requests are not plain.
         failures: By row, the error that the selection raised; other rows are not affected.
-        attention: By row, the step's attention `(1, memory_length)`, for the rows whose requests want it, if
-            the step computes it.
+        attention: By row, the step's attention `(1, memory_length)`, or `(1, hops, memory_length)`, for the
+            rows whose requests want it, if the step computes it.
     """
 
     token_ids: list[int]
@@ -273,7 +264,10 @@ class Hypothesis:
 
     @property
     def attention(self) -> Array | None:
-        """`(T, memory_length)`, T with prefix and end of sequence; None if not requested."""
+        """`(T, memory_length)` or `(T, hops, memory_length)`; None if not requested.
+
+        T counts the prefix and the end of sequence, too.
+        """
         return np.concatenate(self.attended) if self.attended else None
 
 
@@ -320,7 +314,7 @@ class Sequence:
         tail: The state of its request's stop rule.
         is_plain: Whether its next step only has to select the most probable token.
         num_forced: Number of prefix tokens that its steps still have to read, if no other graph does.
-        attended: The attention of each of its steps, `(1, memory_length)`, if the step computes it and the
+        attended: The attention of each of its steps, as in `Selected`, if the step computes it and the
             request wants it.
     """
 

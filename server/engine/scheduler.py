@@ -185,7 +185,7 @@ class Scheduler:
         max_tokens = limits.max_encode_tokens_beside if self.slots.rows else limits.max_encode_tokens
         with self._lock:
             while self.slots.num_free and (request := self._queue.first(now)) is not None:
-                longest = max(longest, request.encode_cost)
+                longest = max(longest, request.memory_length)
                 if self._has_decode:
                     longest = max(longest, len(request.prefix_ids))
                 is_full = longest * (len(admitted) + 1) > max_tokens

@@ -10,10 +10,10 @@ from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.deliveries import Deliveries
 from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
-from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.models.served import ServedModel, SourceSpec
 from seq2seq_serve.server.runner.device import CPU, CUDA
 from seq2seq_serve.server.runner.runner import OnnxRunner
-from seq2seq_serve.server.runner.sizing import size_up
+from seq2seq_serve.server.runner.sizing import size_up, source_specs
 
 _log = logging.getLogger(__name__)
 
@@ -82,24 +82,30 @@ def load_model(
         for engine in engines:
             engine.stop()
         raise ValueError(f"{path}: the graphs do not run here: {error}") from error
+    manifest = bundle.manifest
     return ServedModel(
         engines=engines,
         deliveries=deliveries,
         version=bundle.version,
-        kind=bundle.manifest.kind,
+        kind=manifest.kind,
         precision=runner.precision,
         provider=runner.provider,
         vocab_size=runner.vocab_size,
         cache_bytes=num_slots * runner.slot_bytes,
         num_bytes=num_bytes,
-        pad_id=bundle.manifest.special_ids.pad_id,
+        pad_id=manifest.special_ids.pad_id,
         eos_id=runner.eos_id,
         queue_limits=config.queue,
-        memory=bundle.manifest.memory,
+        sources={
+            spec.name: SourceSpec(manifest.sources[spec.name], spec)
+            for spec in source_specs(manifest, runner.precision)
+        },
+        memory=manifest.memory,
         has_attention=runner.has_attention,
+        num_hops=runner.num_hops,
         source_tokenizer=bundle.source_tokenizer,
         target_tokenizer=bundle.target_tokenizer,
-        source_language=bundle.manifest.source_language,
-        length_bound=bundle.manifest.length_bound,
-        provenance=bundle.manifest.provenance,
+        source_language=manifest.source_language,
+        length_bound=manifest.length_bound,
+        provenance=manifest.provenance,
     )

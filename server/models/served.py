@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from seq2seq_serve.bundle.manifest import LengthBound, LengthRule
+from seq2seq_serve.bundle.manifest import LengthBound, LengthRule, TensorSpec
+from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.server.deliveries import Deliveries, Mailbox
 from seq2seq_serve.server.engine.engine import Engine
@@ -16,6 +17,24 @@ from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import Load, Request
 from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable, UnknownModel
 from seq2seq_serve.server.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """A named input of a model.
+
+    Attributes:
+        form: The form in which callers send it.
+        tensor: The input of the `encode` graph.
+    """
+
+    form: Form
+    tensor: TensorSpec
+
+    @property
+    def axes(self) -> tuple[int | str, ...]:
+        """The axes of one request's array."""
+        return self.tensor.axes[1:]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +50,10 @@ class ServedModel:
         num_bytes: Estimate of the bytes that count against the memory limit: `cache_bytes` and the weights.
         pad_id: The source token that pads rows.
         eos_id: The target token that ends a sequence.
+        sources: Its inputs by name.
         memory: Computes the positions of memory that a request takes.
         has_attention: Whether it can align targets with sources.
+        num_hops: The number of times that it attends to each position of memory for one token.
         source_language: A BCP 47 tag; empty if the bundle does not name one.
         queue_limits: The limits of each engine's queue.
         length_bound: The bound of targets whose requests do not set a limit; None applies the model's limit.
@@ -52,8 +73,10 @@ class ServedModel:
     queue_limits: QueueLimits
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
+    sources: Mapping[str, SourceSpec]
     memory: LengthRule
     has_attention: bool = True
+    num_hops: int = 1
     source_language: str = ""
     length_bound: LengthBound | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
@@ -64,9 +87,19 @@ class ServedModel:
         return self.engines[0].model_name
 
     @property
+    def reads_text(self) -> bool:
+        """Whether its only source is a text."""
+        return [source.form for source in self.sources.values()] == [Form.TEXT]
+
+    @property
     def max_source_length(self) -> int:
-        """The largest length of the source that memory depends on: tokens, or for other sources positions."""
+        """The largest length of the source that memory depends on: tokens, sentences, frames, annotations."""
         return self.engines[0].max_source_length
+
+    @property
+    def max_memory_length(self) -> int:
+        """The largest number of positions of memory, for a source without a length the only one."""
+        return self.memory.memory_length({self.memory.source: self.max_source_length})
 
     @property
     def max_target_length(self) -> int:
@@ -105,7 +138,7 @@ class ServedModel:
             InvalidRequest: They do not fit into an empty queue, so a retry cannot succeed.
             ServerError: An engine refuses its part.
         """
-        self.check_size(len(requests), sum(request.source_length for request in requests))
+        self.check_size(len(requests), sum(request.memory_length for request in requests))
         mailboxes = {request: Mailbox() for request in requests}
         self.deliveries.mailboxes |= mailboxes
         submitted: dict[Request, Engine] = {}

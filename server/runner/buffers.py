@@ -233,7 +233,8 @@ class Columns:
         num_slots: Rows of the buffers.
         vocab_size: V.
         device: Holds them.
-        attention_length: Positions of memory that a step computes attention over; 0 if it computes none.
+        attention: The step's output of attention: `(B, memory)`, or `(B, hops, memory)`; None if it has none.
+        memory_capacity: The largest number of positions of memory.
     """
 
     def __init__(
@@ -242,10 +243,11 @@ class Columns:
         num_slots: int,
         vocab_size: int,
         device: OnnxDevice,
-        attention_length: int = 0,
+        attention: TensorSpec | None = None,
+        memory_capacity: int = 0,
     ) -> None:
         self.num_slots = num_slots
-        self.has_attention = attention_length > 0
+        self._attention_spec = attention
         self._device = device
         self._vocab_size = vocab_size
         self._host: dict[str, Array] = {
@@ -260,9 +262,19 @@ class Columns:
         self._penalties, self._penalties_pointer = device.place(penalties)
         if not device.is_host:
             self._writer = device.weightless("write")
-        if self.has_attention:
-            attention = np.zeros((num_slots, attention_length), np.float32)
-            self._attention, self._attention_pointer = device.place(attention)
+        if attention is not None:
+            weights = np.zeros(self._attention_shape(num_slots, memory_capacity), np.float32)
+            self._attention, self._attention_pointer = device.place(weights)
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether a step computes attention."""
+        return self._attention_spec is not None
+
+    @property
+    def num_hops(self) -> int:
+        """The number of times that a step attends to each position of memory."""
+        return math.prod(self._attention_shape(1, 1)) if self.has_attention else 1
 
     def fill(self, rows: tuple[Sequence, ...], *, is_same: bool) -> None:
         """Write the inputs of a step of `rows`.
@@ -295,15 +307,20 @@ class Columns:
         return ids
 
     def bind_attention(self, binding: Any, num_rows: int, capacity: int) -> None:
-        """Bind the beginning of the attention's memory as a step's output `(num_rows, capacity)`."""
-        shape, pointer = (num_rows, capacity), self._attention_pointer
+        """Bind the beginning of the attention's memory as a step's output, with `capacity` positions."""
+        shape, pointer = self._attention_shape(num_rows, capacity), self._attention_pointer
         self._device.bind_output(binding, names.ATTENTION, np.float32, shape, pointer)
 
     def read_attention(self, num_rows: int, capacity: int) -> Array:
-        """Returns the attention `(num_rows, capacity)` that the last step wrote."""
+        """Returns the attention `(num_rows, …, capacity)` that the last step wrote."""
         array = self._attention if self._device.is_host else self._attention.numpy()
-        weights: Array = array.reshape(-1)[: num_rows * capacity].reshape(num_rows, capacity)
+        shape = self._attention_shape(num_rows, capacity)
+        weights: Array = array.reshape(-1)[: math.prod(shape)].reshape(shape)
         return weights
+
+    def _attention_shape(self, num_rows: int, capacity: int) -> tuple[int, ...]:
+        assert self._attention_spec is not None
+        return self._attention_spec.shape({Axis.BATCH: num_rows, Axis.MEMORY_CAPACITY: capacity})
 
     def write_token_ids(self, token_ids: list[int]) -> None:
         """Replace the ids that the next step is fed; before, they are the most probable ones."""

@@ -32,7 +32,7 @@ from seq2seq_serve.server.engine.records import (
 from seq2seq_serve.server.runner.buffers import Buffers, Columns
 from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, share_threads
 from seq2seq_serve.server.runner.selection import Selector
-from seq2seq_serve.server.runner.sizing import RunnerConfig, Sizing, row_shape, size_up
+from seq2seq_serve.server.runner.sizing import RunnerConfig, Sizing, row_shape, size_up, source_specs
 
 _log = logging.getLogger(__name__)
 
@@ -105,22 +105,26 @@ class OnnxRunner:
             for buffers in self._groups_of_buffers
             if self._device.is_host and buffers.capacity_axis == Axis.MEMORY_CAPACITY
         ]
-        sources = [spec for spec in self._graphs[Verb.ENCODE].inputs if spec.role is Role.SOURCE]
-        padded = {axis for spec in sources for axis in spec.axes[1:] if isinstance(axis, str)}
-        lengths = set(map(names.lengths_of, padded))
-        self._source_specs = [spec for spec in sources if spec.name not in lengths]
+        self._source_specs = source_specs(bundle.manifest, self.precision)
         self.has_decode = Verb.DECODE in self._graphs
         step = self._graphs[Verb.STEP]
         inputs = [spec.name for spec in step.inputs if spec.role is Role.TOKEN]
-        attending = [
-            verb
+        attending = {
+            verb: spec
             for verb, graph in self._graphs.items()
             for spec in graph.outputs
             if spec.role is Role.ATTENTION
-        ]
+        }
         self.has_attention = bool(attending)
-        attention_length = self._max_memory_length if Verb.STEP in attending else 0
-        self._columns = Columns(inputs, self.num_slots, self.vocab_size, self._device, attention_length)
+        self._columns = Columns(
+            inputs,
+            self.num_slots,
+            self.vocab_size,
+            self._device,
+            attending.get(Verb.STEP),
+            self._max_memory_length,
+        )
+        self.num_hops = self._columns.num_hops
         self._picks_in_step = names.out(names.TOKEN_IDS) in [spec.name for spec in step.outputs]
         self._capacities = {
             names.CACHE_CAPACITY: np.array(self.max_target_length, np.int32),
@@ -277,7 +281,7 @@ class OnnxRunner:
         if not asking:
             return {}
         weights = self._columns.read_attention(len(rows), self._memory_capacity)
-        return {row: weights[row : row + 1, : rows[row].memory_length].copy() for row in asking}
+        return {row: weights[row : row + 1, ..., : rows[row].memory_length].copy() for row in asking}
 
     def _decode(
         self, first_row: int, num_rows: int, first_position: int, feeds: dict[str, Array], output: str

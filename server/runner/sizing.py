@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from seq2seq_serve.bundle import names
-from seq2seq_serve.bundle.manifest import Bundle, TensorSpec
+from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec
 from seq2seq_serve.bundle.names import Axis, Precision, Role, Verb
 from seq2seq_serve.server.machine import usable_cpus
 from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, num_copies
@@ -172,6 +172,12 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
         weight_bytes=variant.weights.size_bytes,
         vocab_size=manifest.sizes["vocab_size"],
     )
+
+
+def source_specs(manifest: Manifest, precision: Precision) -> list[TensorSpec]:
+    """Returns the sources that the `encode` graph reads, without their lengths."""
+    inputs = manifest.variants[precision].graphs[Verb.ENCODE].inputs
+    return [spec for spec in inputs if spec.name in manifest.sources]
 
 
 def row_shape(spec: TensorSpec, sizes: dict[str, int]) -> tuple[int, ...]:

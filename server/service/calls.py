@@ -14,6 +14,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, ScoreRequest
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable
 from seq2seq_serve.server.futures import retrieve
 from seq2seq_serve.server.metrics import Metrics
@@ -27,7 +28,7 @@ from seq2seq_serve.server.service.status import (
     given_request_id,
     request_id_of,
 )
-from seq2seq_serve.server.service.text_threads import Checkpoint, TextThreads
+from seq2seq_serve.server.service.text_threads import FILE_BYTES, Checkpoint, TextThreads
 
 Context = aio.ServicerContext[Any, Any]
 _Message = TypeVar("_Message")
@@ -59,7 +60,7 @@ class Call:
         context: gRPC's context of the call.
         models: The served models.
         answers: The thread that builds large answers.
-        texts: The threads that cut long texts.
+        texts: The threads that cut long texts and decode pictures.
         is_probe: Whether the call is for the health or reflection service. Probes are not counted as
             requests, and a server that drains does not wait for them.
         model_name: The name of the served model, once it is known.
@@ -128,9 +129,14 @@ class Call:
             return build()
         return await self.answers.run(build, num_bytes, self.caller.name)
 
-    async def cut(self, work: Callable[[Checkpoint], _Built], message: Message) -> _Built:
-        """Returns the result of `work`, which cuts the message's texts; long ones on another thread."""
-        return await self.texts.run(work, message.ByteSize(), self.caller.name, self.deadline)
+    async def read(
+        self, work: Callable[[Checkpoint], _Built], message: GenerateRequest | ScoreRequest
+    ) -> _Built:
+        """Returns the result of `work`, which reads the message's sources; large ones on another thread."""
+        num_bytes = message.ByteSize()
+        if any(source.HasField("file") for source in message.sources):
+            num_bytes += FILE_BYTES
+        return await self.texts.run(work, num_bytes, self.caller.name, self.deadline)
 
     async def send(self, message: Message) -> None:
         """Writes a message of a stream, as soon as the caller has room for it.
@@ -192,12 +198,12 @@ class Calls:
                 self._idle.set()
 
     def close(self) -> None:
-        """Ends the threads that cut texts and build answers."""
+        """Ends the threads that read sources and build answers."""
         self._texts.stop()
         self._answers.stop()
 
     def drain(self) -> None:
-        """Ends the calls that wait for their caller's next message, or for the cutting of their texts."""
+        """Ends the calls that wait for their caller's next message, or for the reading of their sources."""
         self._draining.set()
         self._texts.drain()
 

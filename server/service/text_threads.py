@@ -1,4 +1,4 @@
-"""Threads that cut long texts, so that the event loop and other calls do not wait for that."""
+"""Threads that cut long texts and decode pictures, so that the event loop and other calls do not wait."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ Checkpoint = Callable[[], None]
 
 _ON_THE_LOOP_BYTES = 2_000  # a millisecond or two
 _SHORT_BYTES = 32_000
+# A file counts as this much text beside its own bytes: even a small one may have many pixels.
+FILE_BYTES = _SHORT_BYTES
 _MAX_WAITING_BYTES = 8 * 2**20
 _BYTES_PER_SECOND = 500_000  # about what one core cuts into tokens or sentences of the slowest texts
 
 
 class TextThreads:
-    """Runs the text work of calls. Long texts have a thread of their own, so that short ones do not wait.
+    """Runs the work on the sources of calls. Short texts do not wait for long ones and for pictures.
 
     Owned by `Calls`; used on the event loop only. Invariant: work whose caller has left does not start, or
     ends at its next checkpoint.
@@ -41,12 +43,12 @@ class TextThreads:
 
         Args:
             work: Touches no state of the event loop, and calls its checkpoint every few milliseconds.
-            num_bytes: The size of the texts.
+            num_bytes: The size of the sources.
             caller: The name of the caller.
             deadline: Monotonic seconds.
 
         Raises:
-            Overloaded: Too many texts wait, and the caller would have more than its share of them.
+            Overloaded: Too many sources wait, and the caller would have more than its share of them.
             DeadlineExceeded: The deadline passed before the end of the work.
             Unavailable: The server drains.
         """
@@ -72,7 +74,7 @@ class TextThreads:
             async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
                 return await lane.run(begin, num_bytes, caller)
         except TimeoutError:
-            raise DeadlineExceeded("the deadline passed before the text was cut into tokens") from None
+            raise DeadlineExceeded("the deadline passed before the sources were read") from None
         finally:
             has_left.set()
 
@@ -91,16 +93,16 @@ def _check_room(waiting: Counter[str], num_bytes: int, caller: str) -> None:
     """Raises Overloaded if too many bytes wait and the caller would have more than its share of them.
 
     Args:
-        waiting: The bytes that wait or are being cut, by caller.
-        num_bytes: The size of the text.
-        caller: The name of its caller.
+        waiting: The bytes that wait or are being read, by caller.
+        num_bytes: The size of the sources.
+        caller: The name of their caller.
     """
     num_waiting, num_own = waiting.total(), waiting[caller]
     num_callers = len(waiting.keys() | {caller})
     has_room = not num_waiting or num_waiting + num_bytes <= _MAX_WAITING_BYTES
     if not has_room and num_own + num_bytes > _MAX_WAITING_BYTES // num_callers:
         raise Overloaded(
-            f"texts of {num_waiting} bytes wait to be cut into tokens, {num_own} of them this caller's: "
+            f"sources of {num_waiting} bytes wait to be read, {num_own} of them this caller's: "
             f"the limit is {_MAX_WAITING_BYTES}, shared by {num_callers} callers",
             retry_after_seconds=num_waiting / _BYTES_PER_SECOND,
         )

@@ -58,13 +58,13 @@ def test_the_manifest_holds_the_proof(random_bundle):
     proof = random_bundle.manifest.variants[Precision.INT8].parity
     assert 0 < proof.max_log_probability_difference < proof.tolerance == TOLERANCES[Precision.INT8]
     assert 0 < proof.mean_log_probability_difference < exporter.MAX_INT8_MEAN_DIFFERENCE
-    assert proof.bleu >= proof.reference_bleu - 1
+    assert proof.score >= proof.reference_score - 1
 
 
 def test_int8_of_a_trained_model_translates_as_well(trained_run):
     proof = load_bundle(trained_run.bundle).manifest.variants[Precision.INT8].parity
-    assert proof.reference_bleu > 80
-    assert proof.bleu > proof.reference_bleu - 1
+    assert proof.reference_score > 80
+    assert proof.score > proof.reference_score - 1
 
 
 def test_a_bundle_is_for_everybody_to_read(bundle_path):
@@ -128,10 +128,10 @@ def test_what_is_no_bundle_is_never_replaced(random_trained, tmp_path):
 
 
 def test_int8_that_translates_worse_is_refused(random_trained, post_int8, monkeypatch):
-    monkeypatch.setattr(exporter, "_bleu", lambda *_: (88.9, 90.0))
+    monkeypatch.setattr(exporter, "_scores", lambda *_: (88.9, 90.0))
     with pytest.raises(ExportError, match=r"int8 scores 88.90 BLEU on dev where the .* scores 90.00"):
         exporter._prove(random_trained, post_int8.graphs, Precision.INT8)
-    monkeypatch.setattr(exporter, "_bleu", lambda *_: (89.1, 90.0))
+    monkeypatch.setattr(exporter, "_scores", lambda *_: (89.1, 90.0))
     proof = exporter._prove(random_trained, post_int8.graphs, Precision.INT8)
     line = describe(proof, random_trained.dev)
     assert ", BLEU 89.10 on 4 dev pairs (trained model 90.00); they are too few to split" in line
@@ -144,7 +144,7 @@ def test_int8_that_is_far_off_is_refused_whatever_its_bleu(
     random_trained, post_int8, monkeypatch, difference
 ):
     """Of a model that has learnt nothing, graphs that give NaN were taken: 0.0 BLEU against 0.9."""
-    monkeypatch.setattr(exporter, "_bleu", lambda *_: (0.0, 0.9))
+    monkeypatch.setattr(exporter, "_scores", lambda *_: (0.0, 0.9))
     monkeypatch.setattr(parity, "worst_difference", lambda *_: difference)
     with pytest.raises(ExportError, match=r"int8 differs from the trained model by .* and 1e\+01 is allowed"):
         exporter._prove(random_trained, post_int8.graphs, Precision.INT8)
@@ -154,7 +154,7 @@ def test_int8_that_is_far_off_is_refused_whatever_its_bleu(
 def test_where_bleu_is_too_low_to_prove_anything_references_decide(
     random_trained, post_int8, monkeypatch, noise
 ):
-    monkeypatch.setattr(exporter, "_bleu", lambda *_: (0.0, 0.9))
+    monkeypatch.setattr(exporter, "_scores", lambda *_: (0.0, 0.9))
     proof = exporter._prove(random_trained, post_int8.graphs, Precision.INT8)
     assert "(trained model 0.90, too low to prove anything)" in describe(proof, random_trained.dev)
     model = deepcopy(random_trained.model)

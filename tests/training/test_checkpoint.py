@@ -31,7 +31,7 @@ def checkpoint(step: int, value: float = 1.0) -> Checkpoint:
         },
         epoch=2,
         batch_index=5,
-        best=BestScore(step=3, dev_bleu=12.5, num_worse_since=1),
+        best=BestScore(step=3, dev_score=12.5, num_worse_since=1),
         seconds=1.5,
     )
 
@@ -50,7 +50,8 @@ def test_a_checkpoint_comes_back_whole(tmp_path: Path) -> None:
 def test_a_checkpoint_of_an_older_commit_can_be_read(tmp_path: Path) -> None:
     saved = checkpoint(7)
     content = {name: value for name, value in vars(saved).items() if name not in ("divergence", "best")}
-    old = {"best": vars(saved.best), "random_states": {"cpu": torch.get_rng_state()}}
+    best = {"step": 3, "dev_bleu": 12.5, "num_worse_since": 1}
+    old = {"best": best, "random_states": {"cpu": torch.get_rng_state()}}
     save_tensors(checkpoint_path(tmp_path, 7), content | old)
     loaded = load_checkpoint(checkpoint_path(tmp_path, 7))
     assert (loaded.step, loaded.best, loaded.divergence) == (7, saved.best, (math.inf, 0))

@@ -59,12 +59,14 @@ class SourceKind(ABC):
 
     Attributes:
         forms: The form of each source of a request, by its name.
+        unit: The name of the units in which a source's length is counted.
         has_word_tokens: Whether tokens are lower-case words; otherwise a tokenizer learns pieces of words.
         max_characters: The most characters of a source of the corpus per position of memory; None for the
             names of files.
     """
 
     forms: ClassVar[Mapping[str, Form]]
+    unit: ClassVar[str]
     has_word_tokens: ClassVar[bool] = False
     max_characters: ClassVar[int | None] = None
 
@@ -113,6 +115,7 @@ class Tokens(SourceKind):
     """A text as the token ids of its pieces, with eos: `source_ids` (S,)."""
 
     forms: ClassVar[Mapping[str, Form]] = {names.SOURCE_IDS: Form.TEXT}
+    unit = "tokens"
     max_characters = 16  # of a token: longer texts without spaces would take long to cut
 
     @property
@@ -143,6 +146,7 @@ class Stories(SourceKind):
     """
 
     forms: ClassVar[Mapping[str, Form]] = {names.STORY: Form.SENTENCES, names.QUESTION: Form.TEXT}
+    unit = "sentences"
     has_word_tokens = True
     max_characters = 400  # of a sentence
 
@@ -199,6 +203,7 @@ class Pictures(_Files):
     size: int
 
     forms: ClassVar[Mapping[str, Form]] = {names.PICTURE: Form.PICTURE}
+    unit = "places"
 
     @property
     def memory(self) -> LengthRule:
@@ -221,6 +226,7 @@ class Clips(_Files):
     size: int
 
     forms: ClassVar[Mapping[str, Form]] = {names.CLIP: Form.CLIP}
+    unit = "frames"
 
     @property
     def memory(self) -> LengthRule:
@@ -240,6 +246,7 @@ class Features(_Files):
     width: int
 
     forms: ClassVar[Mapping[str, Form]] = {names.FEATURES: Form.FEATURES}
+    unit = "annotations"
 
     @property
     def memory(self) -> LengthRule:

@@ -57,8 +57,8 @@ def length_penalty(num_tokens: int, alpha: float) -> float:
 class SourceLengthError(ValueError):
     """The source of a `row`, from 0, is empty or too long for the model."""
 
-    def __init__(self, row: int, length: int, limit: int) -> None:
-        super().__init__(f"a source has the length {length}, and the model takes 1 to {limit}")
+    def __init__(self, row: int, length: int, limit: int, unit: str) -> None:
+        super().__init__(f"a source has {length} {unit}, and the model takes 1 to {limit}")
         self.row = row
 
 
@@ -264,7 +264,7 @@ def check_sources(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> No
     for row, source in enumerate(sources):
         length = model.source_kind.length(source)
         if not 1 <= length <= limit:
-            raise SourceLengthError(row, length, limit)
+            raise SourceLengthError(row, length, limit, model.source_kind.unit)
 
 
 def _encode(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> tuple[Memory, Tensor]:

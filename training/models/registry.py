@@ -13,6 +13,7 @@ from seq2seq_serve.training.config import ModelConfig, TransformerConfig
 from seq2seq_serve.training.data.sources import SourceKind
 from seq2seq_serve.training.models.base import EncoderDecoder
 from seq2seq_serve.training.models.captioner import Captioner, CaptionerConfig
+from seq2seq_serve.training.models.memory_network import MemoryNetwork, MemoryNetworkConfig
 from seq2seq_serve.training.models.recurrent import Recurrent, RecurrentConfig
 from seq2seq_serve.training.models.transformer import Transformer
 
@@ -30,6 +31,7 @@ class Family:
 FAMILIES: dict[str, Family] = {
     "transformer": Family(TransformerConfig, Transformer),
     "recurrent": Family(RecurrentConfig, Recurrent),
+    "memory-network": Family(MemoryNetworkConfig, MemoryNetwork),
     "captioner": Family(CaptionerConfig, Captioner),
 }
 

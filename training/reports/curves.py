@@ -39,11 +39,11 @@ def learning_curve(lines: list[dict[str, Any]]) -> Figure:
     ):
         for kind, name, label in curves:
             points = [(line["step"], line[name]) for line in lines if line["kind"] == kind and name in line]
-            axes.plot(
-                *zip(*points, strict=True) if points else ((), ()), label=label, marker="." * (kind == "dev")
-            )
+            if points:
+                axes.plot(*zip(*points, strict=True), label=label, marker="." * (kind == "dev"))
         axes.grid(alpha=0.3)
-        axes.legend()
+        if axes.lines:
+            axes.legend()
     losses.set_ylabel("nats a token")
     scores.set_ylim(bottom=0)
     scores.set_xlabel("step")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.open_inference.requests import (
+    DATATYPES,
     FINISH_REASON,
     INPUT_IDS,
     INPUT_LENGTHS,
@@ -15,7 +16,7 @@ from seq2seq_serve.server.service.open_inference.requests import (
     TEXT_INPUT,
     TEXT_OUTPUT,
 )
-from seq2seq_serve.server.service.open_inference.tensors import BYTES, FP32, INT64
+from seq2seq_serve.server.service.open_inference.tensors import BYTES, FP32, INT64, UINT8
 from seq2seq_serve.server.statistics import Statistics, Sum
 
 SERVER_NAME = "seq2seq-serve"
@@ -32,7 +33,7 @@ _NANOSECONDS = 1e9
 
 _ANY = -1
 # Name, datatype, and shape: rows x hypotheses x positions, or rows x positions for inputs.
-_INPUTS = (
+_TEXT_INPUTS = (
     (TEXT_INPUT, BYTES, (_ANY,)),
     (INPUT_IDS, INT64, (_ANY, _ANY)),
     (INPUT_LENGTHS, INT64, (_ANY,)),
@@ -45,17 +46,31 @@ _OUTPUTS = (
     (SCORE, FP32, (_ANY, _ANY)),
     (LOG_PROBABILITIES, FP32, (_ANY, _ANY, _ANY)),
 )
-_DATA_TYPES = {BYTES: pb.TYPE_STRING, INT64: pb.TYPE_INT64, FP32: pb.TYPE_FP32}
+_DATA_TYPES = {BYTES: pb.TYPE_STRING, INT64: pb.TYPE_INT64, UINT8: pb.TYPE_UINT8, FP32: pb.TYPE_FP32}
+
+
+def _inputs(model: ServedModel) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+    """Returns the inputs of a model. For a text a request has either the text input or the token ids."""
+    if model.reads_text:
+        return _TEXT_INPUTS
+    inputs = []
+    for name, source in model.sources.items():
+        datatype, *_ = DATATYPES[source.form]
+        axes = () if datatype == BYTES else source.axes
+        inputs.append((name, datatype, (_ANY, *(axis if isinstance(axis, int) else _ANY for axis in axes))))
+    return tuple(inputs)
 
 
 def metadata_message(model: ServedModel) -> pb.ModelMetadataResponse:
-    """Returns the tensors of a model. A request has either the text input or the token ids."""
+    """Returns the tensors of a model."""
     tensor = pb.ModelMetadataResponse.TensorMetadata
     return pb.ModelMetadataResponse(
         name=model.name,
         versions=[model.version],
         platform=_PLATFORM,
-        inputs=[tensor(name=name, datatype=datatype, shape=shape) for name, datatype, shape in _INPUTS],
+        inputs=[
+            tensor(name=name, datatype=datatype, shape=shape) for name, datatype, shape in _inputs(model)
+        ],
         outputs=[tensor(name=name, datatype=datatype, shape=shape) for name, datatype, shape in _OUTPUTS],
     )
 
@@ -67,17 +82,19 @@ def config_message(model: ServedModel) -> pb.ModelConfig:
         "precision": model.precision,
         "provider": model.provider,
         "vocab_size": model.vocab_size,
-        "max_source_length": model.max_source_length,
+        "max_source_length": model.max_memory_length,
         "max_target_length": model.max_target_length,
         "num_slots": model.num_slots,
     }
+    forms = {} if model.reads_text else {name: source.form for name, source in model.sources.items()}
+    limits |= {f"datatypes.{name}": ", ".join(DATATYPES[form]) for name, form in forms.items()}
     group = pb.ModelInstanceGroup
     return pb.ModelConfig(
         name=model.name,
         platform=_PLATFORM,
         input=[
-            pb.ModelInput(name=name, data_type=_DATA_TYPES[datatype], dims=shape, optional=True)
-            for name, datatype, shape in _INPUTS
+            pb.ModelInput(name=name, data_type=_DATA_TYPES[datatype], dims=shape, optional=model.reads_text)
+            for name, datatype, shape in _inputs(model)
         ],
         output=[
             pb.ModelOutput(name=name, data_type=_DATA_TYPES[datatype], dims=shape)

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateRequest, Source, TokenIds
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Tensor as SourceTensor
 from seq2seq_serve.server.engine.records import Array
 from seq2seq_serve.server.errors import InvalidRequest
+from seq2seq_serve.server.models.served import ServedModel, SourceSpec
 from seq2seq_serve.server.service.open_inference.tensors import (
     BYTES,
+    FP32,
     INT32,
     INT64,
     MAX_ROWS,
+    UINT8,
     Tensor,
     read_tensors,
 )
@@ -24,6 +31,16 @@ from seq2seq_serve.server.service.open_inference.tensors import (
 TEXT_INPUT, INPUT_IDS, INPUT_LENGTHS = "text_input", "input_ids", "input_lengths"
 TEXT_OUTPUT, OUTPUT_IDS, OUTPUT_LENGTHS = "text_output", "output_ids", "output_lengths"
 FINISH_REASON, SCORE, LOG_PROBABILITIES = "finish_reason", "score", "log_probabilities"
+
+# The datatypes of a source that the model names, with a row for each request; the metadata has the first one.
+# BYTES are texts or files. Token ids are padded at the end; the rows of other tensors have equal shapes.
+DATATYPES = {
+    Form.TEXT: (BYTES, INT64),
+    Form.SENTENCES: (BYTES, INT64),
+    Form.PICTURE: (UINT8, FP32, BYTES),
+    Form.CLIP: (UINT8, FP32, BYTES),
+    Form.FEATURES: (FP32,),
+}
 
 _MAX_TEXT, _MAX_ID = 65_536, 128  # characters
 _DEFAULT_OUTPUTS = (TEXT_OUTPUT, OUTPUT_IDS, OUTPUT_LENGTHS, FINISH_REASON)
@@ -57,8 +74,8 @@ class Inference:
     has_empty_final: bool
 
 
-def read_inference(message: pb.ModelInferRequest) -> Inference:
-    """Reads a request. The values of its options are checked where they are used.
+def read_inference(message: pb.ModelInferRequest, model: ServedModel) -> Inference:
+    """Reads a request. The values of its options and sources are checked where they are used.
 
     Raises:
         InvalidRequest: The request is malformed; the error names the field and what it must be.
@@ -89,7 +106,8 @@ def read_inference(message: pb.ModelInferRequest) -> Inference:
             outputs += (SCORE,)
     return Inference(
         rows=tuple(
-            GenerateRequest(sources=[source], options=options) for source in _sources(read_tensors(message))
+            GenerateRequest(sources=sources, options=options)
+            for sources in _sources(read_tensors(message), model)
         ),
         outputs=outputs,
         is_raw=not any(spec.HasField("contents") for spec in message.inputs),
@@ -98,18 +116,55 @@ def read_inference(message: pb.ModelInferRequest) -> Inference:
     )
 
 
-def _sources(tensors: Mapping[str, Tensor]) -> list[Source]:
+def _sources(tensors: Mapping[str, Tensor], model: ServedModel) -> list[list[Source]]:
+    """Returns the sources of each row."""
     names = tensors.keys()
-    if names == {TEXT_INPUT}:
+    if names == model.sources.keys() and not model.reads_text:
+        columns = [list(_column(tensors[name], source)) for name, source in model.sources.items()]
+        if len({len(column) for column in columns}) > 1:
+            counts = ", ".join(f"{len(tensors[name].array)} of {name}" for name in names)
+            raise InvalidRequest(f"there are {counts}: send as many rows of each", field="inputs")
+        return [list(row) for row in zip(*columns, strict=True)]
+    if names == {TEXT_INPUT} and model.reads_text:
         texts = _rows_of_one(tensors[TEXT_INPUT], (BYTES,))
-        return [Source(text=_text(element, row)) for row, element in enumerate(texts)]
-    if names in ({INPUT_IDS}, {INPUT_IDS, INPUT_LENGTHS}):
-        return [Source(token_ids=TokenIds(values=row)) for row in _id_rows(tensors)]
+        return [[Source(text=_text(element, row, TEXT_INPUT))] for row, element in enumerate(texts)]
+    if names in ({INPUT_IDS}, {INPUT_IDS, INPUT_LENGTHS}) and model.reads_text:
+        return [[Source(token_ids=TokenIds(values=row))] for row in _id_rows(tensors)]
     given = ", ".join(sorted(name[:100] for name in names)[:8]) or "missing"
-    raise InvalidRequest(
-        f"the inputs are {given}: send {TEXT_INPUT}, or {INPUT_IDS}, with {INPUT_LENGTHS} if rows are padded",
-        field="inputs",
-    )
+    wanted = f"{TEXT_INPUT}, or {INPUT_IDS}, with {INPUT_LENGTHS} if rows are padded"
+    if not model.reads_text:
+        wanted = " and ".join(
+            f"{name} ({' or '.join(DATATYPES[source.form])})" for name, source in model.sources.items()
+        )
+    raise InvalidRequest(f"the inputs are {given}: send {wanted}", field="inputs")
+
+
+def _column(tensor: Tensor, source: SourceSpec) -> Iterator[Source]:
+    """Yields the source of each row from a tensor that the model names."""
+    name, form = tensor.name, source.form
+    _check_datatype(tensor, DATATYPES[form])
+    if tensor.datatype == BYTES:
+        for row, element in enumerate(_rows_of_one(tensor, (BYTES,))):
+            if form in (Form.TEXT, Form.SENTENCES):
+                yield Source(name=name, text=_text(element, row, name))
+            else:
+                yield Source(name=name, file=element)
+        return
+    if tensor.array.ndim != 1 + len(source.axes):
+        raise InvalidRequest(
+            f"{name} has {tensor.array.ndim} axes, and must have {1 + len(source.axes)}: rows first",
+            field="inputs",
+        )
+    _check_rows(len(tensor.array))
+    for array in tensor.array:
+        if tensor.datatype == INT64:
+            others = tuple(range(1, array.ndim))
+            array = array[: np.flatnonzero(array.any(axis=others)).max(initial=-1) + 1]
+        if form is Form.TEXT:
+            yield Source(name=name, token_ids=TokenIds(values=array.tolist()))
+        else:
+            its_tensor = SourceTensor(datatype=tensor.datatype, shape=array.shape, data=array.tobytes())
+            yield Source(name=name, tensor=its_tensor)
 
 
 def _id_rows(tensors: Mapping[str, Tensor]) -> list[list[int]]:
@@ -154,13 +209,11 @@ def _check_rows(num_rows: int) -> None:
         raise InvalidRequest(f"there are {num_rows} rows: send 1 to {MAX_ROWS}", field="inputs")
 
 
-def _text(element: bytes, row: int) -> str:
+def _text(element: bytes, row: int, name: str) -> str:
     try:
         return element.decode()
     except UnicodeDecodeError as error:
-        raise InvalidRequest(
-            f"row {row} of {TEXT_INPUT} is not UTF-8: {error.reason}", field="inputs"
-        ) from error
+        raise InvalidRequest(f"row {row} of {name} is not UTF-8: {error.reason}", field="inputs") from error
 
 
 def _truth(value: Any) -> bool:

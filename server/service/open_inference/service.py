@@ -135,7 +135,7 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
     async def ModelInfer(self, message: pb.ModelInferRequest, call: Call) -> pb.ModelInferResponse:
         """Answers once, with the targets of all rows."""
         with call.using(message.model_name, message.model_version) as model:
-            inference = read_inference(message)
+            inference = read_inference(message, model)
             answers = await generate(inference.rows, model, _limited(call, inference))
             num_bytes = sum(answer.ByteSize() for answer in answers)
             build = partial(inference_response, message, inference, answers, model)
@@ -198,7 +198,7 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
     async def _answer_in_stream(
         self, message: pb.ModelInferRequest, model: ServedModel, call: Call, write: _Write
     ) -> None:
-        inference = read_inference(message)
+        inference = read_inference(message, model)
         if len(inference.rows) != 1 or inference.rows[0].options.num_hypotheses > 1:
             raise InvalidRequest(
                 "a request in a stream may have one row and one hypothesis: send a request for each row, or "

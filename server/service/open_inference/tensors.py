@@ -14,18 +14,19 @@ from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.server.engine.records import Array
 from seq2seq_serve.server.errors import InvalidRequest
 
-BYTES, INT64, INT32, FP32 = "BYTES", "INT64", "INT32", "FP32"
+BYTES, INT64, INT32, UINT8, FP32 = "BYTES", "INT64", "INT32", "UINT8", "FP32"
 
-_RAW_DTYPES = {INT64: "<i8", INT32: "<i4", FP32: "<f4"}
+_RAW_DTYPES = {INT64: "<i8", INT32: "<i4", UINT8: "u1", FP32: "<f4"}
 _TYPED_FIELDS = {
     INT64: "int64_contents",
     INT32: "int_contents",
+    UINT8: "uint_contents",
     FP32: "fp32_contents",
     BYTES: "bytes_contents",
 }
 _LENGTH = struct.Struct("<I")  # precedes every element of BYTES in raw contents
 _MAX_AXES = 8
-_MAX_NUMBERS = 2**20  # elements of a tensor
+_MAX_RAW, _MAX_TYPED = 2**22, 2**20  # elements of a tensor; each typed one becomes an object
 MAX_ROWS = 256  # rows of a request, and elements of a BYTES tensor
 
 
@@ -69,7 +70,7 @@ def read_tensors(message: pb.ModelInferRequest) -> dict[str, Tensor]:
                 "contents and raw_input_contents are both set: leave one out", field=f"{field}.contents"
             )
         size = math.prod(spec.shape)
-        most = MAX_ROWS if spec.datatype == BYTES else _MAX_NUMBERS
+        most = MAX_ROWS if spec.datatype == BYTES else _MAX_RAW if raw else _MAX_TYPED
         if size > most or any(axis > most for axis in spec.shape):
             raise InvalidRequest(
                 f"shape {list(spec.shape)} is too large: send at most {most} elements of {spec.datatype}",
@@ -116,7 +117,12 @@ def _from_typed(spec: pb.ModelInferRequest.InferInputTensor, size: int, field: s
     _check_count(len(elements), size, field)
     if spec.datatype == BYTES:
         return _objects(elements)
-    return np.array(elements, _RAW_DTYPES[spec.datatype])
+    try:
+        return np.array(elements, _RAW_DTYPES[spec.datatype])
+    except OverflowError as error:
+        raise InvalidRequest(
+            f"an element of {spec.datatype} is too large", field=f"{field}.contents"
+        ) from error
 
 
 def _from_raw(raw: bytes, datatype: str, size: int, field: str) -> Array:

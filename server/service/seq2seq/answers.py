@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.engine.records import Choice, FinishReason, Hypothesis, Request, Result
+from seq2seq_serve.server.engine.records import Array, Choice, FinishReason, Hypothesis, Request, Result
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.seq2seq.requests import Job, target_text
 
@@ -18,19 +20,20 @@ _FINISH_REASONS = {
 
 # Bytes in an answer: of a token's text, id and log-probability, and of those of an alternative token.
 _TOKEN_BYTES, _ALTERNATIVE_BYTES = 16, 24
-_WEIGHTS_TAG = bytes([pb.Attention.WEIGHTS_FIELD_NUMBER << 3 | 2])  # precedes the packed weights
 _WEIGHT_BYTES = 4  # of one attention weight
 
 
-def estimated_bytes(job: Job, options: pb.GenerateOptions) -> int:
+def estimated_bytes(job: Job, model: ServedModel, options: pb.GenerateOptions) -> int:
     """Returns the size of a job's answer if every hypothesis reaches its maximum length."""
     request = job.request
     target_length = len(request.prefix_ids) + request.max_new_tokens + 1
     each = target_length * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * request.num_alternatives)
     if options.attention:
-        each += target_length * request.memory_length * _WEIGHT_BYTES
+        num_weights = target_length * request.memory_length
+        each += num_weights * (1 + model.num_hops if model.num_hops > 1 else 1) * _WEIGHT_BYTES
+        each += sum(len(sentence.encode()) for sentence in job.part.sentences)
     if request.attention:
-        each += (target_length + request.source_length) * _TOKEN_BYTES
+        each += (target_length + request.memory_length) * _TOKEN_BYTES
     return request.num_hypotheses * each
 
 
@@ -99,7 +102,7 @@ def _hypothesis(
     if request.num_alternatives:
         _add_alternatives(message, hypothesis.choices, model)
     if options.attention:
-        message.attention.CopyFrom(_attention(request, hypothesis, model))
+        message.attention.CopyFrom(_attention(job, hypothesis, model))
     if options.word_alignment:
         message.word_alignment.CopyFrom(_word_alignment(request, hypothesis, model))
     return message
@@ -134,21 +137,36 @@ def _add_alternatives(message: pb.Hypothesis, choices: Sequence[Choice], model: 
             add(token_id=token_id, text=piece(token_id), log_probability=log_probability)
 
 
-def _attention(request: Request, hypothesis: Hypothesis, model: ServedModel) -> pb.Attention:
-    attention = hypothesis.attention
+def _attention(job: Job, hypothesis: Hypothesis, model: ServedModel) -> pb.Attention:
+    attention = hypothesis.attention  # (T, S), or (T, hops, S)
     assert attention is not None
     target_ids = list(hypothesis.token_ids)
     if hypothesis.finish_reason is FinishReason.EOS:
         target_ids.append(model.eos_id)
-    source_ids = request.sources[model.memory.source].tolist()
-    assert attention.shape == (len(target_ids), len(source_ids))
+    assert len(attention) == len(target_ids)
+    assert attention.shape[-1] == job.request.memory_length
     message = pb.Attention(
-        source_tokens=model.source_tokenizer.pieces(source_ids),
-        target_tokens=model.target_tokenizer.pieces(target_ids),
+        source_tokens=_source_labels(job, model), target_tokens=model.target_tokenizer.pieces(target_ids)
     )
-    weights = attention.astype("<f4").tobytes()
-    message.MergeFromString(_WEIGHTS_TAG + _varint(len(weights)) + weights)  # fast: no object per weight
+    hops = [] if attention.ndim == 2 else list(np.moveaxis(attention, 1, 0))
+    _add_weights(message, hops[-1] if hops else attention)
+    for weights in hops:
+        _add_weights(message.hops.add(), weights)
     return message
+
+
+def _source_labels(job: Job, model: ServedModel) -> list[str]:
+    """Returns the labels of the positions of memory; an empty list for pictures, clips and features."""
+    if model.reads_text:
+        return model.source_tokenizer.pieces(job.request.sources[model.memory.source].tolist())
+    return job.part.sentences
+
+
+def _add_weights(message: pb.Attention | pb.Hop, weights: Array) -> None:
+    """Sets a message's weights; fast, because there is no object for each of them."""
+    data = weights.astype("<f4").tobytes()
+    tag = bytes([message.WEIGHTS_FIELD_NUMBER << 3 | 2])  # precedes packed numbers
+    message.MergeFromString(tag + _varint(len(data)) + data)
 
 
 def _varint(number: int) -> bytes:
@@ -186,8 +204,10 @@ def model_message(model: ServedModel) -> pb.Model:
         precision=model.precision,
         provider=model.provider,
         vocab_size=model.vocab_size,
-        max_source_length=model.max_source_length,
+        max_source_length=model.max_memory_length,
         max_target_length=model.max_target_length,
         num_slots=model.num_slots,
         provenance=dict(model.provenance),
+        sources={name: source.form for name, source in model.sources.items()},
+        has_attention=model.has_attention,
     )

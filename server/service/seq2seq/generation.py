@@ -27,14 +27,14 @@ async def generate(
     requests: list[Request] = []
     num_bytes = num_tokens = 0
     for message in messages:
-        jobs = await call.cut(partial(engine_jobs, message, model, call, stream=False), message)
+        jobs = await call.read(partial(engine_jobs, message, model, call, stream=False), message)
         jobs_of_all.append(jobs)
         requests += [job.request for job in jobs]
-        num_bytes += sum(estimated_bytes(job, message.options) for job in jobs)
-        num_tokens += sum(job.request.source_length for job in jobs)
-        check_answer_bytes(num_bytes)  # after each message: the texts of a refused call are not cut further
+        num_bytes += sum(estimated_bytes(job, model, message.options) for job in jobs)
+        num_tokens += sum(job.request.memory_length for job in jobs)
+        check_answer_bytes(num_bytes)  # after each message: a refused call is not read further
         model.check_size(len(requests), num_tokens)
-        await asyncio.sleep(0)  # lets other calls run before the next text is cut into tokens
+        await asyncio.sleep(0)  # lets other calls run before the next sources are read
     with model.submitted(requests, call.is_expired) as mailboxes:
         boxes = iter(mailboxes)
         results_of_all = [[await succeeded(next(boxes)) for _ in jobs] for jobs in jobs_of_all]
@@ -59,8 +59,8 @@ async def generate_pieces(
     Raises:
         ServerError: The request is refused or fails.
     """
-    jobs = await call.cut(partial(engine_jobs, message, model, call, stream=True), message)
-    num_bytes = sum(estimated_bytes(job, message.options) for job in jobs)
+    jobs = await call.read(partial(engine_jobs, message, model, call, stream=True), message)
+    num_bytes = sum(estimated_bytes(job, model, message.options) for job in jobs)
     check_answer_bytes(num_bytes)
     results = []
     with model.submitted([job.request for job in jobs], call.is_expired) as mailboxes:

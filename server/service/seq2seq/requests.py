@@ -20,8 +20,9 @@ from seq2seq_serve.server.engine.records import Array, Beam, Constraints, Reques
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import Call
+from seq2seq_serve.server.service.seq2seq.inputs import check_bytes, check_ids
 from seq2seq_serve.server.service.seq2seq.sentences import DEFAULT_LANGUAGE, known_language
-from seq2seq_serve.server.service.seq2seq.sources import SPLITTING, Part, check_bytes, check_ids, source_parts
+from seq2seq_serve.server.service.seq2seq.sources import SPLITTING, Part, source_parts
 from seq2seq_serve.server.service.seq2seq.stopping import StoppedText, StopSequences
 from seq2seq_serve.server.service.text_threads import Checkpoint
 
@@ -30,7 +31,7 @@ _MAX_STOP_LENGTH = 256
 
 @dataclass(frozen=True)
 class Job:
-    """A part of a call's source, and the engine's request for it.
+    """A part of a call's sources, and the engine's request for it.
 
     Attributes:
         part: The part.
@@ -64,7 +65,7 @@ def engine_jobs(
     max_new_tokens = _max_new_tokens(options, model, len(prefix_ids))
     _check_ranges(options, model, max_new_tokens)
     stops = _stop_sequences(options, model)
-    _check_split(options)
+    _check_long_source(options, model)
     language = _source_language(options, model)
     bound = _length_bound(options, model)
     parts = source_parts(
@@ -75,15 +76,15 @@ def engine_jobs(
     constraints = _constraints(options, model)
     jobs = []
     for part in parts:
-        limit, is_bounded = max_new_tokens, False
+        limit, is_bounded, its_sources = max_new_tokens, False, _sources(part, model)
         if bound is not None:
             # A caller who sets min_new_tokens gets the usual room after that number of tokens.
-            longest = constraints.min_new_tokens + bound.max_new_tokens(len(part.source_ids))
+            longest = constraints.min_new_tokens + bound.max_new_tokens(its_sources["memory_length"])
             limit = min(limit, longest)
             is_bounded = longest < max_new_tokens and bound is model.length_bound
         request = Request(
             request_id=call.request_id,
-            **_sources(part, model),
+            **its_sources,
             max_new_tokens=limit,
             arrival=call.arrival,
             deadline=call.deadline,
@@ -195,12 +196,9 @@ class _Sources(TypedDict):
 
 
 def _sources(part: Part, model: ServedModel) -> _Sources:
-    """Returns the fields of a request that depend on its source."""
-    name, num_tokens = model.memory.source, len(part.source_ids)
-    return {
-        "sources": {name: part.source_ids},
-        "memory_length": model.memory.memory_length({name: num_tokens}),
-    }
+    """Returns the fields of a request that depend on its sources."""
+    lengths = {name: len(array) for name, array in part.sources.items()}
+    return {"sources": part.sources, "memory_length": model.memory.memory_length(lengths)}
 
 
 def _stop_sequences(options: GenerateOptions, model: ServedModel) -> StopSequences | None:
@@ -230,10 +228,15 @@ def _white_space(text: str) -> list[str]:
     return [character for character in text if character.isspace()]
 
 
-def _check_split(options: GenerateOptions) -> None:
+def _check_long_source(options: GenerateOptions, model: ServedModel) -> None:
     if options.long_source not in LongSource.values():
         raise InvalidRequest(
             f"long_source is {options.long_source}, and must be one of {', '.join(LongSource.keys())}",
+            field="options.long_source",
+        )
+    if options.long_source > LongSource.LONG_SOURCE_REFUSE and not model.reads_text:
+        raise InvalidRequest(
+            f"long_source applies to a text, and {model.name} reads {', '.join(model.sources)}: leave it out",
             field="options.long_source",
         )
     for name in (descriptor.name for descriptor, _ in options.ListFields()):
@@ -334,6 +337,12 @@ def _attention(options: GenerateOptions, model: ServedModel) -> bool:
             raise InvalidRequest(
                 f"{model.name} is a model without attention: leave {name} out", field=f"options.{name}"
             )
+    if options.word_alignment and not model.reads_text:
+        raise InvalidRequest(
+            f"word_alignment needs the words of a text, and {model.name} reads {', '.join(model.sources)}: "
+            "leave it out, or ask for attention",
+            field="options.word_alignment",
+        )
     return options.attention or options.word_alignment
 
 

@@ -40,7 +40,7 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
     async def Score(self, message: pb.ScoreRequest, call: Call) -> pb.ScoreResponse:
         """Answers with the log-probabilities of a given target."""
         with call.using(message.model) as model:
-            request = await call.cut(partial(score_request, message, model, call), message)
+            request = await call.read(partial(score_request, message, model, call), message)
             with model.submitted([request], call.is_expired) as (mailbox,):
                 result = await succeeded(mailbox)
             return score_response(request, result, model)

@@ -4,13 +4,19 @@ import numpy as np
 import pytest
 import torch
 
-from seq2seq_serve.bundle.names import memory_key, memory_value
+from seq2seq_serve.bundle.names import SOURCE_IDS, SOURCE_LENGTHS, memory_key, memory_value
+from seq2seq_serve.export.runtime import Sources
 
 B, S, T = 4, 14, 9
-SOURCE_LENGTHS = np.array([S, 1, 6, 11], np.int32)
+LENGTHS = np.array([S, 1, 6, 11], np.int32)
 # `step` and `decode` attend with different kernels: float32 sums in another order (measured 2e-6). In int8
 # such a difference can tip a value to the next of 256 levels.
 TOLERANCES = {"post_fp32": 1e-5, "pre_fp32": 1e-5, "post_int8": 0.05}
+
+
+def encode(exported, source_ids):
+    sources = Sources({SOURCE_IDS: source_ids, SOURCE_LENGTHS: LENGTHS}, LENGTHS)
+    return exported.graphs.encode(sources, memory_capacity=S + 5)
 
 
 @pytest.fixture
@@ -18,7 +24,7 @@ def case(exported, request):
     rng = np.random.default_rng(3)
     V = exported.trained.config.vocab_size
     ids = {name: rng.integers(0, V, shape) for name, shape in (("source", (B, S)), ("target", (B, T)))}
-    memory = exported.graphs.encode(ids["source"], SOURCE_LENGTHS, memory_capacity=S + 5)
+    memory = encode(exported, ids["source"])
     return (
         exported,
         memory,
@@ -36,7 +42,7 @@ def keys_and_values(exported, memory):
 def decode_once(exported, memory, target_ids, label_ids):
     buffers = exported.graphs.empty_cache(B, T + 3)
     scores, attention = exported.graphs.decode(
-        target_ids, label_ids, SOURCE_LENGTHS, buffers | keys_and_values(exported, memory)
+        target_ids, label_ids, LENGTHS, buffers | keys_and_values(exported, memory)
     )
     return scores, attention, buffers
 
@@ -53,7 +59,7 @@ def test_step_repeated_equals_decode_once(case):
     repeated = exported.graphs.empty_cache(B, T + 3)
     for position in range(T):
         logits = exported.graphs.step(
-            target_ids[:, position].copy(), np.full(B, position, np.int32), SOURCE_LENGTHS, repeated | memory
+            target_ids[:, position].copy(), np.full(B, position, np.int32), LENGTHS, repeated | memory
         )
         given = log_softmax(logits)[np.arange(B), label_ids[:, position]]
         np.testing.assert_allclose(given, scores[:, position], atol=tolerance)
@@ -86,7 +92,7 @@ def test_positions_in_pieces_are_the_same_as_at_once(case):
         for first, end in ((0, 4), (4, 5), (5, T)):
             piece = target_ids[here, first:end].copy()
             some, weights = exported.graphs.decode(
-                piece, piece, SOURCE_LENGTHS[here], buffers | own, first_position=first
+                piece, piece, LENGTHS[here], buffers | own, first_position=first
             )
             np.testing.assert_allclose(some[0], scores[row, first:end], atol=tolerance)
             np.testing.assert_allclose(weights[0], attention[row, first:end], atol=tolerance)
@@ -100,11 +106,11 @@ def test_rows_of_different_lengths_step_together(case):
     lengths = np.array([0, 8, 3, 5], np.int32)
     _, _, cache = decode_once(exported, memory, target_ids, target_ids)
     fed = target_ids[np.arange(B), lengths].copy()
-    together = exported.graphs.step(fed, lengths, SOURCE_LENGTHS, cache | memory)
+    together = exported.graphs.step(fed, lengths, LENGTHS, cache | memory)
     for row in range(B):
         alone = {name: array[row : row + 1].copy() for name, array in (cache | memory).items()}
         logits = exported.graphs.step(
-            fed[row : row + 1], lengths[row : row + 1], SOURCE_LENGTHS[row : row + 1], alone
+            fed[row : row + 1], lengths[row : row + 1], LENGTHS[row : row + 1], alone
         )
         np.testing.assert_allclose(together[row], logits[0], atol=min(tolerance, 1e-5))
 
@@ -126,13 +132,13 @@ def test_padding_and_what_a_row_held_before_do_not_matter(case):
     """Nobody reads ids or memory past a source's end, nor cache past a row's length."""
     exported, memory, source_ids, target_ids, _ = case
     other_ids = source_ids.copy()
-    for row, length in enumerate(SOURCE_LENGTHS):
+    for row, length in enumerate(LENGTHS):
         other_ids[row, length:] = 7
-    other_memory = exported.graphs.encode(other_ids, SOURCE_LENGTHS, memory_capacity=S + 5)
+    other_memory = encode(exported, other_ids)
     rng = np.random.default_rng(4)
     for name, array in other_memory.items():
         if array.ndim == 4:
-            for row, length in enumerate(SOURCE_LENGTHS):
+            for row, length in enumerate(LENGTHS):
                 array[row, :, length:] = rng.normal(0, 100, array[row, :, length:].shape)
         else:
             np.testing.assert_allclose(array, memory[name], atol=1e-5)
@@ -144,8 +150,8 @@ def test_padding_and_what_a_row_held_before_do_not_matter(case):
     cache = exported.graphs.empty_cache(B, T + 3)
     for position in range(2):
         fed = target_ids[:, position].copy()
-        logits = exported.graphs.step(fed, start + position, SOURCE_LENGTHS, cache | memory)
-        others = exported.graphs.step(fed, start + position, SOURCE_LENGTHS, other_cache | other_memory)
+        logits = exported.graphs.step(fed, start + position, LENGTHS, cache | memory)
+        others = exported.graphs.step(fed, start + position, LENGTHS, other_cache | other_memory)
         np.testing.assert_allclose(others, logits, atol=1e-5)
     _, attention, _ = decode_once(exported, memory, target_ids, target_ids)
     _, other_attention, _ = decode_once(exported, other_memory, target_ids, target_ids)
@@ -156,21 +162,21 @@ def test_padding_and_what_a_row_held_before_do_not_matter(case):
 def test_alignment_is_the_mean_of_the_heads_of_torch(case):
     exported, memory, source_ids, target_ids, _ = case
     model, layer = exported.trained.model, exported.decode.alignment_layer
-    source_mask = torch.arange(S) < torch.from_numpy(SOURCE_LENGTHS)[:, None]
+    source_mask = torch.arange(S) < torch.from_numpy(LENGTHS)[:, None]
     with torch.no_grad():
         states = model.encode(torch.from_numpy(source_ids), source_mask)
         weights = model.decode_with_attention(torch.from_numpy(target_ids), states, source_mask)[1]
     _, attention, _ = decode_once(exported, memory, target_ids, target_ids)
     np.testing.assert_allclose(attention[:, :, :S], weights[layer].mean(dim=1), atol=1e-5)
     np.testing.assert_allclose(attention.sum(axis=2), 1, atol=1e-5)
-    for row, length in enumerate(SOURCE_LENGTHS):
+    for row, length in enumerate(LENGTHS):
         assert not attention[row, :, length:].any()
 
 
 @pytest.mark.parametrize("exported", TOLERANCES, indirect=True)
 def test_the_plain_greedy_search_of_the_export_is_a_loop_over_step(case):
     exported, _, source_ids, _, _ = case
-    sources = [row[:length].tolist() for row, length in zip(source_ids, SOURCE_LENGTHS, strict=True)]
+    sources = [row[:length].tolist() for row, length in zip(source_ids, LENGTHS, strict=True)]
     limits = range(4, 4 + len(sources))
     together = exported.graphs.greedy(sources, start_id=1, eos_id=2, max_new_tokens=limits)
     alone = [

@@ -499,21 +499,13 @@ def test_one_encode_call_is_bounded_but_a_long_source_is_still_encoded():
     assert [len(batch) for batch in driver.runner.encoded] == [3, 2, 1]
 
 
-@pytest.mark.parametrize(("memory_length", "num_encoded"), [(1, [3, 2]), (4, [2, 2, 1])])
-def test_an_encode_call_is_bounded_by_sources_and_by_memory(memory_length, num_encoded):
-    """With a stride a source is longer than its memory; with a constant it may be shorter."""
-    requests = [replace(make_request((10, i, 8)), memory_length=memory_length) for i in range(3, 8)]
+def test_an_encode_call_is_bounded_by_memory_in_which_sources_are_counted():
+    requests = [replace(make_request((10, i, 8)), memory_length=4) for i in range(3, 8)]
     driver = Driver(FakeRunner(8), limits=SchedulerLimits(max_encode_tokens=9, max_encode_tokens_beside=9))
     driver.submit(*requests)
     driver.finish()
-    assert [len(batch) for batch in driver.runner.encoded] == num_encoded
-    assert {driver.results[request].num_source_tokens for request in requests} == {3}
-
-
-def test_the_length_of_sources_counts_all_token_ids_and_the_first_axis_of_others():
-    ids, frames = np.ones((4, 5), np.int64), np.zeros((7, 32, 32, 3), np.uint8)
-    assert Request("r", {"story_ids": ids, "question_ids": ids[0]}, 4, 1, 0.0).source_length == 25
-    assert Request("r", {"frames": frames}, 4, 1, 0.0).source_length == 7
+    assert [len(batch) for batch in driver.runner.encoded] == [2, 2, 1]
+    assert {driver.results[request].num_source_tokens for request in requests} == {4}
 
 
 def test_while_others_run_an_encode_call_is_shorter():

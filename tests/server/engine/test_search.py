@@ -24,6 +24,7 @@ from seq2seq_serve.server.errors import EngineFailed, Overloaded
 from seq2seq_serve.server.runner.selection import uniform
 from seq2seq_serve.server.service.seq2seq.stopping import StopSequences
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, TransformerConfig
+from seq2seq_serve.training.data.sources import TOKENS
 from seq2seq_serve.training.evaluation import search, selection
 from tests.server.driver import Driver
 from tests.server.engine.test_engine import sources
@@ -296,6 +297,8 @@ def test_the_length_penalty_is_that_of_wu_et_al():
 
 class TableModel:
     """Stands in for the oracle's Transformer: the next token's logits are a pure function of the target."""
+
+    source_kind = TOKENS
 
     def __init__(self, seed: int, vocab_size: int, max_length: int) -> None:
         self.seed, self.length = seed, max_length + 1

@@ -148,6 +148,7 @@ class LongRun:
                 queue_limits=QueueLimits(max_waiting_requests=_MAX_WAITING),
                 source_tokenizer=bundle.source_tokenizer,
                 target_tokenizer=bundle.target_tokenizer,
+                sources={},
                 memory=bundle.manifest.memory,
             )
         )

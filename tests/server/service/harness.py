@@ -8,7 +8,12 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +23,8 @@ import tokenizers
 from grpc import aio
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from seq2seq_serve.bundle.manifest import LengthBound, LengthRule
-from seq2seq_serve.bundle.names import SOURCE_IDS
+from seq2seq_serve.bundle.manifest import LengthBound, LengthRule, TensorSpec
+from seq2seq_serve.bundle.names import SOURCE_IDS, Axis, Form, Role
 from seq2seq_serve.bundle.normalization import Normalization, normalizer
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
@@ -30,13 +35,16 @@ from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.records import Branches, Move, Request, Selected, Turn
 from seq2seq_serve.server.engine.records import Sequence as Row
 from seq2seq_serve.server.metrics import Metrics
-from seq2seq_serve.server.models.served import Models, ServedModel
+from seq2seq_serve.server.models.loading import load_model
+from seq2seq_serve.server.models.served import Models, ServedModel, SourceSpec
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
 from seq2seq_serve.server.service.interception import Interceptor
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS = 0, 1, 2
+_IDS = TensorSpec(SOURCE_IDS, "int64", (Axis.BATCH, Axis.SOURCE_LENGTH), Role.SOURCE)
+TEXT_SOURCES = {SOURCE_IDS: SourceSpec(Form.TEXT, _IDS)}
 
 
 def byte_tokenizer(normalization: Normalization = "none") -> Tokenizer:
@@ -253,6 +261,7 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns, num_instances: int) 
             queue_limits=config.queue,
             source_tokenizer=tokenizer,
             target_tokenizer=tokenizer,
+            sources=TEXT_SOURCES,
             memory=LengthRule(SOURCE_IDS),
             length_bound=runner.length_bound,
             provenance={"preset": "echo"},
@@ -293,14 +302,33 @@ async def serving(
         await app.stop()
 
 
+@asynccontextmanager
+async def serving_bundles(*paths: Path, **changes: Any) -> AsyncIterator[Served]:
+    """A server of real bundles, to which callers send nothing that is still open at the end."""
+    app = App(paths, local_config(**changes), load_model)
+    await app.start()
+    try:
+        async with aio.insecure_channel(f"127.0.0.1:{app.endpoint.port}") as channel:
+            served = Served(app, {}, Turns(), channel, Seq2SeqStub(channel))
+            yield served
+            await served.check_that_everything_is_back()
+    finally:
+        await app.stop()
+
+
+def serving_on_a_thread(runner: EchoRunner | None = None, **changes: Any) -> AbstractContextManager[Served]:
+    """`serving` for tests of code that blocks."""
+    return on_a_thread(serving(runner, **changes))
+
+
 @contextmanager
-def serving_on_a_thread(runner: EchoRunner | None = None, **changes: Any) -> Iterator[Served]:
-    """The same for tests of code that blocks: the server's loop runs on a thread of its own."""
+def on_a_thread(server: AbstractAsyncContextManager[Served]) -> Iterator[Served]:
+    """Runs a server's loop on a thread of its own."""
     box: queue.Queue[tuple[Served, asyncio.Event] | BaseException] = queue.Queue()
 
     async def run() -> None:
         try:
-            async with serving(runner, **changes) as served:
+            async with server as served:
                 done = asyncio.Event()
                 box.put((served, done))
                 await done.wait()

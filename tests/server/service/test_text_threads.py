@@ -103,7 +103,7 @@ def test_what_waits_is_bounded_and_who_comes_too_late_hears_when_to_come_again(m
         monkeypatch.setattr(text_threads, "_MAX_WAITING_BYTES", LONG + 1)
         async with threads() as made:
             held, task = await begin(made, 3 * LONG)  # one is taken, however long
-            with pytest.raises(Overloaded, match="wait to be cut") as caught:
+            with pytest.raises(Overloaded, match="wait to be read") as caught:
                 await made.run(held, LONG, "a", None)
             assert caught.value.retry_after_seconds > 1
             held.go.set()
@@ -163,7 +163,7 @@ def test_a_text_counts_until_the_thread_has_ended_with_it(monkeypatch):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            with pytest.raises(Overloaded, match="wait to be cut"):
+            with pytest.raises(Overloaded, match="wait to be read"):
                 await made.run(lambda _: None, LONG, "a", None)
             held.go.set()
             while made._long.num_bytes:

@@ -35,6 +35,6 @@ def test_limits_are_those_of_each_source_and_never_above_the_models() -> None:
     config = TransformerConfig(
         vocab_size=260, d_model=8, d_ff=8, num_heads=1, num_encoder_layers=1, num_decoder_layers=1
     )
-    sources = [[5] * length for length in (1, 10, 200)]
+    sources = 1, 10, 200
     assert target_limits(sources, config, LengthBound(1.5, 3)) == [4, 18, 256]
     assert target_limits(sources, config, None) == [256, 256, 256]

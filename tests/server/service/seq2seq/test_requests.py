@@ -152,7 +152,11 @@ def from_ids(*ids):
             "sources",
             "the request has 2 sources, and echo takes exactly 1",
         ),
-        (pb.GenerateRequest(sources=[pb.Source()]), "sources[0]", "the source is empty"),
+        (
+            pb.GenerateRequest(sources=[pb.Source()]),
+            "sources[0]",
+            "the source source_ids is empty, and echo reads text: send text or token_ids",
+        ),
         (
             pb.GenerateRequest(sources=[pb.Source(name="image", text="a")]),
             "sources[0].name",

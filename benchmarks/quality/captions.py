@@ -1,0 +1,212 @@
+"""Captions of built-in pictures and clips: `python -m benchmarks.quality captions`, `... clips`.
+
+Trains the systems of "Show, Attend and Tell" (soft and hard attention) on pictures, or the four of Yao et al.
+2015 on clips; exports each in fp32 and int8, starts the real server, and sends it the files of the test set,
+which have combinations that training never has. Scored are the share of captions that are entirely right,
+and where the model looked as it wrote a word that names an object or an event.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks.hardware import describe_hardware
+from benchmarks.quality.choice import server_flags
+from benchmarks.quality.recipe import Recipe, add_run_flags, describe_run, run, train
+from benchmarks.serving import serving
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.client import Client, GenerateOptions
+from seq2seq_serve.export.exporter import export_bundle
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Attention
+from seq2seq_serve.training.builtin import moving_shapes, shapes
+from seq2seq_serve.training.data.corpus import CorpusFiles
+from seq2seq_serve.training.run import RunFolder, load_run
+
+_PRECISIONS = Precision.FP32, Precision.INT8
+_IN_FLIGHT = 32
+
+
+@dataclass(frozen=True)
+class Example:
+    """A picture or clip of the test set.
+
+    Attributes:
+        is_right: Whether a caption is entirely right.
+        named: For each word of a right caption, the number of the object or event that it names, or None.
+        places: The places of memory, bool (S,), that lie on the object or in the event of a number.
+    """
+
+    is_right: Callable[[str], bool]
+    named: Callable[[str], list[int | None]]
+    places: Callable[[int], NDArray[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One of the two benchmarks.
+
+    Attributes:
+        systems: The settings of each system, by name.
+        examples: Returns the examples of the test set, by their number.
+    """
+
+    preset: str
+    systems: dict[str, dict[str, Any]]
+    examples: Callable[[int], list[Example]]
+
+
+def _pictures(number: int) -> list[Example]:
+    return [_of_scene(scene) for scene in shapes.generate(number, split="test")]
+
+
+def _of_scene(scene: shapes.Scene) -> Example:
+    return Example(
+        lambda text: shapes.is_right(scene, text),
+        lambda text: shapes.named_figures(scene, text),
+        lambda number: scene.places(number).ravel(),
+    )
+
+
+def _clips(number: int) -> list[Example]:
+    return [_of_clip(clip) for clip in moving_shapes.generate(number, split="test")]
+
+
+def _of_clip(clip: moving_shapes.Clip) -> Example:
+    frames = np.arange(len(clip.frames))
+
+    def places(number: int) -> NDArray[np.bool_]:
+        event = clip.events[number]
+        return np.asarray((event.start <= frames) & (frames < event.stop))
+
+    return Example(
+        lambda text: moving_shapes.is_right(clip, text),
+        lambda text: moving_shapes.named_events(clip, text),
+        places,
+    )
+
+
+TASKS = {
+    "captions": Task("captioner", {"soft": {"attention": "soft"}, "hard": {"attention": "hard"}}, _pictures),
+    "clips": Task(
+        "clip-captioner",
+        {
+            "basic": {"attention": "mean", "is_local": False},
+            "local": {"attention": "mean", "is_local": True},
+            "global": {"attention": "soft", "is_local": False},
+            "both": {"attention": "soft", "is_local": True},
+        },
+        _clips,
+    ),
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Train, serve and score; returns the exit code of `benchmarks.quality.recipe.run`."""
+    options = _parser(arguments[0]).parse_args(arguments)
+    task = TASKS[options.task]
+    path = options.run or Path("runs") / f"quality-{options.task}"
+    seed = {} if options.seed is None else {"seed": options.seed}
+
+    def measured(console: Console) -> dict[str, Any]:
+        systems = {}
+        for name in options.systems or task.systems:
+            console.rule(name)
+            recipe = Recipe(
+                task.preset, {**task.systems[name], **seed, **dict(options.set)}, options.max_steps
+            )
+            train(CorpusFiles(), path / name, recipe, console)
+            systems[name] = describe_run(path / name) | caption_all(path / name, task, console)
+        return {
+            "benchmark": "quality",
+            "task": options.task,
+            "hardware": describe_hardware(),
+            "systems": systems,
+        }
+
+    return run(measured, table, None, options.out)
+
+
+def caption_all(path: Path, task: Task, console: Console) -> dict[str, Any]:
+    """Export the run, and caption the files of its test set through the server; returns the scores."""
+    folder, bundle, trained = RunFolder(path), path / "bundle", load_run(path)
+    export_bundle(trained, bundle, list(_PRECISIONS), overwrite=True, report=console.log)
+    files = [Path(pair.source) for pair in folder.read_pairs("test")]
+    examples = dict(enumerate(task.examples(1 + max(int(file.stem) for file in files))))
+    report: dict[str, Any] = {"test": len(files), "right_percent": {}, "pointing_percent": {}}
+    for precision in _PRECISIONS:
+        rights, hits = [], list[bool]()
+        with serving(bundle, server_flags(precision)) as server, Client(server.address) as client:
+            has_attention = client.model().has_attention
+            options = GenerateOptions(attention=has_attention)
+            sources = (file.read_bytes() for file in files)
+            results = client.translate_many(sources, options=options, in_flight=_IN_FLIGHT)
+            shown = track(results, precision, total=len(files), console=console)
+            for file, result in zip(files, shown, strict=True):
+                if result.error is not None:
+                    raise result.error
+                example, text = examples[int(file.stem)], result.text
+                rights.append(example.is_right(text))
+                if rights[-1] and has_attention:
+                    hits += pointing(example, text, result.answer.hypotheses[0].attention)
+        report["right_percent"][precision] = 100 * sum(rights) / len(rights)
+        if hits:
+            report["pointing_percent"][precision] = 100 * sum(hits) / len(hits)
+    return report
+
+
+def pointing(example: Example, text: str, attention: Attention) -> list[bool]:
+    """Returns, for each word that names something, whether the place with most weight lies on it.
+
+    A word's weights are the mean of those of its tokens.
+    """
+    weights = np.array(attention.weights).reshape(len(attention.target_tokens), -1)  # (T, S)
+    words = np.cumsum([token.startswith(" ") for token in attention.target_tokens])  # of each token
+    hits = []
+    for word, number in enumerate(example.named(text)):
+        if number is not None:
+            is_on = example.places(number)
+            looked_at = int(weights[words == word].mean(axis=0).argmax())
+            hits.append(bool(is_on[looked_at]))
+    return hits
+
+
+def table(report: dict[str, Any]) -> str:
+    """Returns the scores as a Markdown table."""
+    lines = [
+        "| system | parameters | steps | right in %, fp32 | int8 | pointing in %, fp32 | int8 |",
+        "|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for name, system in report["systems"].items():
+        cells = [
+            f"{system[score][precision]:.1f}" if precision in system[score] else "–"
+            for score in ("right_percent", "pointing_percent")
+            for precision in _PRECISIONS
+        ]
+        lines.append(f"| {name} | {system['parameters']:,} | {system['steps']:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _parser(task: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.quality {task}",
+        allow_abbrev=False,
+        description="Train captioners on built-in data, and score them through the server.",
+    )
+    parser.add_argument("task", choices=TASKS)
+    parser.add_argument(
+        "--systems",
+        nargs="+",
+        choices=TASKS[task].systems if task in TASKS else None,
+        help="train and score only these (default: all)",
+    )
+    add_run_flags(parser)
+    return parser

@@ -1,0 +1,251 @@
+"""Reads pictures and animations into arrays of a fixed size, for training and for the server alike.
+
+Files are PNG, JPEG, WebP, GIF or animated PNG. The whole picture is scaled to a square, and nothing is cut
+off: a caption may be about each part of it, and a map of attention covers all of it. Transparent parts are
+white, and a photo is turned upright if its EXIF data says so.
+
+Files may be hostile. The functions that start with `_measure` read a file's own headers, so that sizes are
+compared with the limits before Pillow opens the file: it allocates some buffers as it does.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+Pixels = NDArray[np.uint8]
+
+MAX_FILE_BYTES = 8 * 2**20
+MAX_PIXELS = 2**25  # of a picture, or of a frame: 7680 x 4320 fit
+MAX_CLIP_PIXELS = 2**26  # of all frames together: 32 of 1920 x 1080 fit
+_MAX_PARTS = 10_000  # chunks of a PNG or WebP file: Pillow takes microseconds for each, however small
+_MAX_SEGMENTS, _MAX_SCANS = 1000, 100  # of a JPEG; each scan may visit all pixels, and usual files have ten
+_BACKGROUND = "white"
+
+# Markers of JPEG segments; others are stuffed bytes, fillers, and restart markers inside of a scan.
+_JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")
+_JPEG_END, _JPEG_SCAN = 0xD9, 0xDA
+_GIF_COMMENT = 0xFE
+_JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # the markers of headers with a size
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class PictureError(ValueError):
+    """A file is not a picture that can be read, or it exceeds a limit."""
+
+
+def read_picture(content: bytes, size: int) -> Pixels:
+    """Returns a picture, or the first frame of an animation, as uint8 [size, size, 3], RGB.
+
+    Raises:
+        PictureError: The bytes are not a whole picture, or exceed a limit.
+    """
+    with _opened(content) as (image, _):
+        return _pixels(image, (size, size))
+
+
+def read_clip(content: bytes, size: int, max_frames: int) -> Pixels:
+    """Returns the frames of an animation, or one of a picture, as uint8 [frames, size, size, 3], RGB.
+
+    Raises:
+        PictureError: As `read_picture`; or there are more than `max_frames` frames, or too many pixels.
+    """
+    with _opened(content) as (image, measures):
+        if measures.num_frames > max_frames:
+            raise PictureError(
+                f"the clip has {measures.num_frames} frames, and at most {max_frames} are read"
+            )
+        if measures.num_pixels * measures.num_frames > MAX_CLIP_PIXELS:
+            raise PictureError(
+                f"the clip has {measures.num_frames} frames of {measures.width} x {measures.height} pixels, "
+                f"and at most {MAX_CLIP_PIXELS} pixels in all are read: make it smaller or shorter"
+            )
+        first = int(getattr(image, "default_image", False))  # of an animated PNG; not a part of the animation
+        frames = np.empty((measures.num_frames, size, size, 3), np.uint8)
+        for number, frame in enumerate(frames, first):
+            image.seek(number)
+            frame[:] = _pixels(image, (size, size))
+        return frames
+
+
+def read_shown(content: bytes, max_side: int) -> Pixels:
+    """Returns a picture with its own proportions, scaled down if it is too large: uint8 [height, width, 3].
+
+    Raises:
+        PictureError: As `read_picture`.
+    """
+    with _opened(content) as (image, measures):
+        scale = min(1.0, max_side / max(measures.width, measures.height))
+        return _pixels(image, (math.ceil(measures.width * scale), math.ceil(measures.height * scale)))
+
+
+@dataclass(frozen=True)
+class _Measures:
+    width: int
+    height: int
+    num_frames: int = 1
+
+    @property
+    def num_pixels(self) -> int:
+        return self.width * self.height
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of files: its name, how they begin, and the two steps of reading them."""
+
+    name: str
+    beginning: re.Pattern[bytes]
+    measure: Callable[[bytes], _Measures]
+    open: Callable[[io.BytesIO], ImageFile]
+
+
+@contextmanager
+def _opened(content: bytes) -> Iterator[tuple[ImageFile, _Measures]]:
+    """Opens a file within the limits, without decoding its pixels; errors become `PictureError`."""
+    if len(content) > MAX_FILE_BYTES:
+        raise PictureError(f"the file has {len(content)} bytes, and at most {MAX_FILE_BYTES} are read")
+    kind = next((kind for kind in _KINDS if kind.beginning.match(content)), None)
+    if kind is None:
+        given = f"begins with {content[:8]!r}" if content else "is empty"
+        raise PictureError(f"the file is not PNG, JPEG, WebP or GIF: it {given}")
+    try:
+        measures = kind.measure(content)
+        if not 0 < measures.num_pixels <= MAX_PIXELS:
+            raise PictureError(
+                f"the picture is {measures.width} x {measures.height}, {measures.num_pixels} pixels, and "
+                f"1 to {MAX_PIXELS} are read"
+            )
+        with kind.open(io.BytesIO(content)) as image:
+            yield image, measures
+    except (PictureError, MemoryError):
+        raise
+    except Exception as error:  # Pillow raises errors of a dozen classes for damaged files
+        raise PictureError(f"the {kind.name} file is truncated or damaged") from error
+
+
+def _pixels(image: ImageFile, size: tuple[int, int]) -> Pixels:
+    """Decodes the current frame, scales it to `size`, width and height, and turns it upright."""
+    if math.prod(image.size) > MAX_PIXELS:
+        raise PictureError("the file is damaged: it declares several sizes")
+    image.draft(None, (2 * size[0], 2 * size[1]))  # skips detail of a JPEG that is far larger than needed
+    image.load()
+    scaled = _rgb(image).resize(size, Image.Resampling.BICUBIC)
+    turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return np.asarray(scaled if turn is None else scaled.transpose(turn))
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits; Pillow would cut off values above 255
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    layer = image.convert("RGBA")
+    picture = Image.new("RGB", image.size, _BACKGROUND)
+    picture.paste(layer, mask=layer)
+    return picture
+
+
+def _measure_png(content: bytes) -> _Measures:
+    num_frames, position = 1, 8
+    for _ in range(_MAX_PARTS):
+        length, kind = struct.unpack_from(">I4s", content, position)
+        if kind == b"IEND":
+            width, height = struct.unpack_from(">II", content, 16)
+            return _Measures(width, height, num_frames)
+        if kind == b"acTL":
+            num_frames = max(1, *struct.unpack_from(">I", content, position + 8))
+        position += 12 + length
+    raise PictureError(f"the PNG file has more than {_MAX_PARTS} chunks")
+
+
+def _measure_webp(content: bytes) -> _Measures:
+    if content[12:16] == b"VP8X":
+        width, height = (1 + int.from_bytes(content[start : start + 3], "little") for start in (24, 27))
+    elif content[12:16] == b"VP8L":
+        (bits,) = struct.unpack_from("<I", content, 21)
+        width, height = 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
+    else:
+        width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", content, 26))
+    num_frames, position = 0, 12
+    for _ in range(_MAX_PARTS):
+        if position + 8 > len(content):
+            return _Measures(width, height, max(1, num_frames))
+        num_frames += content[position : position + 4] == b"ANMF"
+        (length,) = struct.unpack_from("<I", content, position + 4)
+        position += 8 + length + length % 2
+    raise PictureError(f"the WebP file has more than {_MAX_PARTS} chunks")
+
+
+def _measure_gif(content: bytes) -> _Measures:
+    # A frame may be larger than the screen that the header declares.
+    width, height, flags = struct.unpack_from("<HHB", content, 6)
+    num_frames, position = 0, 13 + _gif_palette_bytes(flags)
+    while (block := content[position : position + 1]) in (b",", b"!"):
+        if block == b",":
+            left, top, across, down, flags = struct.unpack_from("<HHHHB", content, position + 1)
+            width, height, num_frames = max(width, left + across), max(height, top + down), num_frames + 1
+            position += 11 + _gif_palette_bytes(flags)
+        elif content[position + 1] != _GIF_COMMENT and not content[position + 2]:
+            raise PictureError("the GIF file has an empty extension")  # Pillow would skip what comes after it
+        else:
+            position += 2
+        while length := content[position]:
+            position += 1 + length
+        position += 1
+    if not num_frames:
+        raise PictureError("the GIF file does not contain a picture")
+    return _Measures(width, height, num_frames)
+
+
+def _gif_palette_bytes(flags: int) -> int:
+    return 3 << (flags & 7) + 1 if flags & 0x80 else 0
+
+
+def _measure_jpeg(content: bytes) -> _Measures:
+    sizes, num_scans, position = [(0, 0)], 0, 2
+    for _ in range(_MAX_SEGMENTS):
+        found = _JPEG_MARKER.search(content, position)
+        if found is None or found[1][0] == _JPEG_END:
+            width, height = map(max, zip(*sizes, strict=True))
+            return _Measures(width, height)
+        num_scans += found[1][0] == _JPEG_SCAN
+        if found[1][0] in _JPEG_SIZES:
+            height, width = struct.unpack_from(">HH", content, found.end() + 3)
+            sizes.append((width, height))
+        if num_scans > _MAX_SCANS:
+            raise PictureError(f"the JPEG file has more than {_MAX_SCANS} scans")
+        (length,) = struct.unpack_from(">H", content, found.end())
+        position = found.end() + length
+    raise PictureError(f"the JPEG file has more than {_MAX_SEGMENTS} segments")
+
+
+_KINDS = (
+    _Kind("PNG", re.compile(rb"\x89PNG\r\n\x1a\n.{4}IHDR", re.DOTALL), _measure_png, PngImageFile),
+    _Kind("JPEG", re.compile(rb"\xff\xd8\xff"), _measure_jpeg, JpegImageFile),
+    _Kind("WebP", re.compile(rb"RIFF.{4}WEBPVP8[ LX]", re.DOTALL), _measure_webp, WebPImageFile),
+    _Kind("GIF", re.compile(rb"GIF8[79]a"), _measure_gif, GifImageFile),
+)

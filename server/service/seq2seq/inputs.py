@@ -1,0 +1,318 @@
+"""Reads the named sources of a request into the arrays that a model encodes, each by its form.
+
+A source that does not fit is refused before it takes memory or time: a file by its headers, a tensor by its
+shape, a story by its length. A single text, which may be split, is read in `sources`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from seq2seq_serve.bundle.names import Form
+from seq2seq_serve.bundle.normalization import is_blank
+from seq2seq_serve.bundle.pictures import PictureError, read_clip, read_picture
+from seq2seq_serve.bundle.sentences import split_sentences
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Source
+from seq2seq_serve.server.engine.records import Array
+from seq2seq_serve.server.errors import BlankSource, InvalidRequest
+from seq2seq_serve.server.models.served import ServedModel, SourceSpec
+
+# Cutting a text into tokens takes time, so its bytes are counted before. Texts of human authors have fewer
+# bytes per token, before and after normalisation, so texts that fit are not refused.
+MAX_BYTES_PER_TOKEN = 64
+MAX_WORDS = 64  # tokens of a sentence in a story, and of a question
+
+# The fields of `Source` that can hold a source, and the datatypes of its tensor
+_VALUES = {
+    Form.TEXT: ("text", "token_ids"),
+    Form.SENTENCES: ("text", "tensor"),
+    Form.PICTURE: ("file", "tensor"),
+    Form.CLIP: ("file", "tensor"),
+    Form.FEATURES: ("tensor",),
+}
+_DATATYPES = {
+    Form.SENTENCES: ("INT64",),
+    Form.PICTURE: ("UINT8", "FP32"),
+    Form.CLIP: ("UINT8", "FP32"),
+    Form.FEATURES: ("FP32",),
+}
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "UINT8": np.dtype("u1"),
+    "INT64": np.dtype("<i8"),
+    "FP32": np.dtype("<f4"),
+}
+
+
+@dataclass(frozen=True)
+class Input:
+    """One source of a request, whose name and kind of value fit the model.
+
+    Attributes:
+        name: The model's name for it.
+        spec: The model's description of it.
+        source: The message.
+        field: The path of the value in the request.
+    """
+
+    name: str
+    spec: SourceSpec
+    source: Source
+    field: str
+
+    @property
+    def kind(self) -> str:
+        """The field of the message that holds the value."""
+        return self.source.WhichOneof("value") or ""
+
+
+def named_inputs(sources: Sequence[Source], model: ServedModel) -> list[Input]:
+    """Returns the sources of a request, one for each that the model has.
+
+    Raises:
+        InvalidRequest: Their number, a name or a kind of value does not fit the model.
+    """
+    names = ", ".join(model.sources)
+    is_only = len(model.sources) == 1
+    if len(sources) != len(model.sources):
+        raise InvalidRequest(
+            f"the request has {len(sources)} sources, and {model.name} takes exactly {len(model.sources)}: "
+            f"{names}",
+            field="sources",
+        )
+    inputs: dict[str, Input] = {}
+    for index, source in enumerate(sources):
+        field = f"sources[{index}]"
+        name = source.name or (names if is_only else "")
+        if name not in model.sources:
+            there = (
+                f"its only one is {names!r}, and the name may be left empty" if is_only else f"send {names}"
+            )
+            raise InvalidRequest(
+                f"{model.name} has no source named {source.name[:100]!r}: {there}",
+                field=f"{field}.name",
+            )
+        if name in inputs:
+            raise InvalidRequest(
+                f"two sources are named {name}, and {model.name} takes one of each: {names}",
+                field=f"{field}.name",
+            )
+        spec, kind = model.sources[name], source.WhichOneof("value")
+        if kind not in _VALUES[spec.form]:
+            given = "is empty" if kind is None else f"is sent as {kind}"
+            raise InvalidRequest(
+                f"the source {name} {given}, and {model.name} reads {spec.form}: "
+                f"send {' or '.join(_VALUES[spec.form])}",
+                field=field,
+            )
+        inputs[name] = Input(name, spec, source, f"{field}.{kind}")
+    return list(inputs.values())
+
+
+def read_input(given: Input, model: ServedModel) -> tuple[Array, list[str]]:
+    """Returns the array of a source, and the sentences if it is a story.
+
+    Raises:
+        InvalidRequest: The source does not fit; the error names the field and what it must be.
+    """
+    if given.spec.form is Form.TEXT:
+        return _read_words(given, model), []
+    if given.spec.form is Form.SENTENCES:
+        return _read_sentences(given, model)
+    if given.spec.form is Form.FEATURES:
+        return _read_features(given, model), []
+    return _read_pixels(given, model), []
+
+
+def check_visible(text: str, field: str) -> None:
+    """Refuses a text without a visible character."""
+    if not text:
+        raise BlankSource("the text is empty", field=field)
+    if is_blank(text):
+        raise BlankSource("the text has only white space and invisible characters", field=field)
+
+
+def check_bytes(text: str, max_tokens: int, model: ServedModel, field: str) -> None:
+    """Refuses a text that is too long for `max_tokens`, before it is cut into tokens."""
+    num_bytes = len(text.encode())
+    if num_bytes > max_tokens * MAX_BYTES_PER_TOKEN:
+        raise InvalidRequest(
+            f"the text has {num_bytes} bytes, and {model.name} takes at most {max_tokens} tokens, "
+            f"never more than {max_tokens * MAX_BYTES_PER_TOKEN} bytes: send shorter pieces",
+            field=field,
+        )
+
+
+def check_ids(token_ids: Iterable[int], model: ServedModel, field: str) -> None:
+    """Refuses token ids that the model does not have."""
+    for index, token_id in enumerate(token_ids):
+        if not 0 <= token_id < model.vocab_size:
+            raise InvalidRequest(
+                f"token id {token_id} is outside the vocabulary of {model.name}: "
+                f"ids go from 0 to {model.vocab_size - 1}",
+                field=f"{field}[{index}]",
+            )
+
+
+def check_source_ids(token_ids: Sequence[int], model: ServedModel, field: str) -> None:
+    """Refuses token ids that the model does not have, and padding.
+
+    Training never lets a model read padding, and the served graphs read every id that they are given.
+    """
+    check_ids(token_ids, model, field)
+    if model.pad_id in token_ids:
+        raise InvalidRequest(
+            f"token id {model.pad_id} is padding, which {model.name} does not read: leave it out, or send "
+            "the rows' own lengths",
+            field=f"{field}[{list(token_ids).index(model.pad_id)}]",
+        )
+
+
+def too_long(what: str, num: int, unit: str, most: int, model: ServedModel, field: str) -> InvalidRequest:
+    """Returns the error for a source that has more of something than the model takes."""
+    return InvalidRequest(
+        f"{what} has {num} {unit}, and {model.name} takes at most {most}: send less", field=field
+    )
+
+
+def _read_words(given: Input, model: ServedModel) -> Array:
+    """Returns a text beside other sources, `(W,)` int64, without special tokens."""
+    if given.kind == "text":
+        text = given.source.text
+        check_visible(text, given.field)
+        check_bytes(text, MAX_WORDS, model, given.field)
+        token_ids: Sequence[int] = model.source_tokenizer.encode(text)
+    else:
+        token_ids = given.source.token_ids.values
+    if not token_ids:
+        raise InvalidRequest(f"{given.name} has no tokens: send at least one", field=given.field)
+    if len(token_ids) > MAX_WORDS:
+        raise too_long(given.name, len(token_ids), "tokens", MAX_WORDS, model, given.field)
+    check_source_ids(token_ids, model, f"{given.field}.values")
+    return np.array(token_ids, np.int64)
+
+
+def _read_sentences(given: Input, model: ServedModel) -> tuple[Array, list[str]]:
+    """Returns a story, `(N, W)` int64 with padding after the words of each sentence, and its sentences."""
+    if given.kind == "tensor":
+        story = _read_tensor(given, model)
+        _check_story(story, given, model)
+        lengths = (story != model.pad_id).sum(axis=1)
+        tokenizer = model.source_tokenizer
+        texts = [tokenizer.decode(row[:length]) for row, length in zip(story.tolist(), lengths, strict=True)]
+        return story[:, : lengths.max()], texts
+    text, most = given.source.text, model.max_source_length
+    max_bytes = most * MAX_WORDS * MAX_BYTES_PER_TOKEN
+    if len(text) > max_bytes:
+        raise InvalidRequest(
+            f"{given.name} has {len(text)} characters, and {model.name} takes at most {most} sentences of "
+            f"{MAX_WORDS} words, never more than {max_bytes} characters: send a shorter one",
+            field=given.field,
+        )
+    texts = split_sentences(text)
+    if not texts:
+        raise BlankSource(f"{given.name} has no sentences: send at least one", field=given.field)
+    if len(texts) > most:
+        raise too_long(given.name, len(texts), "sentences", most, model, given.field)
+    rows = model.source_tokenizer.encode_batch(texts)
+    story = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    for number, (row, token_ids) in enumerate(zip(story, rows, strict=True), start=1):
+        if not 1 <= len(token_ids) <= MAX_WORDS:
+            raise InvalidRequest(
+                f"sentence {number} of {given.name} has {len(token_ids)} words, and {model.name} takes 1 to "
+                f"{MAX_WORDS}: send shorter sentences",
+                field=given.field,
+            )
+        row[: len(token_ids)] = token_ids
+    return story, texts
+
+
+def _check_story(story: Array, given: Input, model: ServedModel) -> None:
+    outside = np.argwhere((story < 0) | (story >= model.vocab_size))
+    if len(outside):
+        place = outside[0].tolist()
+        raise InvalidRequest(
+            f"token id {story[tuple(place)]} at {place} of {given.name} is outside the vocabulary of "
+            f"{model.name}: ids go from 0 to {model.vocab_size - 1}",
+            field=f"{given.field}.data",
+        )
+    is_word = story != model.pad_id
+    is_wrong = ~is_word[:, 0] | (is_word[:, 1:] > is_word[:, :-1]).any(axis=1)
+    if is_wrong.any():
+        raise InvalidRequest(
+            f"sentence {is_wrong.argmax() + 1} of {given.name} is empty, or has padding (id {model.pad_id}) "
+            "before a word: put padding after the words",
+            field=f"{given.field}.data",
+        )
+
+
+def _read_pixels(given: Input, model: ServedModel) -> Array:
+    """Returns a picture `(size, size, 3)`, or a clip with frames before that, as uint8."""
+    size = given.spec.axes[-2]
+    assert isinstance(size, int)
+    if given.kind == "file":
+        try:
+            if given.spec.form is Form.PICTURE:
+                return read_picture(given.source.file, size)
+            return read_clip(given.source.file, size, model.max_source_length)
+        except PictureError as error:
+            raise InvalidRequest(f"{given.name}: {error}", field=given.field) from error
+    pixels = _read_tensor(given, model)
+    if pixels.dtype == np.uint8:
+        return pixels
+    if not ((pixels >= 0) & (pixels <= 1)).all():  # NaN is neither
+        raise InvalidRequest(
+            f"{given.name} has values outside of 0 to 1: divide by 255, or send UINT8",
+            field=f"{given.field}.data",
+        )
+    return np.rint(pixels * np.float32(255)).astype(np.uint8)
+
+
+def _read_features(given: Input, model: ServedModel) -> Array:
+    """Returns annotations that the caller computed, `(M, width)` float32."""
+    features = _read_tensor(given, model)
+    if not np.isfinite(features).all():
+        place = np.argwhere(~np.isfinite(features))[0].tolist()
+        raise InvalidRequest(
+            f"{given.name} is {features[tuple(place)]} at {place}, and must be finite",
+            field=f"{given.field}.data",
+        )
+    return features
+
+
+def _read_tensor(given: Input, model: ServedModel) -> Array:
+    """Returns the array of a tensor that has the datatype and shape of the model's source."""
+    tensor, datatypes = given.source.tensor, _DATATYPES[given.spec.form]
+    if tensor.datatype not in datatypes:
+        raise InvalidRequest(
+            f"{given.name} has the datatype {tensor.datatype[:100]!r}, and {model.name} takes "
+            f"{' or '.join(datatypes)}",
+            field=f"{given.field}.datatype",
+        )
+    # Of the axes without a fixed size the first counts positions, and the second the words of a sentence.
+    limits = iter((model.max_source_length, MAX_WORDS))
+    bounds = [(axis, axis) if isinstance(axis, int) else (1, next(limits)) for axis in given.spec.axes]
+    shape = list(tensor.shape)
+    fits = len(shape) == len(bounds) and all(
+        least <= size <= most for size, (least, most) in zip(shape, bounds, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join(str(most) if least == most else f"{least} to {most}" for least, most in bounds)
+        raise InvalidRequest(
+            f"{given.name} has the shape {shape[:16]}, and {model.name} takes [{wanted}]",
+            field=f"{given.field}.shape",
+        )
+    dtype = _DTYPES[tensor.datatype]
+    num_bytes, expected = len(tensor.data), math.prod(shape) * dtype.itemsize
+    if num_bytes != expected:
+        raise InvalidRequest(
+            f"{given.name} has {num_bytes} bytes of data, and {tensor.datatype} of the shape {shape} has "
+            f"{expected}",
+            field=f"{given.field}.data",
+        )
+    array: Array = np.frombuffer(tensor.data, dtype)
+    return array.reshape(shape)

@@ -1,0 +1,272 @@
+"""End-to-end memory networks: attention in several hops over the sentences of a story, for a question.
+
+    sentence    x_i is the words x_i1 ... x_iJ, and embed(E, x_i) = sum_j l_j * E x_ij          section 2.1
+    position    l_kj = (1 - j/J) - (k/D) (1 - 2j/J), or 1 without position encoding             section 4.1
+    memories    m_i = embed(A, x_i) + T_A(i), c_i = embed(C, x_i) + T_C(i)                      section 4.1
+    question    u = embed(B, q)                                                                 section 2.1
+    hop         p_i = softmax_i(u^T m_i), o = sum_i p_i c_i                                     equations 1, 2
+    adjacent    u' = u + o; the next A and T_A are this C and T_C, B = A^1, W^T = C^K           section 2.2
+    layer-wise  u' = H u + o; all hops share A, T_A, C and T_C; B and W are other matrices      section 2.2
+    answer      softmax(W u'), u' after the last hop                                            equation 3
+
+Sukhbaatar et al. 2015, arXiv:1503.08895. T_A and T_C count sentences from the last one. With `relu`, negative
+values of u' become 0 after each hop, in half of the units, as in the paper's language models (section 5), or
+in all. The answer is one token; the state of the position after it, which predicts eos, is a learned vector.
+
+Shapes: B batch rows, N sentences, J words of a sentence, T target length, D d_model, V vocabulary, K hops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from seq2seq_serve.training.config import BOS_ID, PAD_ID, ModelConfig
+from seq2seq_serve.training.data.sources import STORIES, SourceKind
+from seq2seq_serve.training.models.attention import scaled_dot_product_attention
+from seq2seq_serve.training.models.base import EncoderDecoder, Layers, Memory, Metric, State
+from seq2seq_serve.training.models.dropout import Dropout, dropout
+
+Tying = Literal["adjacent", "layer-wise"]
+Rectified = Literal["none", "half", "all"]
+
+_INITIAL_DEVIATION = 0.1  # section 4.2
+
+
+@dataclass(frozen=True)
+class MemoryNetworkConfig(ModelConfig):
+    """The sizes and the recipe of a memory network.
+
+    `max_source_length` counts the sentences of a story. `dropout` applies to the embedded sentences and the
+    embedded question. `tied` must be "all": `tying` says which matrices are shared.
+
+    Attributes:
+        num_hops: K.
+        tying: How the matrices of the hops are shared, "adjacent" or "layer-wise".
+        has_position_encoding: Whether l_kj depends on the place of a word in its sentence.
+        relu: Which units of u' are rectified: "none", the second "half", or "all".
+        time_noise: The number of empty memories that training inserts at random places of a story, as a
+            share of its sentences, rounded up; they only shift T_A and T_C (section 4.1, "random noise").
+        num_linear_steps: The number of first training steps without the softmax of the memories (section
+            4.2, "linear start"). Evaluation always has the softmax.
+    """
+
+    _: KW_ONLY
+    dropout: float = 0.0
+    num_hops: int = 3
+    tying: Tying = "adjacent"
+    has_position_encoding: bool = True
+    relu: Rectified = "none"
+    time_noise: float = 0.1
+    num_linear_steps: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._require_int("num_hops", at_least=1)
+        self._require_int("num_linear_steps", at_least=0)
+        self._require_number("time_noise", below=1)
+        is_boolean = isinstance(self.has_position_encoding, bool)
+        self._require(is_boolean, "has_position_encoding", "true or false")
+        self._require(self.tying in get_args(Tying), "tying", '"adjacent" or "layer-wise"')
+        self._require(self.relu in get_args(Rectified), "relu", '"none", "half" or "all"')
+        self._require(self.tied == "all", "tied", '"all" for a memory network, whose `tying` decides')
+
+    @property
+    def has_dropout(self) -> bool:
+        return super().has_dropout or bool(self.time_noise)
+
+
+class MemoryNetwork(EncoderDecoder):
+    """The model of the module's docstring.
+
+    The memory holds the story as each matrix embeds it, (B, N, D) each, and the question u (B, D). Adjacent
+    tying has K + 1 of them, of which hop k has number k as m and number k + 1 as c; layer-wise tying has two.
+    The state is empty. Pad words count as nothing, so the null symbol's embedding is zero.
+
+    Attributes:
+        embedding: W, and with adjacent tying the last C.
+        words: The matrices that embed sentences, without the last C of adjacent tying: the K matrices A, or
+            A and C.
+        times: T_A and T_C of the memory's tensors, by the number of later sentences.
+        query: B; None with adjacent tying.
+        transition: H; None with adjacent tying.
+        end: The state (D,) of every position after the first.
+    """
+
+    metric: ClassVar[Metric] = "accuracy"
+    config: MemoryNetworkConfig
+    query: nn.Embedding | None
+    transition: nn.Linear | None
+
+    def __init__(self, config: MemoryNetworkConfig) -> None:
+        super().__init__(config)
+        V, D = config.vocab_size, config.d_model
+        is_adjacent = config.tying == "adjacent"
+        self.words = Layers[nn.Embedding](
+            nn.Embedding(V, D) for _ in range(config.num_hops if is_adjacent else 2)
+        )
+        num_stories = config.num_hops + 1 if is_adjacent else 2
+        self.times = Layers[nn.Embedding](
+            nn.Embedding(config.max_source_length, D) for _ in range(num_stories)
+        )
+        self.query = None if is_adjacent else nn.Embedding(V, D)
+        self.transition = None if is_adjacent else nn.Linear(D, D, bias=False)
+        self.end = nn.Parameter(torch.empty(D))
+        self.dropout = Dropout(config.dropout)
+        self._is_linear = False
+        for parameter in self.parameters():
+            nn.init.normal_(parameter, std=_INITIAL_DEVIATION)
+
+    @classmethod
+    def source_kind_of(cls, config: ModelConfig) -> SourceKind:  # noqa: ARG003
+        return STORIES
+
+    @property
+    def source_weight(self) -> Tensor:
+        """The matrix (V, D) that embeds the question."""
+        return self.story_weights[0] if self.query is None else self.query.weight
+
+    @property
+    def story_weights(self) -> list[Tensor]:
+        """The matrices (V, D) that embed the story, in the order of the memory."""
+        last = [self.embedding] if self.config.tying == "adjacent" else []
+        return [each.weight for each in (*self.words, *last)]
+
+    def begin_step(self, step: int) -> None:
+        """Choose between the linear start and the whole model, for the training step of that number."""
+        self._is_linear = step <= self.config.num_linear_steps
+
+    def encode(self, *source: Tensor) -> Memory:
+        """Turn stories (B, N, J), questions (B, J) and the mask of sentences (B, N) into the memory."""
+        story, question, source_mask = source
+        B, N, _ = story.shape
+        D, limit = self.config.d_model, self.config.max_source_length
+        ages = self._ages(source_mask).clamp(max=limit - 1)  # (B, N)
+        embedded = self._embed(
+            story.flatten(0, 1),
+            torch.cat(self.story_weights, dim=1),
+            times=(ages.view(B * N, 1), torch.cat([each.weight for each in self.times], dim=1)),
+        )
+        stories = self.dropout(embedded).view(B, N, -1).split(D, dim=2)
+        return (*stories, self.dropout(self._embed(question, self.source_weight)))
+
+    def decode_states(self, target_ids: Tensor, memory: Memory, source_mask: Tensor) -> Tensor:
+        return self._states(target_ids, self._attend(memory, source_mask)[0])
+
+    def decode_with_attention(
+        self, target_ids: Tensor, memory: Memory, source_mask: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`decode`, and the weights (B, 1, T, N) of each hop; every position has those of the answer."""
+        answers, weights = self._attend(memory, source_mask)
+        T = target_ids.shape[1]
+        logits = self.project(self._states(target_ids, answers))
+        return logits, [hop[:, None, None].expand(-1, 1, T, -1) for hop in weights]
+
+    def alignment(self, weights: Sequence[Tensor]) -> Tensor:
+        """The weights of the last hop."""
+        return weights[-1][:, 0]
+
+    def reported_attention(self, weights: Sequence[Tensor]) -> Tensor:
+        """The weights of every hop (B, T, K, N); without K if it is 1."""
+        hops = torch.stack([hop[:, 0] for hop in weights], dim=2)
+        return hops if len(weights) > 1 else hops[:, :, 0]
+
+    def start(self, memory: Memory, source_mask: Tensor) -> State:  # noqa: ARG002
+        return ()
+
+    def step(
+        self, token_ids: Tensor, state: State, memory: Memory, source_mask: Tensor
+    ) -> tuple[Tensor, State]:
+        return self.decode_states(token_ids[:, None], memory, source_mask)[:, 0], state
+
+    def _states(self, target_ids: Tensor, answers: Tensor) -> Tensor:
+        """The states (B, T, D): the answer's (B, D) after bos, the vector `end` after every other token."""
+        is_first = target_ids == BOS_ID  # (B, T)
+        return torch.where(is_first[:, :, None], answers[:, None], self.end)
+
+    def _attend(self, memory: Memory, source_mask: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The last u' (B, D), and the weights p (B, N) of each hop."""
+        *stories, u = memory
+        all_weights = []
+        for hop in range(self.config.num_hops):
+            m, c = stories[hop : hop + 2] if self.config.tying == "adjacent" else stories
+            o, weights = self._read(u, m, c, source_mask)
+            u = o + (u if self.transition is None else self.transition(u))
+            u = rectify(u, self.config.relu)
+            all_weights.append(weights)
+        return u, all_weights
+
+    def _read(self, u: Tensor, m: Tensor, c: Tensor, source_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """One hop: o (B, D) of the query u (B, D), and the weights p (B, N)."""
+        if self.training and self._is_linear:
+            weights = (m @ u[:, :, None])[:, :, 0].masked_fill(~source_mask, 0.0)  # (B, N)
+            return (weights[:, None] @ c)[:, 0], weights
+        context, weights = scaled_dot_product_attention(u[:, None], m, c, source_mask[:, None], scale=1.0)
+        return context[:, 0], weights[:, 0]
+
+    def _ages(self, source_mask: Tensor) -> Tensor:
+        """The number of later sentences (B, N), in training with those that `time_noise` inserts."""
+        N = source_mask.shape[1]
+        lengths = source_mask.sum(dim=1, keepdim=True)  # (B, 1)
+        ages = (lengths - 1 - torch.arange(N, device=source_mask.device)).clamp(min=0)  # (B, N)
+        share = self.config.time_noise
+        if not self.training or not share:
+            return ages
+        numbers = torch.arange(math.ceil(share * N), device=source_mask.device)
+        is_inserted = numbers < (share * lengths).ceil()  # (B, most empty memories)
+        places = torch.rand(is_inserted.shape, device=source_mask.device) * (lengths + 1)
+        # An empty memory at place p comes after p sentences, counted from the end.
+        places = places.floor().masked_fill(~is_inserted, N + 1)
+        return ages + (places[:, None] <= ages[:, :, None]).sum(dim=2)
+
+    def _embed(self, ids: Tensor, weight: Tensor, times: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """The embeddings (rows, width) of sentences (rows, J) by a matrix (V, width).
+
+        The width is that of one matrix or of several side by side. `times` are the rows (rows, 1) of a
+        matrix (max_source_length, width) whose sum with the embeddings is returned.
+        """
+        is_word = ids != PAD_ID
+        shares = is_word.to(weight.dtype)  # (rows, J)
+        if self.training and self.config.word_dropout:
+            shares = shares * dropout(torch.ones_like(shares), self.config.word_dropout)
+        # One call sums all: l_kj E x_j is (1 - j/J) E x_j plus (1 - 2j/J) times the matrix -(k/D) E at x_j.
+        indices, factors, table = [ids], [shares], [weight]
+        if self.config.has_position_encoding:
+            V, D = len(weight), self.config.d_model
+            places = word_places(is_word).to(weight.dtype)
+            factors = [shares * (1 - places), shares * (1 - 2 * places)]
+            indices.append(ids + V)
+            units = torch.arange(1, D + 1, device=ids.device, dtype=weight.dtype) / D  # k/D
+            table.append(weight * -units.repeat(weight.shape[1] // D))
+        if times is not None:
+            indices.append(times[0] + sum(len(part) for part in table))
+            factors.append(torch.ones_like(shares[:, :1]))
+            table.append(times[1])
+        return functional.embedding_bag(
+            torch.cat(indices, dim=1),
+            torch.cat(table),
+            mode="sum",
+            per_sample_weights=torch.cat(factors, dim=1),
+        )
+
+
+def word_places(is_word: Tensor) -> Tensor:
+    """j/J of each word (…, J): 1-based places, as a share of the sentence's words; anything at pads."""
+    places = torch.arange(1, is_word.shape[-1] + 1, device=is_word.device)
+    return places / is_word.sum(dim=-1, keepdim=True).clamp(min=1)
+
+
+def rectify(u: Tensor, relu: Rectified) -> Tensor:
+    """Apply ReLU to all units of u (B, D), to the second half of them, or to none."""
+    if relu == "none":
+        return u
+    if relu == "all":
+        return u.relu()
+    linear, rectified = u.tensor_split(2, dim=1)
+    return torch.cat([linear, rectified.relu()], dim=1)
