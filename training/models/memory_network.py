@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +99,6 @@ class MemoryNetwork(EncoderDecoder):
         end: The state (D,) of every position after the first.
     """
 
-    metric: ClassVar[Metric] = "accuracy"
     config: MemoryNetworkConfig
     query: nn.Embedding | None
     transition: nn.Linear | None
@@ -122,6 +121,10 @@ class MemoryNetwork(EncoderDecoder):
         self._is_linear = False
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=_INITIAL_DEVIATION)
+
+    @property
+    def metric(self) -> Metric:
+        return "accuracy"
 
     @classmethod
     def source_kind_of(cls, config: ModelConfig) -> SourceKind:  # noqa: ARG003
