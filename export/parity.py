@@ -50,7 +50,8 @@ def worst_difference(
             worst = max(worst, _distance(_log_softmax(logits), expected[:, position]))
             if names.ATTENTION in buffers:
                 assert alignment is not None
-                worst = max(worst, _distance(buffers[names.ATTENTION][:, :S], alignment[:, position]))
+                attention = buffers[names.ATTENTION].reshape(B, -1, S + 3)[:, -1, :S]  # of the last hop
+                worst = max(worst, _distance(attention, alignment[:, position]))
         if graphs.has_decode:
             scores, attention = _decoded(graphs, memory, source_lengths, target_ids, label_ids)
             labels = np.take_along_axis(expected, label_ids[:, :, None], axis=2)[:, :, 0]

@@ -1,7 +1,7 @@
 """The two graphs of a memory network; `training.models.memory_network` defines their computation.
 
 There is no state and no `decode` graph: `step` computes the answer's state after bos, and after every other
-token the vector that precedes eos. All hops run in every step, which answers with the attention of the last.
+token the vector that precedes eos. All hops run in every step, which answers with the attention of each.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class EncodeGraph(Graph):
 
 
 class StepGraph(Graph):
-    """One target position for all running rows: its logits, and the attention of the last hop.
+    """One target position for all running rows: its logits, and the attention of each hop.
 
     The form for CUDA also writes the most probable tokens into the input of the next step.
     """
@@ -125,23 +125,25 @@ class StepGraph(Graph):
             _question_spec(model, linear.dtype),
         )
         logits = TensorSpec(names.LOGITS, "float32", (Axis.BATCH, config.vocab_size), Role.LOGITS)
-        attention = TensorSpec(names.ATTENTION, "float32", (Axis.BATCH, Axis.MEMORY_CAPACITY), Role.ATTENTION)
+        axes = (Axis.BATCH, config.num_hops, Axis.MEMORY_CAPACITY)
+        attention = TensorSpec(names.ATTENTION, "float32", axes, Role.ATTENTION)
         following = TensorSpec(token_ids.name, token_ids.dtype, (Axis.BATCH, 1), Role.TOKEN)
         self.outputs = (logits, attention, *(outs([following]) if self.feeds_itself else []))
 
     def forward(self, token_ids: Tensor, last: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         *stories, question = memory
         mask = torch.arange(stories[0].shape[1]) <= last[:, None]  # (B, C)
-        u, weights = question, question
+        u, hops = question, []
         for hop in range(self.config.num_hops):
             m, c = stories[hop : hop + 2] if self.config.tying == "adjacent" else stories
             o, weights = scaled_dot_product_attention(u[:, None], m, c, mask[:, None], scale=1.0)
             u = o[:, 0] + (u if self.transition is None else self.transition(u))
             u = rectify(u, self.config.relu)
+            hops.append(weights)  # (B, 1, C)
         state = torch.where((token_ids == BOS_ID)[:, None], u, self.end)
         logits = self._project(state)
         following = [operators.most_probable(logits)] if self.feeds_itself else []
-        return (logits, weights[:, 0].to(torch.float32), *following)
+        return (logits, torch.cat(hops, dim=1).to(torch.float32), *following)
 
     def _project(self, state: Tensor) -> Tensor:
         """float32 logits `(B, V)`."""

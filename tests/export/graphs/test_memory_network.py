@@ -96,12 +96,13 @@ def make(kind: str) -> MemoryNetwork:
 
 
 def expected(model: MemoryNetwork, batch: Batch, token_id: int) -> tuple[Array, Array]:
-    """Log-probabilities (B, V) after a token, and the alignment (B, N)."""
+    """Log-probabilities (B, V) after a token, and the attention of each hop (B, hops, N)."""
     target = torch.full((len(batch.story), 1), token_id)
     with torch.inference_mode():
         memory = model.encode(torch.from_numpy(batch.story), torch.from_numpy(batch.question), batch.mask)
         logits, weights = model.decode_with_attention(target, memory, batch.mask)
-        return logits[:, 0].log_softmax(-1).numpy(), model.alignment(weights)[:, 0].numpy()
+        hops = torch.stack([hop[:, 0, 0] for hop in weights], dim=1)
+        return logits[:, 0].log_softmax(-1).numpy(), hops.numpy()
 
 
 def log_softmax(logits: Array) -> Array:
@@ -124,14 +125,14 @@ def compare(exported: Exported, tolerance: float) -> None:
         batch = draw(shape)
         memory = exported.memory(batch)
         for token_id in (BOS_ID, 9):  # the answer, and the token after it
-            log_probabilities, alignment = expected(exported.model, batch, token_id)
+            log_probabilities, hops = expected(exported.model, batch, token_id)
             answers = exported.step(batch, memory, token_id)
             found = log_softmax(answers[names.LOGITS])
             np.testing.assert_allclose(found, log_probabilities, atol=tolerance, rtol=0)
             N = batch.story.shape[1]
             attention = answers[names.ATTENTION]
-            np.testing.assert_allclose(attention[:, :N], alignment, atol=tolerance, rtol=0)
-            assert not attention[:, N:].any()
+            np.testing.assert_allclose(attention[..., :N], hops, atol=tolerance, rtol=0)
+            assert not attention[..., N:].any()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -24,6 +24,7 @@ from seq2seq_serve.server.errors import EngineFailed, Overloaded
 from seq2seq_serve.server.runner.selection import uniform
 from seq2seq_serve.server.service.seq2seq.stopping import StopSequences
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, TransformerConfig
+from seq2seq_serve.training.data.sources import TOKENS
 from seq2seq_serve.training.evaluation import search, selection
 from tests.server.driver import Driver
 from tests.server.engine.test_engine import sources
@@ -298,7 +299,7 @@ class TableModel:
     """Stands in for the oracle's Transformer: the next token's logits are a pure function of the target."""
 
     def __init__(self, seed: int, vocab_size: int, max_length: int) -> None:
-        self.seed, self.length = seed, max_length + 1
+        self.seed, self.length, self.source_kind = seed, max_length + 1, TOKENS
         self.config = TransformerConfig(
             vocab_size=vocab_size,
             d_model=8,
