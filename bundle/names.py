@@ -97,8 +97,7 @@ TARGET_IDS = "target_ids"  # (B, T) int64: the tokens that the decoder reads, st
 FIRST_POSITION = "first_position"  # () int32 on the host: positions already in the cache, in every row
 LABEL_IDS = "label_ids"  # (B, P) int64: the tokens to score at the first P of the T positions; P may be 0
 LOG_PROBABILITIES = "log_probabilities"  # (B, P) float32
-# float32: from decode (B, T, memory capacity); from step (B, memory capacity), or (B, hops, memory capacity)
-ATTENTION = "attention"
+ATTENTION = "attention"  # (B, T, memory capacity) float32
 
 
 # The graphs that select tokens, each over m rows of a step

@@ -22,7 +22,7 @@ from seq2seq_serve.client.many import (
     check_texts,
 )
 from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, documented
-from seq2seq_serve.client.wire import TextOrIds
+from seq2seq_serve.client.wire import Sources
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
 
 Arguments = ParamSpec("Arguments")
@@ -81,7 +81,7 @@ class AsyncClient(Connection):
 
     async def translate_many(
         self,
-        texts: Iterable[TextOrIds] | AsyncIterable[TextOrIds],
+        texts: Iterable[Sources] | AsyncIterable[Sources],
         *,
         model: str = "",
         options: GenerateOptions | None = None,
@@ -154,6 +154,6 @@ class AsyncClient(Connection):
         await self.close()
 
 
-async def _each(texts: Iterable[TextOrIds]) -> AsyncIterator[TextOrIds]:
+async def _each(texts: Iterable[Sources]) -> AsyncIterator[Sources]:
     for text in texts:
         yield text

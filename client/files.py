@@ -1,4 +1,4 @@
-"""Reads texts from a file and writes answers to a file, a line each, and continues an interrupted output."""
+"""Reads texts and writes answers, a line each, continues an interrupted output, and reads whole files."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from seq2seq_serve.client.output import valid_unicode
+from seq2seq_serve.client.wire import MAX_REQUEST_BYTES
 
 STANDARD = Path("-")
 COMPRESSED = ".gz"
@@ -31,15 +32,18 @@ def open_input(path: Path) -> Iterator[Iterator[str]]:
     Raises:
         OSError: The file cannot be read.
     """
-    # Not `sys.stdin`: a thread that waits for a line would hold its lock.
-    is_standard = path == STANDARD
-    source = sys.stdin.fileno() if is_standard else path
-    stream = io.BufferedReader(io.FileIO(source, closefd=not is_standard))
+    stream = _opened(path)
     try:
         yield _lines(stream, path)
     finally:
         if path.is_file():  # closing a pipe would wait for a thread that reads from it
             stream.close()
+
+
+def _opened(path: Path) -> io.BufferedReader:
+    # Not `sys.stdin`: a thread that waits for a line would hold its lock.
+    is_standard = path == STANDARD
+    return io.BufferedReader(io.FileIO(sys.stdin.fileno() if is_standard else path, closefd=not is_standard))
 
 
 def _lines(stream: BinaryIO, path: Path) -> Iterator[str]:
@@ -65,6 +69,20 @@ def count_lines(path: Path) -> int | None:
             chunk = more
             num_lines += chunk.count(b"\n")
     return num_lines + (not chunk.endswith(b"\n"))
+
+
+def read_file(path: Path) -> bytes:
+    """Returns the content of a file, or of standard input.
+
+    Raises:
+        OSError: The file cannot be read, or is too large for a request.
+    """
+    with _opened(path) as stream:
+        content = stream.read(MAX_REQUEST_BYTES + 1)
+    if len(content) > MAX_REQUEST_BYTES:
+        text = f"the file has more than {MAX_REQUEST_BYTES} bytes, the most of a request: make it smaller"
+        raise OSError(None, text, str(path))
+    return content
 
 
 @contextmanager

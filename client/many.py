@@ -11,12 +11,12 @@ import random
 import reprlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.rpcs import Rpc
-from seq2seq_serve.client.wire import TextOrIds
+from seq2seq_serve.client.wire import Sources
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 
 DEFAULT_IN_FLIGHT = 64
@@ -32,12 +32,12 @@ _log = logging.getLogger(__name__)
 
 
 def check_texts(texts: object) -> None:
-    """Refuses a single text, because its letters would be translated one by one.
+    """Refuses a single source, because its letters or names would be translated one by one.
 
     Raises:
-        TypeError: `texts` is a text or bytes.
+        TypeError: `texts` is a text, bytes or a mapping.
     """
-    if isinstance(texts, str | bytes):
+    if isinstance(texts, str | bytes | Mapping):
         raise TypeError(
             f"translate_many takes several texts, such as a list, and this is one: {reprlib.repr(texts)}"
         )
@@ -48,12 +48,12 @@ class Translated:
     """The result of one text of `translate_many`.
 
     Attributes:
-        source: The text, or the token ids, as given.
+        source: The text or other source, as given.
         answer: The whole answer; without hypotheses if the text was blank or failed.
         error: The error, if the text failed.
     """
 
-    source: TextOrIds
+    source: Sources
     answer: GenerateResponse
     error: ClientError | None = None
 
@@ -82,7 +82,7 @@ class Call:
     """
 
     number: int
-    source: TextOrIds
+    source: Sources
     rpc: Rpc[GenerateResponse] | None = None
     ticket: int = 0
     num_failures: int = 0
@@ -106,7 +106,7 @@ class Dispatcher:
         error: Why the work stopped before the last text; the client raises it when `is_over`.
     """
 
-    prepare: Callable[[TextOrIds], Rpc[GenerateResponse]]
+    prepare: Callable[[Sources], Rpc[GenerateResponse]]
     in_flight: int
     give_up_seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -142,7 +142,7 @@ class Dispatcher:
         """Whether no more texts will be yielded."""
         return self.error is not None or (self._is_read and not self._calls)
 
-    def add(self, source: TextOrIds) -> None:
+    def add(self, source: Sources) -> None:
         """Adds the next text. A value of another type ends the texts."""
         if self._read_error is not None:
             return

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.message import Message
 
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.protos.seq2seq_v1_pb2 import Attention
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Attention, GenerateOptions
 
 _LINE_BREAKS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 
@@ -53,14 +54,25 @@ def error_dict(error: ClientError) -> dict[str, Any]:
 
 
 def attention_dict(attention: Attention) -> dict[str, Any]:
-    """Returns an alignment as a dict; its weights have a row for each target token."""
-    width = len(attention.source_tokens)
-    weights = [round(weight, 6) for weight in attention.weights]
-    return {
+    """Returns attention as a dict; its weights, and those of each hop, have a row for each target token."""
+    num_rows = len(attention.target_tokens)
+    content: dict[str, Any] = {
         "source_tokens": list(attention.source_tokens),
         "target_tokens": list(attention.target_tokens),
-        "weights": [weights[row * width : (row + 1) * width] for row in range(len(attention.target_tokens))],
+        "weights": _rows(attention.weights, num_rows),
     }
+    if attention.hops:
+        content["hops"] = [_rows(hop.weights, num_rows) for hop in attention.hops]
+    return content
+
+
+def length_advice(options: GenerateOptions) -> str:
+    """Returns how to get longer targets than these options allow."""
+    if options.HasField("max_new_tokens"):
+        return "raise --max-new-tokens" + (" or --max-length-ratio" if options.max_length_ratio else "")
+    if options.HasField("max_length_ratio") and not options.max_length_ratio:
+        return "this is the model's own limit"
+    return "--max-length-ratio 0 allows targets up to the model's own limit"
 
 
 def one_line(text: str) -> str:
@@ -71,6 +83,12 @@ def one_line(text: str) -> str:
 def valid_unicode(text: str) -> str:
     """Returns `text` with replacement characters in place of surrogates, which stand for invalid UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _rows(weights: Sequence[float], num_rows: int) -> list[list[float]]:
+    width = len(weights) // max(1, num_rows)
+    rounded = [round(weight, 6) for weight in weights]
+    return [rounded[row * width : (row + 1) * width] for row in range(num_rows)]
 
 
 def _value(field: Any, value: Any) -> Any:

@@ -21,6 +21,7 @@ from seq2seq_serve.client.wire import (
     DEFAULT_ADDRESS,
     DEFAULT_TIMEOUT_SECONDS,
     DIRECT_OPTIONS,
+    Sources,
     TextOrIds,
     Tls,
     generate_request,
@@ -124,21 +125,24 @@ def translate(
 
 def generate(
     client: Connection,
-    source: TextOrIds,
+    source: Sources,
     *,
     model: str = "",
     options: GenerateOptions | None = None,
     timeout_seconds: float | None = None,
     request_id: str = "",
 ) -> Rpc[GenerateResponse]:
-    """Returns the whole answer to one source, a text or its token ids."""
+    """Returns the whole answer to one source: a text, token ids, the bytes of a file, or an array.
+
+    A model with several inputs takes a mapping from their names to such values.
+    """
     request = generate_request(source, model, options)
     return client._rpc(client._generation.Generate, request, _whole, timeout_seconds, request_id)
 
 
 def stream(
     client: Connection,
-    source: TextOrIds,
+    source: Sources,
     *,
     model: str = "",
     options: GenerateOptions | None = None,
@@ -152,14 +156,14 @@ def stream(
 
 def score(
     client: Connection,
-    source: TextOrIds,
+    source: Sources,
     target: TextOrIds,
     *,
     model: str = "",
     timeout_seconds: float | None = None,
     request_id: str = "",
 ) -> Rpc[ScoreResponse]:
-    """Returns the log-probabilities of a given target, a text or its token ids."""
+    """Returns the log-probabilities of a given target, a text or its token ids, for a source."""
     request = score_request(source, target, model)
     return client._rpc(client._generation.Score, request, _whole, timeout_seconds, request_id)
 

@@ -23,7 +23,7 @@ from seq2seq_serve.client.many import (
     check_texts,
 )
 from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, documented
-from seq2seq_serve.client.wire import TextOrIds
+from seq2seq_serve.client.wire import Sources
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
 
 Arguments = ParamSpec("Arguments")
@@ -116,7 +116,7 @@ class Client(Connection):
 
     def submit(
         self,
-        source: TextOrIds,
+        source: Sources,
         *,
         model: str = "",
         options: GenerateOptions | None = None,
@@ -131,7 +131,7 @@ class Client(Connection):
 
     def translate_many(
         self,
-        texts: Iterable[TextOrIds],
+        texts: Iterable[Sources],
         *,
         model: str = "",
         options: GenerateOptions | None = None,
@@ -146,7 +146,8 @@ class Client(Connection):
         the server asks for, with fewer calls in flight. If the server restarts, the client waits for it.
 
         Args:
-            texts: May be endless or slow: a thread reads them, at most some hundred texts ahead.
+            texts: Texts, or other sources as `generate` takes them. May be endless or slow: a thread reads
+                them, at most some hundred ahead.
             model: The model's name; empty means the server's first model.
             options: The options of every text.
             in_flight: The maximum number of calls in flight.
@@ -156,7 +157,7 @@ class Client(Connection):
         Raises:
             ClientError: The server did not answer for `give_up_seconds`, refuses all calls (for example for
                 a missing token), or failed several texts in a row. The results so far have been yielded.
-            TypeError: `texts` is a single text, or one of them is neither a text nor token ids.
+            TypeError: `texts` is a single source, or one of them is not of a type that can be sent.
         """
         check_texts(texts)
         prepare = partial(rpcs.generate, self, model=model, options=options, timeout_seconds=timeout_seconds)

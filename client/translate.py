@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from seq2seq_serve.client.attention import save_alignment
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files import STANDARD, count_lines, open_input, open_output, skip_answered
+from seq2seq_serve.client.forms import check_command
 from seq2seq_serve.client.many import STOPPING_CODES, Translated
 from seq2seq_serve.client.output import (
-    attention_dict,
     error_dict,
+    length_advice,
     message_dict,
     one_line,
     to_json,
@@ -111,11 +113,12 @@ def _check_model(client: Client, plan: Translation) -> None:
     """Checks at once, and not after `give_up_seconds`, that the server can translate.
 
     Raises:
-        ClientError: No server answers, or it does not serve the model. If the server has no model at all, it
-            may be loading one: for the lines of an input, that is only a warning.
+        ClientError: No server answers, it does not serve the model, or the model does not translate. If
+            the server has no model at all, it may be loading one: for the lines of an input, that is only a
+            warning.
     """
     try:
-        client.model(plan.model)
+        check_command(client.model(plan.model), "translate")
     except ClientError as error:
         has_answered = error.code == "UNAVAILABLE" and error.request_id
         if plan.texts or plan.stream or not has_answered:
@@ -172,7 +175,7 @@ class _Answers:
         self._warn(
             self._at_limit,
             "the target ended at its length limit: it may repeat itself or lack its end "
-            f"({_length_advice(self._plan.options)})",
+            f"({length_advice(self._plan.options)})",
         )
         self._warn(
             self._truncated,
@@ -251,25 +254,9 @@ class _Answers:
         return f"{kind} {number}" + (f" and {num_more} more: " if num_more else ": ")
 
     def _save_attention(self, answer: GenerateResponse) -> None:
-        path = self._plan.attention_file
-        if path is None or not answer.hypotheses:
-            return
-        attention = attention_dict(answer.hypotheses[0].attention)
-        if path.suffix == ".json":
-            path.write_text(to_json(attention) + "\n", encoding="utf-8")
-            return
-        from seq2seq_serve.drawing.heatmap import save_heatmap  # importing matplotlib takes long
-
-        save_heatmap(attention["weights"], attention["target_tokens"], attention["source_tokens"], path)
+        if self._plan.attention_file is not None and answer.hypotheses:
+            save_alignment(answer.hypotheses[0], self._plan.attention_file)
 
     def _print(self, text: str, end: str = "\n") -> None:
         self._output.write(text + end)
         self._output.flush()
-
-
-def _length_advice(options: GenerateOptions) -> str:
-    if options.HasField("max_new_tokens"):
-        return "raise --max-new-tokens" + (" or --max-length-ratio" if options.max_length_ratio else "")
-    if options.HasField("max_length_ratio") and not options.max_length_ratio:
-        return "this is the model's own limit"
-    return "--max-length-ratio 0 allows targets up to the model's own limit"

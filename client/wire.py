@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import grpc
 
@@ -17,6 +18,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     ScoreRequest,
     Source,
     Target,
+    Tensor,
     TokenIds,
 )
 
@@ -64,18 +66,30 @@ DIRECT_OPTIONS = (  # for calls about the server, which it answers even while it
 )
 CHANNEL_OPTIONS = (("grpc.service_config", json.dumps(_SERVICE_CONFIG)), *DIRECT_OPTIONS)
 
+_DATATYPES = {("B", 1): "UINT8", ("l", 8): "INT64", ("q", 8): "INT64", ("f", 4): "FP32"}
+
+
+class HasArray(Protocol):
+    """An array of a library such as NumPy or PyTorch."""
+
+    def __array__(self) -> Any: ...
+
+
 TextOrIds = str | Sequence[int]
+# A text, token ids, the bytes of a file, or an array; by name where a model has several inputs
+Value = TextOrIds | bytes | bytearray | memoryview | HasArray
+Sources = Value | Mapping[str, Value]
 
 
-def generate_request(source: TextOrIds, model: str, options: GenerateOptions | None) -> GenerateRequest:
-    """Returns the request to generate from one source, a text or its token ids.
+def generate_request(source: Sources, model: str, options: GenerateOptions | None) -> GenerateRequest:
+    """Returns the request to generate from one source, or from several by their names.
 
     Raises:
-        TypeError: The source is neither a text nor a sequence of token ids.
-        ValueError: The text is not valid Unicode, a token id is not a 64-bit integer, or the request
-            is larger than the server accepts.
+        TypeError: The source, or one of them, is not of a type that can be sent.
+        ValueError: The text is not valid Unicode, a token id is not a 64-bit integer, an array has numbers of
+            another type than uint8, int64 and float32, or the request is larger than the server accepts.
     """
-    request = GenerateRequest(model=model, sources=[_source(source)], options=options)
+    request = GenerateRequest(model=model, sources=_sources(source), options=options)
     if (num_bytes := request.ByteSize()) > MAX_REQUEST_BYTES:
         raise ValueError(
             f"the request has {num_bytes} bytes, and the server accepts at most {MAX_REQUEST_BYTES}"
@@ -83,31 +97,67 @@ def generate_request(source: TextOrIds, model: str, options: GenerateOptions | N
     return request
 
 
-def score_request(source: TextOrIds, target: TextOrIds, model: str) -> ScoreRequest:
-    """Returns the request to score one target for one source, each a text or token ids.
+def score_request(source: Sources, target: TextOrIds, model: str) -> ScoreRequest:
+    """Returns the request to score one target, a text or token ids, for the source of `generate_request`.
 
     Raises:
         TypeError: As `generate_request`.
         ValueError: As `generate_request`.
     """
-    value = Target(text=target) if isinstance(target, str) else Target(token_ids=_token_ids(target, "target"))
-    return ScoreRequest(model=model, sources=[_source(source)], target=value)
+    if isinstance(target, str):
+        value = Target(text=target)
+    else:
+        value = Target(token_ids=_token_ids(target, "a target must be a text or a list of token ids"))
+    return ScoreRequest(model=model, sources=_sources(source), target=value)
 
 
-def _source(source: TextOrIds) -> Source:
-    if isinstance(source, str):
-        return Source(text=source)
-    return Source(token_ids=_token_ids(source, "source"))
+def _sources(given: Sources) -> list[Source]:
+    if isinstance(given, Mapping):
+        return [_source(value, name) for name, value in given.items()]
+    return [_source(given)]
 
 
-def _token_ids(given: Sequence[int], what: str) -> TokenIds:
+def _source(value: Value, name: str = "") -> Source:
+    if isinstance(value, str):
+        return Source(name=name, text=value)
+    view = _view(value)
+    if view is not None and view.ndim == 1 and view.format == "B":
+        return Source(name=name, file=view.tobytes())
+    if view is not None and view.ndim > 1:
+        return Source(name=name, tensor=_tensor(view, name))
+    what = f"the source {name}" if name else "a source"
+    token_ids = _token_ids(
+        value, f"{what} must be a text, a list of token ids, the bytes of a file, or an array"
+    )
+    return Source(name=name, token_ids=token_ids)
+
+
+def _view(value: Any) -> memoryview | None:
+    """Returns the elements of an array or of bytes, whatever library it is from; None for other values."""
+    array = value.__array__() if hasattr(value, "__array__") else value
+    try:
+        return memoryview(array)
+    except TypeError:
+        return None
+
+
+def _tensor(view: memoryview, name: str) -> Tensor:
+    datatype = _DATATYPES.get((view.format, view.itemsize))
+    if datatype is None:
+        raise ValueError(
+            f"the array{name and f' {name}'} must be of uint8, int64 or float32, and has elements of the "
+            f"format {view.format!r}: convert it, for example with astype('float32')"
+        )
+    return Tensor(datatype=datatype, shape=view.shape, data=view.tobytes())
+
+
+def _token_ids(given: Any, expected: str) -> TokenIds:
     try:
         if given is None or isinstance(given, bytes):  # protobuf takes None for no ids, and bytes for numbers
             raise TypeError
         return TokenIds(values=given)
     except TypeError:
-        text = f"a {what} must be a text or a list of token ids, and this is {reprlib.repr(given)}"
-        raise TypeError(text) from None
+        raise TypeError(f"{expected}, and this is {reprlib.repr(given)}") from None
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,10 @@ def save(models: Mapping[Verb, ir.Model], folder: Path) -> dict[Verb, Path]:
                 tensor = value.const_value
                 assert tensor is not None
                 raw = tensor.tobytes()
-                if len(raw) < 1024:
-                    continue  # small constants stay readable in the graph
+                if len(raw) < 1024 or any(use.node.op_type == "Conv" for use in value.uses()):
+                    # Small constants stay readable in the graph. ONNX Runtime reads the weights of a
+                    # convolution to merge it with its neighbours, and cannot read those given from memory.
+                    continue
                 key = str(tensor.dtype).encode() + raw
                 if key not in offsets:
                     stream.write(b"\0" * (-stream.tell() % _ALIGNMENT_BYTES))

@@ -50,8 +50,7 @@ def worst_difference(
             worst = max(worst, _distance(_log_softmax(logits), expected[:, position]))
             if names.ATTENTION in buffers:
                 assert alignment is not None
-                attention = buffers[names.ATTENTION].reshape(B, -1, S + 3)[:, -1, :S]  # of the last hop
-                worst = max(worst, _distance(attention, alignment[:, position]))
+                worst = max(worst, _distance(buffers[names.ATTENTION][..., :S], alignment[:, position]))
         if graphs.has_decode:
             scores, attention = _decoded(graphs, memory, source_lengths, target_ids, label_ids)
             labels = np.take_along_axis(expected, label_ids[:, :, None], axis=2)[:, :, 0]
@@ -120,12 +119,12 @@ def _stepped(
 
 
 def _expected(model: EncoderDecoder, rows: Sequence[Inputs], target_ids: Array) -> tuple[Array, Array | None]:
-    """The trained model's log-probabilities `(B, T, V)`, and its alignment `(B, T, S)` if it has one."""
+    """The trained model's log-probabilities `(B, T, V)`, and its attention `(B, T, …, S)` if it has any."""
     source = model.source_kind.tensors(rows)
     with torch.inference_mode():
         memory = model.encode(*source)
         logits, weights = model.decode_with_attention(torch.from_numpy(target_ids), memory, source[-1])
-        alignment = model.alignment(weights)
+        alignment = model.reported_attention(weights)
         return logits.log_softmax(-1).numpy(), None if alignment is None else alignment.numpy()
 
 

@@ -116,7 +116,7 @@ class Graphs:
         """Logits `(B, V)` of the next position.
 
         The step changes `buffers`: the cache grows by one position, in place; the next state replaces the
-        state; and the attention `(B, …, memory capacity)` is stored, if the graph computes it.
+        state; and the attention `(B, memory capacity)` is stored, if the graph computes it.
         """
         columns = {
             names.TOKEN_IDS: token_ids,

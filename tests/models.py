@@ -78,6 +78,14 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
     return made_once
 
 
+@pytest.fixture(scope="session")
+def toy_paths(made_once: Callable[[str, Callable[[Path], None]], Path]) -> dict[str, Path]:
+    """The bundle of each kind of `tests.server.toys`, in a folder of the kind's name."""
+    from tests.server.toys import KINDS, write_toy  # here, because only some tests need the exporter
+
+    return {name: made_once(name, functools.partial(write_toy, kind)) for name, kind in KINDS.items()}
+
+
 def _random(config_class: type[ModelConfig], settings: dict[str, Any]) -> TrainedModel:
     """A model in which every weight, biases and norms included, is random, so that each of them matters."""
     tokenizer = train_tokenizer([text for pair in _DEV for text in pair], vocab_size=300)

@@ -67,7 +67,7 @@ def read_questions(data: Path, part: str, split: str, tasks: Sequence[int]) -> l
         ValueError: A line is not one of a story.
         OSError: A file is missing or cannot be read.
     """
-    questions = []
+    questions: list[Question] = []
     for task in tasks:
         file = _file(data / part, task, split)
         if file is None and part != "en":

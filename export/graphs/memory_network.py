@@ -125,7 +125,8 @@ class StepGraph(Graph):
             _question_spec(model, linear.dtype),
         )
         logits = TensorSpec(names.LOGITS, "float32", (Axis.BATCH, config.vocab_size), Role.LOGITS)
-        axes = (Axis.BATCH, config.num_hops, Axis.MEMORY_CAPACITY)
+        hops = (config.num_hops,) if config.num_hops > 1 else ()
+        axes = (Axis.BATCH, *hops, Axis.MEMORY_CAPACITY)
         attention = TensorSpec(names.ATTENTION, "float32", axes, Role.ATTENTION)
         following = TensorSpec(token_ids.name, token_ids.dtype, (Axis.BATCH, 1), Role.TOKEN)
         self.outputs = (logits, attention, *(outs([following]) if self.feeds_itself else []))
@@ -133,17 +134,17 @@ class StepGraph(Graph):
     def forward(self, token_ids: Tensor, last: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         *stories, question = memory
         mask = torch.arange(stories[0].shape[1]) <= last[:, None]  # (B, C)
-        u, hops = question, []
+        u, hops = question, list[Tensor]()
         for hop in range(self.config.num_hops):
             m, c = stories[hop : hop + 2] if self.config.tying == "adjacent" else stories
             o, weights = scaled_dot_product_attention(u[:, None], m, c, mask[:, None], scale=1.0)
+            hops.append(weights.to(torch.float32))  # (B, 1, C)
             u = o[:, 0] + (u if self.transition is None else self.transition(u))
             u = rectify(u, self.config.relu)
-            hops.append(weights)  # (B, 1, C)
         state = torch.where((token_ids == BOS_ID)[:, None], u, self.end)
         logits = self._project(state)
         following = [operators.most_probable(logits)] if self.feeds_itself else []
-        return (logits, torch.cat(hops, dim=1).to(torch.float32), *following)
+        return (logits, torch.cat(hops, dim=1) if len(hops) > 1 else hops[0][:, 0], *following)
 
     def _project(self, state: Tensor) -> Tensor:
         """float32 logits `(B, V)`."""

@@ -45,7 +45,7 @@ def test_both_clients_take_the_same_arguments(method):
 
 def test_methods_show_the_arguments_docstring_and_answer_of_their_rpc():
     shown = [str(inspect.signature(kind.stream)) for kind in (Client, AsyncClient)]
-    assert shown[0].startswith("(client: 'Connection', source: 'TextOrIds', *, model: 'str' = ''")
+    assert shown[0].startswith("(client: 'Connection', source: 'Sources', *, model: 'str' = ''")
     assert shown[0].endswith("-> 'Iterator[GenerateStreamResponse]'")
     assert shown[1].endswith("-> 'AsyncIterator[GenerateStreamResponse]'")
     assert Client.health.__doc__ == AsyncClient.health.__doc__ == rpcs.health.__doc__

@@ -9,7 +9,8 @@ import sys
 import pytest
 import trustme
 
-from seq2seq_serve.client.__main__ import _parser, _translation, main
+from seq2seq_serve.client.__main__ import main
+from seq2seq_serve.client.flags import make_parser, translation
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from seq2seq_serve.server.config import TlsFiles
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
@@ -160,8 +161,8 @@ def test_a_server_that_answers_again_is_reported(run, server, monkeypatch):
 
 def test_a_text_waits_for_a_server_less_long_than_lines():
     commands = ["translate a", "translate", "translate a --give-up-seconds 7"]
-    options = [_parser().parse_args(command.split()) for command in commands]
-    assert [_translation(each).give_up_seconds for each in options] == [10, 300, 7]
+    options = [make_parser().parse_args(command.split()) for command in commands]
+    assert [translation(each).give_up_seconds for each in options] == [10, 300, 7]
 
 
 def test_an_argument_that_is_not_utf8_is_refused(run):
@@ -301,7 +302,7 @@ def test_attention_that_cannot_be_written_fails_after_the_translation(run, tmp_p
         (["translate", "a", "--attention", "a.txt"], "the name must end in .png or .json"),
         (["translate", "a", "b", "--attention", "a.png"], "--attention needs exactly one TEXT: 2 were given"),
         (["translate", "--attention", "a.png"], "--attention needs exactly one TEXT: 0 were given"),
-        (["translate", "a", "--attention", "none/a.png"], "--attention none/a.png: there is no folder none"),
+        (["translate", "a", "--attention", "none/a.png"], "--attention: none/a.png: there is no folder none"),
         (
             ["translate", "a", "--attention", "a.png", "--long-source", "split"],
             "--attention cannot show a text that --long-source splits",
@@ -355,7 +356,7 @@ def test_wrong_usage_exits_2(arguments, message, capsys):
 
 def test_every_option_of_the_api_has_a_flag_spelled_like_its_field(capsys):
     with pytest.raises(SystemExit):
-        _parser().parse_args(["translate", "--help"])
+        make_parser().parse_args(["translate", "--help"])
     text = capsys.readouterr().out
     for field in GenerateOptions.DESCRIPTOR.fields:
         assert f"--{field.name.replace('_', '-')} " in text

@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 
 from seq2seq_serve.client import Client, ClientError, GenerateOptions
@@ -114,10 +115,21 @@ def test_an_infinite_timeout_is_none():
             client.generate("abc", timeout_seconds=math.nan)
 
 
-@pytest.mark.parametrize("given", [None, b"abc", 5, ["a"], [1.5]])
-def test_what_is_neither_text_nor_token_ids_is_a_type_error(given):
+@pytest.mark.parametrize("given", [None, 5, ["a"], [1.5], np.int64(5), np.ones(2), object()])
+def test_a_value_that_cannot_be_sent_is_a_type_error(given):
     with Client("127.0.0.1:1") as client:
-        with pytest.raises(TypeError, match="a source must be a text or a list of token ids, and this is "):
+        expected = "must be a text, a list of token ids, the bytes of a file, or an array, and this is "
+        with pytest.raises(TypeError, match=f"a source {expected}"):
             client.generate(given)
+        with pytest.raises(TypeError, match=f"the source story {expected}"):
+            client.generate({"question": "a", "story": given})
         with pytest.raises(TypeError, match="a target must be a text or a list of token ids, and this is "):
             client.score("abc", given)
+
+
+def test_a_target_of_bytes_is_a_type_error():
+    with (
+        Client("127.0.0.1:1") as client,
+        pytest.raises(TypeError, match="a target must be a text or a list of token ids, and this is b'abc'"),
+    ):
+        client.score("abc", b"abc")

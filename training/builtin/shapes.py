@@ -211,14 +211,15 @@ def _mentioned(scene: Scene, text: str) -> list[int] | None:
     there_is, first, verb, relation, second, link, next_relation, third = match.groups()
     if there_is and verb:
         return None
+    mentions = [mention for mention in (first, second, third) if mention]
     order = []
-    for mention in filter(None, (first, second, third)):
+    for mention in mentions:
         *size, colour, shape = mention.split()[1:]
         for number, figure in enumerate(scene.figures):
             sizes = [_SIZE_OF_WORD[word] for word in size] or [figure.size]
             if (sizes, colour, shape) == ([figure.size], figure.colour, figure.shape):
                 order.append(number)
-    if sorted(order) != list(range(len(scene.figures))):
+    if len(mentions) != len(scene.figures) or sorted(order) != list(range(len(scene.figures))):
         return None
     figures = [scene.figures[number] for number in order]
     if second and _RELATION_OF_PHRASE[relation] not in relations(figures[0], figures[1]):

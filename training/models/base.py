@@ -134,6 +134,13 @@ class EncoderDecoder(nn.Module, ABC):
     def alignment(self, weights: Sequence[Tensor]) -> Tensor | None:
         """The weights of `decode_with_attention` as one matrix (B, T, S); None without attention."""
 
+    def reported_attention(self, weights: Sequence[Tensor]) -> Tensor | None:
+        """The weights of `decode_with_attention` as a server answers with them; `alignment` by default.
+
+        A model with several hops over its memory returns those of each, (B, T, hops, S).
+        """
+        return self.alignment(weights)
+
     @abstractmethod
     def start(self, memory: Memory, source_mask: Tensor) -> State:
         """The state before the first target position, B rows in each tensor."""

@@ -53,8 +53,8 @@ _TINY = 1e-20  # the logarithm and its gradient are finite where a weight is 0
 class CaptionerConfig(ModelConfig):
     """The sizes of a captioner, and the losses of its attention.
 
-    `dropout` applies to the words' embeddings, to the annotations and to o_t. No source has tokens, so `tied`
-    is about the target's embeddings and the output projection only.
+    `dropout` applies to the words' embeddings, to h_t before the output, and to o_t. No source has tokens, so
+    `tied` is about the target's embeddings and the output projection only.
 
     Attributes:
         d_annotation: A, the width of the annotations and of the attention's hidden layer.
@@ -89,8 +89,9 @@ class CaptionerConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("d_annotation", "d_hidden", "num_channels"):
+        for name in ("d_annotation", "d_hidden"):
             self._require_int(name, at_least=1)
+        self._require_int("num_channels", at_least=2)
         self._require_int("size", at_least=2 * STRIDE)
         self._require(self.size % STRIDE == 0, "size", f"a multiple of {STRIDE}")
         self._require(self.source in get_args(SourceName), "source", '"picture", "clip" or "features"')
@@ -178,7 +179,7 @@ class Captioner(EncoderDecoder):
     def encode(self, *source: Tensor) -> Memory:
         pixels, mask = source
         features = self.features(pixels, mask) if self.config.source == "clip" else self.features(pixels)
-        annotations = self.dropout(self.annotations(features))  # (B, M, A)
+        annotations = self.annotations(features)  # (B, M, A)
         if self.attention is None:
             return (mean_annotation(annotations, mask),)
         return annotations, self.attention.key(annotations)
@@ -310,7 +311,8 @@ class Captioner(EncoderDecoder):
             h, c = self.cell(gates + self.context(context), (h, c))
             tops.append(h)
             contexts.append(context)
-        read = torch.cat([torch.stack(tops, dim=1), torch.stack(contexts, dim=1)], dim=-1)  # (B, T, E + A)
+        top = self.dropout(torch.stack(tops, dim=1))
+        read = torch.cat([top, torch.stack(contexts, dim=1)], dim=-1)  # (B, T, E + A)
         return self.dropout((words + self.readout(read)).tanh()), (h, c), all_weights, log_chosen
 
     def _initialise(self) -> None:

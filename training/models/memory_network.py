@@ -172,6 +172,11 @@ class MemoryNetwork(EncoderDecoder):
         """The weights of the last hop."""
         return weights[-1][:, 0]
 
+    def reported_attention(self, weights: Sequence[Tensor]) -> Tensor:
+        """The weights of every hop (B, T, K, N); without K if it is 1."""
+        hops = torch.stack([hop[:, 0] for hop in weights], dim=2)
+        return hops if len(weights) > 1 else hops[:, :, 0]
+
     def start(self, memory: Memory, source_mask: Tensor) -> State:  # noqa: ARG002
         return ()
 

@@ -20,37 +20,70 @@ STRIDE = 4
 
 _FREQUENCIES = 16  # per coordinate; each has a sine and a cosine
 _LONGEST_PERIOD = 400.0
+_TINY = 1e-6  # the square root has a gradient at 0
+_FAINT = 0.5  # answers of about this size are noise: at most 6 of 255 levels in the built-in pictures
 
 
 class PictureFeatures(nn.Module):
     """A convolutional network over pictures: (B, X, X, 3) uint8 to (B, (X / 4)^2, A), row after row.
 
-    A place sees 32 x 32 pixels around its own 4 x 4.
+    Two paths meet only at the end. The colours of a place are those of its own 4 x 4 pixels. Its forms come
+    from 40 x 40 pixels around it, through `Contours`, which do not know colours. In one path, the network
+    learns forms of each colour by themselves: of pictures with a colour and a shape that training never had
+    together, a captioner named no shape right.
     """
 
     def __init__(self, d_annotation: int, num_channels: int) -> None:
         super().__init__()
         C = num_channels
-        self.first = nn.Conv2d(3, C, 4, stride=2, padding=1)
-        self.second = nn.Conv2d(C, 2 * C, 3, stride=2, padding=1)
+        self.colours = nn.Sequential(
+            nn.Conv2d(3, C, 2, stride=2), nn.ReLU(), nn.Conv2d(C, C, 1), nn.ReLU(), nn.MaxPool2d(2)
+        )
+        self.contours = Contours(C // 2)
+        self.second = nn.Conv2d(C // 2, 2 * C, 3, stride=2, padding=1)
         self.blocks = nn.ModuleList(nn.Conv2d(2 * C, 2 * C, 3, padding=1) for _ in range(3))
-        self.project = nn.Linear(2 * C, d_annotation)
+        self.project = nn.Linear(3 * C, d_annotation)
 
     def forward(self, picture: Tensor) -> Tensor:
-        x = scaled(picture).permute(0, 3, 1, 2)  # (B, 3, X, X), channels last in memory
-        x = self.second(self.first(x).relu()).relu()  # (B, 2 C, X / 4, X / 4)
+        pixels = scaled(picture).permute(0, 3, 1, 2)  # (B, 3, X, X), channels last in memory
+        x = self.second(self.contours(pixels)).relu()  # (B, 2 C, X / 4, X / 4)
         for block in self.blocks:
             x = x + block(x).relu()
+        x = torch.cat([self.colours(pixels), x], dim=1)  # (B, 3 C, X / 4, X / 4)
         features: Tensor = self.project(x.flatten(2).transpose(1, 2))
         return features
+
+
+class Contours(nn.Module):
+    """How pixels differ from their neighbours, whatever their colours: (B, 3, X, X) to (B, C, X / 2, X / 2).
+
+    Each filter looks for a pattern of contrast in red, green and blue alike. Its answer is the length of the
+    three, divided by the mean answer of all filters around the place, so that faint contours count as much
+    as strong ones (Jarrett et al. 2009, "What is the best multi-stage architecture", section 2.1).
+    """
+
+    def __init__(self, num_channels: int) -> None:
+        super().__init__()
+        self.filters = nn.Conv2d(1, num_channels, 4, stride=2, padding=1, bias=False)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        B, _, X, _ = pixels.shape
+        weight = self.filters.weight
+        weight = weight - weight.mean(dim=(2, 3), keepdim=True)  # blind to even surfaces
+        answers = nn.functional.conv2d(pixels.reshape(B * 3, 1, X, X), weight, stride=2, padding=1)
+        squares = answers.view(B, 3, -1, X // 2, X // 2).square()
+        energy = squares.sum(dim=1).add(_TINY).sqrt()  # (B, C, X / 2, X / 2)
+        around = nn.functional.avg_pool2d(energy.mean(dim=1, keepdim=True), 5, stride=1, padding=2)
+        return energy / (around + _FAINT)
 
 
 class ClipFeatures(nn.Module):
     """A convolutional network over the frames of clips: (B, F, X, X, 3) uint8 to (B, F, A).
 
-    The last map of a frame is flattened and projected as a whole, so that its annotation says where things
-    are. With `is_local` the network is three-dimensional: a frame also sees two frames before and after
-    itself (the spatio-temporal features of Yao et al. 2015, section 3.1). Frames outside the clip are zeros.
+    Colours and forms have paths of their own, as in `PictureFeatures`. The last maps of a frame are flattened
+    and projected as a whole, so that its annotation says where things are. With `is_local` the network is
+    three-dimensional: a frame also sees two frames before and after itself (the spatio-temporal features of
+    Yao et al. 2015, section 3.1). Frames outside the clip are zeros.
     """
 
     def __init__(self, size: int, d_annotation: int, num_channels: int, is_local: bool) -> None:
@@ -61,17 +94,26 @@ class ClipFeatures(nn.Module):
         def strided(d_input: int, d_output: int) -> nn.Conv3d:
             return nn.Conv3d(d_input, d_output, (window, 3, 3), (1, 2, 2), (window // 2, 1, 1))
 
-        self.first = nn.Conv3d(3, C, (1, 4, 4), (1, 2, 2), (0, 1, 1))
-        self.second, self.third = strided(C, 2 * C), strided(2 * C, 2 * C)
-        self.project = nn.Linear(math.ceil(size / 8) ** 2 * 2 * C, d_annotation)
+        self.colours = nn.Sequential(
+            nn.Conv3d(3, C, (1, 2, 2), (1, 2, 2)), nn.ReLU(), nn.MaxPool3d((1, 2, 2))
+        )
+        self.changes = nn.Conv3d(C, C, (2 * window - 1, 1, 1), padding=(window - 1, 0, 0))
+        self.contours = Contours(C // 2)
+        self.second, self.third = strided(C // 2, 2 * C), strided(2 * C, 2 * C)
+        side = size // STRIDE
+        self.project = nn.Linear(side**2 * C + math.ceil(side / 2) ** 2 * 2 * C, d_annotation)
 
     def forward(self, clip: Tensor, mask: Tensor) -> Tensor:
         is_frame = mask[:, None, :, None, None]  # (B, 1, F, 1, 1)
-        x = scaled(clip).permute(0, 4, 1, 2, 3)  # (B, 3, F, X, X)
-        x = self.first(x).relu() * is_frame
-        x = self.second(x).relu() * is_frame
-        x = self.third(x).relu()  # (B, 2 C, F, X / 8, X / 8)
-        features: Tensor = self.project(x.transpose(1, 2).flatten(2))
+        x = scaled(clip)
+        contours = self.contours(x.flatten(0, 1).permute(0, 3, 1, 2))  # (B F, C / 2, X / 2, X / 2)
+        forms = contours.unflatten(0, clip.shape[:2]).transpose(1, 2)  # (B, C / 2, F, X / 2, X / 2)
+        forms = self.second(forms * is_frame).relu() * is_frame
+        forms = self.third(forms).relu()  # (B, 2 C, F, X / 8, X / 8)
+        colours = self.colours(x.permute(0, 4, 1, 2, 3)) * is_frame  # (B, C, F, X / 4, X / 4)
+        colours = self.changes(colours).relu()
+        maps = [each.transpose(1, 2).flatten(2) for each in (colours, forms)]
+        features: Tensor = self.project(torch.cat(maps, dim=2))
         return features
 
 

@@ -96,13 +96,12 @@ def make(kind: str) -> MemoryNetwork:
 
 
 def expected(model: MemoryNetwork, batch: Batch, token_id: int) -> tuple[Array, Array]:
-    """Log-probabilities (B, V) after a token, and the attention of each hop (B, hops, N)."""
+    """Log-probabilities (B, V) after a token, and the attention (B, K, N), or (B, N) of one hop."""
     target = torch.full((len(batch.story), 1), token_id)
     with torch.inference_mode():
         memory = model.encode(torch.from_numpy(batch.story), torch.from_numpy(batch.question), batch.mask)
         logits, weights = model.decode_with_attention(target, memory, batch.mask)
-        hops = torch.stack([hop[:, 0, 0] for hop in weights], dim=1)
-        return logits[:, 0].log_softmax(-1).numpy(), hops.numpy()
+        return logits[:, 0].log_softmax(-1).numpy(), model.reported_attention(weights)[:, 0].numpy()
 
 
 def log_softmax(logits: Array) -> Array:
@@ -125,13 +124,13 @@ def compare(exported: Exported, tolerance: float) -> None:
         batch = draw(shape)
         memory = exported.memory(batch)
         for token_id in (BOS_ID, 9):  # the answer, and the token after it
-            log_probabilities, hops = expected(exported.model, batch, token_id)
+            log_probabilities, weights = expected(exported.model, batch, token_id)
             answers = exported.step(batch, memory, token_id)
             found = log_softmax(answers[names.LOGITS])
             np.testing.assert_allclose(found, log_probabilities, atol=tolerance, rtol=0)
             N = batch.story.shape[1]
             attention = answers[names.ATTENTION]
-            np.testing.assert_allclose(attention[..., :N], hops, atol=tolerance, rtol=0)
+            np.testing.assert_allclose(attention[..., :N], weights, atol=tolerance, rtol=0)
             assert not attention[..., N:].any()
 
 

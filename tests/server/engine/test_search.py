@@ -298,6 +298,8 @@ def test_the_length_penalty_is_that_of_wu_et_al():
 class TableModel:
     """Stands in for the oracle's Transformer: the next token's logits are a pure function of the target."""
 
+    source_kind = TOKENS
+
     def __init__(self, seed: int, vocab_size: int, max_length: int) -> None:
         self.seed, self.length, self.source_kind = seed, max_length + 1, TOKENS
         self.config = TransformerConfig(

@@ -8,7 +8,12 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -311,14 +316,19 @@ async def serving_bundles(*paths: Path, **changes: Any) -> AsyncIterator[Served]
         await app.stop()
 
 
+def serving_on_a_thread(runner: EchoRunner | None = None, **changes: Any) -> AbstractContextManager[Served]:
+    """`serving` for tests of code that blocks."""
+    return on_a_thread(serving(runner, **changes))
+
+
 @contextmanager
-def serving_on_a_thread(runner: EchoRunner | None = None, **changes: Any) -> Iterator[Served]:
-    """The same for tests of code that blocks: the server's loop runs on a thread of its own."""
+def on_a_thread(server: AbstractAsyncContextManager[Served]) -> Iterator[Served]:
+    """Runs a server's loop on a thread of its own."""
     box: queue.Queue[tuple[Served, asyncio.Event] | BaseException] = queue.Queue()
 
     async def run() -> None:
         try:
-            async with serving(runner, **changes) as served:
+            async with server as served:
                 done = asyncio.Event()
                 box.put((served, done))
                 await done.wait()

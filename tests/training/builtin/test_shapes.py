@@ -131,11 +131,17 @@ def test_every_figure_is_mentioned_once_and_nothing_else(scenes):
     for wrong in ("", "a", mention[2:], f"{mention} .", f" {mention}", mention.upper(), f"{mention} is"):
         assert not shapes.is_right(single, wrong)
     assert not shapes.is_right(single, f"{mention} above {mention}")
+    other = "a white star" if "white" not in mention else "a black star"
+    assert not shapes.is_right(single, f"{mention} above {other}")  # which is not there
     double = next(scene for scene in scenes["train"] if len(scene.figures) == 2)
     first, second = (f"a {figure.colour} {figure.shape}" for figure in double.figures)
     assert not shapes.is_right(double, first)
     assert not shapes.is_right(double, f"{first} above {first}")
     phrase = next(phrase for phrase in PHRASES if _holds(double.figures[0], phrase, double.figures[1]))
+    other = next(f"a {colour} star" for colour in COLOURS if f" {colour} " not in f"{first} {second}")
+    for link in ("and", "that is"):  # a third figure that is not there
+        assert not shapes.is_right(double, f"{first} is {phrase} {second} {link} below {other}")
+        assert not shapes.is_right(double, f"{first} is {phrase} {other} {link} below {second}")
     assert shapes.is_right(double, f"{first} is {phrase} {second}")
     assert not shapes.is_right(double, f"there is {first} is {phrase} {second}")
 

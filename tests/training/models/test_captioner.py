@@ -11,6 +11,7 @@ from seq2seq_serve.training.config import PAD_ID
 from seq2seq_serve.training.data.sources import Clips, Features, Pictures
 from seq2seq_serve.training.models.base import select_rows
 from seq2seq_serve.training.models.captioner import Captioner, CaptionerConfig
+from seq2seq_serve.training.models.vision import PictureFeatures
 
 V, B, T, WIDTH = 40, 3, 6, 5
 PICTURE = CaptionerConfig(V, 12, d_annotation=8, d_hidden=10, size=12, num_channels=4, dropout=0.0)
@@ -162,7 +163,21 @@ def test_a_place_is_a_patch_of_the_picture_row_after_row() -> None:
     changed[0, 4:8, 48:52] = 255  # row 1, column 12
     difference = (model.features(picture) - model.features(changed)).abs().sum(dim=2)
     rows, columns = difference.view(14, 14).nonzero().unbind(1)
-    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (0, 5, 8, 13)
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (0, 6, 7, 13)
+
+
+def test_contours_are_the_same_in_all_colours_and_colours_are_those_of_the_place() -> None:
+    features = make(dataclasses.replace(PICTURE, size=24)).features
+    assert isinstance(features, PictureFeatures)
+    pixels = torch.rand(2, 3, 24, 24)
+    contours, colours = features.contours(pixels), features.colours(pixels)
+    torch.testing.assert_close(features.contours(pixels.flip(1)), contours)  # blue, green, red
+    bright = features.contours(0.3 - pixels)[:, :, 1:-1, 1:-1]  # the border is a contour, too
+    torch.testing.assert_close(bright[:, :, 3:-3, 3:-3], contours[:, :, 4:-4, 4:-4])
+    assert (features.colours(pixels.flip(1)) - colours).abs().max() > 0.01
+    pixels[0, :, 4:8, 8:12] = 0  # row 1, column 2
+    changed = (features.colours(pixels) - colours).abs().sum(dim=1) > 0
+    assert changed.nonzero().tolist() == [[0, 1, 2]]
 
 
 def hard(**settings: Any) -> Captioner:

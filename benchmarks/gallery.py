@@ -1,0 +1,248 @@
+"""Draws where a small model of every family looked: `python -m benchmarks.gallery`, as in `make gallery`.
+
+Trains each on built-in data, exports it, serves all from one server, asks each through the gRPC client, and
+writes `gallery.md` with pictures of where the models looked. A stopped training goes on where it stopped, and
+finished steps are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks.hardware import describe_hardware
+from benchmarks.serving import serving
+from seq2seq_serve.bundle.names import MANIFEST_FILE, QUESTION, STORY
+from seq2seq_serve.client import Client, ClientError, GenerateOptions
+from seq2seq_serve.client.attention import save_alignment, save_hops, save_looks
+from seq2seq_serve.client.wire import Sources
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Hypothesis
+from seq2seq_serve.training.run import RunFolder
+
+_POLL_SECONDS, _TRAINING_SHARE = 1.0, 0.95
+_SENTENCE = "오늘은 금요일 입니다"
+_STORIES = (
+    (
+        "Sam walks into the kitchen. Sam picks up an apple. Sam walks into the bedroom. Sam drops the apple.",
+        "Where is the apple?",
+    ),
+    ("Brian is a lion. Julius is a lion. Julius is white. Bernhard is green.", "What color is Brian?"),
+)
+_PICTURE, _CLIP = 3, 5  # the numbers of the shown files of the test sets
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A model of the gallery.
+
+    Attributes:
+        name: The name of its run, bundle and served model.
+        title: What the page calls it.
+        preset: The preset of its training.
+        max_steps: The number of training steps.
+        settings: Fields that replace those of the preset.
+    """
+
+    name: str
+    title: str
+    preset: str
+    max_steps: int
+    settings: Mapping[str, object]
+
+
+_TRANSLATION = {"eval_interval_steps": 250, "warmup_steps": 100, "cooldown_share": 0.5}
+_SMALL = {"d_model": 128, "d_hidden": 192, "vocab_size": 2000, "dropout": 0.0, **_TRANSLATION}
+_LOOKING = {"eval_interval_steps": 500, "warmup_steps": 150, "cooldown_share": 0.5}
+EXHIBITS = (
+    Exhibit("recurrent", "A recurrent model without attention", "recurrent", 500, _SMALL),
+    Exhibit("recurrent-dot", "Dot attention", "recurrent-dot", 500, _SMALL),
+    Exhibit("recurrent-additive", "Additive attention", "recurrent-additive", 500, _SMALL),
+    Exhibit("transformer", "The Transformer", "demo", 500, _TRANSLATION),
+    Exhibit("captioner-soft", "Soft attention", "captioner", 1000, _LOOKING),
+    Exhibit("captioner-hard", "Hard attention", "captioner", 1000, {"attention": "hard", **_LOOKING}),
+    Exhibit("clip-captioner", "Attention over time", "clip-captioner", 1000, _LOOKING),
+    Exhibit("memory-network", "A memory network", "memory-network", 1000, {"eval_interval_steps": 250}),
+)
+_HEAD = """# A gallery of attention
+
+A small model of every family, trained on data that this project makes, served by one process and asked
+through gRPC. `make gallery` makes this page anew. Hardware: {hardware}."""
+
+
+def main() -> int:
+    """Train, export, serve, ask and draw; returns 0 if done, 1 if it failed, 130 if it was interrupted."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gallery",
+        allow_abbrev=False,
+        description="Train and serve a small model of every family, and draw where each looked.",
+    )
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Path("runs/gallery"),
+        help="folder of runs and bundles (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out", type=Path, help="folder that gets gallery.md and its pictures (default: that of --runs)"
+    )
+    options = parser.parse_args()
+    console = Console(stderr=True)
+    start = time.monotonic()
+    try:
+        make_bundles(options.runs, console)
+        page = write_page(options.runs, options.out or options.runs)
+    except (ClientError, OSError, RuntimeError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted: run the same command again to go on", file=sys.stderr)
+        return 130
+    console.print(f"{time.monotonic() - start:.0f} seconds")
+    print(page)
+    return 0
+
+
+def make_bundles(folder: Path, console: Console) -> None:
+    """Train and export every exhibit that is not finished yet, as many at once as there are cores.
+
+    Raises:
+        RuntimeError: A training or an export failed.
+    """
+    children: list[subprocess.Popen[bytes]] = []
+    with Progress(console=console) as progress, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        bars = {exhibit.name: progress.add_task(exhibit.name, total=1.0) for exhibit in EXHIBITS}
+
+        def make(exhibit: Exhibit) -> None:
+            run, bundle = folder / "runs" / exhibit.name, folder / "bundles" / exhibit.name
+            if not RunFolder(run).is_finished:
+                for share in _steps(run, exhibit, children):
+                    progress.update(bars[exhibit.name], completed=share)
+            if not (bundle / MANIFEST_FILE).is_file():
+                _run(["export", str(run), str(bundle), "--precision", "fp32"], run, children).wait()
+            progress.update(bars[exhibit.name], completed=1.0)
+            if not (bundle / MANIFEST_FILE).is_file():
+                raise RuntimeError(f"{exhibit.name} failed; its log is {_log_of(run)}")
+
+        try:
+            for made in [threads.submit(make, exhibit) for exhibit in EXHIBITS]:
+                made.result()
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for child in children:
+                child.terminate()
+            raise
+
+
+def _steps(run: Path, exhibit: Exhibit, children: list[subprocess.Popen[bytes]]) -> Iterator[float]:
+    """Trains an exhibit, and yields the finished share of it from time to time."""
+    settings = [f"{name}={value}" for name, value in exhibit.settings.items()]
+    command = ["training", "train", exhibit.preset, "--out", str(run)]
+    new = ["--max-steps", str(exhibit.max_steps), "--set", *settings]
+    child = _run([*command, *(["--resume"] if RunFolder(run).is_run else new)], run, children)
+    while child.poll() is None:
+        time.sleep(_POLL_SECONDS)
+        if RunFolder(run).metrics_file.is_file():
+            steps = [line["step"] for line in RunFolder(run).read_metrics()]
+            yield _TRAINING_SHARE * max(steps, default=0) / exhibit.max_steps
+
+
+def _run(arguments: list[str], run: Path, children: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+    """Starts a command of this project on one core; its output goes to a log beside the run."""
+    run.parent.mkdir(parents=True, exist_ok=True)
+    with _log_of(run).open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", *arguments],
+            stdout=log,
+            stderr=log,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+    children.append(child)
+    return child
+
+
+def _log_of(run: Path) -> Path:
+    return run.with_name(f"{run.name}.log")
+
+
+def write_page(folder: Path, out: Path) -> Path:
+    """Serve all bundles from one server, ask each model, and write the page; returns its path."""
+    pictures = out / "gallery"
+    pictures.mkdir(parents=True, exist_ok=True)
+    names = [exhibit.name for exhibit in EXHIBITS]
+    bundles = [str(folder / "bundles" / name) for name in names[1:]]
+    with serving(folder / "bundles" / names[0], bundles) as server, Client(server.address) as client:
+        visit = Visit(client, folder, pictures)
+        sections = [*visit.translations(), *visit.captions(), *visit.stories()]
+    path = out / "gallery.md"
+    path.write_text("\n\n".join([_HEAD.format(hardware=describe_hardware()["cpu"]), *sections]) + "\n")
+    return path
+
+
+@dataclass(frozen=True)
+class Visit:
+    """Asks the models of a server, and draws their answers.
+
+    Attributes:
+        folder: The folder of the runs, for the files of the test sets.
+        pictures: The folder for the drawings.
+    """
+
+    client: Client
+    folder: Path
+    pictures: Path
+
+    def translations(self) -> Iterator[str]:
+        """Yields the section of the translators, with one sentence for all."""
+        yield f"## One sentence, four models\n\n> {_SENTENCE}"
+        for exhibit in EXHIBITS[:4]:
+            best = self._ask(exhibit, _SENTENCE)
+            text = f"### {exhibit.title}\n\n> {best.text}"
+            if best.HasField("attention"):
+                save_alignment(best, self.pictures / f"{exhibit.name}.png")
+                text += f"\n\n{_image(exhibit)}"
+            yield text
+
+    def captions(self) -> Iterator[str]:
+        """Yields the sections of the captioners: one picture for two of them, and a clip."""
+        yield "## A picture, a caption"
+        for exhibit in EXHIBITS[4:7]:
+            number = _CLIP if exhibit.preset == "clip-captioner" else _PICTURE
+            file = RunFolder(self.folder / "runs" / exhibit.name).pictures / "test" / f"{number:05d}.png"
+            content = file.read_bytes()
+            best = self._ask(exhibit, content)
+            form = next(iter(self.client.model(exhibit.name).sources.values()))
+            save_looks(best, content, form, self.pictures / f"{exhibit.name}.png")
+            yield f"### {exhibit.title}\n\n> {best.text}\n\n{_image(exhibit)}"
+
+    def stories(self) -> Iterator[str]:
+        """Yields the section of the memory network: two stories, each with a question."""
+        yield "## Questions about stories"
+        exhibit = EXHIBITS[7]
+        for number, (story, question) in enumerate(_STORIES, start=1):
+            best = self._ask(exhibit, {STORY: story, QUESTION: question})
+            path = self.pictures / f"story-{number}.png"
+            save_hops(best, question, path)
+            yield f"> {story}\n>\n> {question} **{best.text}**\n\n![{question}](gallery/{path.name})"
+
+    def _ask(self, exhibit: Exhibit, source: Sources) -> Hypothesis:
+        has_attention = self.client.model(exhibit.name).has_attention
+        options = GenerateOptions(attention=has_attention)
+        return self.client.generate(source, model=exhibit.name, options=options).hypotheses[0]
+
+
+def _image(exhibit: Exhibit) -> str:
+    return f"![{exhibit.title}](gallery/{exhibit.name}.png)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Writes the attention of an answer to a file, as numbers or as a drawing that suits the source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from seq2seq_serve.client.forms import CLIP
+from seq2seq_serve.client.output import attention_dict, to_json
+from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_EOS, Hypothesis
+
+IMAGE, DATA = ".png", ".json"
+_SHOWN_PIXELS, _FRAME_PIXELS = 448, 96  # the longest side of a picture, and the side of a frame, in a drawing
+_MAX_FRAMES = 10_000
+
+
+def save_alignment(hypothesis: Hypothesis, path: Path) -> None:
+    """Writes the alignment of a translation, as a heatmap or as numbers.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    if (attention := _write_numbers(hypothesis, path)) is None:
+        return
+    from seq2seq_serve.drawing.heatmap import save_heatmap  # importing matplotlib takes long
+
+    save_heatmap(attention["weights"], attention["target_tokens"], attention["source_tokens"], path)
+
+
+def save_hops(hypothesis: Hypothesis, question: str, path: Path) -> None:
+    """Writes the weights of a story's sentences for the first word of the answer, a column for each hop.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    if (attention := _write_numbers(hypothesis, path)) is None:
+        return
+    from seq2seq_serve.drawing.overlay import save_story
+
+    hops = attention.get("hops", [attention["weights"]])
+    title = f"{question.strip()} {hypothesis.text}"
+    save_story([hop[0] for hop in hops], attention["source_tokens"], title, path)
+
+
+def save_looks(hypothesis: Hypothesis, content: bytes, form: str, path: Path) -> None:
+    """Writes a picture or a clip once for each word of its caption, with the attention laid over it.
+
+    Raises:
+        OSError: The file cannot be written.
+        ValueError: The picture cannot be read, or the attention does not fit a picture.
+    """
+    if (attention := _write_numbers(hypothesis, path)) is None:
+        return
+    # The drawing shows what the server read: the same frames, the same side up.
+    from seq2seq_serve.bundle.pictures import read_clip, read_shown  # noqa: TID251
+    from seq2seq_serve.drawing.overlay import save_film_strips, save_overlays
+
+    num_words = len(attention["target_tokens"]) - (hypothesis.finish_reason == FINISH_REASON_EOS)
+    words, weights = attention["target_tokens"][:num_words], attention["weights"][:num_words]
+    if form == CLIP:
+        save_film_strips(read_clip(content, _FRAME_PIXELS, _MAX_FRAMES), weights, words, path)
+    else:
+        save_overlays(read_shown(content, _SHOWN_PIXELS), weights, words, path)
+
+
+def _write_numbers(hypothesis: Hypothesis, path: Path) -> dict[str, Any] | None:
+    """Writes the numbers if the file's name asks for them; otherwise returns them, to be drawn."""
+    attention = attention_dict(hypothesis.attention)
+    if path.suffix != DATA:
+        return attention
+    path.write_text(to_json(attention) + "\n", encoding="utf-8")
+    return None

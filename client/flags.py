@@ -1,0 +1,338 @@
+"""The flags of every command, and the checks of flags that depend on each other."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+from seq2seq_serve.client.attention import DATA, IMAGE
+from seq2seq_serve.client.files import COMPRESSED, STANDARD
+from seq2seq_serve.client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT
+from seq2seq_serve.client.translate import Translation
+from seq2seq_serve.client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS
+from seq2seq_serve.protos.options import OPTIONS, Option
+from seq2seq_serve.protos.seq2seq_v1_pb2 import (
+    LONG_SOURCE_SPLIT,
+    LONG_SOURCE_SPLIT_ALWAYS,
+    GenerateOptions,
+)
+
+_TEXT_SECONDS = 10.0  # a person waits for the answer to a TEXT: long enough to connect again, and no longer
+# The flag of each generation option. `--attention` is not here, because its value is a file.
+_FLAGS = {name: f"--{name.replace('_', '-')}" for name in OPTIONS if name != "attention"}
+_ONLY_IN_JSON = ("log_probabilities", "num_alternatives", "word_alignment")
+_ONLY_FOR_TEXTS = ("long_source", "source_language", "word_alignment")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all commands. Parsed options have their command's own parser as `parser`."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--address",
+        default=DEFAULT_ADDRESS,
+        metavar="HOST:PORT",
+        help="address of the server (default: %(default)s)",
+    )
+    common.add_argument(
+        "--timeout-seconds",
+        type=_seconds,
+        default=DEFAULT_TIMEOUT_SECONDS,
+        metavar="SECONDS",
+        help="deadline of each call to the server (default: %(default)g)",
+    )
+    add = common.add_argument
+    add("--tls", action="store_true", help="encrypt the connection; every other --tls flag implies it")
+    add(
+        "--tls-ca",
+        type=Path,
+        metavar="FILE",
+        help="PEM file: the authority that signed the server's certificate",
+    )
+    add(
+        "--tls-certificate",
+        type=Path,
+        metavar="FILE",
+        help="PEM file: the certificate of this client, for mTLS",
+    )
+    add("--tls-key", type=Path, metavar="FILE", help="PEM file: the private key of that certificate")
+    add("--token-file", type=Path, metavar="FILE", help="file with the token that identifies this client")
+    parser = argparse.ArgumentParser(
+        prog="python -m client",
+        description="Call a seq2seq server.",
+        epilog='example: python -m client translate "오늘은 금요일 입니다" --attention attention.png',
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str, *, description: str = "", epilog: str = "") -> argparse.ArgumentParser:
+        description = description or f"{text[0].upper()}{text[1:]}."
+        # Abbreviations are off: otherwise `--target HOST` would mean `--target-prefix HOST`.
+        return commands.add_parser(
+            name, parents=[common], allow_abbrev=False, help=text, description=description, epilog=epilog
+        )
+
+    _add_translate(command)
+    _add_caption(command)
+    _add_answer(command)
+    score = command(
+        "score",
+        "score a given target for a source",
+        description="Print the log-probability of every target token and of the end, and their sum.",
+        epilog='example: python -m client score "나는 학생이다" "I am a student."',
+    )
+    score.add_argument("source", metavar="SOURCE", help="the source text")
+    score.add_argument("target", metavar="TARGET", help="the target text")
+    score.add_argument("--model", default="", help="name of the model (default: the server's first)")
+    score.add_argument("--json", action="store_true", help="print the whole answer as a JSON object")
+    models = command("models", "list the models that the server serves")
+    versions = command(
+        "versions",
+        "list the versions of models on the server's disk, and their states (needs the role admin)",
+    )
+    versions.add_argument(
+        "model", nargs="?", default="", metavar="MODEL", help="name of the model (default: all models)"
+    )
+    load = command(
+        "load",
+        "load a version of a model and start to serve it (needs the role admin)",
+        epilog="example: python -m client load demo --version 2 --timeout-seconds 300",
+    )
+    load.add_argument("model", metavar="MODEL", help="name of the model")
+    load.add_argument(
+        "--version", default="", metavar="NAME", help="name of the version's folder (default: the newest)"
+    )
+    unload = command("unload", "stop serving a model (needs the role admin)")
+    unload.add_argument("model", metavar="MODEL", help="name of the model")
+    for listing in (models, versions, load):
+        listing.add_argument("--json", action="store_true", help="print each entry as one line of JSON")
+    health = command("health", "print whether the server is ready; the exit code is 0 if it is, and 1 if not")
+    health.add_argument(
+        "--metrics-url", metavar="URL", help="ask the metrics port instead, for example http://localhost:9464"
+    )
+    health.add_argument(
+        "service",
+        nargs="?",
+        default="",
+        metavar="NAME",
+        help="name of a service or model (default: the whole server)",
+    )
+    for each in commands.choices.values():
+        each.set_defaults(parser=each)  # an error shows its usage
+    return parser
+
+
+def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
+    translation = command(
+        "translate",
+        "translate texts, or the lines of a file",
+        description="Translate texts, or the lines of a file or of standard input. The output has one line "
+        "for each text, or N lines with --num-hypotheses N, in the order of the texts. The line of a blank "
+        "text is blank. If a text fails, its line is blank, too, stderr has the error, the client goes on "
+        "with the other texts, and the exit code is 1. The answer to a single TEXT keeps its line breaks; if "
+        "it fails, stdout stays empty. The client waits for a server that restarts or is overloaded.",
+        epilog="examples: python -m client translate 오늘은 --stream; "
+        "python -m client translate --input corpus.ko --output corpus.en --resume",
+    )
+    add = translation.add_argument
+    add("texts", nargs="*", metavar="TEXT", help="a text to translate (default: the lines of --input)")
+    add(
+        "--input",
+        type=Path,
+        default=STANDARD,
+        metavar="FILE",
+        help="file of texts, one on each line; .gz is decompressed (default: -, standard input)",
+    )
+    add(
+        "--output",
+        type=Path,
+        default=STANDARD,
+        metavar="FILE",
+        help="file for the answers; if it exists, give --resume or --overwrite (default: -, standard output)",
+    )
+    existing = translation.add_mutually_exclusive_group()
+    existing.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue an interrupted run of the same command after the last whole line of --output",
+    )
+    existing.add_argument("--overwrite", action="store_true", help="replace an existing --output file")
+    add(
+        "--in-flight",
+        type=_count,
+        default=DEFAULT_IN_FLIGHT,
+        metavar="N",
+        help="maximum number of calls in flight; fewer while the server is overloaded (default: %(default)s)",
+    )
+    add(
+        "--give-up-seconds",
+        type=_seconds,
+        metavar="SECONDS",
+        help="stop if the server has not answered any call for this time (default: "
+        f"{DEFAULT_GIVE_UP_SECONDS:g}; with a TEXT: {_TEXT_SECONDS:g})",
+    )
+    add("--model", default="", help="name of the model (default: the server's first)")
+    add("--stream", action="store_true", help="print each piece of an answer as soon as it is decoded")
+    add(
+        "--json",
+        action="store_true",
+        help="print whole answers, each as a line of JSON; with --stream, every piece, too",
+    )
+    _add_attention(translation, "the alignment of a TEXT")
+    _add_generation_flags(translation, _FLAGS)
+
+
+def _add_answer(command: Callable[..., argparse.ArgumentParser]) -> None:
+    question = command(
+        "answer",
+        "answer a question about a story",
+        description="Print the answer to a question about a story, from a memory network. The server splits "
+        "the story into sentences.",
+        epilog='example: python -m client answer --story story.txt --question "Where is the apple?" --top 3',
+    )
+    add = question.add_argument
+    add("--story", type=Path, required=True, metavar="FILE", help="file of the story; -: standard input")
+    add("--question", required=True, metavar="TEXT", help="the question")
+    add("--top", type=_count, metavar="N", help="also print the N most probable answers, and how probable")
+    _add_common_flags(question, "answers questions")
+    _add_attention(question, "the weights of the sentences, by hop,")
+
+
+def _add_caption(command: Callable[..., argparse.ArgumentParser]) -> None:
+    picture = command(
+        "caption",
+        "describe a picture or a clip",
+        description="Print the caption of a picture (PNG, JPEG, WebP, GIF), of a clip (animated PNG, WebP or "
+        "GIF), or of features that you computed (a NumPy array, .npy), as the model takes them.",
+        epilog="example: python -m client caption picture.png --attention attention.png",
+    )
+    picture.add_argument("file", type=Path, metavar="FILE", help="the file; -: standard input")
+    _add_common_flags(picture, "describes pictures, clips or features")
+    _add_attention(picture, "the picture or clip once for each word, with the attention laid over it,")
+    _add_generation_flags(picture, [name for name in _FLAGS if name not in _ONLY_FOR_TEXTS])
+
+
+def _add_common_flags(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--model", default="", help=f"name of the model (default: the server's first that {what})"
+    )
+    parser.add_argument("--json", action="store_true", help="print the whole answer as a JSON object")
+
+
+def _add_attention(parser: argparse.ArgumentParser, shown: str) -> None:
+    parser.add_argument(
+        "--attention",
+        type=_attention_file,
+        metavar="FILE",
+        help=f"also write {shown} to FILE, as a drawing ({IMAGE}) or as numbers ({DATA})",
+    )
+
+
+def _add_generation_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    for name in names:
+        option, flag = OPTIONS[name], _FLAGS[name]
+        text = re.sub(r"`(\w+)`", lambda match: _FLAGS[match[1]], option.help)
+        text += " (needs --json)" * (name in _ONLY_IN_JSON)
+        if option.is_switch:
+            parser.add_argument(flag, action="store_const", const=option.read(True), help=text)
+        else:
+            parser.add_argument(flag, type=partial(_given, option), metavar=option.form.metavar, help=text)
+
+
+def _given(option: Option, text: str) -> GenerateOptions:
+    try:
+        return option.read(text, is_text=True)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"it is {text!r}, and {error}") from error
+
+
+def _attention_file(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in (IMAGE, DATA):
+        raise argparse.ArgumentTypeError(f"{path}: the name must end in {IMAGE} or {DATA}")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{path}: there is no folder {path.parent}")
+    return path
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)
+
+
+def translation(options: argparse.Namespace) -> Translation:
+    """Returns the settings of the command `translate`; wrong usage ends the program."""
+    parser: argparse.ArgumentParser = options.parser
+    _check_files(options)
+    generate_options = generation(options)
+    is_split = generate_options.long_source in (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
+    if options.attention is not None:
+        if len(options.texts) != 1:
+            parser.error(f"--attention needs exactly one TEXT: {len(options.texts)} were given")
+        if options.stream and options.json:
+            parser.error("--attention works with --stream or with --json, not with both")
+        if is_split:
+            parser.error("--attention cannot show a text that --long-source splits")
+    if is_split and generate_options.num_hypotheses > 1 and not options.json:
+        parser.error("--num-hypotheses needs --json where --long-source splits: it lists them by sentence")
+    return Translation(
+        texts=tuple(options.texts),
+        input=options.input,
+        output=options.output,
+        resume=options.resume,
+        overwrite=options.overwrite,
+        in_flight=options.in_flight,
+        give_up_seconds=options.give_up_seconds
+        or (_TEXT_SECONDS if options.texts else DEFAULT_GIVE_UP_SECONDS),
+        model=options.model,
+        options=generate_options,
+        stream=options.stream,
+        as_json=options.json,
+        attention_file=options.attention,
+    )
+
+
+def generation(options: argparse.Namespace) -> GenerateOptions:
+    """Returns the generation options of a command's flags; wrong usage ends the program."""
+    generate_options = GenerateOptions(attention=options.attention is not None)
+    for name in _FLAGS:
+        generate_options.MergeFrom(getattr(options, name, None) or GenerateOptions())
+    for name in _ONLY_IN_JSON:
+        if getattr(generate_options, name) and not options.json:
+            options.parser.error(f"{_FLAGS[name]} needs --json: the text output does not show its result")
+    return generate_options
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    parser, input_, output = options.parser, options.input, options.output
+    if options.texts and input_ != STANDARD:
+        parser.error("TEXT and --input are both given: give one of them")
+    if not options.texts and input_ == STANDARD and sys.stdin is None:
+        parser.error("there is no TEXT, and standard input is closed: give a TEXT or --input")
+    if output == STANDARD:
+        if options.resume or options.overwrite:
+            parser.error("--resume and --overwrite need --output FILE")
+        return
+    if options.texts or options.stream:
+        parser.error("--output is for the lines of an input: leave out TEXT and --stream")
+    if output.suffix == COMPRESSED:
+        parser.error(f"--output {output}: the client does not compress its output: leave out {COMPRESSED}")
+    if output.exists():
+        if input_.exists() and output.samefile(input_):
+            parser.error("--input and --output are the same file")
+        if not (options.resume or options.overwrite):
+            parser.error(f"{output} exists: continue it with --resume, or replace it with --overwrite")

@@ -1,0 +1,55 @@
+"""The forms of a model's sources, and the command that asks a model of these forms."""
+
+from __future__ import annotations
+
+from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.client.sync import Client
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Model
+
+# As in `Model.sources` of the wire contract
+TEXT, SENTENCES, PICTURE, CLIP, FEATURES = "text", "sentences", "picture", "clip", "features"
+
+_COMMANDS = {
+    frozenset({TEXT}): "translate",
+    frozenset({SENTENCES, TEXT}): "answer",
+    frozenset({PICTURE}): "caption",
+    frozenset({CLIP}): "caption",
+    frozenset({FEATURES}): "caption",
+}
+
+
+def command_of(model: Model) -> str:
+    """Returns the name of the command that asks the model; empty if there is none."""
+    return _COMMANDS.get(frozenset(model.sources.values()), "")
+
+
+def source_of(model: Model, form: str) -> str:
+    """Returns the name of the model's source of a form that it has."""
+    return next(name for name, its_form in model.sources.items() if its_form == form)
+
+
+def check_command(model: Model, command: str) -> None:
+    """Refuses a model of another command.
+
+    Raises:
+        ClientError: The message names the right command.
+    """
+    right = command_of(model)
+    if right != command:
+        forms = " and ".join(sorted(set(model.sources.values())))
+        hint = f": use the command {right}" if right else ""
+        raise ClientError("INVALID_ARGUMENT", f"{model.name} takes {forms or 'unknown sources'}{hint}")
+
+
+def find_model(client: Client, name: str, command: str) -> Model:
+    """Returns the model of that name, or the server's first model for the command if the name is empty.
+
+    Raises:
+        ClientError: The server does not have such a model, or it is for another command.
+    """
+    models = [] if name else client.models()
+    found = next((model for model in models if command_of(model) == command), None)
+    if found is None:
+        found = client.model(name)
+        check_command(found, command)
+    return found

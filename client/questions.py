@@ -1,0 +1,99 @@
+"""Runs the commands with one source and one answer: `answer` for stories, `caption` for what can be seen."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+import sys
+from pathlib import Path
+
+from seq2seq_serve.client.attention import DATA, save_hops, save_looks
+from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.client.files import read_file
+from seq2seq_serve.client.forms import FEATURES, SENTENCES, TEXT, find_model, source_of
+from seq2seq_serve.client.output import length_advice, message_dict, one_line, to_json
+from seq2seq_serve.client.sync import Client
+from seq2seq_serve.client.wire import Value
+from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse
+
+
+def answer(client: Client, options: argparse.Namespace) -> None:
+    """Prints the answer to a question about a story, and with --top the most probable answers.
+
+    Raises:
+        ClientError: The server refuses the story or the question, or does not have a model for them.
+        OSError: The story cannot be read, or the attention cannot be written.
+    """
+    model = find_model(client, options.model, "answer")
+    # Bytes that are not UTF-8 become surrogates, which the request refuses with their place.
+    story = read_file(options.story).decode("utf-8-sig", "surrogateescape")
+    sources = {source_of(model, SENTENCES): story, source_of(model, TEXT): options.question}
+    generate_options = GenerateOptions(
+        attention=options.attention is not None, num_alternatives=options.top or 0
+    )
+    response = _generate(client, sources, model.name, generate_options)
+    best = response.hypotheses[0]
+    if options.json:
+        _print(to_json(message_dict(response)))
+    else:
+        _print(best.text)
+        for alternative in best.alternatives[0].tokens if options.top else ():
+            probability = math.exp(alternative.log_probability)
+            _print(f"{probability:8.4f}  {one_line(alternative.text).strip()}")
+    if options.attention is not None:
+        save_hops(best, options.question, options.attention)
+
+
+def caption(client: Client, options: argparse.Namespace, generate_options: GenerateOptions) -> None:
+    """Prints the caption of a picture, a clip or features; with --num-hypotheses a line for each of several.
+
+    Raises:
+        ClientError: The server refuses the file, or does not have a model for it.
+        OSError: The file cannot be read, or the attention cannot be written.
+    """
+    model = find_model(client, options.model, "caption")
+    [(name, form)] = model.sources.items()
+    path: Path | None = options.attention
+    if path is not None and path.suffix != DATA and form == FEATURES:
+        hint = f"which cannot be drawn: write the attention to a {DATA} file"
+        raise ClientError("INVALID_ARGUMENT", f"{model.name} takes features, {hint}")
+    content = read_file(options.file)
+    try:
+        value: Value = _features(content) if form == FEATURES else content
+        response = _generate(client, {name: value}, model.name, generate_options)
+        if options.json:
+            _print(to_json(message_dict(response)))
+        else:
+            _print("\n".join(one_line(hypothesis.text) for hypothesis in response.hypotheses))
+        if any(each.finish_reason == FINISH_REASON_LENGTH for each in response.hypotheses):
+            advice = length_advice(generate_options)
+            sys.stderr.write(f"warning: the caption ended at its length limit ({advice})\n")
+        if path is not None:
+            save_looks(response.hypotheses[0], content, form, path)
+    except ValueError as error:
+        raise ClientError.from_value_error(error) from error
+
+
+def _generate(
+    client: Client, sources: dict[str, Value], model: str, options: GenerateOptions
+) -> GenerateResponse:
+    try:
+        return client.generate(sources, model=model, options=options)
+    except ValueError as error:
+        raise ClientError.from_value_error(error) from error
+
+
+def _features(content: bytes) -> Value:
+    import numpy as np
+
+    try:
+        features: Value = np.load(io.BytesIO(content), allow_pickle=False).astype(np.float32)
+    except (ValueError, EOFError, AttributeError) as error:
+        raise ValueError("the file is not a NumPy array (.npy)") from error
+    return features
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

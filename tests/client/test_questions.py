@@ -1,0 +1,284 @@
+"""The commands `answer` and `caption`, against one server with a model of every form."""
+
+import json
+import math
+import sys
+
+import numpy as np
+import pytest
+from matplotlib import image
+
+from seq2seq_serve.client import Client, GenerateOptions
+from seq2seq_serve.client.__main__ import main
+from seq2seq_serve.client.output import one_line
+from tests.server.service.harness import on_a_thread, serving_bundles
+from tests.server.service.seq2seq.test_inputs import clip_file, picture_file
+
+STORY = "Sam walks into the kitchen. Sam picks up an apple.\nSam sleeps!"
+QUESTION = "Where is the apple?"
+RNG = np.random.default_rng(0)
+PICTURE = RNG.integers(0, 256, (6, 6, 3), np.uint8)
+CLIP = RNG.integers(0, 256, (5, 2, 2, 3), np.uint8)
+FEATURES = RNG.integers(-50, 50, (4, 3)).astype(np.float64)
+
+
+@pytest.fixture(scope="module")
+def server(toy_paths):
+    with on_a_thread(serving_bundles(*toy_paths.values())) as served:
+        yield served
+
+
+@pytest.fixture
+def client(server):
+    with Client(server.address) as client:
+        yield client
+
+
+@pytest.fixture
+def run(server, capsys, monkeypatch, tmp_path):
+    """Run the command in a folder with a story, a picture, a clip and features."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "story.txt").write_text(STORY)
+    (tmp_path / "picture.png").write_bytes(picture_file(PICTURE))
+    (tmp_path / "clip.png").write_bytes(clip_file(CLIP))
+    np.save(tmp_path / "features.npy", FEATURES)
+
+    def run(*arguments: str, stdin: bytes = b"") -> tuple[int, str, list[str]]:
+        (tmp_path / "stdin").write_bytes(stdin)
+        with (tmp_path / "stdin").open() as stream:
+            monkeypatch.setattr(sys, "stdin", stream)
+            code = main([arguments[0], "--address", server.address, *arguments[1:]])
+        out, err = capsys.readouterr()
+        return code, out, err.splitlines()
+
+    return run
+
+
+def failure(result: tuple[int, str, list[str]]) -> str:
+    """The only line of a command that failed."""
+    code, out, [line] = result
+    assert (code, out) == (1, "")
+    assert line.startswith("error: ")
+    return line.removeprefix("error: ")
+
+
+def expected(client, model, source, **options):
+    return client.generate(source, model=model, options=GenerateOptions(**options)).hypotheses[0]
+
+
+def test_a_question_about_a_story_is_answered(run, client):
+    text = expected(client, "story", {"question": QUESTION, "story": STORY}).text
+    arguments = ["answer", "--question", QUESTION, "--story"]
+    assert run(*arguments, "story.txt") == (0, text + "\n", [])
+    assert run(*arguments, "-", stdin=STORY.encode()) == (0, text + "\n", [])
+    assert run(*arguments, "story.txt", "--model", "story") == (0, text + "\n", [])
+
+
+def test_alternatives_have_probabilities(run, client):
+    arguments = ["answer", "--story", "story.txt", "--question", QUESTION, "--top", "3"]
+    code, out, err = run(*arguments)
+    sources = {"story": STORY, "question": QUESTION}
+    best = expected(client, "story", sources, num_alternatives=3)
+    wanted = [
+        f"{math.exp(each.log_probability):8.4f}  {one_line(each.text).strip()}"
+        for each in best.alternatives[0].tokens
+    ]
+    assert (code, err) == (0, [])
+    assert len(wanted) == 3
+    assert out == "\n".join([best.text, *wanted, ""])
+    content = json.loads(run(*arguments, "--json")[1])
+    assert content["hypotheses"][0]["text"] == best.text
+    assert len(content["hypotheses"][0]["alternatives"][0]["tokens"]) == 3
+
+
+def test_the_attention_of_a_story_is_written_by_hop(run, tmp_path):
+    arguments = ["answer", "--story", "story.txt", "--question", QUESTION, "--attention"]
+    assert run(*arguments, "hops.png")[::2] == (0, [])
+    assert (tmp_path / "hops.png").read_bytes().startswith(b"\x89PNG")
+    assert run(*arguments, "hops.json")[0] == 0
+    content = json.loads((tmp_path / "hops.json").read_text())
+    assert content["source_tokens"] == [
+        "Sam walks into the kitchen.",
+        "Sam picks up an apple.",
+        "Sam sleeps!",
+    ]
+    first, last = np.array(content["hops"])
+    assert np.array_equal(first, 2 * last)
+    assert content["weights"] == last.tolist()
+    assert last.shape == (len(content["target_tokens"]), 3)
+
+
+@pytest.mark.parametrize("kind", ["picture", "clip", "features"])
+def test_a_caption_is_what_the_client_gets(run, client, tmp_path, kind):
+    file, array = {
+        "picture": ("picture.png", PICTURE),
+        "clip": ("clip.png", CLIP),
+        "features": ("features.npy", FEATURES.astype(np.float32)),
+    }[kind]
+    wanted = one_line(expected(client, kind, array, max_new_tokens=4).text)
+    for name in (file, "-"):
+        stdin = (tmp_path / file).read_bytes()
+        code, out, err = run("caption", name, "--model", kind, "--max-new-tokens", "4", stdin=stdin)
+        assert (code, out) == (0, wanted + "\n")
+        assert err == ["warning: the caption ended at its length limit (raise --max-new-tokens)"]
+    assert json.loads(run("caption", file, "--model", kind, "--json")[1])["model"] == kind
+
+
+def test_the_options_of_a_caption_reach_the_server(run, client):
+    flags = ["--beam-size", "3", "--num-hypotheses", "2", "--length-penalty", "0.5"]
+    answer = client.generate(
+        PICTURE, model="picture", options=GenerateOptions(beam_size=3, num_hypotheses=2, length_penalty=0.5)
+    )
+    out = run("caption", "picture.png", "--model", "picture", *flags)[1]
+    assert out == "".join(f"{one_line(hypothesis.text)}\n" for hypothesis in answer.hypotheses)
+    assert len(answer.hypotheses) == 2
+
+
+@pytest.mark.parametrize("kind", ["picture", "clip"])
+def test_the_attention_of_a_caption_is_drawn_or_written(run, client, tmp_path, kind):
+    arguments = ["caption", f"{kind}.png", "--model", kind, "--max-new-tokens", "3", "--attention"]
+    assert run(*arguments, "attention.png")[0] == 0
+    assert image.imread(tmp_path / "attention.png").std() > 0.1
+    assert run(*arguments, "attention.json")[0] == 0
+    content = json.loads((tmp_path / "attention.json").read_text())
+    array = {"picture": PICTURE, "clip": CLIP}[kind]
+    attention = expected(client, kind, array, max_new_tokens=3, attention=True).attention
+    assert np.ravel(content["weights"]).tolist() == list(attention.weights)
+    assert np.shape(content["weights"]) == (3, {"picture": 9, "clip": 3}[kind])
+    assert "hops" not in content
+
+
+def test_the_attention_over_features_is_written_but_cannot_be_drawn(run, tmp_path):
+    arguments = ["caption", "features.npy", "--model", "features", "--attention"]
+    assert run(*arguments, "a.json")[0] == 0
+    assert failure(run(*arguments, "a.png")).startswith(
+        "INVALID_ARGUMENT: features takes features, which cannot be drawn: write the attention to a .json"
+    )
+
+
+def test_without_a_name_the_first_model_of_the_right_form_is_asked(run):
+    captioners = {"picture", "clip", "features"}
+    first = next(
+        line.split(":")[0] for line in run("models")[1].splitlines() if line.split(":")[0] in captioners
+    )
+    file = {"picture": "picture.png", "clip": "clip.png", "features": "features.npy"}[first]
+    assert json.loads(run("caption", file, "--json")[1])["model"] == first
+
+
+@pytest.mark.parametrize(
+    ("command", "model", "message"),
+    [
+        ("caption picture.png", "text", "text takes text: use the command translate"),
+        ("caption picture.png", "story", "story takes sentences and text: use the command answer"),
+        ("answer --story story.txt --question a", "clip", "clip takes clip: use the command caption"),
+        ("translate abc", "picture", "picture takes picture: use the command caption"),
+    ],
+)
+def test_a_model_of_another_command_is_refused_by_its_name(run, command, model, message):
+    assert failure(run(*command.split(), "--model", model)) == f"INVALID_ARGUMENT: {message}"
+
+
+def test_a_server_without_a_model_for_a_command_is_reported(toy_paths, tmp_path, capsys):
+    (tmp_path / "a.png").write_bytes(picture_file(PICTURE))
+    with on_a_thread(serving_bundles(toy_paths["text"])) as served:
+        assert main(["caption", str(tmp_path / "a.png"), "--address", served.address]) == 1
+    assert capsys.readouterr().err == "error: INVALID_ARGUMENT: text takes text: use the command translate\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("answer --story none.txt --question a", "none.txt: No such file or directory"),
+        ("answer --story . --question a", ".: Is a directory"),
+        ("caption none.png", "none.png: No such file or directory"),
+        ("caption .", ".: Is a directory"),
+        ("caption picture.png --model nobody", "NOT_FOUND: no model is named 'nobody'"),
+        (
+            "caption story.txt --model picture",
+            "INVALID_ARGUMENT: picture: the file is not PNG, JPEG, WebP or GIF",
+        ),
+        (
+            "caption empty --model picture",
+            "INVALID_ARGUMENT: picture: the file is not PNG, JPEG, WebP or GIF",
+        ),
+        (
+            "caption cut.png --model picture",
+            "INVALID_ARGUMENT: picture: the PNG file is truncated or damaged",
+        ),
+        ("caption huge --model picture", "huge: the file has more than 4194304 bytes, the most of a request"),
+        ("caption picture.png --model features", "INVALID_ARGUMENT: the file is not a NumPy array (.npy)"),
+        (
+            "caption wide.npy --model features",
+            "INVALID_ARGUMENT: features has the shape [4, 9], and features takes",
+        ),
+        ("caption picture.png --beam-size 99 --model picture", "INVALID_ARGUMENT: beam_size is 99"),
+        ("answer --story story.txt --question a --top 99", "INVALID_ARGUMENT: num_alternatives is 99"),
+        ("answer --story empty --question a", "INVALID_ARGUMENT: story has no sentences: send at least one"),
+        ("answer --story - --question a", "INVALID_ARGUMENT: story has no sentences: send at least one"),
+        ("answer --story story.txt --question=", "INVALID_ARGUMENT: the text is empty"),
+        ("answer --story bytes --question a", "INVALID_ARGUMENT: not valid UTF-8 at character 4"),
+        (
+            "answer --story long --question a",
+            "INVALID_ARGUMENT: story has 10000 sentences, and story takes at most 20",
+        ),
+    ],
+)
+def test_bad_input_is_one_clear_line(run, tmp_path, arguments, message):
+    (tmp_path / "empty").touch()
+    (tmp_path / "bytes").write_bytes(b"Sam\xff walks.")
+    (tmp_path / "long").write_text("A.\n" * 10_000)
+    (tmp_path / "cut.png").write_bytes(picture_file(PICTURE)[:-30])
+    (tmp_path / "huge").write_bytes(bytes(5 * 2**20))
+    np.save(tmp_path / "wide.npy", np.zeros((4, 9)))
+    assert failure(run(*arguments.split())).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("answer --story story.txt", "the following arguments are required: --question"),
+        ("answer --question a", "the following arguments are required: --story"),
+        ("answer --story a --question b --top 0", "argument --top: '0' is not a number above 0"),
+        ("answer --story a --question b --attention a.txt", "a.txt: the name must end in .png or .json"),
+        ("caption", "the following arguments are required: FILE"),
+        ("caption a --attention none/a.png", "none/a.png: there is no folder none"),
+        ("caption a --log-probabilities", "--log-probabilities needs --json"),
+        ("caption a --long-source split", "unrecognized arguments: --long-source split"),
+    ],
+)
+def test_wrong_usage_exits_2(arguments, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments.split())
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.startswith(f"usage: python -m client {arguments.split()[0]} [-h]")
+
+
+def test_models_are_listed_with_their_forms(run):
+    lines = {line.split(":")[0]: line for line in run("models")[1].splitlines()}
+    assert (
+        "takes question (text), story (sentences) up to 20 sentences, targets up to 10 tokens"
+        in lines["story"]
+    )
+    assert "takes source_ids (text) up to 30 tokens" in lines["text"]
+    assert "takes clip (clip) up to " in lines["clip"]
+    assert "takes features (features) up to 25 annotations" in lines["features"]
+    assert all(line.endswith(", with attention") for line in lines.values())
+
+
+def test_many_sources_of_any_form_are_answered_in_order(client):
+    pictures = RNG.integers(0, 256, (20, 6, 6, 3), np.uint8)
+    results = list(
+        client.translate_many(pictures, model="picture", options=GenerateOptions(max_new_tokens=3))
+    )
+    assert [result.text for result in results] == [
+        client.generate(each, model="picture", options=GenerateOptions(max_new_tokens=3)).hypotheses[0].text
+        for each in pictures
+    ]
+    assert results[3].source is not None
+    given = [picture_file(PICTURE), b"no picture", {"picture": PICTURE}]
+    first, wrong, last = client.translate_many(given, model="picture")
+    assert first.text == last.text
+    assert "the file is not PNG" in str(wrong.error)
+    with pytest.raises(TypeError, match="takes several texts, such as a list, and this is one"):
+        next(client.translate_many({"picture": PICTURE}))
