@@ -301,7 +301,7 @@ class TableModel:
     source_kind = TOKENS
 
     def __init__(self, seed: int, vocab_size: int, max_length: int) -> None:
-        self.seed, self.length, self.source_kind = seed, max_length + 1, TOKENS
+        self.seed, self.length = seed, max_length + 1
         self.config = TransformerConfig(
             vocab_size=vocab_size,
             d_model=8,
