@@ -137,7 +137,7 @@ def describe_run(path: Path) -> dict[str, Any]:
     folder = RunFolder(path)
     config, summary = folder.read_config().to_json(), folder.read_summary()
     metrics = folder.read_metrics()
-    passes = max(line["epoch"] for line in metrics if line["kind"] == "train")
+    passes = max((line["epoch"] for line in metrics if line["kind"] == "train"), default=0)
     curve = [[line["step"], line["loss"], line["bleu"]] for line in metrics if line["kind"] == "dev"]
     kept = "preset", "model", "training", "corpus_sha256", "commit", "versions", "parent"
     return {

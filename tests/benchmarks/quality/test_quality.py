@@ -12,9 +12,11 @@ from rich.console import Console
 from benchmarks.demo import translate_all
 from benchmarks.quality import __main__ as quality
 from benchmarks.quality import choice as quality_choice
-from benchmarks.quality.__main__ import Recipe, detokenise, diversified, main, measure, table, train
+from benchmarks.quality import recipe as quality_recipe
+from benchmarks.quality.__main__ import detokenise, diversified, main, measure, table
 from benchmarks.quality.choice import search_options
 from benchmarks.quality.corpora import Detokenised, ScoredSet, Task
+from benchmarks.quality.recipe import Recipe, train
 from benchmarks.serving import serving
 from seq2seq_serve.training.checkpoint import checkpoint_step, list_checkpoints
 from seq2seq_serve.training.config import TrainingConfig, TransformerConfig
@@ -128,7 +130,7 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> TrainingConfig:
         max_target_length=20,
     )
     recipe = TrainingConfig(max_steps=2, batch_tokens=50, eval_interval_steps=2, checkpoint_interval_steps=1)
-    monkeypatch.setattr(quality, "preset_named", lambda name: Preset(name, model, recipe))
+    monkeypatch.setattr(quality_recipe, "preset_named", lambda name: Preset(name, model, recipe))
     return recipe
 
 

@@ -1,0 +1,81 @@
+"""Captions are scored by the generators' own rules, and pointing by the places of what a word names."""
+
+import random
+
+import numpy as np
+import pytest
+
+from benchmarks.quality import captions
+from benchmarks.quality.__main__ import main
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Attention
+from seq2seq_serve.training.builtin import moving_shapes, shapes
+
+
+def attention_at(words: list[str], places: list[int], num_places: int) -> Attention:
+    """All the weight of each word on one place; the last row is that of the end of sequence."""
+    weights = np.zeros((len(words) + 1, num_places), np.float32)
+    weights[np.arange(len(words)), places] = 1
+    tokens = [word if number == 0 else f" {word}" for number, word in enumerate(words)]
+    return Attention(target_tokens=[*tokens, "<eos>"], weights=weights.ravel().tolist())
+
+
+def test_a_look_at_the_named_figure_is_a_hit_and_any_other_is_none():
+    scene = next(scene for scene in shapes.generate(50, split="test") if len(scene.figures) > 1)
+    text = shapes.caption(scene, random.Random(0))
+    example, words = captions._of_scene(scene), text.split()
+    assert example.is_right(text)
+    named = shapes.named_figures(scene, text)
+    on = [0 if number is None else int(scene.places(number).argmax()) for number in named]
+    off = [int((~scene.places(number or 0)).argmax()) for number in named]
+    hits = captions.pointing(example, text, attention_at(words, on, 196))
+    assert hits == [True] * sum(number is not None for number in named)
+    assert not any(captions.pointing(example, text, attention_at(words, off, 196)))
+
+
+def test_the_frames_of_an_event_are_its_places():
+    clip = next(iter(moving_shapes.generate(1, split="test")))
+    text = moving_shapes.caption(clip, random.Random(0))
+    example, named = captions._of_clip(clip), moving_shapes.named_events(clip, text)
+    on = [0 if number is None else clip.events[number].start for number in named]
+    attention = attention_at(text.split(), on, len(clip.frames))
+    hits = captions.pointing(example, text, attention)
+    assert hits
+    assert all(hits)
+    assert example.places(0).sum() == clip.events[0].stop - clip.events[0].start
+
+
+def test_a_word_of_several_tokens_has_their_mean():
+    scene = next(iter(shapes.generate(1, split="test")))
+    example = captions._of_scene(scene)
+    text = shapes.caption(scene, random.Random(0))
+    words = text.split()
+    place = next(i for i, number in enumerate(shapes.named_figures(scene, text)) if number is not None)
+    whole = attention_at(words, [0] * len(words), 196)
+    tokens = [
+        *whole.target_tokens[:place],
+        f" {words[place]}"[:3],
+        words[place][2:],
+        *whole.target_tokens[place + 1 :],
+    ]
+    weights = np.zeros((len(tokens), 196), np.float32)
+    number = shapes.named_figures(scene, text)[place]
+    on = int(scene.places(number).argmax())
+    weights[place, 0], weights[place, on], weights[place + 1, on] = 0.5, 0.4, 0.4
+    hits = captions.pointing(example, text, Attention(target_tokens=tokens, weights=weights.ravel().tolist()))
+    assert hits[0]
+
+
+@pytest.mark.slow  # two trainings, exports and servers
+@pytest.mark.parametrize("task", captions.TASKS)
+def test_systems_are_trained_served_and_scored(task, tmp_path, capsys, monkeypatch):
+    from seq2seq_serve.training.data import built_in
+
+    small = {"train": 40, "dev": 4, "test": 6}
+    monkeypatch.setattr(built_in, "_NUM_PICTURES", small)
+    monkeypatch.setattr(built_in, "_NUM_CLIPS", small)
+    names = list(captions.TASKS[task].systems)[-2:]
+    arguments = [task, "--systems", *names, "--run", str(tmp_path), "--max-steps", "2"]
+    settings = ["--set", "eval_interval_steps=2", "checkpoint_interval_steps=2", "batch_tokens=800"]
+    assert main([*arguments, *settings]) == 0
+    out = capsys.readouterr().out
+    assert all(f"| {name} | " in out for name in names)
