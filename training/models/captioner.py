@@ -142,8 +142,9 @@ class Captioner(EncoderDecoder):
         gate: Projects h to the logit of b.
         attention: None without attention.
         readout: Projects [h_t; z_t] to the part of o_t besides E y_{t-1}.
-        baseline: With hard attention, (max_target_length,): a moving average, for each position, of the log-
-            probability of its label after sampled places.
+        baseline: (max_target_length,): for each position, a moving average of the log-probability of its
+            label after sampled places. Soft attention leaves it at 0, so that hard attention can start from
+            a soft one's weights.
     """
 
     is_compilable = False  # the loop over positions would be compiled anew for each length
@@ -174,8 +175,7 @@ class Captioner(EncoderDecoder):
         self.attention = None if config.attention == "mean" else AdditiveAttention(E, A, A)
         self.readout = nn.Linear(E + A, D)
         self.dropout = Dropout(config.dropout)
-        if config.attention == "hard":
-            self.register_buffer("baseline", torch.zeros(config.max_target_length))
+        self.register_buffer("baseline", torch.zeros(config.max_target_length))
         self._initialise()
 
     @classmethod
