@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +51,7 @@ class Exhibit:
         preset: The preset of its training.
         max_steps: The number of training steps.
         settings: Fields that replace those of the preset.
+        parent: The name of the exhibit whose weights it starts with.
     """
 
     name: str
@@ -58,21 +59,34 @@ class Exhibit:
     preset: str
     max_steps: int
     settings: Mapping[str, object]
+    parent: str = ""
 
 
 _TRANSLATION = {"eval_interval_steps": 250, "warmup_steps": 100, "cooldown_share": 0.5}
 _SMALL = {"d_model": 128, "d_hidden": 192, "vocab_size": 2000, "dropout": 0.0, **_TRANSLATION}
-_LOOKING = {"eval_interval_steps": 500, "warmup_steps": 150, "cooldown_share": 0.5}
+_LOOKING = {"eval_interval_steps": 500, "warmup_steps": 100, "cooldown_share": 0.5}
+_HARD = {"attention": "hard", "learning_rate_scale": 0.2, **_LOOKING}
+_READING = {"eval_interval_steps": 250, "warmup_steps": 100, "cooldown_share": 0.5}
 EXHIBITS = (
-    Exhibit("recurrent", "A recurrent model without attention", "recurrent", 500, _SMALL),
+    Exhibit("captioner-soft", "Soft attention", "captioner", 1000, _LOOKING),
+    Exhibit("clip-captioner", "Attention over time", "clip-captioner", 1200, _LOOKING),
+    Exhibit(
+        "captioner-hard",
+        "Hard attention",
+        "captioner",
+        300,
+        {"attention": "hard", **_LOOKING},
+        "captioner-soft",
+    ),
+    Exhibit("recurrent", "No attention", "recurrent", 500, _SMALL),
     Exhibit("recurrent-dot", "Dot attention", "recurrent-dot", 500, _SMALL),
     Exhibit("recurrent-additive", "Additive attention", "recurrent-additive", 500, _SMALL),
     Exhibit("transformer", "The Transformer", "demo", 500, _TRANSLATION),
-    Exhibit("captioner-soft", "Soft attention", "captioner", 1000, _LOOKING),
-    Exhibit("captioner-hard", "Hard attention", "captioner", 1000, {"attention": "hard", **_LOOKING}),
-    Exhibit("clip-captioner", "Attention over time", "clip-captioner", 1000, _LOOKING),
-    Exhibit("memory-network", "A memory network", "memory-network", 1000, {"eval_interval_steps": 250}),
+    Exhibit("memory-network", "Three hops over the sentences", "memory-network", 1000, _READING),
 )
+_BY_NAME = {exhibit.name: exhibit for exhibit in EXHIBITS}
+_TRANSLATORS = "recurrent", "recurrent-dot", "recurrent-additive", "transformer"
+_CAPTIONERS = "captioner-soft", "captioner-hard", "clip-captioner"
 _HEAD = """# A gallery of attention
 
 A small model of every family, trained on data that this project makes, served by one process and asked
@@ -122,7 +136,11 @@ def make_bundles(folder: Path, console: Console) -> None:
     with Progress(console=console) as progress, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         bars = {exhibit.name: progress.add_task(exhibit.name, total=1.0) for exhibit in EXHIBITS}
 
+        made: dict[str, Future[None]] = {}
+
         def make(exhibit: Exhibit) -> None:
+            if exhibit.parent:  # submitted before
+                made[exhibit.parent].result()
             run, bundle = folder / "runs" / exhibit.name, folder / "bundles" / exhibit.name
             if not RunFolder(run).is_finished:
                 for share in _steps(run, exhibit, children):
@@ -134,8 +152,10 @@ def make_bundles(folder: Path, console: Console) -> None:
                 raise RuntimeError(f"{exhibit.name} failed; its log is {_log_of(run)}")
 
         try:
-            for made in [threads.submit(make, exhibit) for exhibit in EXHIBITS]:
-                made.result()
+            for exhibit in EXHIBITS:
+                made[exhibit.name] = threads.submit(make, exhibit)
+            for one in made.values():
+                one.result()
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             for child in children:
@@ -147,7 +167,8 @@ def _steps(run: Path, exhibit: Exhibit, children: list[subprocess.Popen[bytes]])
     """Trains an exhibit, and yields the finished share of it from time to time."""
     settings = [f"{name}={value}" for name, value in exhibit.settings.items()]
     command = ["training", "train", exhibit.preset, "--out", str(run)]
-    new = ["--max-steps", str(exhibit.max_steps), "--set", *settings]
+    parent = ["--from", str(run.with_name(exhibit.parent))] if exhibit.parent else []
+    new = [*parent, "--max-steps", str(exhibit.max_steps), "--set", *settings]
     child = _run([*command, *(["--resume"] if RunFolder(run).is_run else new)], run, children)
     while child.poll() is None:
         time.sleep(_POLL_SECONDS)
@@ -204,7 +225,7 @@ class Visit:
     def translations(self) -> Iterator[str]:
         """Yields the section of the translators, with one sentence for all."""
         yield f"## One sentence, four models\n\n> {_SENTENCE}"
-        for exhibit in EXHIBITS[:4]:
+        for exhibit in map(_BY_NAME.__getitem__, _TRANSLATORS):
             best = self._ask(exhibit, _SENTENCE)
             text = f"### {exhibit.title}\n\n> {best.text}"
             if best.HasField("attention"):
@@ -214,8 +235,8 @@ class Visit:
 
     def captions(self) -> Iterator[str]:
         """Yields the sections of the captioners: one picture for two of them, and a clip."""
-        yield "## A picture, a caption"
-        for exhibit in EXHIBITS[4:7]:
+        yield "## Pictures and a clip"
+        for exhibit in map(_BY_NAME.__getitem__, _CAPTIONERS):
             number = _CLIP if exhibit.preset == "clip-captioner" else _PICTURE
             file = RunFolder(self.folder / "runs" / exhibit.name).pictures / "test" / f"{number:05d}.png"
             content = file.read_bytes()
@@ -227,7 +248,7 @@ class Visit:
     def stories(self) -> Iterator[str]:
         """Yields the section of the memory network: two stories, each with a question."""
         yield "## Questions about stories"
-        exhibit = EXHIBITS[7]
+        exhibit = _BY_NAME["memory-network"]
         for number, (story, question) in enumerate(_STORIES, start=1):
             best = self._ask(exhibit, {STORY: story, QUESTION: question})
             path = self.pictures / f"story-{number}.png"

@@ -28,11 +28,20 @@ from seq2seq_serve.bundle.names import (
     Role,
     Verb,
     buffer_of,
+    lengths_of,
 )
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 
 _BFLOAT16 = "bfloat16"
 _ONNX_BFLOAT16 = 16  # TensorProto.DataType
+# The element type and the number of axes of each form of source, without the batch
+_FORMS = {
+    Form.TEXT: ("int64", 1),
+    Form.SENTENCES: ("int64", 2),
+    Form.PICTURE: ("uint8", 3),
+    Form.CLIP: ("uint8", 4),
+    Form.FEATURES: ("float32", 2),
+}
 _D_HEAD_MULTIPLE = 8  # GroupQueryAttention refuses others
 # Larger files are refused before they are parsed, which takes many times as much memory.
 MAX_MANIFEST_BYTES = 4 << 20  # the manifest of a Transformer-base in two precisions has 80 KB
@@ -422,9 +431,23 @@ def _graph_problems(manifest: Manifest, variant: Variant) -> list[str]:
     """The contradictions between a variant's graphs and the rules of roles."""
     encode, step = variant.graphs[Verb.ENCODE], variant.graphs[Verb.STEP]
     problems = []
-    sources = [spec.name for spec in encode.inputs if spec.role is Role.SOURCE]
+    sources = {spec.name: spec for spec in encode.inputs if spec.role is Role.SOURCE}
+    for name in {
+        lengths_of(axis) for spec in sources.values() for axis in spec.axes[1:] if isinstance(axis, str)
+    }:
+        sources.pop(name, None)
     if manifest.memory.source not in sources:
         problems.append(f"memory.source is {manifest.memory.source!r}, and encode reads {', '.join(sources)}")
+    if sources.keys() != manifest.sources.keys():
+        problems.append(f"sources are {', '.join(manifest.sources)}, and encode reads {', '.join(sources)}")
+    for name in sources.keys() & manifest.sources.keys():
+        form, spec = manifest.sources[name], sources[name]
+        dtype, num_axes = _FORMS[form]
+        if (spec.dtype, len(spec.axes) - 1) != (dtype, num_axes):
+            problems.append(
+                f"sources.{name} is {form}, which is {dtype} of {num_axes} axes, and encode reads "
+                f"{spec.dtype} of {len(spec.axes) - 1}"
+            )
     for name in ("stride", "constant"):
         value = getattr(manifest.memory, name)
         if value is not None and value < 1:

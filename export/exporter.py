@@ -86,6 +86,8 @@ def export_bundle(
     Raises:
         ExportError: `path` exists or cannot be written, or a proof failed. No bundle is written.
     """
+    if not trained.model.source_kind.forms:
+        raise ExportError("a model without a source cannot be asked: train a captioner that starts --from it")
     if path.exists() and not overwrite:
         raise ExportError(f"{path} already exists; give another folder, or --overwrite")
     if path.exists() and not _may_be_replaced(path):

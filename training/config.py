@@ -117,6 +117,11 @@ class ModelConfig(_Config):
         """Whether two passes of the same batch can differ in training."""
         return any((self.dropout, self.word_dropout))
 
+    @property
+    def free_in_a_child(self) -> tuple[str, ...]:
+        """The fields in which a model that starts with this one's weights may differ from it."""
+        return "dropout", "word_dropout", "max_source_length", "max_target_length"
+
 
 @dataclass(frozen=True)
 class TransformerConfig(ModelConfig):
@@ -150,6 +155,10 @@ class TransformerConfig(ModelConfig):
     @property
     def has_dropout(self) -> bool:
         return super().has_dropout or bool(self.attention_dropout)
+
+    @property
+    def free_in_a_child(self) -> tuple[str, ...]:
+        return *super().free_in_a_child, "attention_dropout"
 
     @property
     def d_head(self) -> int:

@@ -294,7 +294,7 @@ class Trainer:
             self._save()
             raise
         self._is_scored = True
-        dev_score = result.by(self.model.metric)
+        dev_score = result.by(self.model.metric, loss)
         if self.best is None or dev_score > self.best.dev_score:
             self.best = BestScore(self.step, dev_score)
         else:
@@ -370,17 +370,18 @@ class Trainer:
             _log.warning("%s until the last one: %s", self.guard.judgement, self._advice())
         average, weights = self.ranks.first(self._average_of_newest)
         self.model.load_state_dict(average)
-        result = self._score_dev()
-        is_best = self.best is not None and self.best.dev_score > result.by(self.model.metric)
+        result, loss = self._score_dev(), self._dev_loss()
+        is_best = self.best is not None and self.best.dev_score > result.by(self.model.metric, loss)
         best = self.ranks.first(self._best_weights) if is_best else None
         if self.best and best:
             self.model.load_state_dict(best)
-            result = self._score_dev()
+            result, loss = self._score_dev(), self._dev_loss()
             weights = f"checkpoint at step {self.best.step}"
         summary = Summary(
             dev_bleu=result.bleu,
             dev_chrf=result.chrf,
             dev_accuracy=result.accuracy,
+            dev_loss=loss,
             metric=self.model.metric,
             bleu_signature=result.bleu_signature,
             chrf_signature=result.chrf_signature,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.checkpoint import (
@@ -18,6 +19,7 @@ from seq2seq_serve.training.checkpoint import (
     newest_checkpoint,
     save_checkpoint,
 )
+from seq2seq_serve.training.config import ModelConfig
 from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
 from seq2seq_serve.training.data.encoded import EncodedCorpus, EncodedPair, passing_pairs, write_encoded
 from seq2seq_serve.training.data.filters import CorpusFilters
@@ -26,7 +28,8 @@ from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.data.tokenizer import check_vocab_size, train_tokenizer, train_word_tokenizer
 from seq2seq_serve.training.data.vectors import PieceVectors
 from seq2seq_serve.training.loop import Trainer
-from seq2seq_serve.training.models.registry import config_to_json, source_kind_of
+from seq2seq_serve.training.models.base import EncoderDecoder
+from seq2seq_serve.training.models.registry import config_to_json, make_model, source_kind_of
 from seq2seq_serve.training.presets import Preset
 from seq2seq_serve.training.ranks import Ranks
 from seq2seq_serve.training.run import (
@@ -44,9 +47,6 @@ _log = logging.getLogger(__name__)
 # The fields that a resumed run may change: when and how it ends, and what suits the machine.
 _ENDING = "max_steps", "cooldown_share", "patience"
 CHANGEABLE = *_ENDING, "precision", "micro_batch_tokens"
-
-# The fields of the model in which a run may differ from its parent.
-_FREE_IN_A_CHILD = "dropout", "attention_dropout", "word_dropout", "max_source_length", "max_target_length"
 
 
 def start_run(
@@ -114,7 +114,7 @@ def start_run(
         file.unlink(missing_ok=True)
     tokenizer.save(folder.tokenizer_file)
     if parent:
-        write_weights(folder.initial_file, parent.model.state_dict())
+        write_weights(folder.initial_file, _inherited(parent.model, model, recipe.seed))
     for side, found in vectors.items():
         _log.info("%s vectors: for %d of %d pieces", side, len(found.ids), tokenizer.vocab_size)
         found.save(folder.vectors_file(side))
@@ -141,9 +141,10 @@ def start_run(
 def _check_fits(preset: Preset, parent: TrainedModel) -> None:
     """Raise ValueError unless a model of the preset can start with the parent's weights and tokenizer."""
     old, new = config_to_json(parent.config), config_to_json(preset.model)
+    free_fields = parent.config.free_in_a_child
     for name, value in old.items():
-        if name not in _FREE_IN_A_CHILD and new.get(name) != value:
-            free = ", ".join(name for name in _FREE_IN_A_CHILD if name in old)
+        if name not in free_fields and new.get(name) != value:
+            free = ", ".join(free_fields)
             raise ValueError(
                 f"{name} is {value} in the run to start from, and cannot become {new.get(name)}: "
                 f"in the model, only {free} may change"
@@ -155,6 +156,14 @@ def _check_fits(preset: Preset, parent: TrainedModel) -> None:
         )
     if preset.training.source_vectors or preset.training.target_vectors:
         raise ValueError("the parent's embeddings are already trained: leave the word vectors out")
+
+
+def _inherited(parent: EncoderDecoder, config: ModelConfig, seed: int) -> dict[str, Tensor]:
+    """The weights of the parent, and random ones for the parts that only the new model has."""
+    torch.manual_seed(seed)
+    weights = make_model(config).state_dict()
+    given = parent.state_dict()
+    return {name: given.get(name, random) for name, random in weights.items()}
 
 
 def _description(parent: TrainedModel) -> str:

@@ -123,16 +123,20 @@ class Summary:
     steps: int
     seconds: float
     dev_accuracy: float = 0.0
+    dev_loss: float = 0.0
     metric: Metric = "bleu"
 
     @property
     def dev_score(self) -> float:
         """The dev score by the metric."""
-        return self.dev_accuracy if self.metric == "accuracy" else self.dev_bleu
+        scores = {"bleu": self.dev_bleu, "accuracy": self.dev_accuracy, "likelihood": -self.dev_loss}
+        return scores[self.metric]
 
     def __str__(self) -> str:
         if self.metric == "accuracy":
             return f"dev accuracy {self.dev_accuracy:.2f} %"
+        if self.metric == "likelihood":
+            return f"dev loss {self.dev_loss:.3f}"
         return f"dev BLEU {self.dev_bleu:.2f} ({self.bleu_signature}), chrF {self.dev_chrf:.2f}"
 
 

@@ -27,7 +27,7 @@ from rich.console import Console
 
 from benchmarks.demo import translate_all
 from benchmarks.hardware import describe_hardware
-from benchmarks.quality import babi, captions
+from benchmarks.quality import babi, captions, flickr
 from benchmarks.quality.choice import BEAM_SIZE, Choice, choose, search_options, server_flags
 from benchmarks.quality.corpora import Detokenised, ScoredSet, Task, korean, multi30k
 from benchmarks.quality.recipe import Recipe, add_run_flags, describe_run, run, train
@@ -43,7 +43,7 @@ from seq2seq_serve.training.run import RunFolder, load_checkpoints
 
 _PRECISIONS = Precision.FP32, Precision.INT8
 _DETOKENISED = MetricSettings(is_lower_cased=True)
-_OTHER_TASKS = {"babi": babi.main, "captions": captions.main, "clips": captions.main}
+_OTHER_TASKS = {"babi": babi.main, "captions": captions.main, "clips": captions.main, "flickr8k": flickr.main}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -266,7 +266,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "task",
         choices=("multi30k", "korean", *_OTHER_TASKS),
-        help="the corpus; for babi, captions and clips see the help of each",
+        help="the corpus; for the last four see the help of each",
     )
     parser.add_argument(
         "--data",

@@ -45,8 +45,10 @@ class Recipe:
     max_steps: int | None
 
 
-def train(files: CorpusFiles, path: Path, recipe: Recipe, console: Console) -> None:
-    """Start or resume the run, and train it to its end.
+def train(
+    files: CorpusFiles, path: Path, recipe: Recipe, console: Console, parent: Path | None = None
+) -> None:
+    """Start or resume the run, and train it to its end; a new run starts from the parent run, if given.
 
     Raises:
         ValueError: The existing run was started with other settings.
@@ -54,15 +56,19 @@ def train(files: CorpusFiles, path: Path, recipe: Recipe, console: Console) -> N
     folder = RunFolder(path)
     changes = {} if recipe.max_steps is None else {"max_steps": recipe.max_steps}
     if not folder.is_run:
-        preset = preset_named(recipe.preset).changed({**recipe.settings, **changes})
-        start_run(folder, preset, _corpus(files, preset.model, preset.training.seed, folder), files)
+        preset, given = preset_named(recipe.preset), load_run(parent) if parent else None
+        if given:
+            preset = dataclasses.replace(preset, model=given.config)
+        preset = preset.changed({**recipe.settings, **changes})
+        corpus = _corpus(files, preset.model, preset.training.seed, folder)
+        start_run(folder, preset, corpus, files, given)
     config = folder.read_config()
     started = Preset(config.preset, config.model, config.training)
     if started.changed(recipe.settings) != started:
         raise ValueError(f"{path} was started with other settings: give another --run")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    corpus = None if files.is_built_in else _corpus(files, config.model, config.training.seed, folder)
-    continue_run(folder, corpus, device, console, changes)
+    again = None if files.is_built_in else _corpus(files, config.model, config.training.seed, folder)
+    continue_run(folder, again, device, console, changes)
 
 
 def _corpus(files: CorpusFiles, model: ModelConfig, seed: int, folder: RunFolder) -> Corpus:

@@ -22,8 +22,8 @@ from seq2seq_serve.training.models.attention import scaled_dot_product_attention
 from seq2seq_serve.training.models.memory_network import (
     MemoryNetwork,
     MemoryNetworkConfig,
+    position_factors,
     rectify,
-    word_places,
 )
 
 # B batch rows   N sentences   J words of a sentence   D d_model   V vocabulary   C memory capacity
@@ -85,12 +85,11 @@ class EncodeGraph(Graph):
         return (*written, self._embed(question, self._shares(question), self.question))
 
     def _shares(self, ids: Tensor) -> Tensor:
-        """The factors of each word (…, 2, J): 1 - j/J and 1 - 2j/J, or (…, 1, J) without their order."""
+        """The `position_factors` of each word (…, 2, J), 0 at pads; 1 (…, 1, J) without position encoding."""
         is_word = ids != PAD_ID
         if not self.config.has_position_encoding:
             return is_word.unsqueeze(-2)
-        places = word_places(is_word)
-        return torch.stack([1 - places, 1 - 2 * places], dim=-2) * is_word.unsqueeze(-2)
+        return torch.stack(position_factors(is_word), dim=-2) * is_word.unsqueeze(-2)
 
     def _embed(self, ids: Tensor, shares: Tensor, weight: Tensor) -> Tensor:
         """The embeddings (…, D) of sentences (…, J)."""

@@ -289,9 +289,18 @@ def test_memory_that_no_source_fills_is_refused(damaged):
     edit(damaged, "memory", "stride", value=0)
     edit(damaged, "memory", "constant", value=0)
     assert {problem.partition(": ")[2] for problem in problems_of(damaged)} == {
-        "memory.source is 'pixels', and encode reads source_ids, source_lengths",
+        "memory.source is 'pixels', and encode reads source_ids",
         "memory.stride is 0, and must be at least 1",
         "memory.constant is 0, and must be at least 1",
+    }
+
+
+def test_sources_that_the_graphs_do_not_read_are_refused(damaged):
+    edit(damaged, "sources", "source_ids", value="picture")
+    edit(damaged, "sources", "question", value="text")
+    assert {problem.partition(": ")[2] for problem in problems_of(damaged)} == {
+        "sources are source_ids, question, and encode reads source_ids",
+        "sources.source_ids is picture, which is uint8 of 3 axes, and encode reads int64 of 1",
     }
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from seq2seq_serve.training.builtin import grammar, moving_shapes, shapes, stories
 from seq2seq_serve.training.builtin.splits import Split
-from seq2seq_serve.training.data.sources import Clips, Pictures, SourceKind, Stories, Tokens
+from seq2seq_serve.training.data.sources import Clips, Nothing, Pictures, SourceKind, Stories, Tokens
 from seq2seq_serve.training.data.text_files import SentencePair
 
 _NUM_STORIES: dict[Split, int] = {"train": 20_000, "dev": 1_000, "test": 1_000}
@@ -37,6 +37,8 @@ def built_in_parts(kind: SourceKind, folder: Path) -> tuple[str, Parts]:
             return "built-in stories", _parts(_NUM_STORIES, _story_pairs)
         case Pictures():
             return "built-in pictures", _parts(_NUM_PICTURES, lambda *part: _picture_pairs(folder, *part))
+        case Nothing():
+            return "captions of the built-in pictures", _parts(_NUM_PICTURES, _caption_pairs)
         case Clips():
             return "built-in clips", _parts(_NUM_CLIPS, lambda *part: _clip_pairs(folder, *part))
     raise ValueError("there is no built-in corpus for this model: give its files (--tsv)")
@@ -71,6 +73,12 @@ def _parts(sizes: dict[Split, int], pairs: Callable[[int, Split], Iterator[Sente
 def _story_pairs(size: int, split: Split) -> Iterator[SentencePair]:
     for story in stories.generate(size, split=split):
         yield SentencePair(" ".join([*story.sentences, story.question]), story.answer)
+
+
+def _caption_pairs(size: int, split: Split) -> Iterator[SentencePair]:
+    chance = random.Random(f"captions {split}")
+    for number, scene in enumerate(shapes.generate(size, split=split)):
+        yield SentencePair(f"{split} {number}", shapes.caption(scene, chance))
 
 
 def _picture_pairs(folder: Path, size: int, split: Split) -> Iterator[SentencePair]:

@@ -263,4 +263,24 @@ class Features(_Files):
         return {names.FEATURES: rng.standard_normal((length, self.width)).astype(np.float32)}
 
 
-TOKENS, STORIES = Tokens(), Stories()
+class Nothing(SourceKind):
+    """No source: the model is a language model of the corpus' targets."""
+
+    forms: ClassVar[Mapping[str, Form]] = {}
+    unit = "positions"
+
+    @property
+    def memory(self) -> LengthRule:
+        return LengthRule("", constant=1)
+
+    def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:  # noqa: ARG002
+        return [[] for _ in sources]
+
+    def inputs(self, source: Numbers) -> Inputs:  # noqa: ARG002
+        return {}
+
+    def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
+        return {}
+
+
+TOKENS, STORIES, NOTHING = Tokens(), Stories(), Nothing()

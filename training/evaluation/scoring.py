@@ -33,9 +33,9 @@ class Score:
     chrf_signature: str
     accuracy: float
 
-    def by(self, metric: Metric) -> float:
-        """The score by one metric."""
-        return self.accuracy if metric == "accuracy" else self.bleu
+    def by(self, metric: Metric, loss: float = 0.0) -> float:
+        """The score by one metric; `loss` is the cross-entropy on the same pairs."""
+        return {"bleu": self.bleu, "accuracy": self.accuracy, "likelihood": -loss}[metric]
 
 
 def by_source(pairs: Sequence[SentencePair]) -> dict[str, list[str]]:

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor, nn
 
 from seq2seq_serve.training.config import PAD_ID, ModelConfig
-from seq2seq_serve.training.data.sources import Clips, Features, Pictures, SourceKind
+from seq2seq_serve.training.data.sources import NOTHING, Clips, Features, Pictures, SourceKind
 from seq2seq_serve.training.models.attention import AdditiveAttention
-from seq2seq_serve.training.models.base import EncoderDecoder, Memory, State, Trace
+from seq2seq_serve.training.models.base import EncoderDecoder, Memory, Metric, State, Trace
 from seq2seq_serve.training.models.dropout import Dropout
 from seq2seq_serve.training.models.recurrent import LSTMCell
 from seq2seq_serve.training.models.vision import (
@@ -42,9 +42,10 @@ from seq2seq_serve.training.models.vision import (
     line_codes,
 )
 
-SourceName = Literal["picture", "clip", "features"]
+SourceName = Literal["picture", "clip", "features", "nothing"]
 AttentionName = Literal["soft", "hard", "mean"]
 
+_SOURCES = '"picture", "clip", "features" or "nothing"'
 _BASELINE_DECAY = 0.9  # Xu et al. 2015, section 4.1
 _TINY = 1e-20  # the logarithm and its gradient are finite where a weight is 0
 
@@ -59,7 +60,8 @@ class CaptionerConfig(ModelConfig):
     Attributes:
         d_annotation: A, the width of the annotations and of the attention's hidden layer.
         d_hidden: E, the width of the LSTM.
-        source: "picture" (a place is 4 x 4 pixels), "clip" (a frame) or "features" (computed by the caller).
+        source: "picture" (a place is 4 x 4 pixels), "clip" (a frame), "features" (computed by the caller), or
+            "nothing": a language model of captions, with whose decoder a captioner can start.
         size: Pixels per side of a picture or a clip's frame; features do not use it.
         feature_width: The width of features; None for the other sources.
         num_channels: The first convolution's outputs; the others have twice as many.
@@ -94,7 +96,7 @@ class CaptionerConfig(ModelConfig):
         self._require_int("num_channels", at_least=2)
         self._require_int("size", at_least=2 * STRIDE)
         self._require(self.size % STRIDE == 0, "size", f"a multiple of {STRIDE}")
-        self._require(self.source in get_args(SourceName), "source", '"picture", "clip" or "features"')
+        self._require(self.source in get_args(SourceName), "source", _SOURCES)
         self._require(self.attention in get_args(AttentionName), "attention", '"soft", "hard" or "mean"')
         self._require(isinstance(self.is_local, bool), "is_local", "true or false")
         self._require(not self.is_local or self.source == "clip", "is_local", "false unless source is clip")
@@ -116,6 +118,14 @@ class CaptionerConfig(ModelConfig):
     def has_dropout(self) -> bool:
         return super().has_dropout or self.attention == "hard"
 
+    @property
+    def free_in_a_child(self) -> tuple[str, ...]:
+        """Also the losses and hard instead of soft attention; all about the source if it is nothing."""
+        free = *super().free_in_a_child, "attention", "stochastic_penalty"
+        free = *free, "soft_share", "reward_weight", "entropy_weight"
+        about_source = "source", "size", "feature_width", "num_channels", "is_local"
+        return (*free, *about_source) if self.source == "nothing" else free
+
 
 class Captioner(EncoderDecoder):
     """The model of the module's docstring.
@@ -132,8 +142,9 @@ class Captioner(EncoderDecoder):
         gate: Projects h to the logit of b.
         attention: None without attention.
         readout: Projects [h_t; z_t] to the part of o_t besides E y_{t-1}.
-        baseline: With hard attention, (max_target_length,): a moving average, for each position, of the log-
-            probability of its label after sampled places.
+        baseline: (max_target_length,): for each position, a moving average of the log-probability of its
+            label after sampled places. Soft attention leaves it at 0, so that hard attention can start from
+            a soft one's weights.
     """
 
     is_compilable = False  # the loop over positions would be compiled anew for each length
@@ -148,15 +159,15 @@ class Captioner(EncoderDecoder):
         A, D, E = config.d_annotation, config.d_model, config.d_hidden
         if config.source == "picture":
             self.features = PictureFeatures(A, config.num_channels)
-            codes = grid_codes(config.size // STRIDE)
-        else:
-            codes = line_codes(config.num_places)
-            if config.source == "clip":
-                self.features = ClipFeatures(config.size, A, config.num_channels, config.is_local)
-            else:
-                assert config.feature_width is not None
-                self.features = nn.Linear(config.feature_width, A)
-        self.annotations = Annotations(codes, A)
+        elif config.source == "clip":
+            self.features = ClipFeatures(config.size, A, config.num_channels, config.is_local)
+        elif config.source == "features":
+            assert config.feature_width is not None
+            self.features = nn.Linear(config.feature_width, A)
+        if config.source != "nothing":
+            is_picture = config.source == "picture"
+            codes = grid_codes(config.size // STRIDE) if is_picture else line_codes(config.num_places)
+            self.annotations = Annotations(codes, A)
         self.initial = nn.Linear(A, 2 * E)
         self.cell = LSTMCell(D, E)
         self.context = nn.Linear(A, LSTMCell.num_gates * E, bias=False)
@@ -164,22 +175,30 @@ class Captioner(EncoderDecoder):
         self.attention = None if config.attention == "mean" else AdditiveAttention(E, A, A)
         self.readout = nn.Linear(E + A, D)
         self.dropout = Dropout(config.dropout)
-        if config.attention == "hard":
-            self.register_buffer("baseline", torch.zeros(config.max_target_length))
+        self.register_buffer("baseline", torch.zeros(config.max_target_length))
         self._initialise()
 
     @classmethod
     def source_kind_of(cls, config: ModelConfig) -> SourceKind:
         assert isinstance(config, CaptionerConfig)
+        if config.source == "nothing":
+            return NOTHING
         if config.source == "features":
             assert config.feature_width is not None
             return Features(config.feature_width)
         return Pictures(config.size) if config.source == "picture" else Clips(config.size)
 
+    @property
+    def metric(self) -> Metric:
+        return "likelihood" if self.config.source == "nothing" else "bleu"
+
     def encode(self, *source: Tensor) -> Memory:
-        pixels, mask = source
-        features = self.features(pixels, mask) if self.config.source == "clip" else self.features(pixels)
-        annotations = self.annotations(features)  # (B, M, A)
+        *pixels, mask = source
+        if self.config.source == "nothing":
+            annotations = self.embedding.weight.new_zeros(*mask.shape, self.config.d_annotation)
+        else:
+            given = (*pixels, mask) if self.config.source == "clip" else pixels
+            annotations = self.annotations(self.features(*given))  # (B, M, A)
         if self.attention is None:
             return (mean_annotation(annotations, mask),)
         return annotations, self.attention.key(annotations)

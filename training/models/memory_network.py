@@ -1,7 +1,7 @@
 """End-to-end memory networks: attention in several hops over the sentences of a story, for a question.
 
     sentence    x_i is the words x_i1 ... x_iJ, and embed(E, x_i) = sum_j l_j * E x_ij          section 2.1
-    position    l_kj = (1 - j/J) - (k/D) (1 - 2j/J), or 1 without position encoding             section 4.1
+    position    l_kj = 2 (1 - j/J) - 2 (k/D) (1 - 2j/J), or 1 without position encoding         section 4.1
     memories    m_i = embed(A, x_i) + T_A(i), c_i = embed(C, x_i) + T_C(i)                      section 4.1
     question    u = embed(B, q)                                                                 section 2.1
     hop         p_i = softmax_i(u^T m_i), o = sum_i p_i c_i                                     equations 1, 2
@@ -9,7 +9,8 @@
     layer-wise  u' = H u + o; all hops share A, T_A, C and T_C; B and W are other matrices      section 2.2
     answer      softmax(W u'), u' after the last hop                                            equation 3
 
-Sukhbaatar et al. 2015, arXiv:1503.08895. T_A and T_C count sentences from the last one. With `relu`, negative
+Sukhbaatar et al. 2015, arXiv:1503.08895. The factors l are twice those of the paper's text, so that their
+mean is 1, as without position encoding. T_A and T_C count sentences from the last one. With `relu`, negative
 values of u' become 0 after each hop, in half of the units, as in the paper's language models (section 5), or
 in all. The answer is one token; the state of the position after it, which predicts eos, is a learned vector.
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +100,6 @@ class MemoryNetwork(EncoderDecoder):
         end: The state (D,) of every position after the first.
     """
 
-    metric: ClassVar[Metric] = "accuracy"
     config: MemoryNetworkConfig
     query: nn.Embedding | None
     transition: nn.Linear | None
@@ -122,6 +122,10 @@ class MemoryNetwork(EncoderDecoder):
         self._is_linear = False
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=_INITIAL_DEVIATION)
+
+    @property
+    def metric(self) -> Metric:
+        return "accuracy"
 
     @classmethod
     def source_kind_of(cls, config: ModelConfig) -> SourceKind:  # noqa: ARG003
@@ -235,12 +239,12 @@ class MemoryNetwork(EncoderDecoder):
         shares = is_word.to(weight.dtype)  # (rows, J)
         if self.training and self.config.word_dropout:
             shares = shares * dropout(torch.ones_like(shares), self.config.word_dropout)
-        # One call sums all: l_kj E x_j is (1 - j/J) E x_j plus (1 - 2j/J) times the matrix -(k/D) E at x_j.
+        # One call sums all. l_kj E x_j has two parts: 2 (1 - j/J) times the matrix E at x_j, and 2 (1 - 2j/J)
+        # times the matrix -(k/D) E at x_j.
         indices, factors, table = [ids], [shares], [weight]
         if self.config.has_position_encoding:
             V, D = len(weight), self.config.d_model
-            places = word_places(is_word).to(weight.dtype)
-            factors = [shares * (1 - places), shares * (1 - 2 * places)]
+            factors = [shares * factor.to(weight.dtype) for factor in position_factors(is_word)]
             indices.append(ids + V)
             units = torch.arange(1, D + 1, device=ids.device, dtype=weight.dtype) / D  # k/D
             table.append(weight * -units.repeat(weight.shape[1] // D))
@@ -256,10 +260,11 @@ class MemoryNetwork(EncoderDecoder):
         )
 
 
-def word_places(is_word: Tensor) -> Tensor:
-    """j/J of each word (…, J): 1-based places, as a share of the sentence's words; anything at pads."""
-    places = torch.arange(1, is_word.shape[-1] + 1, device=is_word.device)
-    return places / is_word.sum(dim=-1, keepdim=True).clamp(min=1)
+def position_factors(is_word: Tensor) -> tuple[Tensor, Tensor]:
+    """2 (1 - j/J) and 2 (1 - 2j/J) of each word (…, J), j being its place from 1; anything at pads."""
+    J = is_word.sum(dim=-1, keepdim=True).clamp(min=1)
+    places = torch.arange(1, is_word.shape[-1] + 1, device=is_word.device) / J
+    return 2 * (1 - places), 2 * (1 - 2 * places)
 
 
 def rectify(u: Tensor, relu: Rectified) -> Tensor:

@@ -148,9 +148,9 @@ def _attention(job: Job, hypothesis: Hypothesis, model: ServedModel) -> pb.Atten
     message = pb.Attention(
         source_tokens=_source_labels(job, model), target_tokens=model.target_tokenizer.pieces(target_ids)
     )
-    hops = [] if attention.ndim == 2 else list(np.moveaxis(attention, 1, 0))
-    _add_weights(message, hops[-1] if hops else attention)
-    for weights in hops:
+    hops = [attention] if attention.ndim == 2 else list(np.moveaxis(attention, 1, 0))
+    _add_weights(message, hops[-1])
+    for weights in hops if len(hops) > 1 else ():
         _add_weights(message.hops.add(), weights)
     return message
 

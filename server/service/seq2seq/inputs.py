@@ -175,7 +175,7 @@ def check_source_ids(token_ids: Sequence[int], model: ServedModel, field: str) -
 def too_long(what: str, num: int, unit: str, most: int, model: ServedModel, field: str) -> InvalidRequest:
     """Returns the error for a source that has more of something than the model takes."""
     return InvalidRequest(
-        f"{what} has {num} {unit}, and {model.name} takes at most {most}: send less", field=field
+        f"{what} has {num} {unit}, and {model.name} takes at most {most}: send fewer", field=field
     )
 
 

@@ -73,7 +73,7 @@ def test_systems_are_trained_served_and_scored(task, tmp_path, capsys, monkeypat
     small = {"train": 40, "dev": 4, "test": 6}
     monkeypatch.setattr(built_in, "_NUM_PICTURES", small)
     monkeypatch.setattr(built_in, "_NUM_CLIPS", small)
-    names = list(captions.TASKS[task].systems)[-2:]
+    names = list(captions.TASKS[task].systems)[:2]
     arguments = [task, "--systems", *names, "--run", str(tmp_path), "--max-steps", "2"]
     settings = ["--set", "eval_interval_steps=2", "checkpoint_interval_steps=2", "batch_tokens=800"]
     assert main([*arguments, *settings]) == 0

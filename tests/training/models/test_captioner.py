@@ -233,7 +233,7 @@ def test_places_are_sampled_from_alpha_among_a_rows_own() -> None:
 
 def test_a_share_of_the_rows_has_the_soft_context_and_no_loss_of_sampled_places() -> None:
     model, soft = hard(soft_share=0.5), make(FEATURES)
-    soft.load_state_dict({name: weight for name, weight in model.state_dict().items() if name != "baseline"})
+    soft.load_state_dict(model.state_dict())
     x, mask, target = (each[:2].repeat_interleave(200, dim=0) for each in random_batch(FEATURES))
     memory = model.encode(x, mask)
     states, (*trace, is_hard) = model.decode_and_trace(target, memory, mask)

@@ -40,12 +40,12 @@ def numpy(tensor: Tensor) -> Array:
 
 
 def embedded(words: list[int], matrix: Array, *, has_order: bool) -> Array:
-    """sum_j l_j * E x_j, as section 4.1 of the paper writes it."""
+    """sum_j l_j * E x_j with twice the factors of section 4.1 of the paper."""
     J, D = len(words), matrix.shape[1]
     total = np.zeros(D)
     for j, word in enumerate(words, start=1):
         for k in range(1, D + 1):
-            factor = (1 - j / J) - (k / D) * (1 - 2 * j / J) if has_order else 1.0
+            factor = 2 * ((1 - j / J) - (k / D) * (1 - 2 * j / J)) if has_order else 1.0
             total[k - 1] += factor * matrix[word, k - 1]
     return total
 
