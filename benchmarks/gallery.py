@@ -198,9 +198,8 @@ def write_page(folder: Path, out: Path) -> Path:
     """Serve all bundles from one server, ask each model, and write the page; returns its path."""
     pictures = out / "gallery"
     pictures.mkdir(parents=True, exist_ok=True)
-    names = [exhibit.name for exhibit in EXHIBITS]
-    bundles = [str(folder / "bundles" / name) for name in names[1:]]
-    with serving(folder / "bundles" / names[0], bundles) as server, Client(server.address) as client:
+    bundles = [folder / "bundles" / exhibit.name for exhibit in EXHIBITS]
+    with serving(bundles) as server, Client(server.address) as client:
         visit = Visit(client, folder, pictures)
         sections = [*visit.translations(), *visit.captions(), *visit.stories()]
     path = out / "gallery.md"

@@ -101,7 +101,7 @@ class Histogram:
 
 @contextmanager
 def serving(
-    bundle: Path,
+    bundle: Path | Sequence[Path],
     flags: Sequence[str] = (),
     *,
     stderr: IO[bytes] | int | None = None,
@@ -110,7 +110,7 @@ def serving(
     """Runs `python -m server bundle`; the server is ready on entry and terminated on exit.
 
     Args:
-        bundle: Folder of the bundle.
+        bundle: Folder of the bundle, or of several.
         flags: Additional command-line flags.
         stderr: Receives the server's log; None means this process's standard error.
         environment: Additional environment variables.
@@ -119,7 +119,8 @@ def serving(
         RuntimeError: The server did not become ready, or did not exit with 0 after SIGTERM.
     """
     port, metrics_port = free_ports(2)
-    command = [sys.executable, "-m", "server", str(bundle), "--host", "127.0.0.1"]
+    paths = [bundle] if isinstance(bundle, Path) else bundle
+    command = [sys.executable, "-m", "server", *map(str, paths), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--metrics-port", str(metrics_port), "--log-level", "warning", *flags]
     process = subprocess.Popen(command, stderr=stderr, env=os.environ | dict(environment or {}))
     server = RunningServer(process, f"127.0.0.1:{port}", f"http://127.0.0.1:{metrics_port}")
