@@ -150,15 +150,20 @@ class MemoryNetwork(EncoderDecoder):
         """Turn stories (B, N, J), questions (B, J) and the mask of sentences (B, N) into the memory."""
         story, question, source_mask = source
         B, N, _ = story.shape
-        D, limit = self.config.d_model, self.config.max_source_length
-        ages = self._ages(source_mask).clamp(max=limit - 1)  # (B, N)
+        ages = self._ages(source_mask).clamp(max=self.config.max_source_length - 1)  # (B, N)
+        # Stories of very different lengths share a batch, so their padding is not embedded.
+        (real,) = source_mask.flatten().nonzero(as_tuple=True)  # (sentences,)
         embedded = self._embed(
-            story.flatten(0, 1),
+            story.flatten(0, 1)[real],
             torch.cat(self.story_weights, dim=1),
-            times=(ages.view(B * N, 1), torch.cat([each.weight for each in self.times], dim=1)),
+            times=(ages.flatten()[real, None], torch.cat([each.weight for each in self.times], dim=1)),
         )
-        stories = self.dropout(embedded).view(B, N, -1).split(D, dim=2)
-        return (*stories, self.dropout(self._embed(question, self.source_weight)))
+        padded = embedded.new_zeros(B * N, embedded.shape[1])
+        stories = padded.index_copy(0, real, self.dropout(embedded)).view(B, N, -1)
+        return (
+            *stories.chunk(len(self.times), dim=2),
+            self.dropout(self._embed(question, self.source_weight)),
+        )
 
     def decode_states(self, target_ids: Tensor, memory: Memory, source_mask: Tensor) -> Tensor:
         return self._states(target_ids, self._attend(memory, source_mask)[0])
