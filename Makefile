@@ -9,6 +9,7 @@ TRAIN_FLAGS ?=
 SERVE_FLAGS ?=
 TATOEBA ?= tatoeba/deu-eng.txt.gz
 BENCH_FLAGS ?=
+GALLERY_FLAGS ?=
 
 # Where a GPU answers: ONNX Runtime for CUDA, torch as PyPI has it, and fp16 graphs beside those for the CPU.
 ifneq ($(shell nvidia-smi -L 2>/dev/null),)
@@ -27,7 +28,7 @@ INSTALLED := $(VENV)/.installed-$(RUNTIME)
 # Else every run of the tests compiles them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve test test-all cuda-stub try-cuda-stub pytest coverage lint types bench figures stubs lock install clean
+.PHONY: help demo gallery serve test test-all cuda-stub try-cuda-stub pytest coverage lint types bench figures stubs lock install clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -35,6 +36,9 @@ help: ## list these commands
 
 demo: $(BUNDLE)/manifest.json ## install, train, export, serve, translate, show the metrics; a finished step is not repeated
 	$(PY) -m benchmarks.demo $(BUNDLE) --run $(RUN)
+
+gallery: $(INSTALLED) ## train, export, serve and draw a small model of every family; a finished step is not repeated
+	$(PY) -m benchmarks.gallery $(GALLERY_FLAGS)
 
 serve: $(BUNDLE)/manifest.json ## serve the demo bundle in the foreground
 	$(PY) -m server $(BUNDLE) $(SERVE_FLAGS)

@@ -62,11 +62,10 @@ class Exhibit:
     parent: str = ""
 
 
-_TRANSLATION = {"eval_interval_steps": 250, "warmup_steps": 100, "cooldown_share": 0.5}
-_SMALL = {"d_model": 128, "d_hidden": 192, "vocab_size": 2000, "dropout": 0.0, **_TRANSLATION}
+_QUICK = {"eval_interval_steps": 250, "warmup_steps": 100, "cooldown_share": 0.5}
+_SMALL = {"d_model": 128, "d_hidden": 192, "vocab_size": 2000, "dropout": 0.0, **_QUICK}
 _LOOKING = {"eval_interval_steps": 500, "warmup_steps": 100, "cooldown_share": 0.5}
 _HARD = {"attention": "hard", "learning_rate_scale": 0.2, **_LOOKING}
-_READING = {"eval_interval_steps": 250, "warmup_steps": 100, "cooldown_share": 0.5}
 EXHIBITS = (
     Exhibit("captioner-soft", "Soft attention", "captioner", 1000, _LOOKING),
     Exhibit("clip-captioner", "Attention over time", "clip-captioner", 1200, _LOOKING),
@@ -75,14 +74,14 @@ EXHIBITS = (
         "Hard attention",
         "captioner",
         300,
-        {"attention": "hard", **_LOOKING},
+        _HARD,
         "captioner-soft",
     ),
     Exhibit("recurrent", "No attention", "recurrent", 500, _SMALL),
     Exhibit("recurrent-dot", "Dot attention", "recurrent-dot", 500, _SMALL),
     Exhibit("recurrent-additive", "Additive attention", "recurrent-additive", 500, _SMALL),
-    Exhibit("transformer", "The Transformer", "demo", 500, _TRANSLATION),
-    Exhibit("memory-network", "Three hops over the sentences", "memory-network", 1000, _READING),
+    Exhibit("transformer", "The Transformer", "demo", 500, _QUICK),
+    Exhibit("memory-network", "Three hops over the sentences", "memory-network", 1000, _QUICK),
 )
 _BY_NAME = {exhibit.name: exhibit for exhibit in EXHIBITS}
 _TRANSLATORS = "recurrent", "recurrent-dot", "recurrent-additive", "transformer"

@@ -91,6 +91,24 @@ def read_clip(content: bytes, size: int, max_frames: int) -> Pixels:
         return frames
 
 
+def count_frames(content: bytes) -> int:
+    """Returns the number of frames of an animation, 1 of a picture, by the file's headers.
+
+    Raises:
+        PictureError: The bytes are not a picture, or exceed a limit.
+    """
+    return _measured(content)[1].num_frames
+
+
+def count_pixels(content: bytes) -> int:
+    """Returns the number of pixels of all frames, by the file's headers; 0 if the file would be refused."""
+    try:
+        _, measures = _measured(content)
+    except PictureError:
+        return 0
+    return measures.num_pixels * measures.num_frames
+
+
 def read_shown(content: bytes, max_side: int) -> Pixels:
     """Returns a picture with its own proportions, scaled down if it is too large: uint8 [height, width, 3].
 
@@ -123,24 +141,37 @@ class _Kind:
     open: Callable[[io.BytesIO], ImageFile]
 
 
-@contextmanager
-def _opened(content: bytes) -> Iterator[tuple[ImageFile, _Measures]]:
-    """Opens a file within the limits, without decoding its pixels; errors become `PictureError`."""
+def _measured(content: bytes) -> tuple[_Kind, _Measures]:
+    """Returns a file's kind and measures, by its own headers, if they are within the limits."""
     if len(content) > MAX_FILE_BYTES:
         raise PictureError(f"the file has {len(content)} bytes, and at most {MAX_FILE_BYTES} are read")
     kind = next((kind for kind in _KINDS if kind.beginning.match(content)), None)
     if kind is None:
         given = f"begins with {content[:8]!r}" if content else "is empty"
         raise PictureError(f"the file is not PNG, JPEG, WebP or GIF: it {given}")
-    try:
+    with _told_as_damaged(kind):
         measures = kind.measure(content)
         if not 0 < measures.num_pixels <= MAX_PIXELS:
             raise PictureError(
                 f"the picture is {measures.width} x {measures.height}, {measures.num_pixels} pixels, and "
                 f"1 to {MAX_PIXELS} are read"
             )
-        with kind.open(io.BytesIO(content)) as image:
-            yield image, measures
+        return kind, measures
+
+
+@contextmanager
+def _opened(content: bytes) -> Iterator[tuple[ImageFile, _Measures]]:
+    """Opens a file within the limits, without decoding its pixels; errors become `PictureError`."""
+    kind, measures = _measured(content)
+    with _told_as_damaged(kind), kind.open(io.BytesIO(content)) as image:
+        yield image, measures
+
+
+@contextmanager
+def _told_as_damaged(kind: _Kind) -> Iterator[None]:
+    """Turns the errors of reading a file into `PictureError`."""
+    try:
+        yield
     except (PictureError, MemoryError):
         raise
     except Exception as error:  # Pillow raises errors of a dozen classes for damaged files

@@ -52,11 +52,14 @@ def save_looks(hypothesis: Hypothesis, content: bytes, form: str, path: Path) ->
     if (attention := _write_numbers(hypothesis, path)) is None:
         return
     # The drawing shows what the server read: the same frames, the same side up.
+    import numpy as np
+
     from seq2seq_serve.bundle.pictures import read_clip, read_shown  # noqa: TID251
     from seq2seq_serve.drawing.overlay import save_film_strips, save_overlays
 
     num_words = len(attention["target_tokens"]) - (hypothesis.finish_reason == FINISH_REASON_EOS)
-    words, weights = attention["target_tokens"][:num_words], attention["weights"][:num_words]
+    words = attention["target_tokens"][:num_words]
+    weights = np.asarray(attention["weights"])[:num_words]  # with its number of places, even without words
     if form == CLIP:
         save_film_strips(read_clip(content, _FRAME_PIXELS, _MAX_FRAMES), weights, words, path)
     else:

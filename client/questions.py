@@ -67,7 +67,9 @@ def caption(client: Client, options: argparse.Namespace, generate_options: Gener
         else:
             _print("\n".join(one_line(hypothesis.text) for hypothesis in response.hypotheses))
         if any(each.finish_reason == FINISH_REASON_LENGTH for each in response.hypotheses):
-            advice = length_advice(generate_options)
+            # A bundle of captions does not bound their length by that of a source.
+            is_set = generate_options.HasField("max_new_tokens") or generate_options.max_length_ratio
+            advice = length_advice(generate_options) if is_set else "this is the model's own limit"
             sys.stderr.write(f"warning: the caption ended at its length limit ({advice})\n")
         if path is not None:
             save_looks(response.hypotheses[0], content, form, path)

@@ -2,27 +2,43 @@
 
 import dataclasses
 import re
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.server.service.open_inference.requests import PARAMETERS
-from seq2seq_serve.training.config import TrainingConfig, TransformerConfig
+from seq2seq_serve.training.config import ModelConfig, TrainingConfig, TransformerConfig
+from seq2seq_serve.training.models.captioner import CaptionerConfig
+from seq2seq_serve.training.models.memory_network import MemoryNetworkConfig
 from seq2seq_serve.training.models.recurrent import RecurrentConfig
+
+_LAYERS = {"num_encoder_layers", "num_decoder_layers"}  # in the table of every model
 
 
 def test_the_page_on_training_lists_every_setting_with_its_default() -> None:
     text = Path("docs/training.md").read_text(encoding="utf-8")
-    rows = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| `")]
-    listed = {name: default for names, defaults in rows for name, default in _defaults(names, defaults)}
-    for field in chain.from_iterable(
-        map(dataclasses.fields, (TransformerConfig, RecurrentConfig, TrainingConfig))
-    ):
-        assert field.name in listed, field.name
-        if field.default is dataclasses.MISSING:
-            assert listed[field.name] == "preset's"
-        else:
-            assert listed[field.name] == _written(field.default), field.name
+    common = {field.name for field in dataclasses.fields(ModelConfig)}
+    tables: dict[str, type[Any]] = {
+        "every model": ModelConfig,
+        "captioner": CaptionerConfig,
+        "memory network": MemoryNetworkConfig,
+        "Transformer": TransformerConfig,
+        "recurrent": RecurrentConfig,
+        "recipe": TrainingConfig,
+    }
+    for title, config in tables.items():
+        _, _, table = text.partition(f"| {title} | default | |\n")
+        rows = [line.split("|")[1:3] for line in table.partition("\n\n")[0].splitlines()[1:]]
+        listed = {name: default for names, defaults in rows for name, default in _defaults(names, defaults)}
+        fields = {field.name: field.default for field in dataclasses.fields(config)}
+        if config is not ModelConfig:
+            fields = {name: default for name, default in fields.items() if name not in common}
+        if issubclass(config, TransformerConfig | RecurrentConfig):
+            fields = {name: default for name, default in fields.items() if name not in _LAYERS}
+        assert {name: listed.get(name) for name in fields} == {
+            name: "preset's" if default is dataclasses.MISSING else _written(default)
+            for name, default in fields.items()
+        }
 
 
 def test_the_page_on_protocols_lists_every_parameter() -> None:

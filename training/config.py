@@ -172,6 +172,8 @@ class TrainingConfig(_Config):
     Attributes:
         max_steps: The last step, unless `patience` stops training before.
         batch_tokens: Padded tokens of a batch, on its longer side.
+        mixes_lengths: Whether a batch has pairs of all lengths, in random order; otherwise of similar length,
+            which pads less.
         learning_rate_scale: The factor of the paper's schedule; 1 is the paper's.
         cooldown_share: The last share of `max_steps`, in which the learning rate falls to 0.
         max_gradient_norm: Longer gradients are scaled down to this norm.
@@ -201,6 +203,7 @@ class TrainingConfig(_Config):
 
     max_steps: int = 100_000
     batch_tokens: int = 25_000
+    mixes_lengths: bool = False
     label_smoothing: float = 0.1
     learning_rate_scale: float = 1.0
     warmup_steps: int = 4000
@@ -268,7 +271,8 @@ class TrainingConfig(_Config):
         self._require(bool(is_tag), "source_language", 'a BCP 47 tag such as "ko" or "pt-BR", or null')
         forms = get_args(Normalization)
         self._require(self.normalization in forms, "normalization", " or ".join(forms))
-        self._require(isinstance(self.drop_copies, bool), "drop_copies", "true or false")
+        for name in ("drop_copies", "mixes_lengths"):
+            self._require(isinstance(getattr(self, name), bool), name, "true or false")
         is_known = self.precision is None or self.precision in get_args(Precision)
         self._require(is_known, "precision", '"fp32", "bf16" or null')
         if self.micro_batch_tokens is not None:

@@ -104,6 +104,7 @@ class Trainer:
             ranks=self.ranks,
             piece_tokens=recipe.micro_batch_tokens and -(-recipe.micro_batch_tokens // recipe.num_passes),
             kind=self.model.source_kind,
+            mixes_lengths=recipe.mixes_lengths,
         )
         if not checkpoint:
             if folder.initial_file.is_file():

@@ -108,13 +108,14 @@ def start_run(
         if part == "dev" and not kept:
             raise ValueError(f"none of {report.num_given} dev pairs is left: nothing to score")
         held_out[part] = kept
+    initial = _inherited(parent.model, model, recipe.seed) if parent else None
     vectors = {side: PieceVectors.of(file, tokenizer, model.d_model) for side, file in vector_files.items()}
     folder.checkpoints.mkdir(parents=True, exist_ok=True)
     for file in folder.optional_files:  # an interrupted start may have left them
         file.unlink(missing_ok=True)
     tokenizer.save(folder.tokenizer_file)
-    if parent:
-        write_weights(folder.initial_file, _inherited(parent.model, model, recipe.seed))
+    if initial:
+        write_weights(folder.initial_file, initial)
     for side, found in vectors.items():
         _log.info("%s vectors: for %d of %d pieces", side, len(found.ids), tokenizer.vocab_size)
         found.save(folder.vectors_file(side))
@@ -159,10 +160,20 @@ def _check_fits(preset: Preset, parent: TrainedModel) -> None:
 
 
 def _inherited(parent: EncoderDecoder, config: ModelConfig, seed: int) -> dict[str, Tensor]:
-    """The weights of the parent, and random ones for the parts that only the new model has."""
+    """The weights of the parent, and random ones for the parts that only the new model has.
+
+    Raises:
+        ValueError: A part has another size, which follows from a limit on lengths.
+    """
     torch.manual_seed(seed)
     weights = make_model(config).state_dict()
     given = parent.state_dict()
+    for name, random in weights.items():
+        if name in given and given[name].shape != random.shape:
+            raise ValueError(
+                f"{name} is {tuple(given[name].shape)} in the run to start from, and would become "
+                f"{tuple(random.shape)}: keep its max_source_length and max_target_length"
+            )
     return {name: given.get(name, random) for name, random in weights.items()}
 
 

@@ -176,10 +176,7 @@ def memory_network() -> Preset:
 
 
 def captioner() -> Preset:
-    """Captions of pictures with the attention of Xu et al. 2015, for the built-in pictures, on a CPU.
-
-    After 96,000 captions in batches of 32, 91 % of the captions of held-out combinations were entirely right.
-    """
+    """Captions of pictures with the attention of Xu et al. 2015, for the built-in pictures, on a CPU."""
     model = CaptionerConfig(
         vocab_size=400, d_model=128, d_annotation=96, size=56, max_source_length=196, max_target_length=64
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from rich.progress import track
 from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
 from benchmarks.quality.choice import server_flags
-from benchmarks.quality.recipe import Recipe, add_run_flags, describe_run, run, train
+from benchmarks.quality.recipe import Recipe, add_run_flags, answered, describe_run, run, train
 from benchmarks.serving import serving
 from seq2seq_serve.bundle.names import QUESTION, STORY, Precision
 from seq2seq_serve.client import Client
@@ -33,7 +34,7 @@ from seq2seq_serve.training.run import RunFolder, load_run
 
 NUM_TASKS = 20
 _FAILED_PERCENT = 5.0  # a task with more errors has failed
-_DEV_INTERVAL = 10  # of the training questions, one in so many is scored in training
+_DEV_INTERVAL = 10  # one in ten training questions, chosen at random, is scored in training
 _PUBLISHED = {"en": (12.4, 11), "en-10k": (7.5, 6)}  # mean error in percent, and failed tasks
 _PRECISIONS = Precision.FP32, Precision.INT8
 _LINE = re.compile(r"(\d+) (.*)")
@@ -109,7 +110,7 @@ def write_corpus(
         for question in read_questions(data, part, "train", tasks)
     ]
     write_lines(folder / "train.tsv", lines)
-    write_lines(folder / "dev.tsv", lines[::_DEV_INTERVAL])
+    write_lines(folder / "dev.tsv", random.Random(0).sample(lines, max(len(lines) // _DEV_INTERVAL, 1)))
     return CorpusFiles(tsv=str(folder / "train.tsv"), dev_tsv=str(folder / "dev.tsv"))
 
 
@@ -158,10 +159,8 @@ def ask_all(path: Path, questions: Sequence[Question], console: Console) -> dict
     report["failed_tasks"] = {}
     for precision in _PRECISIONS:
         with serving(bundle, server_flags(precision)) as server, Client(server.address) as client:
-            results = client.translate_many(sources)
-            answers = [
-                result.text for result in track(results, precision, total=len(sources), console=console)
-            ]
+            results = track(client.translate_many(sources), precision, total=len(sources), console=console)
+            answers = [result.text for result in answered(results)]
         errors = {
             task: 100
             * _mean([a != q.answer for a, q in zip(answers, questions, strict=True) if q.task == task])

@@ -21,12 +21,12 @@ from rich.progress import track
 
 from benchmarks.hardware import describe_hardware
 from benchmarks.quality.choice import server_flags
-from benchmarks.quality.recipe import Recipe, add_run_flags, describe_run, run, train
+from benchmarks.quality.recipe import Recipe, add_run_flags, answered, describe_run, run, train
 from benchmarks.serving import serving
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.client import Client, GenerateOptions
 from seq2seq_serve.export.exporter import export_bundle
-from seq2seq_serve.protos.seq2seq_v1_pb2 import Attention
+from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_EOS, Hypothesis
 from seq2seq_serve.training.builtin import moving_shapes, shapes
 from seq2seq_serve.training.data.corpus import CorpusFiles
 from seq2seq_serve.training.run import RunFolder, load_run
@@ -57,10 +57,12 @@ class System:
     Attributes:
         settings: Fields that replace those of the preset.
         parent: The name of the system whose weights it starts with.
+        max_steps: The number of training steps; None means the preset's.
     """
 
     settings: dict[str, Any]
     parent: str = ""
+    max_steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -107,14 +109,14 @@ def _of_clip(clip: moving_shapes.Clip) -> Example:
     )
 
 
-_FROM_SOFT = {"max_steps": 1500, "learning_rate_scale": 0.2, "warmup_steps": 200, "cooldown_share": 0.5}
+_FROM_SOFT = {"learning_rate_scale": 0.2, "warmup_steps": 200, "cooldown_share": 0.5}
 TASKS = {
     "captions": Task(
         "captioner",
         {
             "soft": System({}),
             # Sampled places teach little as long as they are random, so hard attention starts from soft.
-            "hard": System({"attention": "hard", **_FROM_SOFT}, parent="soft"),
+            "hard": System({"attention": "hard", **_FROM_SOFT}, parent="soft", max_steps=1500),
         },
         _pictures,
     ),
@@ -144,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
             console.rule(name)
             system = task.systems[name]
             settings = {**system.settings, **seed, **dict(options.set)}
-            recipe = Recipe(task.preset, settings, options.max_steps)
+            recipe = Recipe(task.preset, settings, options.max_steps or system.max_steps)
             parent = path / system.parent if system.parent else None
             train(CorpusFiles(), path / name, recipe, console, parent)
             systems[name] = describe_run(path / name) | caption_all(path / name, task, console)
@@ -173,28 +175,29 @@ def caption_all(path: Path, task: Task, console: Console) -> dict[str, Any]:
             sources = (file.read_bytes() for file in files)
             results = client.translate_many(sources, options=options, in_flight=_IN_FLIGHT)
             shown = track(results, precision, total=len(files), console=console)
-            for file, result in zip(files, shown, strict=True):
-                if result.error is not None:
-                    raise result.error
+            for file, result in zip(files, answered(shown), strict=True):
                 example, text = examples[int(file.stem)], result.text
                 rights.append(example.is_right(text))
                 if rights[-1] and has_attention:
-                    hits += pointing(example, text, result.answer.hypotheses[0].attention)
+                    hits += pointing(example, result.answer.hypotheses[0])
         report["right_percent"][precision] = 100 * sum(rights) / len(rights)
         if hits:
             report["pointing_percent"][precision] = 100 * sum(hits) / len(hits)
     return report
 
 
-def pointing(example: Example, text: str, attention: Attention) -> list[bool]:
+def pointing(example: Example, hypothesis: Hypothesis) -> list[bool]:
     """Returns, for each word that names something, whether the place with most weight lies on it.
 
     A word's weights are the mean of those of its tokens.
     """
-    weights = np.array(attention.weights).reshape(len(attention.target_tokens), -1)  # (T, S)
-    words = np.cumsum([token.startswith(" ") for token in attention.target_tokens])  # of each token
+    tokens = list(hypothesis.attention.target_tokens)
+    weights = np.array(hypothesis.attention.weights).reshape(len(tokens), -1)  # (T, S)
+    if hypothesis.finish_reason == FINISH_REASON_EOS:
+        tokens, weights = tokens[:-1], weights[:-1]
+    words = np.cumsum([token.startswith(" ") for token in tokens])  # of each token
     hits = []
-    for word, number in enumerate(example.named(text)):
+    for word, number in enumerate(example.named(hypothesis.text)):
         if number is not None:
             is_on = example.places(number)
             looked_at = int(weights[words == word].mean(axis=0).argmax())

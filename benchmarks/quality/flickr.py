@@ -21,7 +21,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from benchmarks.hardware import describe_hardware
 from benchmarks.quality.choice import server_flags
-from benchmarks.quality.recipe import Recipe, add_run_flags, describe_run, run, train
+from benchmarks.quality.recipe import Recipe, add_run_flags, answered, describe_run, run, train
 from benchmarks.serving import serving
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.client import Client, GenerateOptions
@@ -56,8 +56,10 @@ def write_corpora(data: Path, folder: Path) -> tuple[CorpusFiles, CorpusFiles, d
             captions.setdefault(name.partition("#")[0], []).append(_words(text))
     photos = folder / "photos"
     if not photos.is_dir():
+        temporary = folder / "photos.tmp"
         with tarfile.open(data / _PHOTOS) as archive:
-            archive.extractall(photos, filter="data")
+            archive.extractall(temporary, filter="data")
+        temporary.rename(photos)
     files = {path.name: path for path in photos.rglob("*.jpg")}
     names = {split: (data / file).read_text().split() for split, file in _SPLITS.items()}
     for split in ("train", "dev"):
@@ -115,10 +117,10 @@ def caption_all(path: Path, test: dict[Path, list[str]], console: Console) -> di
     report: dict[str, Any] = {"test": len(test), "bleu": {}}
     for precision in _PRECISIONS:
         with serving(bundle, server_flags(precision)) as server, Client(server.address) as client:
-            results = client.translate_many(
-                (file.read_bytes() for file in test), options=GenerateOptions(beam_size=_BEAM_SIZE)
-            )
-            texts = [result.text for result in track(results, precision, total=len(test), console=console)]
+            contents = (file.read_bytes() for file in test)
+            results = client.translate_many(contents, options=GenerateOptions(beam_size=_BEAM_SIZE))
+            shown = track(results, precision, total=len(test), console=console)
+            texts = [result.text for result in answered(shown)]
         scorers = {order: BLEU(max_ngram_order=order, tokenize="none", force=True) for order in _ORDERS}
         scores = {order: scorer.corpus_score(texts, references).score for order, scorer in scorers.items()}
         report["bleu"][precision] = scores

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -20,6 +20,7 @@ from rich.logging import RichHandler
 
 from benchmarks.flags import positive
 from seq2seq_serve.client import ClientError
+from seq2seq_serve.client.many import Translated
 from seq2seq_serve.training.__main__ import add_set_flag
 from seq2seq_serve.training.config import ModelConfig
 from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
@@ -73,6 +74,14 @@ def train(
 
 def _corpus(files: CorpusFiles, model: ModelConfig, seed: int, folder: RunFolder) -> Corpus:
     return load_corpus(files, seed, source_kind_of(model), folder.pictures)
+
+
+def answered(results: Iterable[Translated]) -> Iterator[Translated]:
+    """Yields the results of a client; raises the error of the first that failed."""
+    for result in results:
+        if result.error is not None:
+            raise result.error
+        yield result
 
 
 def run(
@@ -144,12 +153,13 @@ def describe_run(path: Path) -> dict[str, Any]:
     config, summary = folder.read_config().to_json(), folder.read_summary()
     metrics = folder.read_metrics()
     passes = max((line["epoch"] for line in metrics if line["kind"] == "train"), default=0)
-    curve = [[line["step"], line["loss"], line["bleu"]] for line in metrics if line["kind"] == "dev"]
+    name = "accuracy" if summary.metric == "accuracy" else "bleu"
+    curve = [[line["step"], line["loss"], line[name]] for line in metrics if line["kind"] == "dev"]
     kept = "preset", "model", "training", "corpus_sha256", "commit", "versions", "parent"
     return {
         "parameters": sum(parameter.numel() for parameter in load_run(path).model.parameters()),
         "steps": summary.steps,
         "seconds": summary.seconds,
         "passes": passes,
-        "dev_step_loss_greedy_bleu": curve,
+        f"dev_step_loss_greedy_{name}": curve,
     } | {name: config[name] for name in kept}

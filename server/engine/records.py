@@ -182,7 +182,9 @@ class Request:
         return self.num_hypotheses if self.beam is None else self.beam.size
 
     def expected_steps(self, *, feeds_prefix: bool) -> int:
-        """Returns the number of steps that it probably takes: a target is about as long as its source.
+        """Returns the number of steps that it probably takes: one for each position of memory.
+
+        That is about right for translations. A caption of a picture takes fewer.
 
         Args:
             feeds_prefix: Whether steps read the prefix, one token each; otherwise one call reads all of it.

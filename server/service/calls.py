@@ -28,7 +28,7 @@ from seq2seq_serve.server.service.status import (
     given_request_id,
     request_id_of,
 )
-from seq2seq_serve.server.service.text_threads import FILE_BYTES, Checkpoint, TextThreads
+from seq2seq_serve.server.service.text_threads import Checkpoint, TextThreads, file_bytes
 
 Context = aio.ServicerContext[Any, Any]
 _Message = TypeVar("_Message")
@@ -133,9 +133,7 @@ class Call:
         self, work: Callable[[Checkpoint], _Built], message: GenerateRequest | ScoreRequest
     ) -> _Built:
         """Returns the result of `work`, which reads the message's sources; large ones on another thread."""
-        num_bytes = message.ByteSize()
-        if any(source.HasField("file") for source in message.sources):
-            num_bytes += FILE_BYTES
+        num_bytes = message.ByteSize() + sum(file_bytes(source.file) for source in message.sources)
         return await self.texts.run(work, num_bytes, self.caller.name, self.deadline)
 
     async def send(self, message: Message) -> None:

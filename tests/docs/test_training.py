@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from seq2seq_serve.training.config import TrainingConfig, TransformerConfig
+from seq2seq_serve.training.data.sources import TOKENS
+from seq2seq_serve.training.models.captioner import CaptionerConfig
+from seq2seq_serve.training.models.memory_network import MemoryNetworkConfig
 from seq2seq_serve.training.models.recurrent import RecurrentConfig
-from seq2seq_serve.training.models.registry import make_model
+from seq2seq_serve.training.models.registry import make_model, source_kind_of
 from seq2seq_serve.training.presets import PRESETS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
@@ -28,19 +31,26 @@ def test_a_preset_is_as_its_row_says(name):
     model, training = preset.model, preset.training
     with torch.device("meta"):
         num_parameters = sum(weight.numel() for weight in make_model(model).parameters())
-    size, layers = f"{num_parameters / 1e6:.1f} M", f"{model.num_encoder_layers}+{model.num_decoder_layers}"
-    if isinstance(model, RecurrentConfig):
+    size = f"{num_parameters / 1e6:.1f} M"
+    if isinstance(model, CaptionerConfig | MemoryNetworkConfig):
+        sizes = [size, f"{model.d_model}", f"{model.vocab_size:,}"]
+        sizes += [f"{model.max_source_length}", f"{model.max_target_length}"]
+    elif isinstance(model, RecurrentConfig):
+        layers = f"{model.num_encoder_layers}+{model.num_decoder_layers}"
         assert (model.cell, model.is_bidirectional) == ("gru", True)
         sizes = [ATTENTIONS[model.attention], size, layers, f"{model.d_model}", f"{model.d_hidden}"]
         sizes += [f"{model.vocab_size:,}"]
     else:
+        layers = f"{model.num_encoder_layers}+{model.num_decoder_layers}"
         sizes = [size, layers, f"{model.d_model:,}", f"{model.d_ff:,}", f"{model.num_heads}"]
         sizes += [f"{model.vocab_size:,}", model.norm]
+    # Other sources than texts have no BPE dropout.
+    bpe_dropout = [f"{training.bpe_dropout:g}"] if source_kind_of(model) is TOKENS else []
     cells = [
         f"`{name}`",
         *sizes,
         f"{model.dropout:g}",
-        f"{training.bpe_dropout:g}",
+        *bpe_dropout,
         f"{training.batch_tokens:,}",
         f"{training.max_steps:,}",
     ]
@@ -55,7 +65,12 @@ def test_a_preset_is_as_its_row_says(name):
     ]
     assert re.search(rf"^\| .*`{name}`.* \| {re.escape(' | '.join(schedule))} \|$", TEXT, re.MULTILINE)
     # What the two tables leave out is the default, or told beside them.
-    told = {"max_length_ratio"} if name == "demo" else set()
+    told = {
+        "demo": {"max_length_ratio"},
+        "captioner": {"max_length_ratio"},
+        "clip-captioner": {"max_length_ratio"},
+        "memory-network": {"max_length_ratio", "label_smoothing"},
+    }.get(name, set())
     shown = {
         "bpe_dropout",
         "batch_tokens",
@@ -75,7 +90,13 @@ def test_every_setting_is_listed():
     listed = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", TEXT, flags=re.MULTILINE))))
     fields = {
         field.name
-        for config in (TransformerConfig, RecurrentConfig, TrainingConfig)
+        for config in (
+            TransformerConfig,
+            RecurrentConfig,
+            CaptionerConfig,
+            MemoryNetworkConfig,
+            TrainingConfig,
+        )
         for field in dataclasses.fields(config)
     }
     assert fields <= listed

@@ -82,17 +82,24 @@ def make_batch(pairs: Sequence[EncodedPair], kind: SourceKind = TOKENS) -> Batch
 
 
 def plan_epoch(
-    pairs: Sequence[EncodedPair], batch_tokens: int, seed: int, epoch: int, kind: SourceKind = TOKENS
+    pairs: Sequence[EncodedPair],
+    batch_tokens: int,
+    seed: int,
+    epoch: int,
+    kind: SourceKind = TOKENS,
+    *,
+    mixes_lengths: bool = False,
 ) -> list[NDArray[np.int64]]:
     """The indices of the pairs in each batch of one pass (`epoch`, from 0) over the corpus.
 
-    Pairs are sorted by length, equal lengths in random order, and cut into batches whose longer side has at
-    most `batch_tokens` padded tokens, or a single pair. The batches are then shuffled. The same arguments
-    give the same plan.
+    Pairs are sorted by length, equal lengths in random order; with `mixes_lengths`, all are in random order.
+    They are cut into batches whose longer side has at most `batch_tokens` padded tokens, or a single pair.
+    The batches are then shuffled. The same arguments give the same plan.
     """
     generator = np.random.default_rng([seed, epoch])
     source_lengths, target_lengths = _lengths(pairs, kind)
-    order = np.lexsort((generator.random(len(pairs)), source_lengths, target_lengths))
+    keys = generator.random(len(pairs))
+    order = np.argsort(keys) if mixes_lengths else np.lexsort((keys, source_lengths, target_lengths))
     lengths = np.maximum(source_lengths, target_lengths)[order]
     starts, longest = list[int](), 0
     for place, length in enumerate(lengths.tolist()):
@@ -135,9 +142,11 @@ class BatchStream:
         ranks: Ranks | None = None,
         piece_tokens: int | None = None,
         kind: SourceKind = TOKENS,
+        mixes_lengths: bool = False,
     ) -> None:
         self._pairs_of = pairs_of
         self._kind = kind
+        self._mixes_lengths = mixes_lengths
         self._batch_tokens = batch_tokens
         self._seed = seed
         self.epoch = epoch
@@ -178,7 +187,14 @@ class BatchStream:
         if not self._pairs:
             raise ValueError("the training corpus has 0 pairs left: nothing to train on")
         self._source_lengths, _ = _lengths(self._pairs, self._kind)
-        self._plan = plan_epoch(self._pairs, self._batch_tokens, self._seed, self.epoch, self._kind)
+        self._plan = plan_epoch(
+            self._pairs,
+            self._batch_tokens,
+            self._seed,
+            self.epoch,
+            self._kind,
+            mixes_lengths=self._mixes_lengths,
+        )
 
 
 def _lengths(pairs: Sequence[EncodedPair], kind: SourceKind) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

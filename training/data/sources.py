@@ -10,7 +10,8 @@ Shapes: B batch rows, S positions of the memory, W words of a sentence, Q words 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -24,7 +25,7 @@ from torch import Tensor
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import LengthRule
 from seq2seq_serve.bundle.names import Form
-from seq2seq_serve.bundle.pictures import read_clip, read_picture
+from seq2seq_serve.bundle.pictures import count_frames, read_clip, read_picture
 from seq2seq_serve.bundle.sentences import split_sentences
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.config import PAD_ID
@@ -181,19 +182,29 @@ class _Files(SourceKind):
     """Files, whose names the corpus holds. Encoded, a source is its file's name in UTF-8."""
 
     def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:  # noqa: ARG002
+        for source in sources:
+            if not Path(source).is_file():
+                raise ValueError(f"{source}: no such file")
         return [list(source.encode()) for source in sources]
 
     def inputs(self, source: Numbers) -> Inputs:
-        file = Path(bytes(source).decode())
-        try:
+        with _named(source) as file:
             return self._read(file)
-        except OSError as error:
-            raise ValueError(f"{file}: {error.strerror}") from error
-        except ValueError as error:
-            raise ValueError(f"{file}: {error}") from error
 
     @abstractmethod
     def _read(self, file: Path) -> Inputs: ...
+
+
+@contextmanager
+def _named(source: Numbers) -> Iterator[Path]:
+    """The file of an encoded source; errors of reading it become ValueErrors that name it."""
+    file = Path(bytes(source).decode())
+    try:
+        yield file
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -234,6 +245,10 @@ class Clips(_Files):
 
     def _read(self, file: Path) -> Inputs:
         return {names.CLIP: read_clip(file.read_bytes(), self.size, _MAX_FRAMES)}
+
+    def length(self, source: Numbers) -> int:
+        with _named(source) as file:
+            return count_frames(file.read_bytes())
 
     def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
         return {names.CLIP: rng.integers(0, 256, (length, self.size, self.size, 3), np.uint8)}

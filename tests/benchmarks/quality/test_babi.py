@@ -8,6 +8,7 @@ import pytest
 from benchmarks.quality import babi
 from benchmarks.quality.__main__ import main
 from seq2seq_serve.training.builtin import stories
+from seq2seq_serve.training.data.text_files import read_lines
 
 FILE = """1 Bill went to the bedroom.
 2 Bill gave the football to Fred.
@@ -52,6 +53,21 @@ def test_a_file_of_another_format_is_named(tmp_path):
 def test_a_missing_folder_is_told_with_advice(tmp_path, capsys):
     assert main(["babi", "--data", str(tmp_path / "none"), "--run", str(tmp_path / "run")]) == 1
     assert "benchmarks/README.md lists the files of --data" in capsys.readouterr().err
+
+
+def test_every_place_of_a_question_in_its_story_is_scored_in_training(tmp_path):
+    lines = []
+    for number in range(100):
+        for place in range(5):
+            lines += [
+                f"{2 * place + 1} Fred went to room {number}.",
+                f"{2 * place + 2} Where is Fred?\troom\t1",
+            ]
+    write(tmp_path / "en", 1, "train", "\n".join(lines) + "\n")
+    files = babi.write_corpus(tmp_path, "en", [1], tmp_path / "corpus", max_sentences=50)
+    dev = read_lines(Path(files.dev_tsv))
+    assert len(dev) == 50
+    assert {line.count("Fred went") for line in dev} == {1, 2, 3, 4, 5}
 
 
 @pytest.mark.slow  # a training, an export and two servers

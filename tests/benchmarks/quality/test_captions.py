@@ -7,14 +7,19 @@ import pytest
 
 from benchmarks.quality import captions
 from benchmarks.quality.__main__ import main
-from seq2seq_serve.protos.seq2seq_v1_pb2 import Attention
+from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_EOS, Attention, Hypothesis
 from seq2seq_serve.training.builtin import moving_shapes, shapes
 
 
+def hypothesis_of(text: str, attention: Attention) -> Hypothesis:
+    return Hypothesis(text=text, attention=attention, finish_reason=FINISH_REASON_EOS)
+
+
 def attention_at(words: list[str], places: list[int], num_places: int) -> Attention:
-    """All the weight of each word on one place; the last row is that of the end of sequence."""
+    """All the weight of each word on one place; the end of sequence has more on another."""
     weights = np.zeros((len(words) + 1, num_places), np.float32)
     weights[np.arange(len(words)), places] = 1
+    weights[-1, (places[-1] + 1) % num_places] = 2
     tokens = [word if number == 0 else f" {word}" for number, word in enumerate(words)]
     return Attention(target_tokens=[*tokens, "<eos>"], weights=weights.ravel().tolist())
 
@@ -27,9 +32,9 @@ def test_a_look_at_the_named_figure_is_a_hit_and_any_other_is_none():
     named = shapes.named_figures(scene, text)
     on = [0 if number is None else int(scene.places(number).argmax()) for number in named]
     off = [int((~scene.places(number or 0)).argmax()) for number in named]
-    hits = captions.pointing(example, text, attention_at(words, on, 196))
+    hits = captions.pointing(example, hypothesis_of(text, attention_at(words, on, 196)))
     assert hits == [True] * sum(number is not None for number in named)
-    assert not any(captions.pointing(example, text, attention_at(words, off, 196)))
+    assert not any(captions.pointing(example, hypothesis_of(text, attention_at(words, off, 196))))
 
 
 def test_the_frames_of_an_event_are_its_places():
@@ -38,7 +43,7 @@ def test_the_frames_of_an_event_are_its_places():
     example, named = captions._of_clip(clip), moving_shapes.named_events(clip, text)
     on = [0 if number is None else clip.events[number].start for number in named]
     attention = attention_at(text.split(), on, len(clip.frames))
-    hits = captions.pointing(example, text, attention)
+    hits = captions.pointing(example, hypothesis_of(text, attention))
     assert hits
     assert all(hits)
     assert example.places(0).sum() == clip.events[0].stop - clip.events[0].start
@@ -61,7 +66,8 @@ def test_a_word_of_several_tokens_has_their_mean():
     number = shapes.named_figures(scene, text)[place]
     on = int(scene.places(number).argmax())
     weights[place, 0], weights[place, on], weights[place + 1, on] = 0.5, 0.4, 0.4
-    hits = captions.pointing(example, text, Attention(target_tokens=tokens, weights=weights.ravel().tolist()))
+    attention = Attention(target_tokens=tokens, weights=weights.ravel().tolist())
+    hits = captions.pointing(example, hypothesis_of(text, attention))
     assert hits[0]
 
 

@@ -37,6 +37,7 @@ from seq2seq_serve.server.engine.records import Sequence as Row
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.served import Models, ServedModel, SourceSpec
+from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
 from seq2seq_serve.server.service.interception import Interceptor
@@ -305,7 +306,9 @@ async def serving(
 @asynccontextmanager
 async def serving_bundles(*paths: Path, **changes: Any) -> AsyncIterator[Served]:
     """A server of real bundles, to which callers send nothing that is still open at the end."""
-    app = App(paths, local_config(**changes), load_model)
+    # Once a process shares its threads, the sessions of other tests would have to share them, too.
+    config = local_config(**{"runner": RunnerConfig(), **changes})
+    app = App(paths, config, load_model)
     await app.start()
     try:
         async with aio.insecure_channel(f"127.0.0.1:{app.endpoint.port}") as channel:

@@ -60,6 +60,15 @@ def test_pairs_of_a_batch_have_similar_lengths(pairs: list[EncodedPair]) -> None
         assert max(lengths) - min(lengths) <= 3
 
 
+def test_batches_of_mixed_lengths_keep_the_budget_and_have_every_pair_once(pairs: list[EncodedPair]) -> None:
+    plan = plan_epoch(pairs, 120, seed=0, epoch=0, mixes_lengths=True)
+    assert sorted(row for rows in plan for row in rows) == list(range(len(pairs)))
+    lengths = [[max(len(pairs[row].source_ids), pairs[row].target_length) for row in rows] for rows in plan]
+    assert all(max(batch) * len(batch) <= 120 or len(batch) == 1 for batch in lengths)
+    ordered = plan_epoch(pairs, 120, seed=0, epoch=0)
+    assert len(plan) > len(ordered)  # of padding
+
+
 def test_the_order_depends_on_seed_and_epoch_only(pairs: list[EncodedPair]) -> None:
     def rows(pairs: list[EncodedPair], seed: int, epoch: int) -> list[list[int]]:
         return [batch.tolist() for batch in plan_epoch(pairs, 120, seed, epoch)]

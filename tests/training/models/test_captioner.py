@@ -303,7 +303,11 @@ def test_each_source_has_its_kind(name: str) -> None:
     [
         (PICTURE, {"size": 30}, "size is 30, and must be a multiple of 4"),
         (PICTURE, {"size": 4}, "size is 4, and must be an integer of at least 8"),
-        (PICTURE, {"source": "sound"}, 'source is .sound., and must be "picture", "clip" or "features"'),
+        (
+            PICTURE,
+            {"source": "sound"},
+            'source is .sound., and must be "picture", "clip", "features" or "nothing"',
+        ),
         (PICTURE, {"attention": "none"}, 'attention is .none., and must be "soft", "hard" or "mean"'),
         (PICTURE, {"is_local": True}, "is_local is True, and must be false unless source is clip"),
         (PICTURE, {"feature_width": 5}, "feature_width is 5, and must be null unless source is features"),

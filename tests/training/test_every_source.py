@@ -1,0 +1,132 @@
+"""Stories, pictures and language models go through the whole of training, and resume bit for bit."""
+
+import dataclasses
+import signal
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.export.exporter import ExportError, export_bundle
+from seq2seq_serve.training.config import ModelConfig
+from seq2seq_serve.training.data.corpus import Corpus
+from seq2seq_serve.training.data.text_files import SentencePair
+from seq2seq_serve.training.interrupt import TrainingInterrupted
+from seq2seq_serve.training.models.captioner import Captioner, CaptionerConfig
+from seq2seq_serve.training.models.memory_network import MemoryNetwork, MemoryNetworkConfig
+from seq2seq_serve.training.prepare import continue_run, start_run
+from seq2seq_serve.training.presets import preset_named
+from seq2seq_serve.training.reports.progress import Reporter
+from seq2seq_serve.training.run import RunFolder, Summary, load_run, read_weights
+
+CAPTIONER = {"vocab_size": 300, "d_model": 16, "d_hidden": 16, "d_annotation": 16, "size": 16}
+CAPTIONER |= {"max_source_length": 16, "max_target_length": 16, "dropout": 0.1}
+MODELS: dict[str, ModelConfig] = {
+    "story": MemoryNetworkConfig(100, 16, max_source_length=9, max_target_length=4, num_linear_steps=6),
+    "hard": CaptionerConfig(**CAPTIONER, attention="hard", entropy_weight=0.01),
+    "nothing": CaptionerConfig(**CAPTIONER, source="nothing"),
+}
+
+
+def corpus_for(name: str, folder: Path) -> Corpus:
+    """Twelve pairs and three for dev."""
+    colours = "red", "green", "blue"
+    pairs = []
+    for number in range(15):
+        colour = colours[number % 3]
+        if name == "story":
+            source = f"Sam is in room {number}. Sam likes {colour}. What does Sam like?"
+            pairs.append(SentencePair(source, colour))
+        else:
+            file = folder / f"{number}.png"
+            Image.new("RGB", (16, 16), colour).save(file)
+            pairs.append(SentencePair(str(file), f"a {colour} picture"))
+    return Corpus("colours", tuple(pairs[:12]), tuple(pairs[12:]))
+
+
+def train(name: str, folder: Path, corpus: Corpus) -> tuple[RunFolder, Summary]:
+    run = RunFolder(folder)
+    if not run.is_run:
+        training = dataclasses.replace(
+            preset_named("memory-network").training,
+            max_steps=12,
+            batch_tokens=40,
+            eval_interval_steps=6,
+            checkpoint_interval_steps=3,
+        )
+        preset = dataclasses.replace(preset_named("memory-network"), model=MODELS[name], training=training)
+        start_run(run, preset, corpus)
+    return run, continue_run(run, None, torch.device("cpu"), Console(file=StringIO()))
+
+
+@pytest.fixture
+def _second_run_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    advance = Reporter.advance
+    is_second = iter([False, True])
+
+    def advance_and_interrupt(self: Reporter, step: int) -> None:
+        advance(self, step)
+        if step == 5 and next(is_second, False):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Reporter, "advance", advance_and_interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_second_run_is_interrupted")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_resumed_run_ends_in_the_same_weights(name, tmp_path, monkeypatch):
+    steps = []
+    model_class = MemoryNetwork if name == "story" else Captioner
+    begin_step = model_class.begin_step
+    monkeypatch.setattr(model_class, "begin_step", lambda *args: (begin_step(*args), steps.append(args[1])))
+    corpus = corpus_for(name, tmp_path)
+    whole, summary = train(name, tmp_path / "whole", corpus)
+    with pytest.raises(TrainingInterrupted):
+        train(name, tmp_path / "interrupted", corpus)
+    interrupted, again = train(name, tmp_path / "interrupted", corpus)
+    assert steps == [*range(1, 13)] * 2
+    weights = [read_weights(folder.model_file) for folder in (whole, interrupted)]
+    for key in weights[0]:
+        assert torch.equal(weights[0][key], weights[1][key]), key
+    assert again.dev_score == summary.dev_score
+
+
+def test_a_captioner_starts_with_the_decoder_of_a_language_model(tmp_path):
+    corpus = corpus_for("nothing", tmp_path)
+    parent, summary = train("nothing", tmp_path / "language-model", corpus)
+    assert summary.dev_score == -summary.dev_loss < 0
+    with pytest.raises(ExportError, match="a model without a source cannot be asked"):
+        export_bundle(load_run(parent.path), tmp_path / "bundle", [Precision.FP32])
+    size = load_run(parent.path).tokenizer.vocab_size
+    run = RunFolder(tmp_path / "captioner")
+    model = CaptionerConfig(**CAPTIONER | {"vocab_size": size})
+    preset = dataclasses.replace(preset_named("captioner"), model=model)
+    start_run(run, preset, corpus, parent=load_run(parent.path))
+    initial, given = read_weights(run.initial_file), read_weights(parent.model_file)
+    assert torch.equal(initial["cell.hidden.weight"], given["cell.hidden.weight"])
+    assert {key for key in initial if key not in given} == {
+        key for key in initial if key.startswith(("features.", "annotations."))
+    }
+
+
+def test_a_limit_that_changes_the_size_of_a_part_is_refused_before_anything_is_written(tmp_path):
+    corpus = corpus_for("hard", tmp_path)
+    parent, _ = train("hard", tmp_path / "parent", corpus)
+    trained = load_run(parent.path)
+    model = dataclasses.replace(trained.config, max_target_length=20)
+    with pytest.raises(ValueError, match=r"baseline is \(16,\) .* would become \(20,\)"):
+        start_run(
+            RunFolder(tmp_path / "child"),
+            dataclasses.replace(preset_named("captioner"), model=model),
+            corpus,
+            parent=trained,
+        )
+    assert not (tmp_path / "child").exists()
