@@ -83,6 +83,11 @@ class MemoryNetworkConfig(ModelConfig):
         self._require(self.tied == "all", "tied", '"all" for a memory network, whose `tying` decides')
 
     @property
+    def num_unstable_steps(self) -> int:
+        # Without the softmax, the logits of a new model grow with the third power of a story's length.
+        return self.num_linear_steps
+
+    @property
     def has_dropout(self) -> bool:
         return super().has_dropout or bool(self.time_noise)
 
