@@ -113,6 +113,11 @@ class ModelConfig(_Config):
         self._require(self.tied in get_args(Tied), "tied", '"all", "target" or "none"')
 
     @property
+    def num_unstable_steps(self) -> int:
+        """The number of first training steps in which a high loss is no sign of a failed run."""
+        return 0
+
+    @property
     def has_dropout(self) -> bool:
         """Whether two passes of the same batch can differ in training."""
         return any((self.dropout, self.word_dropout))

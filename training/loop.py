@@ -92,7 +92,8 @@ class Trainer:
         torch.manual_seed(recipe.seed)
         self.model = make_model(config.model).to(device)
         divergence = checkpoint.divergence if checkpoint else ()
-        self.guard = DivergenceGuard(config.model.vocab_size, *divergence)
+        first_step = config.model.num_unstable_steps + 1
+        self.guard = DivergenceGuard(config.model.vocab_size, *divergence, first_step=first_step)
         self._vectors = self._load_vectors()
         self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
         place = (checkpoint.epoch, checkpoint.batch_index) if checkpoint else (0, 0)

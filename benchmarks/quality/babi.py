@@ -129,7 +129,7 @@ def main(arguments: Sequence[str]) -> int:
     def measured(console: Console) -> dict[str, Any]:
         runs = []
         for seed in range(first, first + options.num_seeds):
-            recipe = Recipe("memory-network", {**dict(options.set), "seed": seed}, options.max_steps)
+            recipe = Recipe("memory-network-babi", {**dict(options.set), "seed": seed}, options.max_steps)
             limit = dict(options.set).get("max_source_length", 50)
             files = write_corpus(options.data, options.part, tasks, path / "corpus", limit)
             runs.append(path / f"seed-{seed}")

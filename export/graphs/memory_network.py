@@ -18,10 +18,10 @@ from seq2seq_serve.export.graphs import operators
 from seq2seq_serve.export.graphs.base import TYPE_NAMES, Graph, outs, token_specs
 from seq2seq_serve.export.graphs.linear import LinearFactory
 from seq2seq_serve.training.config import BOS_ID, PAD_ID
-from seq2seq_serve.training.models.attention import scaled_dot_product_attention
 from seq2seq_serve.training.models.memory_network import (
     MemoryNetwork,
     MemoryNetworkConfig,
+    attention_weights,
     position_factors,
     rectify,
 )
@@ -136,14 +136,14 @@ class StepGraph(Graph):
         u, hops = question, list[Tensor]()
         for hop in range(self.config.num_hops):
             m, c = stories[hop : hop + 2] if self.config.tying == "adjacent" else stories
-            o, weights = scaled_dot_product_attention(u[:, None], m, c, mask[:, None], scale=1.0)
-            hops.append(weights.to(torch.float32))  # (B, 1, C)
-            u = o[:, 0] + (u if self.transition is None else self.transition(u))
+            weights = attention_weights(u, m, mask, self.config)  # (B, C)
+            hops.append(weights.to(torch.float32))
+            u = (weights[:, None] @ c)[:, 0] + (u if self.transition is None else self.transition(u))
             u = rectify(u, self.config.relu)
         state = torch.where((token_ids == BOS_ID)[:, None], u, self.end)
         logits = self._project(state)
         following = [operators.most_probable(logits)] if self.feeds_itself else []
-        return (logits, torch.cat(hops, dim=1) if len(hops) > 1 else hops[0][:, 0], *following)
+        return (logits, torch.stack(hops, dim=1) if len(hops) > 1 else hops[0], *following)
 
     def _project(self, state: Tensor) -> Tensor:
         """float32 logits `(B, V)`."""

@@ -70,6 +70,7 @@ def test_a_preset_is_as_its_row_says(name):
         "captioner": {"max_length_ratio"},
         "clip-captioner": {"max_length_ratio"},
         "memory-network": {"max_length_ratio", "label_smoothing"},
+        "memory-network-babi": {"max_length_ratio", "label_smoothing", "mixes_lengths", "patience"},
     }.get(name, set())
     shown = {
         "bpe_dropout",

@@ -5,6 +5,7 @@
     memories    m_i = embed(A, x_i) + T_A(i), c_i = embed(C, x_i) + T_C(i)                      section 4.1
     question    u = embed(B, q)                                                                 section 2.1
     hop         p_i = softmax_i(u^T m_i), o = sum_i p_i c_i                                     equations 1, 2
+    empty       the softmax covers max_source_length places; m_i = c_i = 0 after the story
     adjacent    u' = u + o; the next A and T_A are this C and T_C, B = A^1, W^T = C^K           section 2.2
     layer-wise  u' = H u + o; all hops share A, T_A, C and T_C; B and W are other matrices      section 2.2
     answer      softmax(W u'), u' after the last hop                                            equation 3
@@ -30,7 +31,6 @@ from torch.nn import functional
 
 from seq2seq_serve.training.config import BOS_ID, PAD_ID, ModelConfig
 from seq2seq_serve.training.data.sources import STORIES, SourceKind
-from seq2seq_serve.training.models.attention import scaled_dot_product_attention
 from seq2seq_serve.training.models.base import EncoderDecoder, Layers, Memory, Metric, State
 from seq2seq_serve.training.models.dropout import Dropout, dropout
 
@@ -54,6 +54,9 @@ class MemoryNetworkConfig(ModelConfig):
         relu: Which units of u' are rectified: "none", the second "half", or "all".
         time_noise: The number of empty memories that training inserts at random places of a story, as a
             share of its sentences, rounded up; they only shift T_A and T_C (section 4.1, "random noise").
+        has_empty_memories: Whether the softmax also covers the empty places of a memory for
+            `max_source_length` sentences, as in the authors' program. A hop can then find nothing: weights of
+            the story's sentences sum to less than 1.
         num_linear_steps: The number of first training steps without the softmax of the memories (section
             4.2, "linear start"). Evaluation always has the softmax.
     """
@@ -64,6 +67,7 @@ class MemoryNetworkConfig(ModelConfig):
     tying: Tying = "adjacent"
     has_position_encoding: bool = True
     relu: Rectified = "none"
+    has_empty_memories: bool = True
     time_noise: float = 0.1
     num_linear_steps: int = 0
 
@@ -72,11 +76,16 @@ class MemoryNetworkConfig(ModelConfig):
         self._require_int("num_hops", at_least=1)
         self._require_int("num_linear_steps", at_least=0)
         self._require_number("time_noise", below=1)
-        is_boolean = isinstance(self.has_position_encoding, bool)
-        self._require(is_boolean, "has_position_encoding", "true or false")
+        for name in ("has_position_encoding", "has_empty_memories"):
+            self._require(isinstance(getattr(self, name), bool), name, "true or false")
         self._require(self.tying in get_args(Tying), "tying", '"adjacent" or "layer-wise"')
         self._require(self.relu in get_args(Rectified), "relu", '"none", "half" or "all"')
         self._require(self.tied == "all", "tied", '"all" for a memory network, whose `tying` decides')
+
+    @property
+    def num_unstable_steps(self) -> int:
+        # Without the softmax, the logits of a new model grow with the third power of a story's length.
+        return self.num_linear_steps
 
     @property
     def has_dropout(self) -> bool:
@@ -150,15 +159,20 @@ class MemoryNetwork(EncoderDecoder):
         """Turn stories (B, N, J), questions (B, J) and the mask of sentences (B, N) into the memory."""
         story, question, source_mask = source
         B, N, _ = story.shape
-        D, limit = self.config.d_model, self.config.max_source_length
-        ages = self._ages(source_mask).clamp(max=limit - 1)  # (B, N)
+        ages = self._ages(source_mask).clamp(max=self.config.max_source_length - 1)  # (B, N)
+        # Stories of very different lengths share a batch, so their padding is not embedded.
+        (real,) = source_mask.flatten().nonzero(as_tuple=True)  # (sentences,)
         embedded = self._embed(
-            story.flatten(0, 1),
+            story.flatten(0, 1)[real],
             torch.cat(self.story_weights, dim=1),
-            times=(ages.view(B * N, 1), torch.cat([each.weight for each in self.times], dim=1)),
+            times=(ages.flatten()[real, None], torch.cat([each.weight for each in self.times], dim=1)),
         )
-        stories = self.dropout(embedded).view(B, N, -1).split(D, dim=2)
-        return (*stories, self.dropout(self._embed(question, self.source_weight)))
+        padded = embedded.new_zeros(B * N, embedded.shape[1])
+        stories = padded.index_copy(0, real, self.dropout(embedded)).view(B, N, -1)
+        return (
+            *stories.chunk(len(self.times), dim=2),
+            self.dropout(self._embed(question, self.source_weight)),
+        )
 
     def decode_states(self, target_ids: Tensor, memory: Memory, source_mask: Tensor) -> Tensor:
         return self._states(target_ids, self._attend(memory, source_mask)[0])
@@ -200,19 +214,15 @@ class MemoryNetwork(EncoderDecoder):
         all_weights = []
         for hop in range(self.config.num_hops):
             m, c = stories[hop : hop + 2] if self.config.tying == "adjacent" else stories
-            o, weights = self._read(u, m, c, source_mask)
+            if self.training and self._is_linear:
+                weights = (m @ u[:, :, None])[:, :, 0].masked_fill(~source_mask, 0.0)  # (B, N)
+            else:
+                weights = attention_weights(u, m, source_mask, self.config)
+            o = (weights[:, None] @ c)[:, 0]  # (B, D)
             u = o + (u if self.transition is None else self.transition(u))
             u = rectify(u, self.config.relu)
             all_weights.append(weights)
         return u, all_weights
-
-    def _read(self, u: Tensor, m: Tensor, c: Tensor, source_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """One hop: o (B, D) of the query u (B, D), and the weights p (B, N)."""
-        if self.training and self._is_linear:
-            weights = (m @ u[:, :, None])[:, :, 0].masked_fill(~source_mask, 0.0)  # (B, N)
-            return (weights[:, None] @ c)[:, 0], weights
-        context, weights = scaled_dot_product_attention(u[:, None], m, c, source_mask[:, None], scale=1.0)
-        return context[:, 0], weights[:, 0]
 
     def _ages(self, source_mask: Tensor) -> Tensor:
         """The number of later sentences (B, N), in training with those that `time_noise` inserts."""
@@ -258,6 +268,20 @@ class MemoryNetwork(EncoderDecoder):
             mode="sum",
             per_sample_weights=torch.cat(factors, dim=1),
         )
+
+
+def attention_weights(u: Tensor, m: Tensor, source_mask: Tensor, config: MemoryNetworkConfig) -> Tensor:
+    """The weights p (B, N) of a hop with the query u (B, D) over m (B, N, D).
+
+    The mask (B, N) is True at the story's sentences. N may be more than `max_source_length`.
+    """
+    scores = (m @ u[:, :, None])[:, :, 0].masked_fill(~source_mask, -math.inf)  # (B, N)
+    if not config.has_empty_memories:
+        return scores.softmax(dim=1)
+    # Each empty place has the score 0, so n of them together count as one with the score log n.
+    num_empty = config.max_source_length - source_mask.sum(dim=1, keepdim=True)  # (B, 1)
+    empty = num_empty.clamp(min=0).to(scores.dtype).log()
+    return torch.cat([scores, empty], dim=1).softmax(dim=1)[:, :-1]
 
 
 def position_factors(is_word: Tensor) -> tuple[Tensor, Tensor]:

@@ -79,14 +79,17 @@ class Meter:
 class DivergenceGuard:
     """Stops a run whose loss rises far above its best or is far worse than guessing. Owned by the trainer.
 
-    Guessing has a loss of log(`vocab_size`).
+    Guessing has a loss of log(`vocab_size`). Losses before `first_step` are not judged.
 
     Attributes:
         best_loss: The lowest mean training loss of a report.
         num_steps_above: For how many steps the loss has been far too high.
     """
 
-    def __init__(self, vocab_size: int, best_loss: float = math.inf, num_steps_above: int = 0) -> None:
+    def __init__(
+        self, vocab_size: int, best_loss: float = math.inf, num_steps_above: int = 0, *, first_step: int = 1
+    ) -> None:
+        self._first_step = first_step
         self._hopeless_loss = 2 * math.log(vocab_size)
         self.best_loss = best_loss
         self.num_steps_above = num_steps_above
@@ -98,6 +101,8 @@ class DivergenceGuard:
             raise ValueError(
                 f"the gradients of the last {reading.num_skipped_now} steps until step {step} were not finite"
             )
+        if step < self._first_step:
+            return
         self._loss = reading.loss
         self.best_loss = min(self.best_loss, self._loss)
         is_above = self._is_hopeless or self._loss > self.best_loss + _DIVERGED_NATS

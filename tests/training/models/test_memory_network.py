@@ -76,7 +76,8 @@ def answer_by_hand(
     all_weights = []
     for hop in range(config.num_hops):
         scores = memories(A[hop], T_A[hop]) @ u
-        p = scores if is_linear else np.exp(scores) / np.exp(scores).sum()
+        num_empty = config.max_source_length - len(sentences) if config.has_empty_memories else 0
+        p = scores if is_linear else np.exp(scores) / (np.exp(scores).sum() + num_empty)
         o = p @ memories(C[hop], T_C[hop])
         u = o + (u if model.transition is None else numpy(model.transition.weight) @ u)
         if config.relu != "none":
@@ -90,6 +91,7 @@ EVERY_KIND: list[dict[str, Any]] = [
     {"tying": tying, "num_hops": num_hops} for tying in ("adjacent", "layer-wise") for num_hops in (1, 2, 3)
 ] + [
     {"has_position_encoding": False},
+    {"has_empty_memories": False},
     {"relu": "half"},
     {"relu": "all", "tying": "layer-wise"},
 ]
@@ -138,6 +140,22 @@ def test_a_row_depends_neither_on_padding_nor_on_other_rows(tying: str) -> None:
     torch.testing.assert_close(found, logits[1:])
 
 
+def test_a_hop_finds_nothing_where_no_sentence_fits_and_something_in_a_full_memory() -> None:
+    story, question, mask = stories()
+    for settings, is_full in (
+        ({}, False),
+        ({"max_source_length": 4}, True),
+        ({"has_empty_memories": False}, True),
+    ):
+        model = make(**settings)
+        with torch.no_grad():
+            model.words[0].weight[story[0].unique()] = 0
+            model.times[0].weight.zero_()
+        _, (weights, *_) = model.decode_with_attention(TARGET, model.encode(story, question, mask), mask)
+        expected = 1.0 if is_full else 4 / 9  # all places have the score 0
+        assert weights[0, 0, 0].sum().item() == pytest.approx(expected, abs=1e-5)
+
+
 def test_sentences_are_counted_from_the_last_one() -> None:
     model = make()
     story, question, mask = stories()
@@ -172,7 +190,7 @@ def test_a_linear_start_leaves_out_the_softmax_until_its_last_step_and_never_in_
     }
     for step, is_linear in ((1, True), (5, True), (6, False)):
         model.train().begin_step(step)
-        np.testing.assert_allclose(logits(), expected[is_linear], rtol=1e-4)
+        np.testing.assert_allclose(logits(), expected[is_linear], rtol=1e-4, atol=1e-4)
         model.eval()
         np.testing.assert_allclose(logits(), expected[False], atol=1e-5)
 
@@ -253,6 +271,7 @@ def test_weights_start_small_as_in_the_paper() -> None:
         ({"tying": "all"}, 'tying is .all., and must be "adjacent" or "layer-wise"'),
         ({"relu": True}, 'relu is True, and must be "none", "half" or "all"'),
         ({"has_position_encoding": 1}, "has_position_encoding is 1, and must be true or false"),
+        ({"has_empty_memories": None}, "has_empty_memories is None, and must be true or false"),
         ({"tied": "none"}, 'tied is .none., and must be "all" for a memory network'),
     ],
 )

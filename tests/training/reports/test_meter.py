@@ -69,6 +69,19 @@ def test_a_loss_of_twice_that_of_guessing_is_hopeless_soon() -> None:
         guard.check(280, reading(900.0))
 
 
+def test_losses_before_the_first_judged_step_do_not_count() -> None:
+    guard = DivergenceGuard(1000, first_step=301)
+    for step in range(20, 301, 20):
+        guard.check(step, reading(0.5 if step == 20 else 2000.0))
+    assert (guard.best_loss, guard.num_steps_above) == (math.inf, 0)
+    with pytest.raises(ValueError, match="gradients of the last 10 steps"):
+        guard.check(300, reading(3.0, num_skipped_now=10))
+    for step in range(320, 400, 20):
+        guard.check(step, reading(95.0))
+    with pytest.raises(ValueError, match="for 100 steps until step 400"):
+        guard.check(400, reading(95.0))
+
+
 def test_a_guard_goes_on_where_another_stopped() -> None:
     first = DivergenceGuard(1000)
     first.check(20, reading(3.0))
