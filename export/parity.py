@@ -9,6 +9,7 @@ import torch
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.export.runtime import Graphs
+from seq2seq_serve.training.config import BOS_ID
 from seq2seq_serve.training.data.sources import Array, Inputs
 from seq2seq_serve.training.models.base import EncoderDecoder
 
@@ -23,9 +24,9 @@ def worst_difference(
 ) -> float:
     """The largest difference of log-probabilities and alignments, over every position and token.
 
-    Sources and targets are random; in a batch the first row is full and the others are padded. `step` is
-    compared for the whole vocabulary at every position. `decode`, if the model has it, is compared for random
-    labels. The alignment of the graph that computes it is compared, too.
+    Sources are random, and so are targets after bos; in a batch the first row is full and the others are
+    padded. `step` is compared for the whole vocabulary at every position. `decode`, if the model has it, is
+    compared for random labels. The alignment of the graph that computes it is compared, too.
     """
     rng = np.random.default_rng(0)
     worst = 0.0
@@ -40,6 +41,7 @@ def worst_difference(
         sources = graphs.sources(rows)
         source_lengths, S = sources.lengths, int(sources.lengths.max())
         target_ids = rng.integers(0, model.config.vocab_size, (B, T))
+        target_ids[:, 0] = BOS_ID  # a model may treat the first position in its own way
         label_ids = rng.integers(0, model.config.vocab_size, (B, T))
         expected, alignment = _expected(model, rows, target_ids)
         memory = graphs.encode(sources, memory_capacity=S + 3)

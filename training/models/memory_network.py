@@ -55,7 +55,7 @@ class MemoryNetworkConfig(ModelConfig):
         time_noise: The number of empty memories that training inserts at random places of a story, as a
             share of its sentences, rounded up; they only shift T_A and T_C (section 4.1, "random noise").
         has_empty_memories: Whether the softmax also covers the empty places of a memory for
-            `max_source_length` sentences, as in the authors' program. A hop can then find nothing: weights of
+            `max_source_length` sentences. A hop can then find nothing: weights of
             the story's sentences sum to less than 1.
         num_linear_steps: The number of first training steps without the softmax of the memories (section
             4.2, "linear start"). Evaluation always has the softmax.
