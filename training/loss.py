@@ -73,7 +73,10 @@ class BatchLoss(nn.Module):
         self._states = _compiled(self._decoder_states) if is_compiled else self._decoder_states
 
     def forward(self, batch: Batch, label_smoothing: float, r_drop: float = 0.0) -> Tensor:
-        """Return `label_smoothed_loss`, in training with the model's `extra_loss`.
+        """Return `label_smoothed_loss`, in training with the gradients of the model's `extra_loss`.
+
+        The value is without the extra loss, so that reports compare and the guard against divergence sees
+        only how well labels are predicted: that of hard attention can be far below 0.
 
         R-Drop sends the batch through the model twice, in one call.
         """
@@ -88,7 +91,7 @@ class BatchLoss(nn.Module):
             loss = label_smoothed_loss(rows.flatten(0, 1), weight, label_ids, label_smoothing, r_drop)
             if self.model.training:
                 extra = self.model.extra_loss(trace, states, batch.padded_labels.repeat(num_passes, 1))
-                loss = loss if extra is None else loss + extra
+                loss = loss if extra is None else loss + (extra - extra.detach())
             return loss
 
     def _decoder_states(self, *inputs: Tensor) -> tuple[Tensor, Trace]:
