@@ -221,7 +221,9 @@ def clip_captioner() -> Preset:
         max_source_length=64,
         max_target_length=64,
     )
-    return Preset("clip-captioner", model, dataclasses.replace(_CAPTIONS, batch_tokens=32 * 24))
+    return Preset(
+        "clip-captioner", model, dataclasses.replace(_CAPTIONS, max_steps=2500, batch_tokens=32 * 24)
+    )
 
 
 _CAPTIONS = TrainingConfig(
