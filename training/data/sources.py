@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -80,6 +80,10 @@ class SourceKind(ABC):
     def is_text(self) -> bool:
         """Whether the corpus holds the sources themselves; otherwise it holds the names of their files."""
         return self.max_characters is not None
+
+    def in_folder(self, folder: Path) -> SourceKind:  # noqa: ARG002
+        """The kind whose relative names of files start from a folder; texts do not depend on one."""
+        return self
 
     @abstractmethod
     def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
@@ -178,33 +182,42 @@ class Stories(SourceKind):
         return {names.STORY: pad_arrays(story), names.QUESTION: question}
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Files(SourceKind):
-    """Files, whose names the corpus holds. Encoded, a source is its file's name in UTF-8."""
+    """Files, whose names the corpus holds. Encoded, a source is its file's name in UTF-8.
+
+    Attributes:
+        folder: The folder from which relative names start.
+    """
+
+    folder: Path = Path()
+
+    def in_folder(self, folder: Path) -> SourceKind:
+        return replace(self, folder=folder)
 
     def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:  # noqa: ARG002
         for source in sources:
-            if not Path(source).is_file():
-                raise ValueError(f"{source}: no such file")
+            if not (self.folder / source).is_file():
+                raise ValueError(f"{self.folder / source}: no such file")
         return [list(source.encode()) for source in sources]
 
     def inputs(self, source: Numbers) -> Inputs:
-        with _named(source) as file:
+        with self._named(source) as file:
             return self._read(file)
 
     @abstractmethod
     def _read(self, file: Path) -> Inputs: ...
 
-
-@contextmanager
-def _named(source: Numbers) -> Iterator[Path]:
-    """The file of an encoded source; errors of reading it become ValueErrors that name it."""
-    file = Path(bytes(source).decode())
-    try:
-        yield file
-    except OSError as error:
-        raise ValueError(f"{file}: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+    @contextmanager
+    def _named(self, source: Numbers) -> Iterator[Path]:
+        """The file of an encoded source; errors of reading it become ValueErrors that name it."""
+        file = self.folder / bytes(source).decode()
+        try:
+            yield file
+        except OSError as error:
+            raise ValueError(f"{file}: {error.strerror}") from error
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -247,7 +260,7 @@ class Clips(_Files):
         return {names.CLIP: read_clip(file.read_bytes(), self.size, _MAX_FRAMES)}
 
     def length(self, source: Numbers) -> int:
-        with _named(source) as file:
+        with self._named(source) as file:
             return count_frames(file.read_bytes())
 
     def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
