@@ -281,7 +281,8 @@ class Features(_Files):
         return LengthRule(names.FEATURES)
 
     def _read(self, file: Path) -> Inputs:
-        features = np.load(file, allow_pickle=False)
+        with file.open("rb") as stream:
+            features = np.lib.format.read_array(stream, allow_pickle=False)
         if features.ndim != 2 or features.shape[1] != self.width or not len(features):
             shape = " x ".join(map(str, features.shape))
             raise ValueError(f"the array is {shape}, and must be annotations x {self.width}")
