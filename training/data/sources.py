@@ -26,7 +26,7 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import LengthRule
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.pictures import count_frames, read_clip, read_picture
-from seq2seq_serve.bundle.sentences import split_sentences
+from seq2seq_serve.bundle.sentences import MAX_WORDS, split_sentences
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.config import PAD_ID
 
@@ -92,6 +92,10 @@ class SourceKind(ABC):
     def length(self, source: Numbers) -> int:
         """The positions of memory of an encoded source."""
         return self.memory_length(self.inputs(source))
+
+    def drop_reason(self, source: Numbers) -> str | None:  # noqa: ARG002
+        """Why the server would refuse an encoded source of any length; None keeps it."""
+        return None
 
     @abstractmethod
     def inputs(self, source: Numbers) -> Inputs:
@@ -169,6 +173,13 @@ class Stories(SourceKind):
 
     def length(self, source: Numbers) -> int:
         return sum(number == PAD_ID for number in source)
+
+    def drop_reason(self, source: Numbers) -> str | None:
+        ends = [i for i, number in enumerate(source) if number == PAD_ID]
+        *story, question = np.diff([-1, *ends, len(source)]) - 1  # their numbers of words
+        if not story or not all((*story, question)):
+            return "empty"
+        return "too long" if max(*story, question) > MAX_WORDS else None
 
     def inputs(self, source: Numbers) -> Inputs:
         numbers = np.array(source, np.int64)

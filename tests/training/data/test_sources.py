@@ -8,9 +8,12 @@ import torch
 from PIL import Image
 
 from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.sentences import MAX_WORDS
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.config import EOS_ID, PAD_ID
 from seq2seq_serve.training.data import sources
+from seq2seq_serve.training.data.encoded import passing_pairs
+from seq2seq_serve.training.data.filters import CorpusFilters
 from seq2seq_serve.training.data.sources import (
     NOTHING,
     STORIES,
@@ -22,6 +25,7 @@ from seq2seq_serve.training.data.sources import (
     pad_arrays,
     pad_rows,
 )
+from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.data.tokenizer import train_tokenizer, train_word_tokenizer
 
 V = 50
@@ -126,6 +130,16 @@ def test_a_question_alone_has_an_empty_story(text, tokenizer):
     (encoded,) = STORIES.encode([text], tokenizer)
     assert STORIES.length(encoded) == 0
     assert STORIES.inputs(encoded)[names.STORY].shape == (0, 1)
+    assert STORIES.drop_reason(encoded) == "empty"
+
+
+def test_stories_that_the_server_refuses_are_dropped(tokenizer):
+    longest, too_long = "sam " * MAX_WORDS, "sam " * (MAX_WORDS + 1)
+    texts = [f"{longest}. {longest}?", f"{too_long}. Where?", f"Sam goes. {too_long}?", "Where?"]
+    pairs = [SentencePair(text, "sam") for text in texts]
+    kept, report = passing_pairs(pairs, tokenizer, CorpusFilters(9, 9, max_characters=400), STORIES)
+    assert kept == [SentencePair(tokenizer.normalize(texts[0]), "sam")]
+    assert (report.dropped["too long"], report.dropped["empty"]) == (2, 1)
 
 
 def test_relative_names_start_from_the_folder_and_absolute_ones_stay(tokenizer, folder, monkeypatch):
