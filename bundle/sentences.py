@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+MAX_WORDS = 64  # tokens of a sentence in a story, and of a question
+
 # A mark inside of a word, as in 3.5, does not end a sentence. Chinese and Japanese marks need no space after
 # them. A run of marks is tried once, and not from each of its marks, so that the time stays linear.
 _END = re.compile(

@@ -104,7 +104,7 @@ class Trainer:
             *place,
             ranks=self.ranks,
             piece_tokens=recipe.micro_batch_tokens and -(-recipe.micro_batch_tokens // recipe.num_passes),
-            kind=self.model.source_kind,
+            kind=self.model.source_kind.in_folder(folder.path / config.source_folder),
             mixes_lengths=recipe.mixes_lengths,
         )
         if not checkpoint:

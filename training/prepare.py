@@ -70,7 +70,7 @@ def start_run(
     folder.check_is_free()
     if preset.training.r_drop and not preset.model.has_dropout:
         raise ValueError("r_drop compares two passes, and without dropout they are equal: set dropout, too")
-    kind = source_kind_of(preset.model)
+    kind = source_kind_of(preset.model).in_folder(corpus.folder)
     if not kind.has_word_tokens:
         check_vocab_size(preset.model.vocab_size)
     recipe = preset.training
@@ -132,11 +132,19 @@ def start_run(
         commit=repository_commit(),
         versions=library_versions(),
         parent=_description(parent) if parent else "",
+        source_folder=_source_folder(folder, corpus, kind),
     )
     _encode(folder, config, corpus, tokenizer)
     config = dataclasses.replace(config, length_bound=folder.learn_length_bound(kind))
     folder.write_config(config)
     return config
+
+
+def _source_folder(folder: RunFolder, corpus: Corpus, kind: SourceKind) -> str:
+    if kind.is_text:
+        return ""
+    given, own = corpus.folder.resolve(), folder.path.resolve()
+    return str(given.relative_to(own) if given.is_relative_to(own) else given)
 
 
 def _check_fits(preset: Preset, parent: TrainedModel) -> None:
@@ -247,6 +255,7 @@ def continue_run(
 def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapping[str, Any]) -> None:
     """Bring the run's folder up to date, which only one process may do."""
     config = folder.read_config()
+    kind = source_kind_of(config.model)
     training = dataclasses.replace(config.training, **changes)
     checkpoints = list_checkpoints(folder.checkpoints)
     num_done = checkpoint_step(checkpoints[-1]) if checkpoints else 0
@@ -264,9 +273,7 @@ def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapp
     is_finished = folder.is_finished and (is_same_end or training.max_steps == num_done)
     # The encoded corpus is missing in runs of older commits, and where a user removed it to save space.
     if corpus is None and not folder.encoded.is_dir() and not is_finished:
-        corpus = load_corpus(
-            config.corpus_files, config.training.seed, source_kind_of(config.model), folder.pictures
-        )
+        corpus = load_corpus(config.corpus_files, config.training.seed, kind, folder.pictures)
     if corpus is not None and corpus.sha256() != config.corpus_sha256:
         raise ValueError(f"{corpus.description} is not the corpus that {folder.path} was started with")
     if corpus is not None and not folder.encoded.is_dir():
@@ -281,7 +288,8 @@ def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapp
             training=training,
             commit=_commits(config, num_done),
             versions=library_versions(),
-            length_bound=config.length_bound or folder.learn_length_bound(source_kind_of(config.model)),
+            length_bound=config.length_bound or folder.learn_length_bound(kind),
+            source_folder=_source_folder(folder, corpus, kind) if corpus else config.source_folder,
         )
     )
 
@@ -306,7 +314,7 @@ def _commits(config: RunConfig, num_done: int) -> str:
 
 
 def _encode(folder: RunFolder, config: RunConfig, corpus: Corpus, tokenizer: Tokenizer) -> None:
-    kind = source_kind_of(config.model)
+    kind = source_kind_of(config.model).in_folder(corpus.folder)
     filters = CorpusFilters(
         config.model.max_source_length,
         config.model.max_target_length,

@@ -48,7 +48,12 @@ from seq2seq_serve.training.data.lengths import learn_length_bound
 from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.data.text_files import SentencePair, read_parallel, write_lines
 from seq2seq_serve.training.models.base import EncoderDecoder, Metric
-from seq2seq_serve.training.models.registry import config_from_json, config_to_json, make_model
+from seq2seq_serve.training.models.registry import (
+    config_from_json,
+    config_to_json,
+    make_model,
+    source_kind_of,
+)
 
 RUN_FORMAT = 1
 
@@ -64,6 +69,8 @@ class RunConfig:
         versions: The library versions of the last session.
         parent: One line for people about the run whose weights this one started with; empty for random ones.
         length_bound: The bound on target lengths learned from the corpus; None in runs older than the bound.
+        source_folder: The folder from which relative names of source files start. It is relative to the run's
+            folder if it lies there, so that a run can be moved with its pictures.
     """
 
     preset: str
@@ -76,6 +83,7 @@ class RunConfig:
     versions: dict[str, str]
     parent: str = ""
     length_bound: LengthBound | None = None
+    source_folder: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The content of `config.json`."""
@@ -99,6 +107,7 @@ class RunConfig:
                 versions=dict(content["versions"]),
                 parent=content.get("parent", ""),
                 length_bound=LengthBound(**bound) if bound else None,
+                source_folder=content.get("source_folder", ""),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"a field is missing or wrong: {error}") from error
@@ -220,7 +229,7 @@ class RunFolder:
         write_lines(target_file, [pair.target for pair in pairs])
 
     def read_pairs(self, part: str) -> list[SentencePair]:
-        """Read what `write_pairs` wrote.
+        """Read what `write_pairs` wrote; names of source files can be opened from the working directory.
 
         Raises:
             ValueError: The run has no such pairs, or the two files have different numbers of lines.
@@ -229,7 +238,11 @@ class RunFolder:
         files = self.text_files(part)
         if not any(file.is_file() for file in files):
             raise ValueError(f"the run {self.path} has no {part} pairs")
-        return read_parallel(*files)
+        pairs, config = read_parallel(*files), self.read_config()
+        if source_kind_of(config.model).is_text:
+            return pairs
+        folder = self.path / config.source_folder
+        return [SentencePair(str(folder / pair.source), pair.target) for pair in pairs]
 
     def write_config(self, config: RunConfig) -> None:
         _write_json(self.config_file, config.to_json())

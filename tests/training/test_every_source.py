@@ -1,6 +1,7 @@
 """Stories, pictures and language models go through the whole of training, and resume bit for bit."""
 
 import dataclasses
+import shutil
 import signal
 from collections.abc import Iterator
 from io import StringIO
@@ -13,9 +14,13 @@ from rich.console import Console
 
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.exporter import ExportError, export_bundle
+from seq2seq_serve.training.commands import score_run
 from seq2seq_serve.training.config import ModelConfig
-from seq2seq_serve.training.data.corpus import Corpus
+from seq2seq_serve.training.data import built_in
+from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
+from seq2seq_serve.training.data.sources import Pictures
 from seq2seq_serve.training.data.text_files import SentencePair
+from seq2seq_serve.training.evaluation.comparison import MetricSettings
 from seq2seq_serve.training.interrupt import TrainingInterrupted
 from seq2seq_serve.training.models.captioner import Captioner, CaptionerConfig
 from seq2seq_serve.training.models.memory_network import MemoryNetwork, MemoryNetworkConfig
@@ -49,7 +54,9 @@ def corpus_for(name: str, folder: Path) -> Corpus:
     return Corpus("colours", tuple(pairs[:12]), tuple(pairs[12:]))
 
 
-def train(name: str, folder: Path, corpus: Corpus) -> tuple[RunFolder, Summary]:
+def train(
+    name: str, folder: Path, corpus: Corpus, files: CorpusFiles | None = None
+) -> tuple[RunFolder, Summary]:
     run = RunFolder(folder)
     if not run.is_run:
         training = dataclasses.replace(
@@ -60,7 +67,7 @@ def train(name: str, folder: Path, corpus: Corpus) -> tuple[RunFolder, Summary]:
             checkpoint_interval_steps=3,
         )
         preset = dataclasses.replace(preset_named("memory-network"), model=MODELS[name], training=training)
-        start_run(run, preset, corpus)
+        start_run(run, preset, corpus, files)
     return run, continue_run(run, None, torch.device("cpu"), Console(file=StringIO()))
 
 
@@ -130,3 +137,53 @@ def test_a_limit_that_changes_the_size_of_a_part_is_refused_before_anything_is_w
             parent=trained,
         )
     assert not (tmp_path / "child").exists()
+
+
+def check_goes_on(path: Path, corpus: Corpus | None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Resumes the finished run, scores it and exports it."""
+    console = Console(file=StringIO())
+    summary = continue_run(RunFolder(path), corpus, torch.device("cpu"), console, {"max_steps": 15})
+    assert summary.steps == 15
+    score_run(path, None, "dev", 1, 0.6, MetricSettings())
+    assert f"{path}, dev pairs, beam 1, 3 sentences" in capsys.readouterr().out
+    trained = load_run(path)
+    assert all(Path(source).is_relative_to(path.parent) for source, _ in trained.dev)
+    export_bundle(trained, path / "bundle", [Precision.FP32, Precision.INT8])
+
+
+@pytest.mark.parametrize("is_encoded", [True, False])
+def test_a_run_on_the_built_in_pictures_can_be_moved(is_encoded, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(built_in, "_NUM_PICTURES", {"train": 12, "dev": 3, "test": 2})
+    monkeypatch.setitem(MODELS, "hard", dataclasses.replace(MODELS["hard"], max_target_length=99))
+    monkeypatch.chdir(tmp_path)
+    folder = Path("run")
+    corpus = load_corpus(CorpusFiles(), 0, Pictures(16), RunFolder(folder).pictures)
+    train("hard", folder, corpus)
+    moved = tmp_path / "elsewhere" / "moved"
+    moved.parent.mkdir()
+    folder.rename(moved)
+    if not is_encoded:
+        shutil.rmtree(moved / "encoded")
+    monkeypatch.chdir(moved)
+    assert [Path(pair.source) for pair in RunFolder(moved).read_pairs("test")] == [
+        moved / "pictures" / "test" / f"0000{number}.png" for number in range(2)
+    ]
+    check_goes_on(moved, None, capsys)
+
+
+def test_a_run_on_pictures_that_were_moved_goes_on_with_the_corpus_given_again(tmp_path, capsys):
+    data = tmp_path / "data"
+    (data / "dev").mkdir(parents=True)
+    corpus_for("hard", data)
+    lines = [f"{number}.png\ta {('red', 'green', 'blue')[number % 3]} picture" for number in range(15)]
+    (data / "train.tsv").write_text("\n".join(lines[:12]))
+    (data / "dev" / "dev.tsv").write_text("\n".join(f"../{line}" for line in lines[12:]))
+
+    def files() -> CorpusFiles:
+        return CorpusFiles(tsv=str(data / "train.tsv"), dev_tsv=str(data / "dev" / "dev.tsv"))
+
+    run, _ = train("hard", tmp_path / "runs" / "run", load_corpus(files(), 0, Pictures(16)), files())
+    data = data.rename(run.path.parent / "data")
+    with pytest.raises(ValueError, match="No such file or directory"):
+        continue_run(run, None, torch.device("cpu"), Console(file=StringIO()), {"max_steps": 15})
+    check_goes_on(run.path, load_corpus(files(), 0, Pictures(16)), capsys)

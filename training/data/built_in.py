@@ -26,6 +26,8 @@ Parts = dict[Split, tuple[SentencePair, ...]]
 def built_in_parts(kind: SourceKind, folder: Path) -> tuple[str, Parts]:
     """The built-in corpus of a kind, always the same, and its name; the folder gets its pictures or clips.
 
+    Names of files start from the folder, so the corpus is the same in every folder.
+
     Raises:
         ValueError: There is no built-in corpus of the kind.
         OSError: The folder cannot be written.
@@ -83,22 +85,21 @@ def _caption_pairs(size: int, split: Split) -> Iterator[SentencePair]:
 
 def _picture_pairs(folder: Path, size: int, split: Split) -> Iterator[SentencePair]:
     chance = random.Random(f"captions {split}")
+    (folder / split).mkdir(parents=True, exist_ok=True)
     for number, scene in enumerate(shapes.generate(size, split=split)):
-        path = _path(folder, split, number)
-        write_picture(path, scene)
-        yield SentencePair(str(path), shapes.caption(scene, chance))
+        name = _name(split, number)
+        write_picture(folder / name, scene)
+        yield SentencePair(name, shapes.caption(scene, chance))
 
 
 def _clip_pairs(folder: Path, size: int, split: Split) -> Iterator[SentencePair]:
     chance = random.Random(f"captions {split}")
+    (folder / split).mkdir(parents=True, exist_ok=True)
     for number, clip in enumerate(moving_shapes.generate(size, split=split)):
-        path = _path(folder, split, number)
-        write_clip(path, clip)
-        yield SentencePair(str(path), moving_shapes.caption(clip, chance))
+        name = _name(split, number)
+        write_clip(folder / name, clip)
+        yield SentencePair(name, moving_shapes.caption(clip, chance))
 
 
-def _path(folder: Path, split: Split, number: int) -> Path:
-    path = folder.absolute() / split / f"{number:05d}.png"
-    if not number:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    return path
+def _name(split: Split, number: int) -> str:
+    return f"{split}/{number:05d}.png"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import random
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -89,13 +90,14 @@ class Corpus:
     """Training pairs, possibly more than memory holds, and held-out pairs.
 
     `description` is one line about the origin: the names of its files without their folders. It becomes part
-    of bundles.
+    of bundles. If sources are names of files, relative ones start from `folder`.
     """
 
     description: str
     train: Collection[SentencePair]
     dev: tuple[SentencePair, ...]
     test: tuple[SentencePair, ...] = ()
+    folder: Path = Path()
 
     def sha256(self) -> str:
         """A hash over every pair, which is equal for equal corpora."""
@@ -112,8 +114,9 @@ def load_corpus(
 ) -> Corpus:
     """Read a corpus, or build the built-in one; without dev files, the seed chooses the held-out pairs.
 
-    If the corpus names files of pictures, clips or features, relative names start from the folder of the text
-    file that has them. The folder `pictures` gets the files of a built-in corpus.
+    In a text file that names files of pictures, clips or features, relative names start from the text file's
+    folder; in the corpus, they start from the folder of the training file. The folder `pictures` gets the
+    files of a built-in corpus.
 
     Raises:
         ValueError: A file is empty or not UTF-8, or source and target have different numbers of lines.
@@ -124,13 +127,17 @@ def load_corpus(
     names = [Path(name).name for name in dataclasses.astuple(files) if name is not None]
     has_dev = files.dev_source is not None or files.dev_tsv is not None
     if kind is not TOKENS:
-        pairs = tuple(_resolved(_iterate_train(files), files.source or files.tsv, kind))
+        folder = _folder_of(files.source or files.tsv)
+        pairs = tuple(_iterate_train(files))
         if not has_dev:
             pairs, dev = _hold_out_sources(pairs, seed)
-            return Corpus(", ".join([*names, f"{len(dev)} pairs held out"]), pairs, dev)
-        given = _iterate_pairs(files.dev_source, files.dev_target, files.dev_tsv)
-        dev = tuple(_resolved(given, files.dev_source or files.dev_tsv, kind))
-        return Corpus(", ".join(names), pairs, dev)
+            return Corpus(", ".join([*names, f"{len(dev)} pairs held out"]), pairs, dev, folder=folder)
+        dev = tuple(_iterate_pairs(files.dev_source, files.dev_target, files.dev_tsv))
+        dev_folder = _folder_of(files.dev_source or files.dev_tsv)
+        if not kind.is_text and dev_folder != folder:
+            steps = Path(os.path.relpath(dev_folder, folder))
+            dev = tuple(SentencePair(str(steps / pair.source), pair.target) for pair in dev)
+        return Corpus(", ".join(names), pairs, dev, folder=folder)
     train = _train_pairs(files)
     if not has_dev:
         num_given = len(train)
@@ -146,7 +153,7 @@ def load_corpus(
 def built_in_corpus(kind: SourceKind = TOKENS, pictures: Path = Path("pictures")) -> Corpus:
     """The built-in corpus of a kind of sources, which is always the same; `pictures` gets its files."""
     name, parts = built_in_parts(kind, pictures)
-    return Corpus(name, parts["train"], parts["dev"], parts["test"])
+    return Corpus(name, parts["train"], parts["dev"], parts["test"], pictures)
 
 
 def _iterate_pairs(source: str | None, target: str | None, tsv: str | None) -> Iterator[SentencePair]:
@@ -154,6 +161,11 @@ def _iterate_pairs(source: str | None, target: str | None, tsv: str | None) -> I
         return iterate_parallel(Path(source), Path(target))
     assert tsv is not None
     return iterate_tsv(Path(tsv))
+
+
+def _folder_of(text_file: str | None) -> Path:
+    assert text_file is not None
+    return Path(text_file).parent.resolve()
 
 
 def _iterate_train(files: CorpusFiles) -> Iterator[SentencePair]:
@@ -186,15 +198,6 @@ def _hold_out(
         num_left = sum(1 for _ in _without(pairs, dev))
         return dataclasses.replace(pairs, num_pairs=num_left, left_out=dev), dev
     return tuple(_without(pairs, dev)), dev
-
-
-def _resolved(
-    pairs: Iterable[SentencePair], text_file: str | None, kind: SourceKind
-) -> Iterator[SentencePair]:
-    """The pairs, with relative names of files resolved against the folder of the text file."""
-    folder = Path(text_file or "").absolute().parent
-    for pair in pairs:
-        yield pair if kind.is_text else SentencePair(str(folder / pair.source), pair.target)
 
 
 def _hold_out_sources(

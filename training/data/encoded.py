@@ -169,7 +169,8 @@ def _encode_passing(
                 readable.append(pair)
         for pair, encoded in zip(readable, encode_pairs(readable, tokenizer, kind), strict=True):
             length = kind.length(encoded.source_ids)
-            if reason := filters.length_reason(length, encoded.target_length):
+            reason = kind.drop_reason(encoded.source_ids)
+            if reason := reason or filters.length_reason(length, encoded.target_length):
                 report.drop(reason)
             else:
                 yield pair, encoded, length

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +26,7 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import LengthRule
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.pictures import count_frames, read_clip, read_picture
-from seq2seq_serve.bundle.sentences import split_sentences
+from seq2seq_serve.bundle.sentences import MAX_WORDS, split_sentences
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.config import PAD_ID
 
@@ -81,6 +81,10 @@ class SourceKind(ABC):
         """Whether the corpus holds the sources themselves; otherwise it holds the names of their files."""
         return self.max_characters is not None
 
+    def in_folder(self, folder: Path) -> SourceKind:  # noqa: ARG002
+        """The kind whose relative names of files start from a folder; texts do not depend on one."""
+        return self
+
     @abstractmethod
     def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
         """Encode sources of the corpus; raise ValueError for one that cannot be read."""
@@ -88,6 +92,10 @@ class SourceKind(ABC):
     def length(self, source: Numbers) -> int:
         """The positions of memory of an encoded source."""
         return self.memory_length(self.inputs(source))
+
+    def drop_reason(self, source: Numbers) -> str | None:  # noqa: ARG002
+        """Why the server would refuse an encoded source of any length; None keeps it."""
+        return None
 
     @abstractmethod
     def inputs(self, source: Numbers) -> Inputs:
@@ -166,6 +174,13 @@ class Stories(SourceKind):
     def length(self, source: Numbers) -> int:
         return sum(number == PAD_ID for number in source)
 
+    def drop_reason(self, source: Numbers) -> str | None:
+        ends = [i for i, number in enumerate(source) if number == PAD_ID]
+        *story, question = np.diff([-1, *ends, len(source)]) - 1  # their numbers of words
+        if not story or not all((*story, question)):
+            return "empty"
+        return "too long" if max(*story, question) > MAX_WORDS else None
+
     def inputs(self, source: Numbers) -> Inputs:
         numbers = np.array(source, np.int64)
         *sentences, question = np.split(numbers, np.flatnonzero(numbers == PAD_ID) + 1)
@@ -178,33 +193,42 @@ class Stories(SourceKind):
         return {names.STORY: pad_arrays(story), names.QUESTION: question}
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Files(SourceKind):
-    """Files, whose names the corpus holds. Encoded, a source is its file's name in UTF-8."""
+    """Files, whose names the corpus holds. Encoded, a source is its file's name in UTF-8.
+
+    Attributes:
+        folder: The folder from which relative names start.
+    """
+
+    folder: Path = Path()
+
+    def in_folder(self, folder: Path) -> SourceKind:
+        return replace(self, folder=folder)
 
     def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:  # noqa: ARG002
         for source in sources:
-            if not Path(source).is_file():
-                raise ValueError(f"{source}: no such file")
+            if not (self.folder / source).is_file():
+                raise ValueError(f"{self.folder / source}: no such file")
         return [list(source.encode()) for source in sources]
 
     def inputs(self, source: Numbers) -> Inputs:
-        with _named(source) as file:
+        with self._named(source) as file:
             return self._read(file)
 
     @abstractmethod
     def _read(self, file: Path) -> Inputs: ...
 
-
-@contextmanager
-def _named(source: Numbers) -> Iterator[Path]:
-    """The file of an encoded source; errors of reading it become ValueErrors that name it."""
-    file = Path(bytes(source).decode())
-    try:
-        yield file
-    except OSError as error:
-        raise ValueError(f"{file}: {error.strerror}") from error
-    except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+    @contextmanager
+    def _named(self, source: Numbers) -> Iterator[Path]:
+        """The file of an encoded source; errors of reading it become ValueErrors that name it."""
+        file = self.folder / bytes(source).decode()
+        try:
+            yield file
+        except OSError as error:
+            raise ValueError(f"{file}: {error.strerror}") from error
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -247,7 +271,7 @@ class Clips(_Files):
         return {names.CLIP: read_clip(file.read_bytes(), self.size, _MAX_FRAMES)}
 
     def length(self, source: Numbers) -> int:
-        with _named(source) as file:
+        with self._named(source) as file:
             return count_frames(file.read_bytes())
 
     def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
@@ -268,7 +292,8 @@ class Features(_Files):
         return LengthRule(names.FEATURES)
 
     def _read(self, file: Path) -> Inputs:
-        features = np.load(file, allow_pickle=False)
+        with file.open("rb") as stream:
+            features = np.lib.format.read_array(stream, allow_pickle=False)
         if features.ndim != 2 or features.shape[1] != self.width or not len(features):
             shape = " x ".join(map(str, features.shape))
             raise ValueError(f"the array is {shape}, and must be annotations x {self.width}")

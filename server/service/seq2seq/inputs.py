@@ -16,7 +16,7 @@ import numpy as np
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.normalization import is_blank
 from seq2seq_serve.bundle.pictures import PictureError, read_clip, read_picture
-from seq2seq_serve.bundle.sentences import split_sentences
+from seq2seq_serve.bundle.sentences import MAX_WORDS, split_sentences
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Source
 from seq2seq_serve.server.engine.records import Array
 from seq2seq_serve.server.errors import BlankSource, InvalidRequest
@@ -25,7 +25,6 @@ from seq2seq_serve.server.models.served import ServedModel, SourceSpec
 # Cutting a text into tokens takes time, so its bytes are counted before. Texts of human authors have fewer
 # bytes per token, before and after normalisation, so texts that fit are not refused.
 MAX_BYTES_PER_TOKEN = 64
-MAX_WORDS = 64  # tokens of a sentence in a story, and of a question
 
 # The fields of `Source` that can hold a source, and the datatypes of its tensor
 _VALUES = {

@@ -5,6 +5,7 @@ from random import Random
 import pytest
 
 from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, built_in_corpus, load_corpus
+from seq2seq_serve.training.data.sources import STORIES, Pictures
 from seq2seq_serve.training.data.text_files import SentencePair
 
 
@@ -99,3 +100,38 @@ def test_a_file_that_changes_between_two_passes_is_noticed(tmp_path: Path) -> No
         stream.write("e\tf\n")
     with pytest.raises(ValueError, match=r"a\.tsv changed while it was read: 3 pairs, before 2"):
         corpus.sha256()
+
+
+def test_names_of_files_start_from_the_training_files_folder_and_do_not_depend_on_its_place(
+    tmp_path: Path,
+) -> None:
+    hashes = set()
+    for place in ("here", "there"):
+        (tmp_path / place / "dev").mkdir(parents=True)
+        train = write(tmp_path / place / "train.tsv", b"a.png\ta\n/photos/b.png\tb\n")
+        dev = write(tmp_path / place / "dev" / "dev.tsv", b"c.png\tc\n/photos/d.png\td\n")
+        corpus = load_corpus(CorpusFiles(tsv=str(train), dev_tsv=str(dev)), seed=0, kind=Pictures(8))
+        assert corpus.folder == train.parent
+        assert corpus.train == (("a.png", "a"), ("/photos/b.png", "b"))
+        assert corpus.dev == (("dev/c.png", "c"), ("/photos/d.png", "d"))
+        hashes.add(corpus.sha256())
+    assert len(hashes) == 1
+
+
+def test_held_out_sources_keep_all_their_targets(tmp_path: Path) -> None:
+    lines = [f"{i // 3}.png\tcaption {i}" for i in range(120)]
+    files = CorpusFiles(tsv=str(write(tmp_path / "a.tsv", "\n".join(lines).encode())))
+    corpus = load_corpus(files, seed=0, kind=Pictures(8))
+    assert (len(corpus.train), len(corpus.dev)) == (114, 6)
+    assert not {pair.source for pair in corpus.dev} & {pair.source for pair in corpus.train}
+    few = CorpusFiles(tsv=str(write(tmp_path / "b.tsv", b"a.png\ta\na.png\tb\n")))
+    with pytest.raises(ValueError, match="1 distinct sources are too few to hold any out: give dev files"):
+        load_corpus(few, seed=0, kind=Pictures(8))
+
+
+def test_stories_are_not_taken_for_names_of_files(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    train = write(tmp_path / "train.tsv", b"Sam goes. Where?\tthere\n")
+    dev = write(tmp_path / "dev" / "dev.tsv", b"Sam runs. Where?\there\n")
+    corpus = load_corpus(CorpusFiles(tsv=str(train), dev_tsv=str(dev)), seed=0, kind=STORIES)
+    assert corpus.dev == (("Sam runs. Where?", "here"),)
