@@ -64,19 +64,12 @@ class Exhibit:
 
 _QUICK = {"eval_interval_steps": 250, "warmup_steps": 100, "cooldown_share": 0.5}
 _SMALL = {"d_model": 128, "d_hidden": 192, "vocab_size": 2000, "dropout": 0.0, **_QUICK}
-_LOOKING = {"eval_interval_steps": 500, "warmup_steps": 100, "cooldown_share": 0.5}
-_HARD = {"attention": "hard", "learning_rate_scale": 0.2, **_LOOKING}
+_LOOKING = {"eval_interval_steps": 500, "cooldown_share": 0.5}
+_HARD = {"attention": "hard", "learning_rate_scale": 0.2, "warmup_steps": 200, **_LOOKING}
 EXHIBITS = (
-    Exhibit("captioner-soft", "Soft attention", "captioner", 1000, _LOOKING),
-    Exhibit("clip-captioner", "Attention over time", "clip-captioner", 1200, _LOOKING),
-    Exhibit(
-        "captioner-hard",
-        "Hard attention",
-        "captioner",
-        300,
-        _HARD,
-        "captioner-soft",
-    ),
+    Exhibit("captioner-soft", "Soft attention", "captioner", 2500, _LOOKING),
+    Exhibit("clip-captioner", "Attention over time", "clip-captioner", 1800, _LOOKING),
+    Exhibit("captioner-hard", "Hard attention", "captioner", 600, _HARD, "captioner-soft"),
     Exhibit("recurrent", "No attention", "recurrent", 500, _SMALL),
     Exhibit("recurrent-dot", "Dot attention", "recurrent-dot", 500, _SMALL),
     Exhibit("recurrent-additive", "Additive attention", "recurrent-additive", 500, _SMALL),
