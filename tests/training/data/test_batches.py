@@ -12,6 +12,7 @@ from seq2seq_serve.training.data.batches import (
     plan_epoch,
 )
 from seq2seq_serve.training.data.encoded import EncodedPair
+from seq2seq_serve.training.data.sources import Pictures
 from seq2seq_serve.training.ranks import Ranks
 
 
@@ -58,6 +59,17 @@ def test_pairs_of_a_batch_have_similar_lengths(pairs: list[EncodedPair]) -> None
     for rows in plan_epoch(pairs, batch_tokens=120, seed=0, epoch=0):
         lengths = [pairs[index].target_length for index in rows]
         assert max(lengths) - min(lengths) <= 3
+
+
+def test_captions_of_one_length_are_not_kept_together() -> None:
+    kind = Pictures(16)  # 16 places
+    pairs = [EncodedPair([5], [5] * (1 + row % 10)) for row in range(200)]
+    for rows in plan_epoch(pairs, batch_tokens=320, seed=0, epoch=0, kind=kind):
+        assert len({pairs[row].target_length for row in rows}) > 3
+    long = [EncodedPair([5], [5] * (20 + row % 10)) for row in range(200)]
+    for rows in plan_epoch(long, batch_tokens=320, seed=0, epoch=0, kind=kind):
+        lengths = [long[row].target_length for row in rows]
+        assert max(lengths) - min(lengths) <= 1
 
 
 def test_batches_of_mixed_lengths_keep_the_budget_and_have_every_pair_once(pairs: list[EncodedPair]) -> None:
