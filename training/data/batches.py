@@ -92,9 +92,11 @@ def plan_epoch(
 ) -> list[NDArray[np.int64]]:
     """The indices of the pairs in each batch of one pass (`epoch`, from 0) over the corpus.
 
-    Texts are sorted by the length of the target, then of the source. Pairs with files are sorted by the longer
-    side, which is mostly the file's: captions of one length often have one form, such as "a red cross jumps", and
-    batches of one form teach slowly. Equal lengths are in random order; with `mixes_lengths`, all pairs are.
+    Texts are sorted by the length of the target, then of the source. Pairs with files are sorted by the
+    longer side, which is mostly the file's: captions of one length often have one form, such as "a red cross
+    jumps", and batches of one form teach slowly. Equal lengths are in random order; with `mixes_lengths`, all
+    pairs are.
+
     They are cut into batches whose longer side has at most `batch_tokens` padded tokens, or a single pair.
     The batches are then shuffled. The same arguments give the same plan.
     """
