@@ -37,6 +37,8 @@ _BEAM_SIZE = 5
 _ORDERS = 1, 2, 3, 4
 # The language model and the captioners are of one size: a captioner takes the decoder as it is.
 _SIZES = {"vocab_size": 3000, "d_model": 192, "d_hidden": 384, "dropout": 0.4, "max_target_length": 64}
+_MAX_STEPS = 1500  # 13 passes over the photos
+_SETTINGS = {**_SIZES, "eval_interval_steps": 250}
 
 
 def write_corpora(data: Path, folder: Path) -> tuple[CorpusFiles, CorpusFiles, dict[Path, list[str]]]:
@@ -85,17 +87,18 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     path = options.run or Path("runs") / "quality-flickr8k"
     seed = {} if options.seed is None else {"seed": options.seed}
-    settings = {**_SIZES, **seed, **dict(options.set)}
+    settings = {**_SETTINGS, **seed, **dict(options.set)}
+    max_steps = options.max_steps or _MAX_STEPS
 
     def measured(console: Console) -> dict[str, Any]:
         captions, photos, test = write_corpora(options.data, path / "corpus")
-        language_model = Recipe("captioner", {**settings, "source": "nothing"}, options.max_steps)
+        language_model = Recipe("captioner", {**settings, "source": "nothing"}, max_steps)
         train(captions, path / "language-model", language_model, console)
         systems = {}
         for name, parent in (("random", None), ("pre-trained", path / "language-model")):
             console.rule(name)
             folder = path / name
-            recipe = Recipe("captioner", {**settings, "source": "picture"}, options.max_steps)
+            recipe = Recipe("captioner", {**settings, "source": "picture"}, max_steps)
             train(photos, folder, recipe, console, parent)
             systems[name] = describe_run(folder) | caption_all(folder, test, console)
         return {
