@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 
+import numpy as np
 import pytest
 import torch
 
@@ -74,3 +75,10 @@ def test_what_is_not_a_number_is_infinitely_wrong(post_fp32):
 def test_int8_is_near_the_trained_model(exported):
     # 8 bits of calibrated activations; measured 0.7 with random weights.
     assert parity.worst_difference(exported.trained.model, exported.graphs) < 2
+
+
+def test_log_probabilities_far_from_0_may_differ_more() -> None:
+    near, far = np.array([-1.0, -50.0]), np.array([-1.0, -300.0])
+    assert parity._distance(near + 1e-3, near) == pytest.approx(1e-3)
+    assert parity._distance(far + 1e-3, far) == pytest.approx(1e-3 / 3)
+    assert parity._distance(np.array([np.nan]), far[:1]) == float("inf")
