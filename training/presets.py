@@ -227,7 +227,7 @@ def clip_captioner() -> Preset:
 
 
 _CAPTIONS = TrainingConfig(
-    max_steps=6000,
+    max_steps=8000,
     batch_tokens=32 * 196,
     learning_rate_scale=0.6,
     warmup_steps=400,

@@ -92,10 +92,10 @@ def plan_epoch(
 ) -> list[NDArray[np.int64]]:
     """The indices of the pairs in each batch of one pass (`epoch`, from 0) over the corpus.
 
-    Texts are sorted by the length of the target, then of the source. Pairs with files are sorted by the
-    longer side, which is mostly the file's: captions of one length often have one form, such as "a red cross
-    jumps", and batches of one form teach slowly. Equal lengths are in random order; with `mixes_lengths`, all
-    pairs are.
+    Pairs are sorted by the length of the target, then of the source, equal lengths in random order. Clips and
+    features are sorted by their own length alone: captions of one length often have one form, such as "a red
+    cross jumps", and batches of one form taught a captioner of clips half as fast. With `mixes_lengths`, all
+    pairs are in random order.
 
     They are cut into batches whose longer side has at most `batch_tokens` padded tokens, or a single pair.
     The batches are then shuffled. The same arguments give the same plan.
@@ -106,10 +106,10 @@ def plan_epoch(
     longer = np.maximum(source_lengths, target_lengths)
     if mixes_lengths:
         order = np.argsort(keys)
-    elif kind.is_text:
+    elif kind.is_text or len(np.unique(source_lengths)) <= 1:
         order = np.lexsort((keys, source_lengths, target_lengths))
     else:
-        order = np.lexsort((keys, longer))
+        order = np.lexsort((keys, source_lengths))
     lengths = longer[order]
     starts, longest = list[int](), 0
     for place, length in enumerate(lengths.tolist()):

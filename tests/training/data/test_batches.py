@@ -1,4 +1,5 @@
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -12,7 +13,7 @@ from seq2seq_serve.training.data.batches import (
     plan_epoch,
 )
 from seq2seq_serve.training.data.encoded import EncodedPair
-from seq2seq_serve.training.data.sources import Pictures
+from seq2seq_serve.training.data.sources import Clips, Pictures
 from seq2seq_serve.training.ranks import Ranks
 
 
@@ -61,15 +62,20 @@ def test_pairs_of_a_batch_have_similar_lengths(pairs: list[EncodedPair]) -> None
         assert max(lengths) - min(lengths) <= 3
 
 
-def test_captions_of_one_length_are_not_kept_together() -> None:
-    kind = Pictures(16)  # 16 places
-    pairs = [EncodedPair([5], [5] * (1 + row % 10)) for row in range(200)]
-    for rows in plan_epoch(pairs, batch_tokens=320, seed=0, epoch=0, kind=kind):
-        assert len({pairs[row].target_length for row in rows}) > 3
-    long = [EncodedPair([5], [5] * (20 + row % 10)) for row in range(200)]
-    for rows in plan_epoch(long, batch_tokens=320, seed=0, epoch=0, kind=kind):
-        lengths = [long[row].target_length for row in rows]
-        assert max(lengths) - min(lengths) <= 1
+class _Clips(Clips):
+    def length(self, source: Sequence[int]) -> int:
+        return len(source)
+
+
+def test_captions_of_clips_are_not_sorted_by_length_but_those_of_pictures_are() -> None:
+    random = Random(0)
+    for kind, is_sorted in ((_Clips(32), False), (Pictures(16), True)):
+        pairs = [EncodedPair([5] * random.randint(8, 12), [5] * random.randint(1, 10)) for _ in range(400)]
+        for rows in plan_epoch(pairs, batch_tokens=200, seed=0, epoch=0, kind=kind):
+            targets = {pairs[row].target_length for row in rows}
+            sources = {len(pairs[row].source_ids) for row in rows}
+            assert len(targets if is_sorted else sources) <= 2
+            assert len(sources if is_sorted else targets) > 2
 
 
 def test_batches_of_mixed_lengths_keep_the_budget_and_have_every_pair_once(pairs: list[EncodedPair]) -> None:
