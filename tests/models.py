@@ -62,6 +62,13 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True)
+def _one_thread_again() -> Iterator[None]:
+    """A command that runs in this process gives torch a thread for each core."""
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _few_collections() -> None:
     # The garbage collector would visit everything that torch imported, a quarter of the time of an export.
