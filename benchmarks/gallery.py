@@ -137,7 +137,7 @@ def make_bundles(folder: Path, console: Console) -> None:
             if not RunFolder(run).is_finished:
                 for share in _steps(run, exhibit, children):
                     progress.update(bars[exhibit.name], completed=share)
-            if not (bundle / MANIFEST_FILE).is_file():
+            if RunFolder(run).is_finished and not (bundle / MANIFEST_FILE).is_file():
                 _run(["export", str(run), str(bundle), "--precision", "fp32"], run, children).wait()
             progress.update(bars[exhibit.name], completed=1.0)
             if not (bundle / MANIFEST_FILE).is_file():

@@ -2,6 +2,7 @@
 
 import fcntl
 import functools
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,9 +13,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import pytest
 import torch
 from rich.console import Console
+from torch.export import decomp_utils, exported_program
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
@@ -42,18 +45,47 @@ _DEV = [
 ]
 
 
+class _OneThread(onnxruntime.SessionOptions):
+    """The options of a session that was not given a number of threads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.intra_op_num_threads = 1
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _one_torch_thread() -> None:
+def _one_thread() -> Iterator[None]:
     # Matrices this small only wait for a second thread, ten times longer where the machine is busy.
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(onnxruntime, "SessionOptions", _OneThread)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _one_thread_again() -> Iterator[None]:
+    """A command that runs in this process gives torch a thread for each core."""
+    yield
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _few_collections() -> None:
+    # The garbage collector would visit everything that torch imported, a quarter of the time of an export.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _one_table_of_operators() -> Iterator[None]:
-    # The exporter makes it anew for every graph, in a quarter of the time that a small graph takes.
+    # The exporter makes both tables anew for every graph, in a third of the time that a small graph takes.
+    composite = functools.cache(exported_program._collect_all_valid_cia_ops)
     with pytest.MonkeyPatch.context() as patch:
         made_once = staticmethod(functools.cache(ONNXRegistry.from_torchlib))
         patch.setattr(ONNXRegistry, "from_torchlib", made_once)
+        for module in (exported_program, decomp_utils):
+            patch.setattr(module, "_collect_all_valid_cia_ops", composite)
         yield
 
 

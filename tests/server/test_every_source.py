@@ -31,8 +31,14 @@ MODELS = {
     "picture-hard": (CaptionerConfig, CAPTIONER | {"attention": "hard"}),
     "clip-both": (CaptionerConfig, CAPTIONER | {"source": "clip", "is_local": True}),
     "clip-basic": (CaptionerConfig, CAPTIONER | {"source": "clip", "attention": "mean"}),
-    "features": (CaptionerConfig, CAPTIONER | {"source": "features", "feature_width": 6}),
+    "features-soft": (CaptionerConfig, CAPTIONER | {"source": "features", "feature_width": 6}),
+    "features-mean": (
+        CaptionerConfig,
+        CAPTIONER | {"source": "features", "feature_width": 6, "attention": "mean"},
+    ),
 }
+# Each source, tying and attention once; the tests of the graphs have them in other pairs.
+QUICK = "story", "picture-hard", "clip-both", "features-mean"
 LENGTHS = 1, 7, 3, 12, 5
 BEAMS = 1, 2, 4, 1, 3
 
@@ -54,7 +60,9 @@ def encoded(kind: SourceKind, number: int, length: int, vocab_size: int, folder:
     return list(str(file).encode())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
+)
 def test_answers_and_attention_are_the_oracles_alone_and_in_a_batch(name, tmp_path):
     config_class, settings = MODELS[name]
     trained = _random(config_class, settings | {"max_source_length": 16})

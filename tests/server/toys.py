@@ -6,12 +6,13 @@ memory is wrong, the row decodes other tokens.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pytest
+import onnx_ir as ir
 import torch
 from torch import Tensor
 
@@ -263,20 +264,19 @@ def expected_tokens(memory: list[int], state: int, count: int) -> list[int]:
     return tokens
 
 
+@functools.cache
+def _step(*, has_hops: bool) -> tuple[Step, ir.Model]:
+    """The step that several kinds have, converted once."""
+    step = Step(has_hops=has_hops)
+    return step, convert.convert(step)
+
+
 def write_toy(kind: Kind, folder: Path) -> None:
     """Writes a bundle as an export does, without a trained model and its proof."""
     byte_tokenizer().save(folder / TOKENIZER_FILE)
-    modules = {Verb.ENCODE: kind.encode(), Verb.STEP: Step(has_hops=kind.has_hops)}
-    sizes = {
-        "clip_length": 6,
-        "feature_length": 6,
-        "story_length": 6,
-        "sentence_length": 8,
-        "question_length": 10,
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(convert, "_EXAMPLE_SIZES", convert._EXAMPLE_SIZES | sizes)
-        models = {verb: convert.convert(module) for verb, module in modules.items()}
+    step, step_model = _step(has_hops=kind.has_hops)
+    modules = {Verb.ENCODE: kind.encode(), Verb.STEP: step}
+    models = {Verb.ENCODE: convert.convert(modules[Verb.ENCODE]), Verb.STEP: step_model}
     paths = convert.save(models, folder)
     graphs = {
         verb: GraphSpec(file_spec(folder, paths[verb].name), module.inputs, module.outputs)

@@ -20,15 +20,6 @@ from tests.training.processes import Rank, start_rank
 _WORDS = ("하나", "둘", "셋", "넷"), ("one", "two", "three", "four")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    # Tiny matrices: threads only wait for each other, and 1 thread gives the same sums on every machine.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="session")
 def built_in(made_once) -> Callable[[int], BuiltinCorpus]:
     """The built-in corpus of a seed."""

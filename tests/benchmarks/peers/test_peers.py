@@ -8,7 +8,6 @@ import os
 import shutil
 
 import pytest
-import torch
 
 from benchmarks.floors import Machine, step_floor
 from benchmarks.peers import __main__ as peers
@@ -26,10 +25,9 @@ PAIRS = [("하나 둘 셋", "one two three"), ("넷", "four"), ("다섯 하나",
 @pytest.fixture
 def _whole_process():
     """What `main` sets for the whole process is set back."""
-    cores, num_threads = os.sched_getaffinity(0), torch.get_num_threads()
+    cores = os.sched_getaffinity(0)
     yield
     os.sched_setaffinity(0, cores)
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture

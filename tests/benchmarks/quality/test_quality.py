@@ -1,12 +1,11 @@
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 from benchmarks.demo import translate_all
@@ -26,13 +25,6 @@ from seq2seq_serve.training.evaluation.comparison import MetricSettings
 from seq2seq_serve.training.loop import TrainingInterrupted
 from seq2seq_serve.training.presets import Preset
 from seq2seq_serve.training.run import RunFolder
-
-
-@pytest.fixture(autouse=True)
-def _threads_of_the_process() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

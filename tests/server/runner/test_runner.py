@@ -60,7 +60,7 @@ class RecordingRunner(OnnxRunner):
 
 
 def make_runner(bundle: Bundle, num_slots: int = 4, precision=Precision.FP32, **options) -> RecordingRunner:
-    settings = {"provider": "cpu", "precision": precision, "num_threads": 2, "max_slots": num_slots} | options
+    settings = {"provider": "cpu", "precision": precision, "num_threads": 1, "max_slots": num_slots} | options
     return RecordingRunner(bundle, RunnerConfig(**settings))
 
 
@@ -99,7 +99,7 @@ def alone(random_bundle, trained_bundle):
     @functools.cache
     def alone(name: str, precision: Precision):
         bundle = random_bundle if name == "random" else trained_bundle
-        runner = make_runner(bundle, 1, precision)
+        runner = make_runner(bundle, 1, precision, num_threads=2)
         answers = {}
         for request in random_requests(bundle, 40, seed=1):
             driver = Driver(runner)
@@ -131,7 +131,7 @@ def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(
 ):
     """Any arrival order, any number of slots, any bound on encoding, whoever else comes and goes."""
     bundle = random_bundle if name == "random" else trained_bundle
-    runner = make_runner(bundle, num_slots, precision)
+    runner = make_runner(bundle, num_slots, precision, num_threads=2)
     expected = alone(name, precision)
     for seed in range(2):
         chance = random.Random(100 * num_slots + seed)
@@ -257,7 +257,7 @@ def test_a_device_that_is_not_the_host_gives_the_same_answers(trained_run, train
     answers = []
     for device in (OnnxDevice, FarDevice):
         monkeypatch.setattr(runner_module, "OnnxDevice", device)
-        runner = OnnxRunner(trained_bundle, RunnerConfig(provider="cpu", num_threads=2, max_slots=3))
+        runner = OnnxRunner(trained_bundle, RunnerConfig(provider="cpu", num_threads=1, max_slots=3))
         assert runner._device.is_host is (device is not FarDevice)
         content = weakref.ref(runner._files)
         runner.warm_up()

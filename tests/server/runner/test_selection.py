@@ -65,7 +65,7 @@ def random_request(chance: random.Random) -> Request:
 
 def run(bundle, requests, num_slots, precision=Precision.FP32, seed=0):
     """The result of each, who come in any order."""
-    config = RunnerConfig(provider="cpu", precision=precision, num_threads=2, max_slots=num_slots)
+    config = RunnerConfig(provider="cpu", precision=precision, num_threads=1, max_slots=num_slots)
     driver = Driver(OnnxRunner(bundle, config))
     chance, waiting = random.Random(seed), list(requests)
     chance.shuffle(waiting)
@@ -232,7 +232,7 @@ def test_a_device_is_asked_for_graphs_and_memory_before_the_first_request_only(
             return super().value(array)
 
     monkeypatch.setattr(runner_module, "OnnxDevice", AskedDevice)
-    driver = Driver(OnnxRunner(random_bundle, RunnerConfig(provider="cpu", num_threads=2, max_slots=6)))
+    driver = Driver(OnnxRunner(random_bundle, RunnerConfig(provider="cpu", num_threads=1, max_slots=6)))
     assert {"write", "penalize", (7, VOCAB_SIZE)} <= {*asked}
     asked.clear()
     driver.submit(*requests)
@@ -294,7 +294,7 @@ def test_rows_with_any_top_k_share_few_runs_of_a_graph(random_bundle, monkeypatc
     )
     sampling = [Sampling(1.0, top_k, 1.0, 0.0, seed=top_k) for top_k in range(1, 41)]
     source = {SOURCE_IDS: np.array([5, 6, EOS_ID])}
-    driver = Driver(OnnxRunner(random_bundle, RunnerConfig(provider="cpu", num_threads=2, max_slots=40)))
+    driver = Driver(OnnxRunner(random_bundle, RunnerConfig(provider="cpu", num_threads=1, max_slots=40)))
     driver.submit(*(Request("r", source, 3, 1, arrival=0.0, sampling=each) for each in sampling))
     driver.finish()
     assert sorted(runs) == [1, 4, 16, 64]

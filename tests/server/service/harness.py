@@ -307,7 +307,7 @@ async def serving(
 async def serving_bundles(*paths: Path, **changes: Any) -> AsyncIterator[Served]:
     """A server of real bundles, to which callers send nothing that is still open at the end."""
     # Once a process shares its threads, the sessions of other tests would have to share them, too.
-    config = local_config(**{"runner": RunnerConfig(), **changes})
+    config = local_config(**{"runner": RunnerConfig(num_threads=1), **changes})
     app = App(paths, config, load_model)
     await app.start()
     try:

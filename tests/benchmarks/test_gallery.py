@@ -1,0 +1,210 @@
+"""The gallery trains what is missing, names the log of what failed, and shows each picture that it draws."""
+
+import dataclasses
+import re
+import sys
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from benchmarks import gallery
+from benchmarks.gallery import EXHIBITS, Exhibit, Visit, main, make_bundles
+from seq2seq_serve.bundle.names import MANIFEST_FILE
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Attention, Hypothesis
+from seq2seq_serve.training.run import RunFolder
+
+HEADINGS = [
+    "# A gallery of attention",
+    "## One sentence, four models",
+    "### No attention",
+    "### Dot attention",
+    "### Additive attention",
+    "### The Transformer",
+    "## Pictures and a clip",
+    "### Soft attention",
+    "### Hard attention",
+    "### Attention over time",
+    "## Questions about stories",
+]
+PICTURES = [
+    "recurrent-dot",
+    "recurrent-additive",
+    "transformer",
+    "captioner-soft",
+    "captioner-hard",
+    "clip-captioner",
+    "story-1",
+    "story-2",
+]
+
+
+def headings(page: str) -> list[str]:
+    return [line for line in page.splitlines() if line.startswith("#")]
+
+
+def shown(page: str) -> list[str]:
+    """The paths of the pictures that a page shows."""
+    return re.findall(r"!\[.+\]\((.+)\)", page)
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=StringIO())
+
+
+@pytest.fixture
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps for each model, on a few pictures, clips, stories and sentences."""
+    short = {"eval_interval_steps": 2, "warmup_steps": 1, "batch_tokens": 400}
+    exhibits = [
+        dataclasses.replace(exhibit, max_steps=2, settings=exhibit.settings | short) for exhibit in EXHIBITS
+    ]
+    run = gallery._run
+    monkeypatch.setattr(gallery, "EXHIBITS", exhibits)
+    monkeypatch.setattr(
+        gallery, "_run", lambda command, *where: run(["tests.benchmarks.few_examples", *command], *where)
+    )
+
+
+@pytest.mark.slow  # eight trainings and exports
+def test_every_model_is_trained_once_and_the_page_shows_all_of_them(few_steps, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["gallery", "--runs", str(tmp_path)])
+    assert main() == 0, capsys.readouterr().err
+    path = Path(capsys.readouterr().out.strip())
+    assert path == tmp_path / "gallery.md"
+    page = path.read_text()
+    assert headings(page) == HEADINGS
+    assert shown(page) == [f"gallery/{name}.png" for name in PICTURES]
+    for picture in shown(page):
+        Image.open(tmp_path / picture).verify()
+    parent = RunFolder(tmp_path / "runs" / "captioner-hard").read_config().parent
+    assert "captioner-soft" in parent
+
+    monkeypatch.setattr(gallery, "_run", lambda *_: pytest.fail("a finished step is repeated"))
+    other = tmp_path / "other"
+    monkeypatch.setattr(sys, "argv", ["gallery", "--runs", str(tmp_path), "--out", str(other)])
+    assert main() == 0, capsys.readouterr().err
+    assert (other / "gallery.md").read_text() == page
+    assert sorted((other / "gallery").iterdir()) == sorted(other / picture for picture in shown(page))
+
+
+@pytest.fixture
+def echoed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each command only prints itself, so that nothing is trained or exported."""
+    monkeypatch.setattr(gallery, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(sys, "executable", "/bin/echo")
+
+
+@pytest.mark.usefixtures("echoed")
+def test_a_failed_training_names_its_log(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(gallery, "EXHIBITS", [Exhibit("short", "Short", "demo", 7, {"dropout": 0.0})])
+    monkeypatch.setattr(sys, "argv", ["gallery", "--runs", str(tmp_path)])
+    assert main() == 1
+    captured = capsys.readouterr()
+    run, log = tmp_path / "runs" / "short", tmp_path / "runs" / "short.log"
+    assert captured.out == ""
+    assert captured.err.splitlines()[-1] == f"error: short failed; its log is {log}"
+    # It ends with the training's own error: nothing is exported.
+    assert log.read_text() == f"-m training train demo --out {run} --max-steps 7 --set dropout=0.0\n"
+
+
+@pytest.mark.usefixtures("echoed")
+@pytest.mark.parametrize(
+    ("is_finished", "first"), [(False, "training train demo --out {run} --resume"), (True, "export {run} ")]
+)
+def test_a_stopped_training_goes_on_and_a_finished_one_is_not_repeated(
+    is_finished, first, tmp_path, console, monkeypatch
+):
+    monkeypatch.setattr(gallery, "EXHIBITS", [Exhibit("begun", "Begun", "demo", 7, {})])
+    run = RunFolder(tmp_path / "runs" / "begun")
+    run.path.mkdir(parents=True)
+    run.config_file.touch()
+    if is_finished:
+        run.summary_file.touch()
+    with pytest.raises(RuntimeError, match="begun failed"):
+        make_bundles(tmp_path, console)
+    log = (tmp_path / "runs" / "begun.log").read_text()
+    assert log.startswith(f"-m {first.format(run=run.path)}")
+
+
+@pytest.mark.usefixtures("echoed")
+def test_a_model_starts_with_the_weights_of_its_parent_or_not_at_all(tmp_path, console, monkeypatch):
+    parent = Exhibit("parent", "Parent", "captioner", 7, {})
+    child = Exhibit("child", "Child", "captioner", 3, {}, "parent")
+    monkeypatch.setattr(gallery, "EXHIBITS", [parent, child])
+    run, log = tmp_path / "runs" / "parent", tmp_path / "runs" / "child.log"
+    with pytest.raises(RuntimeError, match="parent failed"):
+        make_bundles(tmp_path, console)
+    assert not log.exists()
+
+    run.mkdir()
+    RunFolder(run).summary_file.touch()
+    (tmp_path / "bundles" / "parent").mkdir(parents=True)
+    (tmp_path / "bundles" / "parent" / MANIFEST_FILE).touch()
+    with pytest.raises(RuntimeError, match="child failed"):
+        make_bundles(tmp_path, console)
+    assert f"--from {run} --max-steps 3" in log.read_text()
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gallery, "make_bundles", interrupted)
+    monkeypatch.setattr(sys, "argv", ["gallery", "--runs", str(tmp_path)])
+    assert main() == 130
+    assert "run the same command again" in capsys.readouterr().err
+
+
+class _Models:
+    """Answers each question with the model's name, and with attention if the model has it."""
+
+    def model(self, name: str) -> SimpleNamespace:
+        form = "clip" if name == "clip-captioner" else "picture"
+        return SimpleNamespace(has_attention=name != "recurrent", sources={form: form})
+
+    def generate(self, source, *, model, options) -> SimpleNamespace:
+        assert options.attention == (model != "recurrent")
+        attention = Attention() if options.attention else None
+        return SimpleNamespace(hypotheses=[Hypothesis(text=f"an answer of {model}", attention=attention)])
+
+
+@pytest.fixture
+def visit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Visit:
+    for name in ("save_alignment", "save_hops", "save_looks"):
+        monkeypatch.setattr(
+            gallery, name, lambda *given, name=name: given[-1].write_text(f"{name} {given[1:-1]}")
+        )
+    for name in ("captioner-soft", "captioner-hard", "clip-captioner"):
+        files = RunFolder(tmp_path / "runs" / name).pictures / "test"
+        files.mkdir(parents=True)
+        for number in range(10):
+            (files / f"{number:05d}.png").write_bytes(f"{name} {number}".encode())
+    (tmp_path / "gallery").mkdir()
+    return Visit(_Models(), tmp_path, tmp_path / "gallery")
+
+
+def test_the_page_has_a_section_for_each_model_with_its_answer_and_its_drawing(visit, tmp_path):
+    sections = [*visit.translations(), *visit.captions(), *visit.stories()]
+    page = "\n\n".join(sections)
+    assert headings(page) == HEADINGS[1:]
+    assert shown(page) == [f"gallery/{name}.png" for name in PICTURES]
+    assert sorted(path.stem for path in (tmp_path / "gallery").iterdir()) == sorted(PICTURES)
+    for exhibit in EXHIBITS:
+        assert exhibit.title in page or exhibit.name == "memory-network"
+        assert f"an answer of {exhibit.name}" in page
+    assert "> Where is the apple? **an answer of memory-network**" in page
+
+
+def test_both_captioners_of_pictures_look_at_the_same_file(visit, tmp_path):
+    list(visit.captions())
+    drawn = {path.stem: path.read_text() for path in (tmp_path / "gallery").iterdir()}
+    assert drawn == {
+        "captioner-soft": "save_looks (b'captioner-soft 3', 'picture')",
+        "captioner-hard": "save_looks (b'captioner-hard 3', 'picture')",
+        "clip-captioner": "save_looks (b'clip-captioner 5', 'clip')",
+    }
