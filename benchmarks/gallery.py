@@ -67,7 +67,7 @@ _SMALL = {"d_model": 128, "d_hidden": 192, "vocab_size": 2000, "dropout": 0.0, *
 _LOOKING = {"eval_interval_steps": 500, "cooldown_share": 0.5}
 _HARD = {"attention": "hard", "learning_rate_scale": 0.2, "warmup_steps": 200, **_LOOKING}
 EXHIBITS = (
-    Exhibit("captioner-soft", "Soft attention", "captioner", 2000, _LOOKING),
+    Exhibit("captioner-soft", "Soft attention", "captioner", 3000, _LOOKING),
     Exhibit("clip-captioner", "Attention over time", "clip-captioner", 1500, _LOOKING),
     Exhibit("captioner-hard", "Hard attention", "captioner", 500, _HARD, "captioner-soft"),
     Exhibit("recurrent", "No attention", "recurrent", 500, _SMALL),
