@@ -134,7 +134,7 @@ def main(arguments: Sequence[str]) -> int:
             files = write_corpus(options.data, options.part, tasks, path / "corpus", limit)
             runs.append(path / f"seed-{seed}")
             train(files, runs[-1], recipe, console)
-        scores = {one.name: RunFolder(one).read_summary().dev_accuracy for one in runs}
+        scores = {one.name: RunFolder(one).read_summary().dev_score for one in runs}
         chosen = max(runs, key=lambda one: scores[one.name])
         return {
             "benchmark": "quality",

@@ -13,6 +13,8 @@ from rich.console import Console
 
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.exporter import ExportError, export_bundle
+from seq2seq_serve.training import loop
+from seq2seq_serve.training.__main__ import main
 from seq2seq_serve.training.config import ModelConfig
 from seq2seq_serve.training.data.corpus import Corpus
 from seq2seq_serve.training.data.text_files import SentencePair
@@ -99,10 +101,29 @@ def test_a_resumed_run_ends_in_the_same_weights(name, tmp_path, monkeypatch):
     assert again.dev_score == summary.dev_score
 
 
+@pytest.mark.parametrize("name", ["story", "nothing"])
+def test_a_run_is_scored_by_its_own_metric(name, tmp_path, capsys):
+    run, summary = train(name, tmp_path / "run", corpus_for(name, tmp_path))
+    assert main(["score", str(run.path)]) == 0
+    header, score = capsys.readouterr().out.splitlines()
+    is_story = name == "story"
+    assert score == (f"accuracy {summary.dev_accuracy:.2f} %" if is_story else f"loss {summary.dev_loss:.3f}")
+    assert header.startswith(f"{run.path}, dev pairs, ")
+
+
+def test_a_language_model_generates_nothing_in_an_evaluation(tmp_path, monkeypatch):
+    """All its targets are equal, and each evaluation generated one for every dev pair."""
+    monkeypatch.delattr(loop, "translate")
+    run, summary = train("nothing", tmp_path / "run", corpus_for("nothing", tmp_path))
+    assert (summary.dev_bleu, summary.dev_chrf, summary.dev_accuracy) == (None, None, None)
+    assert summary.dev_score == -summary.dev_loss < 0
+    dev = [line for line in run.read_metrics() if line["kind"] == "dev"]
+    assert [line.keys() & {"loss", "bleu", "chrf", "accuracy"} for line in dev] == [{"loss"}] * 2
+
+
 def test_a_captioner_starts_with_the_decoder_of_a_language_model(tmp_path):
     corpus = corpus_for("nothing", tmp_path)
-    parent, summary = train("nothing", tmp_path / "language-model", corpus)
-    assert summary.dev_score == -summary.dev_loss < 0
+    parent, _ = train("nothing", tmp_path / "language-model", corpus)
     with pytest.raises(ExportError, match="a model without a source cannot be asked"):
         export_bundle(load_run(parent.path), tmp_path / "bundle", [Precision.FP32])
     size = load_run(parent.path).tokenizer.vocab_size
