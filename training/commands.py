@@ -21,6 +21,7 @@ from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
 from seq2seq_serve.training.data.encoded import encode_pairs
 from seq2seq_serve.training.data.lengths import target_limits
+from seq2seq_serve.training.data.sources import NOTHING, STORIES, TOKENS
 from seq2seq_serve.training.data.text_files import STANDARD_INPUT, SentencePair, read_lines, write_lines
 from seq2seq_serve.training.evaluation.comparison import MetricScore, MetricSettings, compare
 from seq2seq_serve.training.evaluation.scoring import by_source, score, total_loss, translate
@@ -226,7 +227,7 @@ def show_alignment(
 ) -> None:
     """Translate a text, and print which source piece each target piece attends to most."""
     _check_text(text)
-    run = _load(path, step)
+    run = _load_translator(path, step)
     source_ids = run.tokenizer.encode_source(text)
     (limit,) = target_limits([len(source_ids)], run.config, run.length_bound)
     limit = min(limit, run.config.max_target_length - 1)  # the decoder reads bos, too
@@ -256,7 +257,7 @@ def show_self_attention(
 ) -> None:
     """Print where the encoder's heads look; for a single head, print each token's strongest weight."""
     _check_text(text)
-    run = _load(path, step)
+    run = _load_translator(path, step)
     source_ids = run.tokenizer.encode_source(text)
     all_weights = encoder_self_attention(run, source_ids)  # (L, H, S, S)
     layers = _chosen("layer", layer, all_weights.shape[0])
@@ -278,6 +279,21 @@ def show_self_attention(
 
 def _load(path: Path, step: int | None) -> TrainedModel:
     return load_run(path) if step is None else load_checkpoints(path, [step])
+
+
+def _load_translator(path: Path, step: int | None) -> TrainedModel:
+    """Load a run that reads texts; raise ValueError with advice if it reads other sources."""
+    run = _load(path, step)
+    kind = run.model.source_kind
+    if kind is NOTHING:
+        raise ValueError(f"{path} is a language model: it has no source to attend to")
+    if kind is not TOKENS:
+        command = "answer" if kind is STORIES else "caption"
+        raise ValueError(
+            f"{path} attends to {kind.unit}, and this command shows attention to the tokens of a text: "
+            f"export and serve the run, and use `python -m client {command} --attention FILE`"
+        )
+    return run
 
 
 def _read_parallel(files: Sequence[Path]) -> list[list[str]]:

@@ -1,6 +1,7 @@
 """Stories, pictures and language models go through the whole of training, and resume bit for bit."""
 
 import dataclasses
+import re
 import signal
 from collections.abc import Iterator
 from io import StringIO
@@ -15,16 +16,17 @@ from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.exporter import ExportError, export_bundle
 from seq2seq_serve.training import loop
 from seq2seq_serve.training.__main__ import main
-from seq2seq_serve.training.config import ModelConfig
+from seq2seq_serve.training.config import ModelConfig, TrainingConfig
 from seq2seq_serve.training.data.corpus import Corpus
 from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.interrupt import TrainingInterrupted
 from seq2seq_serve.training.models.captioner import Captioner, CaptionerConfig
 from seq2seq_serve.training.models.memory_network import MemoryNetwork, MemoryNetworkConfig
+from seq2seq_serve.training.models.registry import make_model
 from seq2seq_serve.training.prepare import continue_run, start_run
-from seq2seq_serve.training.presets import preset_named
+from seq2seq_serve.training.presets import Preset, preset_named
 from seq2seq_serve.training.reports.progress import Reporter
-from seq2seq_serve.training.run import RunFolder, Summary, load_run, read_weights
+from seq2seq_serve.training.run import RunFolder, Summary, load_run, read_weights, write_weights
 
 CAPTIONER = {"vocab_size": 300, "d_model": 16, "d_hidden": 16, "d_annotation": 16, "size": 16}
 CAPTIONER |= {"max_source_length": 16, "max_target_length": 16, "dropout": 0.1}
@@ -109,6 +111,25 @@ def test_a_run_is_scored_by_its_own_metric(name, tmp_path, capsys):
     is_story = name == "story"
     assert score == (f"accuracy {summary.dev_accuracy:.2f} %" if is_story else f"loss {summary.dev_loss:.3f}")
     assert header.startswith(f"{run.path}, dev pairs, ")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("story", r"run attends to sentences, .* use `python -m client answer --attention FILE`"),
+        ("hard", r"run attends to places, .* use `python -m client caption --attention FILE`"),
+        ("nothing", "run is a language model: it has no source to attend to"),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--encoder"]])
+def test_attention_to_other_sources_than_texts_is_left_to_the_client(name, advice, flags, tmp_path, caplog):
+    """The text was read as a story or as the bytes of a file's name."""
+    run = RunFolder(tmp_path / "run")
+    start_run(run, Preset("tiny", MODELS[name], TrainingConfig()), corpus_for(name, tmp_path))
+    write_weights(run.model_file, make_model(run.read_config().model).state_dict())
+    run.write_summary(Summary(0.0, 0.0, "", "", "random weights", steps=0, seconds=0.0))
+    assert main(["attention", str(run.path), "Where is Sam?", *flags]) == 1
+    assert re.search(advice, caplog.text)
 
 
 def test_a_language_model_generates_nothing_in_an_evaluation(tmp_path, monkeypatch):
