@@ -35,6 +35,9 @@ Numbers = Sequence[int]  # an encoded source
 Inputs = Mapping[str, Array]  # the named sources of one request, without a batch axis
 Source = tuple[Tensor, ...]  # the sources of a batch; the last tensor is the mask (B, S)
 
+STRIDE = 4
+"""The pixels per side of a picture's place."""
+
 _MAX_FRAMES = 4096
 
 
@@ -209,7 +212,7 @@ def _named(source: Numbers) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Pictures(_Files):
-    """Pictures of one size: `picture` (size, size, 3). Each 4 x 4 pixels are a position of the memory."""
+    """Pictures of one size: `picture` (size, size, 3). STRIDE x STRIDE pixels are one position of memory."""
 
     size: int
 
@@ -218,10 +221,14 @@ class Pictures(_Files):
 
     @property
     def memory(self) -> LengthRule:
-        return LengthRule(names.PICTURE, constant=(self.size // 4) ** 2)
+        return LengthRule(names.PICTURE, constant=self.num_places)
+
+    @property
+    def num_places(self) -> int:
+        return (self.size // STRIDE) ** 2
 
     def length(self, source: Numbers) -> int:  # noqa: ARG002
-        return (self.size // 4) ** 2
+        return self.num_places
 
     def _read(self, file: Path) -> Inputs:
         return {names.PICTURE: read_picture(file.read_bytes(), self.size)}

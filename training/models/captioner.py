@@ -28,13 +28,12 @@ import torch
 from torch import Tensor, nn
 
 from seq2seq_serve.training.config import PAD_ID, ModelConfig
-from seq2seq_serve.training.data.sources import NOTHING, Clips, Features, Pictures, SourceKind
+from seq2seq_serve.training.data.sources import NOTHING, STRIDE, Clips, Features, Pictures, SourceKind
 from seq2seq_serve.training.models.attention import AdditiveAttention
 from seq2seq_serve.training.models.base import EncoderDecoder, Memory, Metric, State, Trace
 from seq2seq_serve.training.models.dropout import Dropout
 from seq2seq_serve.training.models.recurrent import LSTMCell
 from seq2seq_serve.training.models.vision import (
-    STRIDE,
     Annotations,
     ClipFeatures,
     PictureFeatures,
@@ -97,6 +96,10 @@ class CaptionerConfig(ModelConfig):
         self._require_int("size", at_least=2 * STRIDE)
         self._require(self.size % STRIDE == 0, "size", f"a multiple of {STRIDE}")
         self._require(self.source in get_args(SourceName), "source", _SOURCES)
+        if self.source == "picture":
+            num_places = Pictures(self.size).num_places
+            places = f"at least {num_places}, the places of {self.size} x {self.size} pixels"
+            self._require(self.max_source_length >= num_places, "max_source_length", places)
         self._require(self.attention in get_args(AttentionName), "attention", '"soft", "hard" or "mean"')
         self._require(isinstance(self.is_local, bool), "is_local", "true or false")
         self._require(not self.is_local or self.source == "clip", "is_local", "false unless source is clip")
@@ -108,11 +111,6 @@ class CaptionerConfig(ModelConfig):
             self._require_number(name)
         self._require_number("soft_share")
         self._require(self.soft_share <= 1, "soft_share", "a number from 0 to 1")
-
-    @property
-    def num_places(self) -> int:
-        """The most annotations that a source has."""
-        return (self.size // STRIDE) ** 2 if self.source == "picture" else self.max_source_length
 
     @property
     def has_dropout(self) -> bool:
@@ -166,7 +164,7 @@ class Captioner(EncoderDecoder):
             self.features = nn.Linear(config.feature_width, A)
         if config.source != "nothing":
             is_picture = config.source == "picture"
-            codes = grid_codes(config.size // STRIDE) if is_picture else line_codes(config.num_places)
+            codes = grid_codes(config.size // STRIDE) if is_picture else line_codes(config.max_source_length)
             self.annotations = Annotations(codes, A)
         self.initial = nn.Linear(A, 2 * E)
         self.cell = LSTMCell(D, E)
