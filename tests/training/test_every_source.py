@@ -26,7 +26,7 @@ from seq2seq_serve.training.models.registry import make_model
 from seq2seq_serve.training.prepare import continue_run, start_run
 from seq2seq_serve.training.presets import Preset, preset_named
 from seq2seq_serve.training.reports.progress import Reporter
-from seq2seq_serve.training.run import RunFolder, Summary, load_run, read_weights, write_weights
+from seq2seq_serve.training.run import RunFolder, Summary, TrainedModel, load_run, read_weights, write_weights
 
 CAPTIONER = {"vocab_size": 300, "d_model": 16, "d_hidden": 16, "d_annotation": 16, "size": 16}
 CAPTIONER |= {"max_source_length": 16, "max_target_length": 16, "dropout": 0.1}
@@ -159,16 +159,28 @@ def test_a_captioner_starts_with_the_decoder_of_a_language_model(tmp_path):
     }
 
 
-def test_a_limit_that_changes_the_size_of_a_part_is_refused_before_anything_is_written(tmp_path):
-    corpus = corpus_for("hard", tmp_path)
-    parent, _ = train("hard", tmp_path / "parent", corpus)
-    trained = load_run(parent.path)
-    model = dataclasses.replace(trained.config, max_target_length=20)
-    with pytest.raises(ValueError, match=r"baseline is \(16,\) .* would become \(20,\)"):
-        start_run(
-            RunFolder(tmp_path / "child"),
-            dataclasses.replace(preset_named("captioner"), model=model),
-            corpus,
-            parent=trained,
-        )
-    assert not (tmp_path / "child").exists()
+@pytest.mark.parametrize("name", MODELS)
+def test_a_child_may_change_what_its_parent_leaves_free(name, tmp_path):
+    """A captioner refused max_target_length, and a memory network max_source_length, as a wrong size."""
+    corpus = corpus_for(name, tmp_path)
+    run = RunFolder(tmp_path / "parent")
+    start_run(run, Preset("tiny", MODELS[name], TrainingConfig()), corpus)
+    config = run.read_config().model
+    model = make_model(config)
+    for parameter in (*model.parameters(), *model.buffers()):
+        torch.nn.init.ones_(parameter)
+    parent = TrainedModel(model, run.read_tokenizer(), config, {}, [])
+    for limit in ("max_source_length", "max_target_length"):
+        child = RunFolder(tmp_path / limit)
+        changed = dataclasses.replace(config, **{limit: getattr(config, limit) + 1})
+        preset = Preset("tiny", changed, TrainingConfig())
+        if limit not in config.free_in_a_child:
+            with pytest.raises(ValueError, match=f"{limit} is .* and cannot become"):
+                start_run(child, preset, corpus, parent=parent)
+            continue
+        start_run(child, preset, corpus, parent=parent)
+        initial = read_weights(child.initial_file)
+        make_model(changed).load_state_dict(initial)
+        anew = {key for key, weight in initial.items() if not (weight == 1).all()}
+        assert anew == ({"baseline"} if name != "story" and limit == "max_target_length" else set())
+    assert ("max_source_length" in config.free_in_a_child) == (name != "story")

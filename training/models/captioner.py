@@ -142,7 +142,7 @@ class Captioner(EncoderDecoder):
         readout: Projects [h_t; z_t] to the part of o_t besides E y_{t-1}.
         baseline: (max_target_length,): for each position, a moving average of the log-probability of its
             label after sampled places. Soft attention leaves it at 0, so that hard attention can start from
-            a soft one's weights.
+            a soft one's weights. It starts anew in a child with another max_target_length.
     """
 
     is_compilable = False  # the loop over positions would be compiled anew for each length
