@@ -275,11 +275,19 @@ class Features(_Files):
         return LengthRule(names.FEATURES)
 
     def _read(self, file: Path) -> Inputs:
-        features = np.load(file, allow_pickle=False)
+        return {names.FEATURES: np.array(self._open(file), np.float32)}
+
+    def length(self, source: Numbers) -> int:
+        with _named(source) as file:
+            return len(self._open(file))
+
+    def _open(self, file: Path) -> Array:
+        """The file's array, of which only what is used is read."""
+        features: Array = np.load(file, mmap_mode="r", allow_pickle=False)
         if features.ndim != 2 or features.shape[1] != self.width or not len(features):
             shape = " x ".join(map(str, features.shape))
             raise ValueError(f"the array is {shape}, and must be annotations x {self.width}")
-        return {names.FEATURES: features.astype(np.float32)}
+        return features
 
     def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
         return {names.FEATURES: rng.standard_normal((length, self.width)).astype(np.float32)}
