@@ -283,7 +283,7 @@ class Features(_Files):
 
     def _open(self, file: Path) -> Array:
         """The file's array, of which only what is used is read."""
-        features: Array = np.load(file, mmap_mode="r", allow_pickle=False)
+        features: Array = np.lib.format.open_memmap(file, mode="r")
         if features.ndim != 2 or features.shape[1] != self.width or not len(features):
             shape = " x ".join(map(str, features.shape))
             raise ValueError(f"the array is {shape}, and must be annotations x {self.width}")

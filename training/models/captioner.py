@@ -248,6 +248,9 @@ class Captioner(EncoderDecoder):
         equation 12, here for each place with the labels that come after it, which are all it can change:
 
             sum_t -(sum_{t' >= t} log p_t' - baseline_t') grad log alpha_{t, s_t} / N
+
+        With label smoothing only the cross-entropy is smoothed, and this part still rewards log p_t. The two
+        parts are then the gradients of different losses.
         """
         if not trace:
             return None
@@ -271,6 +274,8 @@ class Captioner(EncoderDecoder):
     def _advantages(self, states: Tensor, label_ids: Tensor, is_place: Tensor) -> Tensor:
         """The later labels' log-probabilities minus the baseline (B, T), 0 except at places.
 
+        This projects all states a second time, and holds all logits at once, which `label_smoothed_loss` does
+        not.
         In training the baseline then moves towards the log-probabilities.
         """
         log_p = self.project(states).float().log_softmax(dim=-1)  # (B, T, V)
