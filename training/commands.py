@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,16 @@ from torch import Tensor
 from seq2seq_serve.training.builtin import grammar
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
+from seq2seq_serve.training.data.encoded import encode_pairs
 from seq2seq_serve.training.data.lengths import target_limits
-from seq2seq_serve.training.data.text_files import STANDARD_INPUT, read_lines, write_lines
+from seq2seq_serve.training.data.sources import NOTHING, STORIES, TOKENS
+from seq2seq_serve.training.data.text_files import STANDARD_INPUT, SentencePair, read_lines, write_lines
 from seq2seq_serve.training.evaluation.comparison import MetricScore, MetricSettings, compare
-from seq2seq_serve.training.evaluation.scoring import translate
+from seq2seq_serve.training.evaluation.scoring import by_source, score, total_loss, translate
 from seq2seq_serve.training.evaluation.search import SourceLengthError, greedy_search
 from seq2seq_serve.training.interrupt import TrainingInterrupted
 from seq2seq_serve.training.loop import fast_matmul
+from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.registry import FAMILIES, kind_of, source_kind_of
 from seq2seq_serve.training.prepare import continue_run, start_run
 from seq2seq_serve.training.presets import preset_named
@@ -33,6 +37,8 @@ from seq2seq_serve.training.reports.attention_maps import alignment, encoder_sel
 from seq2seq_serve.training.run import RunFolder, TrainedModel, load_checkpoints, load_run
 
 _log = logging.getLogger(__name__)
+
+_LOSS_BATCH_TOKENS = 4000
 
 
 @dataclass(frozen=True)
@@ -144,17 +150,30 @@ def score_run(
     alpha: float,
     settings: MetricSettings,
 ) -> None:
-    """Translate the run's "dev" or "test" pairs, or a source file with its references; print the scores."""
+    """Score a run by its metric on its "dev" or "test" pairs, or on a source file with its references.
+
+    The settings are those of BLEU and chrF.
+    """
     run = _load(path, step)
+    sources: Sequence[str]
+    references: Sequence[Sequence[str]]  # of each source
     if isinstance(tested, str):
         name = f"{tested} pairs"
-        sources, *references = map(list, zip(*RunFolder(path).read_pairs(tested), strict=True))
+        targets = by_source(RunFolder(path).read_pairs(tested))
+        sources, references = list(targets), list(targets.values())
     else:
-        source, reference_files = tested
+        source, files = tested
         name = _name(source)
-        sources, *references = _read_parallel([source, *reference_files])
+        sources, *streams = _read_parallel([source, *files])
         # A run writes normalised text only: see `training.data.encoded.passing_pairs`.
-        references = [[run.tokenizer.normalize(line) for line in lines] for lines in references]
+        references = [
+            [run.tokenizer.normalize(line) for line in lines] for lines in zip(*streams, strict=True)
+        ]
+    if not sources:
+        raise ValueError(f"{name}: there are no sources to score")
+    if run.model.metric == "likelihood":
+        _print_scores(f"{path}, {name}", len(sources), [f"loss {_loss(run, sources, references):.3f}"])
+        return
     try:
         with fast_matmul(torch.device("cpu")):
             translations = translate(
@@ -167,8 +186,24 @@ def score_run(
             )
     except SourceLengthError as error:
         raise ValueError(f"{name}, line {error.row + 1}: {error}") from error
-    (scores,) = compare([translations], references, settings)
+    scores: Sequence[MetricScore | str]
+    if run.model.metric == "accuracy":
+        scores = [f"accuracy {score(translations, references).accuracy:.2f} %"]
+    else:
+        (scores,) = compare([translations], list(zip_longest(*references)), settings)
     _print_scores(f"{path}, {name}, beam {beam_size}", len(sources), scores)
+
+
+def _loss(run: TrainedModel, sources: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """The cross-entropy per token of all references."""
+    pairs = [
+        SentencePair(source, target)
+        for source, targets in zip(sources, references, strict=True)
+        for target in targets
+    ]
+    encoded = encode_pairs(pairs, run.tokenizer, run.model.source_kind)
+    total, num_tokens = total_loss(BatchLoss(run.model, torch.float32), encoded, _LOSS_BATCH_TOKENS)
+    return total / num_tokens
 
 
 def write_corpus(out: Path) -> None:
@@ -192,7 +227,7 @@ def show_alignment(
 ) -> None:
     """Translate a text, and print which source piece each target piece attends to most."""
     _check_text(text)
-    run = _load(path, step)
+    run = _load_translator(path, step)
     source_ids = run.tokenizer.encode_source(text)
     (limit,) = target_limits([len(source_ids)], run.config, run.length_bound)
     limit = min(limit, run.config.max_target_length - 1)  # the decoder reads bos, too
@@ -222,7 +257,7 @@ def show_self_attention(
 ) -> None:
     """Print where the encoder's heads look; for a single head, print each token's strongest weight."""
     _check_text(text)
-    run = _load(path, step)
+    run = _load_translator(path, step)
     source_ids = run.tokenizer.encode_source(text)
     all_weights = encoder_self_attention(run, source_ids)  # (L, H, S, S)
     layers = _chosen("layer", layer, all_weights.shape[0])
@@ -246,6 +281,21 @@ def _load(path: Path, step: int | None) -> TrainedModel:
     return load_run(path) if step is None else load_checkpoints(path, [step])
 
 
+def _load_translator(path: Path, step: int | None) -> TrainedModel:
+    """Load a run that reads texts; raise ValueError with advice if it reads other sources."""
+    run = _load(path, step)
+    kind = run.model.source_kind
+    if kind is NOTHING:
+        raise ValueError(f"{path} is a language model: it has no source to attend to")
+    if kind is not TOKENS:
+        command = "answer" if kind is STORIES else "caption"
+        raise ValueError(
+            f"{path} attends to {kind.unit}, and this command shows attention to the tokens of a text: "
+            f"export and serve the run, and use `python -m client {command} --attention FILE`"
+        )
+    return run
+
+
 def _read_parallel(files: Sequence[Path]) -> list[list[str]]:
     """The lines of each file; raise ValueError unless all have the same number."""
     if files.count(STANDARD_INPUT) > 1:
@@ -261,10 +311,10 @@ def _name(file: Path) -> str:
     return "standard input" if file == STANDARD_INPUT else str(file)
 
 
-def _print_scores(name: str, num_sentences: int, scores: Sequence[MetricScore]) -> None:
+def _print_scores(name: str, num_sentences: int, scores: Sequence[MetricScore | str]) -> None:
     print(f"{name}, {num_sentences} sentences")
-    for score_ in scores:
-        print(score_)
+    for line in scores:
+        print(line)
 
 
 def _check_text(text: str) -> None:

@@ -29,11 +29,11 @@ from seq2seq_serve.training.checkpoint import (
     save_checkpoint,
 )
 from seq2seq_serve.training.config import Precision
-from seq2seq_serve.training.data.batches import BatchShare, BatchStream, batches_in_order
+from seq2seq_serve.training.data.batches import BatchShare, BatchStream
 from seq2seq_serve.training.data.encoded import EncodedPair, encode_pairs
 from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.data.vectors import PieceVectors
-from seq2seq_serve.training.evaluation.scoring import Score, by_source, score, translate
+from seq2seq_serve.training.evaluation.scoring import Score, by_source, score, total_loss, translate
 from seq2seq_serve.training.interrupt import TrainingInterrupted, caught_interrupt
 from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.registry import make_model
@@ -291,30 +291,47 @@ class Trainer:
             reporter.show("scoring dev pairs")
         self._is_scored = False
         try:
-            result, loss = self._score_dev(), self._dev_loss()
+            result = self._summarise(f"weights of step {self.step}")
         except TrainingInterrupted:
             self._save()
             raise
         self._is_scored = True
-        dev_score = result.by(self.model.metric, loss)
-        if self.best is None or dev_score > self.best.dev_score:
-            self.best = BestScore(self.step, dev_score)
+        if self.best is None or result.dev_score > self.best.dev_score:
+            self.best = BestScore(self.step, result.dev_score)
         else:
             self.best = BestScore(self.best.step, self.best.dev_score, self.best.num_worse_since + 1)
         if reporter:
-            values = {"loss": loss, "bleu": result.bleu, "chrf": result.chrf, "accuracy": result.accuracy}
-            reporter.record(self.step, "dev", values)
+            scores = {"bleu": result.dev_bleu, "chrf": result.dev_chrf, "accuracy": result.dev_accuracy}
+            known = {name: value for name, value in scores.items() if value is not None}
+            reporter.record(self.step, "dev", {"loss": result.dev_loss} | known)
             from seq2seq_serve.training.reports import curves  # matplotlib takes long to import
 
             curves.save_learning_curve(self.folder)
-        text = "step %d: dev loss %.3f, BLEU %.2f, chrF %.2f, accuracy %.2f %%"
-        _log.info(text, self.step, loss, result.bleu, result.chrf, result.accuracy)
+        _log.info("step %d: %s", self.step, result.scores)
         if reporter:
             reporter.show("")
 
-    def _score_dev(self) -> Score:
-        """Score the dev pairs; raise TrainingInterrupted in all processes if one of them is interrupted."""
+    def _summarise(self, weights: str) -> Summary:
+        """Evaluate these weights; raise TrainingInterrupted in all processes if one is interrupted."""
         self.model.eval()
+        metric = self.model.metric
+        # Targets of a language model do not depend on a source, so all would be the same.
+        result = self._score_dev() if metric != "likelihood" else None
+        return Summary(
+            dev_bleu=result.bleu if result else None,
+            dev_chrf=result.chrf if result else None,
+            dev_accuracy=result.accuracy if result else None,
+            dev_loss=self._dev_loss(),
+            metric=metric,
+            bleu_signature=result.bleu_signature if result else "",
+            chrf_signature=result.chrf_signature if result else "",
+            weights=weights,
+            steps=self.step,
+            seconds=round(self.seconds, 1),
+        )
+
+    def _score_dev(self) -> Score:
+        """Score the targets that the model generates for the dev pairs."""
         references = by_source(self.dev_pairs)
         sources = self.ranks.share(list(references))
         share: list[str] = []
@@ -334,19 +351,14 @@ class Trainer:
         if signal_number := self._signal_of_any():
             raise TrainingInterrupted(self.step, signal_number)
 
-    @torch.no_grad()
     def _dev_loss(self) -> float:
-        """Cross-entropy per target token, without smoothing; raises as `_score_dev` does."""
-        self.model.eval()
-        kind = self.model.source_kind
-        pairs = self.ranks.share(encode_pairs(self.dev_pairs, self.tokenizer, kind))
+        """Cross-entropy per target token, without smoothing."""
+        pairs = self.ranks.share(encode_pairs(self.dev_pairs, self.tokenizer, self.model.source_kind))
         loss, num_labels = 0.0, 0
-        for batch in batches_in_order(pairs, self.config.training.batch_tokens, kind) if pairs else ():
-            mean = self._batch_loss(batch.to(self.device), label_smoothing=0.0)
-            loss += mean.item() * batch.num_labels
-            num_labels += batch.num_labels
-            if self._interrupt_signal():
-                break
+        with suppress(_Stopped):
+            loss, num_labels = total_loss(
+                self._batch_loss, pairs, self.config.training.batch_tokens, self._stop_if_interrupted
+            )
         self._raise_if_interrupted()
         total, num_tokens = self.ranks.total([loss, num_labels])
         return total / num_tokens
@@ -372,25 +384,12 @@ class Trainer:
             _log.warning("%s until the last one: %s", self.guard.judgement, self._advice())
         average, weights = self.ranks.first(self._average_of_newest)
         self.model.load_state_dict(average)
-        result, loss = self._score_dev(), self._dev_loss()
-        is_best = self.best is not None and self.best.dev_score > result.by(self.model.metric, loss)
+        summary = self._summarise(weights)
+        is_best = self.best is not None and self.best.dev_score > summary.dev_score
         best = self.ranks.first(self._best_weights) if is_best else None
         if self.best and best:
             self.model.load_state_dict(best)
-            result, loss = self._score_dev(), self._dev_loss()
-            weights = f"checkpoint at step {self.best.step}"
-        summary = Summary(
-            dev_bleu=result.bleu,
-            dev_chrf=result.chrf,
-            dev_accuracy=result.accuracy,
-            dev_loss=loss,
-            metric=self.model.metric,
-            bleu_signature=result.bleu_signature,
-            chrf_signature=result.chrf_signature,
-            weights=weights,
-            steps=self.step,
-            seconds=round(self.seconds, 1),
-        )
+            summary = self._summarise(f"checkpoint at step {self.best.step}")
         return self.ranks.first(lambda: self._keep_better(summary))
 
     def _average_of_newest(self) -> tuple[dict[str, Tensor], str]:

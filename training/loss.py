@@ -1,7 +1,8 @@
 """The loss: its definition, and the fast form that training uses.
 
 `cross_entropy` is the definition. `label_smoothed_loss` computes the same loss together with its gradients,
-so that the logits of a whole batch never exist; it also has R-Drop.
+so that it never holds the logits of a whole batch; it also has R-Drop. (The extra loss of hard attention
+projects the batch a second time, and holds them all: `models.captioner`.)
 
 Shapes: N labels, V vocabulary, D d_model.
 """

@@ -168,21 +168,16 @@ def _check_fits(preset: Preset, parent: TrainedModel) -> None:
 
 
 def _inherited(parent: EncoderDecoder, config: ModelConfig, seed: int) -> dict[str, Tensor]:
-    """The weights of the parent, and random ones for the parts that only the new model has.
+    """The weights of the parent, and new ones for the parts that only the new model has, or in another size.
 
-    Raises:
-        ValueError: A part has another size, which follows from a limit on lengths.
+    Of the fields that are free in a child, only a captioner's max_target_length changes a size: its baseline.
     """
     torch.manual_seed(seed)
-    weights = make_model(config).state_dict()
     given = parent.state_dict()
-    for name, random in weights.items():
-        if name in given and given[name].shape != random.shape:
-            raise ValueError(
-                f"{name} is {tuple(given[name].shape)} in the run to start from, and would become "
-                f"{tuple(random.shape)}: keep its max_source_length and max_target_length"
-            )
-    return {name: given.get(name, random) for name, random in weights.items()}
+    return {
+        name: given[name] if name in given and given[name].shape == new.shape else new
+        for name, new in make_model(config).state_dict().items()
+    }
 
 
 def _description(parent: TrainedModel) -> str:

@@ -115,7 +115,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Summary:
-    """The result of a run.
+    """The result of a run, or of weights on the way. Without generated targets, BLEU and the like are None.
 
     Attributes:
         metric: The score by which the weights were chosen.
@@ -124,14 +124,14 @@ class Summary:
         seconds: Time of training and scoring, summed over all sessions.
     """
 
-    dev_bleu: float
-    dev_chrf: float
+    dev_bleu: float | None
+    dev_chrf: float | None
     bleu_signature: str
     chrf_signature: str
     weights: str
     steps: int
     seconds: float
-    dev_accuracy: float = 0.0
+    dev_accuracy: float | None = 0.0
     dev_loss: float = 0.0
     metric: Metric = "bleu"
 
@@ -139,7 +139,19 @@ class Summary:
     def dev_score(self) -> float:
         """The dev score by the metric."""
         scores = {"bleu": self.dev_bleu, "accuracy": self.dev_accuracy, "likelihood": -self.dev_loss}
-        return scores[self.metric]
+        score = scores[self.metric]
+        assert score is not None
+        return score
+
+    @property
+    def scores(self) -> str:
+        """All scores in one line."""
+        text = f"dev loss {self.dev_loss:.3f}"
+        if self.dev_bleu is None:
+            return text
+        return (
+            f"{text}, BLEU {self.dev_bleu:.2f}, chrF {self.dev_chrf:.2f}, accuracy {self.dev_accuracy:.2f} %"
+        )
 
     def __str__(self) -> str:
         if self.metric == "accuracy":

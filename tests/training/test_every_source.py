@@ -1,6 +1,7 @@
 """Stories, pictures and language models go through the whole of training, and resume bit for bit."""
 
 import dataclasses
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -14,8 +15,10 @@ from rich.console import Console
 
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.exporter import ExportError, export_bundle
+from seq2seq_serve.training import loop
+from seq2seq_serve.training.__main__ import main
 from seq2seq_serve.training.commands import score_run
-from seq2seq_serve.training.config import ModelConfig
+from seq2seq_serve.training.config import ModelConfig, TrainingConfig
 from seq2seq_serve.training.data import built_in
 from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
 from seq2seq_serve.training.data.sources import Pictures
@@ -24,10 +27,11 @@ from seq2seq_serve.training.evaluation.comparison import MetricSettings
 from seq2seq_serve.training.interrupt import TrainingInterrupted
 from seq2seq_serve.training.models.captioner import Captioner, CaptionerConfig
 from seq2seq_serve.training.models.memory_network import MemoryNetwork, MemoryNetworkConfig
+from seq2seq_serve.training.models.registry import make_model
 from seq2seq_serve.training.prepare import continue_run, start_run
-from seq2seq_serve.training.presets import preset_named
+from seq2seq_serve.training.presets import Preset, preset_named
 from seq2seq_serve.training.reports.progress import Reporter
-from seq2seq_serve.training.run import RunFolder, Summary, load_run, read_weights
+from seq2seq_serve.training.run import RunFolder, Summary, TrainedModel, load_run, read_weights, write_weights
 
 CAPTIONER = {"vocab_size": 300, "d_model": 16, "d_hidden": 16, "d_annotation": 16, "size": 16}
 CAPTIONER |= {"max_source_length": 16, "max_target_length": 16, "dropout": 0.1}
@@ -106,10 +110,48 @@ def test_a_resumed_run_ends_in_the_same_weights(name, tmp_path, monkeypatch):
     assert again.dev_score == summary.dev_score
 
 
+@pytest.mark.parametrize("name", ["story", "nothing"])
+def test_a_run_is_scored_by_its_own_metric(name, tmp_path, capsys):
+    run, summary = train(name, tmp_path / "run", corpus_for(name, tmp_path))
+    assert main(["score", str(run.path)]) == 0
+    header, score = capsys.readouterr().out.splitlines()
+    is_story = name == "story"
+    assert score == (f"accuracy {summary.dev_accuracy:.2f} %" if is_story else f"loss {summary.dev_loss:.3f}")
+    assert header.startswith(f"{run.path}, dev pairs, ")
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("story", r"run attends to sentences, .* use `python -m client answer --attention FILE`"),
+        ("hard", r"run attends to places, .* use `python -m client caption --attention FILE`"),
+        ("nothing", "run is a language model: it has no source to attend to"),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--encoder"]])
+def test_attention_to_other_sources_than_texts_is_left_to_the_client(name, advice, flags, tmp_path, caplog):
+    """The text was read as a story or as the bytes of a file's name."""
+    run = RunFolder(tmp_path / "run")
+    start_run(run, Preset("tiny", MODELS[name], TrainingConfig()), corpus_for(name, tmp_path))
+    write_weights(run.model_file, make_model(run.read_config().model).state_dict())
+    run.write_summary(Summary(0.0, 0.0, "", "", "random weights", steps=0, seconds=0.0))
+    assert main(["attention", str(run.path), "Where is Sam?", *flags]) == 1
+    assert re.search(advice, caplog.text)
+
+
+def test_a_language_model_generates_nothing_in_an_evaluation(tmp_path, monkeypatch):
+    """All its targets are equal, and each evaluation generated one for every dev pair."""
+    monkeypatch.delattr(loop, "translate")
+    run, summary = train("nothing", tmp_path / "run", corpus_for("nothing", tmp_path))
+    assert (summary.dev_bleu, summary.dev_chrf, summary.dev_accuracy) == (None, None, None)
+    assert summary.dev_score == -summary.dev_loss < 0
+    dev = [line for line in run.read_metrics() if line["kind"] == "dev"]
+    assert [line.keys() & {"loss", "bleu", "chrf", "accuracy"} for line in dev] == [{"loss"}] * 2
+
+
 def test_a_captioner_starts_with_the_decoder_of_a_language_model(tmp_path):
     corpus = corpus_for("nothing", tmp_path)
-    parent, summary = train("nothing", tmp_path / "language-model", corpus)
-    assert summary.dev_score == -summary.dev_loss < 0
+    parent, _ = train("nothing", tmp_path / "language-model", corpus)
     with pytest.raises(ExportError, match="a model without a source cannot be asked"):
         export_bundle(load_run(parent.path), tmp_path / "bundle", [Precision.FP32])
     size = load_run(parent.path).tokenizer.vocab_size
@@ -122,21 +164,6 @@ def test_a_captioner_starts_with_the_decoder_of_a_language_model(tmp_path):
     assert {key for key in initial if key not in given} == {
         key for key in initial if key.startswith(("features.", "annotations."))
     }
-
-
-def test_a_limit_that_changes_the_size_of_a_part_is_refused_before_anything_is_written(tmp_path):
-    corpus = corpus_for("hard", tmp_path)
-    parent, _ = train("hard", tmp_path / "parent", corpus)
-    trained = load_run(parent.path)
-    model = dataclasses.replace(trained.config, max_target_length=20)
-    with pytest.raises(ValueError, match=r"baseline is \(16,\) .* would become \(20,\)"):
-        start_run(
-            RunFolder(tmp_path / "child"),
-            dataclasses.replace(preset_named("captioner"), model=model),
-            corpus,
-            parent=trained,
-        )
-    assert not (tmp_path / "child").exists()
 
 
 def check_goes_on(path: Path, corpus: Corpus | None, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,3 +214,30 @@ def test_a_run_on_pictures_that_were_moved_goes_on_with_the_corpus_given_again(t
     with pytest.raises(ValueError, match="No such file or directory"):
         continue_run(run, None, torch.device("cpu"), Console(file=StringIO()), {"max_steps": 15})
     check_goes_on(run.path, load_corpus(files(), 0, Pictures(16)), capsys)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_child_may_change_what_its_parent_leaves_free(name, tmp_path):
+    """A captioner refused max_target_length, and a memory network max_source_length, as a wrong size."""
+    corpus = corpus_for(name, tmp_path)
+    run = RunFolder(tmp_path / "parent")
+    start_run(run, Preset("tiny", MODELS[name], TrainingConfig()), corpus)
+    config = run.read_config().model
+    model = make_model(config)
+    for parameter in (*model.parameters(), *model.buffers()):
+        torch.nn.init.ones_(parameter)
+    parent = TrainedModel(model, run.read_tokenizer(), config, {}, [])
+    for limit in ("max_source_length", "max_target_length"):
+        child = RunFolder(tmp_path / limit)
+        changed = dataclasses.replace(config, **{limit: getattr(config, limit) + 1})
+        preset = Preset("tiny", changed, TrainingConfig())
+        if limit not in config.free_in_a_child:
+            with pytest.raises(ValueError, match=f"{limit} is .* and cannot become"):
+                start_run(child, preset, corpus, parent=parent)
+            continue
+        start_run(child, preset, corpus, parent=parent)
+        initial = read_weights(child.initial_file)
+        make_model(changed).load_state_dict(initial)
+        anew = {key for key, weight in initial.items() if not (weight == 1).all()}
+        assert anew == ({"baseline"} if name != "story" and limit == "max_target_length" else set())
+    assert ("max_source_length" in config.free_in_a_child) == (name != "story")

@@ -24,6 +24,7 @@ from seq2seq_serve.training.checkpoint import (
 from seq2seq_serve.training.config import ModelConfig, TrainingConfig, TransformerConfig
 from seq2seq_serve.training.data.batches import Batch, BatchShare
 from seq2seq_serve.training.data.corpus import Corpus
+from seq2seq_serve.training.evaluation import scoring
 from seq2seq_serve.training.evaluation.scoring import Score, translate
 from seq2seq_serve.training.interrupt import TrainingInterrupted
 from seq2seq_serve.training.loop import Trainer
@@ -184,7 +185,7 @@ def test_an_interrupt_ends_the_loss_of_an_evaluation_too(
     train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = []
-    make = loop.batches_in_order
+    make = scoring.batches_in_order
 
     def interrupted(*arguments: Any) -> Iterator[Batch]:
         for batch in make(*arguments):
@@ -192,7 +193,7 @@ def test_an_interrupt_ends_the_loss_of_an_evaluation_too(
             signal.raise_signal(signal.SIGTERM)
             yield batch
 
-    monkeypatch.setattr(loop, "batches_in_order", interrupted)
+    monkeypatch.setattr(scoring, "batches_in_order", interrupted)
     with pytest.raises(TrainingInterrupted, match="interrupted at step 10"):
         train("run", batch_tokens=10)
     assert len(batches) == 1

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import random
 import shutil
@@ -11,6 +12,7 @@ from seq2seq_serve.training.config import PAD_ID
 from seq2seq_serve.training.data.batches import Batch, make_batch
 from seq2seq_serve.training.data.encoded import EncodedPair
 from seq2seq_serve.training.loss import BatchLoss, cross_entropy, label_smoothed_loss
+from seq2seq_serve.training.models.captioner import Captioner, CaptionerConfig
 from seq2seq_serve.training.models.recurrent import Recurrent, RecurrentConfig
 from seq2seq_serve.training.models.transformer import Transformer
 
@@ -138,6 +140,38 @@ def test_what_is_predicted_with_certainty_never_costs_less_than_nothing(
             for row in range(40)
         ]
     assert torch.stack(losses).min() >= 0
+
+
+@pytest.mark.parametrize("attention", ["soft", "hard"])
+def test_the_loss_has_the_gradients_of_the_extra_loss_and_not_its_value(attention: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"d_annotation": 8, "d_hidden": 8, "feature_width": 5, "dropout": 0.0}
+    config = CaptionerConfig(
+        50, 8, source="features", attention=attention, stochastic_penalty=3.0, reward_weight=2.0, **sizes
+    )
+    model = Captioner(config).train()
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    text = make_batch([EncodedPair([5, 6], [7, 8, 9]), EncodedPair([5], [10])])
+    batch = dataclasses.replace(text, source=(torch.randn(2, 3, 5), mask))
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def answer(loss: torch.Tensor) -> list[torch.Tensor]:
+        return list(torch.autograd.grad(loss, parameters, retain_graph=True))
+
+    torch.manual_seed(1)  # the places that hard attention draws
+    states, trace = model.decode_and_trace(batch.target_ids, model.encode(*batch.source), mask)
+    rows = states.flatten(0, 1)[batch.label_places]
+    expected = label_smoothed_loss(rows, model.output_weight, batch.label_ids, 0.1)
+    extra = model.extra_loss(trace, states, batch.padded_labels)
+    assert extra is not None
+    assert extra.abs() > 0.1
+    model.baseline.zero_()  # moved by `extra_loss`
+    torch.manual_seed(1)
+    found = BatchLoss(model, torch.float32)(batch, 0.1)
+    torch.testing.assert_close(found, expected)
+    # Sums in another order: rounding.
+    torch.testing.assert_close(answer(found), answer(expected + extra), rtol=1e-5, atol=1e-6)
+    assert any((a - b).abs().max() > 0.01 for a, b in zip(answer(found), answer(expected), strict=True))
 
 
 def test_a_model_that_would_be_compiled_for_each_length_is_not_compiled() -> None:

@@ -14,6 +14,7 @@ import torch
 
 from seq2seq_serve.training.__main__ import main, parser
 from seq2seq_serve.training.config import EOS_ID
+from seq2seq_serve.training.evaluation.scoring import translate
 from seq2seq_serve.training.loop import Trainer
 from seq2seq_serve.training.presets import PRESETS, Preset
 from seq2seq_serve.training.run import RunFolder, load_run
@@ -202,6 +203,24 @@ def test_score_translates_a_runs_pairs(run: Path, capsys: pytest.CaptureFixture[
     assert printed.startswith(f"{run}, dev pairs, beam 2, 4 sentences\nBLEU ")
     assert "case:lc|eff:no|tok:none" in printed
     assert "resampled" not in printed
+
+
+def test_several_references_of_a_source_score_one_target(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The source was translated for each of its references, and each target scored against one."""
+    folder = RunFolder(run)
+    first, second, *_ = folder.read_pairs("dev")
+    trained = load_run(run)
+    (target,) = translate(trained.model, trained.tokenizer, [first.source], length_bound=trained.length_bound)
+    folder.write_pairs("dev", [first, second, first._replace(target=target)])
+    assert main(["score", str(run)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{run}, dev pairs, beam 1, 2 sentences\n")
+    assert "nrefs:var|" in printed
+    folder.write_pairs("dev", [first, first._replace(target=target)])
+    assert main(["score", str(run), "--bootstrap", "0"]) == 0
+    assert "\nchrF2 100.00\n" in capsys.readouterr().out
 
 
 def test_score_translates_a_file_with_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -70,6 +70,8 @@ class CorpusFilters:
 
     def length_reason(self, source_length: int, target_length: int) -> str | None:
         """Why a pair of these lengths is dropped; None keeps it."""
+        if not source_length:
+            return "empty"  # a question without a story
         if source_length > self.max_source_length or target_length > self.max_target_length:
             return "too long"
         shorter, longer = sorted((source_length, target_length))

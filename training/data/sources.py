@@ -35,6 +35,9 @@ Numbers = Sequence[int]  # an encoded source
 Inputs = Mapping[str, Array]  # the named sources of one request, without a batch axis
 Source = tuple[Tensor, ...]  # the sources of a batch; the last tensor is the mask (B, S)
 
+STRIDE = 4
+"""The pixels per side of a picture's place."""
+
 _MAX_FRAMES = 4096
 
 
@@ -233,7 +236,7 @@ class _Files(SourceKind):
 
 @dataclass(frozen=True)
 class Pictures(_Files):
-    """Pictures of one size: `picture` (size, size, 3). Each 4 x 4 pixels are a position of the memory."""
+    """Pictures of one size: `picture` (size, size, 3). STRIDE x STRIDE pixels are one position of memory."""
 
     size: int
 
@@ -242,10 +245,14 @@ class Pictures(_Files):
 
     @property
     def memory(self) -> LengthRule:
-        return LengthRule(names.PICTURE, constant=(self.size // 4) ** 2)
+        return LengthRule(names.PICTURE, constant=self.num_places)
+
+    @property
+    def num_places(self) -> int:
+        return (self.size // STRIDE) ** 2
 
     def length(self, source: Numbers) -> int:  # noqa: ARG002
-        return (self.size // 4) ** 2
+        return self.num_places
 
     def _read(self, file: Path) -> Inputs:
         return {names.PICTURE: read_picture(file.read_bytes(), self.size)}
@@ -292,12 +299,19 @@ class Features(_Files):
         return LengthRule(names.FEATURES)
 
     def _read(self, file: Path) -> Inputs:
-        with file.open("rb") as stream:
-            features = np.lib.format.read_array(stream, allow_pickle=False)
+        return {names.FEATURES: np.array(self._open(file), np.float32)}
+
+    def length(self, source: Numbers) -> int:
+        with self._named(source) as file:
+            return len(self._open(file))
+
+    def _open(self, file: Path) -> Array:
+        """The file's array, of which only what is used is read."""
+        features: Array = np.lib.format.open_memmap(file, mode="r")
         if features.ndim != 2 or features.shape[1] != self.width or not len(features):
             shape = " x ".join(map(str, features.shape))
             raise ValueError(f"the array is {shape}, and must be annotations x {self.width}")
-        return {names.FEATURES: features.astype(np.float32)}
+        return features
 
     def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
         return {names.FEATURES: rng.standard_normal((length, self.width)).astype(np.float32)}

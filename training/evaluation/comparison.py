@@ -72,6 +72,9 @@ def compare(
 ) -> list[list[MetricScore]]:
     """Score the translations of each system, and test whether each differs from the first one's.
 
+    `references` are the first reference of every sentence, the second of every sentence, and so on; None for
+    sentences that have fewer.
+
     Raises:
         ValueError: Systems and references have different numbers of sentences, or none, or the library of the
             tokenization is not installed.

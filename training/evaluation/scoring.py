@@ -1,4 +1,4 @@
-"""Targets that a trained model generates, and their BLEU, chrF and accuracy."""
+"""Targets that a trained model generates, their BLEU, chrF and accuracy, and the loss of given targets."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+import torch
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from seq2seq_serve.bundle.manifest import LengthBound
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
+from seq2seq_serve.training.data.batches import batches_in_order
+from seq2seq_serve.training.data.encoded import EncodedPair
 from seq2seq_serve.training.data.lengths import target_limits
 from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.evaluation.search import beam_search, check_sources, greedy_search
+from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.base import EncoderDecoder, Metric
 
 
@@ -33,9 +37,9 @@ class Score:
     chrf_signature: str
     accuracy: float
 
-    def by(self, metric: Metric, loss: float = 0.0) -> float:
-        """The score by one metric; `loss` is the cross-entropy on the same pairs."""
-        return {"bleu": self.bleu, "accuracy": self.accuracy, "likelihood": -loss}[metric]
+    def by(self, metric: Metric) -> float:
+        """The score by a metric of generated targets."""
+        return {"bleu": self.bleu, "accuracy": self.accuracy}[metric]
 
 
 def by_source(pairs: Sequence[SentencePair]) -> dict[str, list[str]]:
@@ -98,3 +102,25 @@ def translate(
     )
     best = [beam(ids, max_new_tokens=limit)[0] for ids, limit in zip(sources, limits, strict=True)]
     return tokenizer.decode_batch([hypothesis.token_ids for hypothesis in best])
+
+
+@torch.no_grad()
+def total_loss(
+    batch_loss: BatchLoss,
+    pairs: Sequence[EncodedPair],
+    batch_tokens: int,
+    before_batch: Callable[[], None] = lambda: None,
+) -> tuple[float, int]:
+    """The cross-entropy of all target tokens, without smoothing, summed; and the number of the tokens.
+
+    The model of `batch_loss` is in eval mode. `before_batch` is called before each batch, and may raise to
+    end the computation.
+    """
+    model = batch_loss.model
+    total, num_labels = 0.0, 0
+    for batch in batches_in_order(pairs, batch_tokens, model.source_kind) if pairs else ():
+        before_batch()
+        mean = batch_loss(batch.to(model.embedding.weight.device), label_smoothing=0.0)
+        total += mean.item() * batch.num_labels
+        num_labels += batch.num_labels
+    return total, num_labels

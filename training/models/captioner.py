@@ -28,13 +28,12 @@ import torch
 from torch import Tensor, nn
 
 from seq2seq_serve.training.config import PAD_ID, ModelConfig
-from seq2seq_serve.training.data.sources import NOTHING, Clips, Features, Pictures, SourceKind
+from seq2seq_serve.training.data.sources import NOTHING, STRIDE, Clips, Features, Pictures, SourceKind
 from seq2seq_serve.training.models.attention import AdditiveAttention
 from seq2seq_serve.training.models.base import EncoderDecoder, Memory, Metric, State, Trace
 from seq2seq_serve.training.models.dropout import Dropout
 from seq2seq_serve.training.models.recurrent import LSTMCell
 from seq2seq_serve.training.models.vision import (
-    STRIDE,
     Annotations,
     ClipFeatures,
     PictureFeatures,
@@ -97,6 +96,10 @@ class CaptionerConfig(ModelConfig):
         self._require_int("size", at_least=2 * STRIDE)
         self._require(self.size % STRIDE == 0, "size", f"a multiple of {STRIDE}")
         self._require(self.source in get_args(SourceName), "source", _SOURCES)
+        if self.source == "picture":
+            num_places = Pictures(self.size).num_places
+            places = f"at least {num_places}, the places of {self.size} x {self.size} pixels"
+            self._require(self.max_source_length >= num_places, "max_source_length", places)
         self._require(self.attention in get_args(AttentionName), "attention", '"soft", "hard" or "mean"')
         self._require(isinstance(self.is_local, bool), "is_local", "true or false")
         self._require(not self.is_local or self.source == "clip", "is_local", "false unless source is clip")
@@ -108,11 +111,6 @@ class CaptionerConfig(ModelConfig):
             self._require_number(name)
         self._require_number("soft_share")
         self._require(self.soft_share <= 1, "soft_share", "a number from 0 to 1")
-
-    @property
-    def num_places(self) -> int:
-        """The most annotations that a source has."""
-        return (self.size // STRIDE) ** 2 if self.source == "picture" else self.max_source_length
 
     @property
     def has_dropout(self) -> bool:
@@ -144,7 +142,7 @@ class Captioner(EncoderDecoder):
         readout: Projects [h_t; z_t] to the part of o_t besides E y_{t-1}.
         baseline: (max_target_length,): for each position, a moving average of the log-probability of its
             label after sampled places. Soft attention leaves it at 0, so that hard attention can start from
-            a soft one's weights.
+            a soft one's weights. It starts anew in a child with another max_target_length.
     """
 
     is_compilable = False  # the loop over positions would be compiled anew for each length
@@ -166,7 +164,7 @@ class Captioner(EncoderDecoder):
             self.features = nn.Linear(config.feature_width, A)
         if config.source != "nothing":
             is_picture = config.source == "picture"
-            codes = grid_codes(config.size // STRIDE) if is_picture else line_codes(config.num_places)
+            codes = grid_codes(config.size // STRIDE) if is_picture else line_codes(config.max_source_length)
             self.annotations = Annotations(codes, A)
         self.initial = nn.Linear(A, 2 * E)
         self.cell = LSTMCell(D, E)
@@ -250,6 +248,9 @@ class Captioner(EncoderDecoder):
         equation 12, here for each place with the labels that come after it, which are all it can change:
 
             sum_t -(sum_{t' >= t} log p_t' - baseline_t') grad log alpha_{t, s_t} / N
+
+        With label smoothing only the cross-entropy is smoothed, and this part still rewards log p_t. The two
+        parts are then the gradients of different losses.
         """
         if not trace:
             return None
@@ -273,6 +274,8 @@ class Captioner(EncoderDecoder):
     def _advantages(self, states: Tensor, label_ids: Tensor, is_place: Tensor) -> Tensor:
         """The later labels' log-probabilities minus the baseline (B, T), 0 except at places.
 
+        This projects all states a second time, and holds all logits at once, which `label_smoothed_loss` does
+        not.
         In training the baseline then moves towards the log-probabilities.
         """
         log_p = self.project(states).float().log_softmax(dim=-1)  # (B, T, V)

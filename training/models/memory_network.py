@@ -83,6 +83,11 @@ class MemoryNetworkConfig(ModelConfig):
         self._require(self.tied == "all", "tied", '"all" for a memory network, whose `tying` decides')
 
     @property
+    def free_in_a_child(self) -> tuple[str, ...]:
+        """Not `max_source_length`, which is the number of rows of T_A and T_C."""
+        return tuple(name for name in super().free_in_a_child if name != "max_source_length")
+
+    @property
     def num_unstable_steps(self) -> int:
         # Without the softmax, the logits of a new model grow with the third power of a story's length.
         return self.num_linear_steps

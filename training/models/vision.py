@@ -15,8 +15,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-STRIDE = 4
-"""The pixels per side of a picture's place."""
+from seq2seq_serve.training.data.sources import STRIDE
 
 _FREQUENCIES = 16  # per coordinate; each has a sine and a cosine
 _LONGEST_PERIOD = 400.0

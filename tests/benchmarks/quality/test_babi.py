@@ -70,6 +70,55 @@ def test_every_place_of_a_question_in_its_story_is_scored_in_training(tmp_path):
     assert {line.count("Fred went") for line in dev} == {1, 2, 3, 4, 5}
 
 
+@pytest.mark.parametrize(("settings", "num_sentences"), [([], 50), (["--set", "max_source_length=3"], 3)])
+def test_the_corpus_of_all_seeds_is_written_once_with_the_presets_limit(
+    tmp_path, monkeypatch, settings, num_sentences
+):
+    story = "".join(f"{number} Fred went to room {number}.\n" for number in range(1, 61))
+    write(tmp_path / "en", 1, "train", f"{story}61 Where is Fred?\troom\t1\n")
+    write(tmp_path / "en", 1, "test")
+    written, trained = [], []
+    write_corpus = babi.write_corpus
+    monkeypatch.setattr(babi, "write_corpus", lambda *args: written.append(args) or write_corpus(*args))
+
+    def train(files, path, recipe, console):
+        trained.append((path.name, read_lines(Path(files.tsv))))
+        if len(trained) == 2:
+            raise ValueError("enough")
+
+    monkeypatch.setattr(babi, "train", train)
+    flags = ["--data", str(tmp_path), "--only", "1", "--num-seeds", "2", "--run", str(tmp_path / "run")]
+    assert main(["babi", *flags, *settings]) == 1
+    assert len(written) == 1
+    assert [name for name, _ in trained] == ["seed-0", "seed-1"]
+    for _, (line,) in trained:
+        assert line.count("Fred went") == num_sentences
+
+
+def test_the_table_says_by_what_a_run_was_chosen():
+    report = {
+        "task": "bAbI en",
+        "run": {"parameters": 90_900, "steps": 28_000},
+        "chosen": "seed-1",
+        "training_accuracy_percent": {"seed-0": 90.0, "seed-1": 91.0},
+        "published": (12.4, 11),
+        "error_percent": {"fp32": {1: 0.0, 2: 11.94}, "int8": {1: 0.0, 2: 12.0}},
+        "mean_error_percent": {"fp32": 5.97, "int8": 6.0},
+        "failed_tasks": {"fp32": 1, "int8": 1},
+    }
+    first, _, *rows = babi.table(report).splitlines()
+    assert first == (
+        "bAbI en: 90,900 parameters, 28,000 steps, seed-1 of 2 runs, "
+        "chosen by a tenth of the training questions"
+    )
+    assert rows[2:] == [
+        "| task 1 | 0.0 | 0.0 | |",
+        "| task 2 | 11.9 | 12.0 | |",
+        "| mean | 5.97 | 6.00 | 12.4 |",
+        "| tasks above 5 % | 1 | 1 | 11 |",
+    ]
+
+
 @pytest.mark.slow  # a training, an export and two servers
 def test_questions_are_answered_through_the_server(tmp_path, capsys):
     lines = {}

@@ -71,6 +71,21 @@ def test_a_word_of_several_tokens_has_their_mean():
     assert hits[0]
 
 
+def test_a_system_without_attention_points_nowhere_in_the_table():
+    soft = {
+        "parameters": 812_345,
+        "steps": 6000,
+        "right_percent": {"fp32": 91.26, "int8": 90.0},
+        "pointing_percent": {"fp32": 88.0, "int8": 87.5},
+    }
+    basic = soft | {"steps": 1500, "pointing_percent": {}}
+    _, _, *rows = captions.table({"systems": {"soft": soft, "basic": basic}}).splitlines()
+    assert rows == [
+        "| soft | 812,345 | 6,000 | 91.3 | 90.0 | 88.0 | 87.5 |",
+        "| basic | 812,345 | 1,500 | 91.3 | 90.0 | – | – |",
+    ]
+
+
 @pytest.mark.slow  # two trainings, exports and servers
 @pytest.mark.parametrize("task", captions.TASKS)
 def test_systems_are_trained_served_and_scored(task, tmp_path, capsys, monkeypatch):

@@ -3,8 +3,9 @@ import pytest
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.data.encoded import passing_pairs
 from seq2seq_serve.training.data.filters import CorpusFilters
+from seq2seq_serve.training.data.sources import STORIES
 from seq2seq_serve.training.data.text_files import SentencePair
-from seq2seq_serve.training.data.tokenizer import train_tokenizer
+from seq2seq_serve.training.data.tokenizer import train_tokenizer, train_word_tokenizer
 
 
 def test_filters_count_what_they_drop() -> None:
@@ -36,6 +37,20 @@ def test_filters_count_what_they_drop() -> None:
     kept, report = passing_pairs(pairs, tokenizer, CorpusFilters(10, 10))
     assert report.dropped["length ratio"] == 0
     assert pairs[8] in kept
+
+
+def test_a_question_without_a_story_is_empty() -> None:
+    """It passed, and the first evaluation or training step failed."""
+    texts = ["Sam is in the garden.", "Where is Sam?", "garden"]
+    pairs = [
+        SentencePair("where is sam?", "garden"),
+        SentencePair("sam is in the garden. where is sam?", "garden"),
+        SentencePair("???", "garden"),
+    ]
+    tokenizer = train_word_tokenizer(texts, 100)
+    kept, report = passing_pairs(pairs, tokenizer, CorpusFilters(10, 10), STORIES)
+    assert kept == [pairs[1]]
+    assert report.dropped["empty"] == 2
 
 
 @pytest.mark.parametrize("text", ["nul \0", "escape \x1b[0m", "mojibake \x92", "undecoded \ufffd", "\uffff"])

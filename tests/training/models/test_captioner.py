@@ -302,6 +302,7 @@ def test_each_source_has_its_kind(name: str) -> None:
     ("config", "settings", "message"),
     [
         (PICTURE, {"size": 30}, "size is 30, and must be a multiple of 4"),
+        (PICTURE, {"size": 64, "max_source_length": 196}, "at least 256, the places of 64 x 64 pixels"),
         (PICTURE, {"size": 4}, "size is 4, and must be an integer of at least 8"),
         (
             PICTURE,
