@@ -14,7 +14,6 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, ScoreRequest
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable
 from seq2seq_serve.server.futures import retrieve
 from seq2seq_serve.server.metrics import Metrics
@@ -28,7 +27,7 @@ from seq2seq_serve.server.service.status import (
     given_request_id,
     request_id_of,
 )
-from seq2seq_serve.server.service.text_threads import Checkpoint, TextThreads, file_bytes
+from seq2seq_serve.server.service.text_threads import Checkpoint, TextThreads
 
 Context = aio.ServicerContext[Any, Any]
 _Message = TypeVar("_Message")
@@ -129,11 +128,8 @@ class Call:
             return build()
         return await self.answers.run(build, num_bytes, self.caller.name)
 
-    async def read(
-        self, work: Callable[[Checkpoint], _Built], message: GenerateRequest | ScoreRequest
-    ) -> _Built:
-        """Returns the result of `work`, which reads the message's sources; large ones on another thread."""
-        num_bytes = message.ByteSize() + sum(file_bytes(source.file) for source in message.sources)
+    async def read(self, work: Callable[[Checkpoint], _Built], num_bytes: int) -> _Built:
+        """Returns the result of `work`, which reads sources of a size; large ones on another thread."""
         return await self.texts.run(work, num_bytes, self.caller.name, self.deadline)
 
     async def send(self, message: Message) -> None:
