@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
-from seq2seq_serve.server.service.lanes import Lane
+from seq2seq_serve.server.service.lanes import Lane, has_room
 
 _Result = TypeVar("_Result")
 
@@ -101,12 +101,10 @@ def _check_room(waiting: Counter[str], num_bytes: int, caller: str) -> None:
         num_bytes: The size of the sources.
         caller: The name of their caller.
     """
-    num_waiting, num_own = waiting.total(), waiting[caller]
-    num_callers = len(waiting.keys() | {caller})
-    has_room = not num_waiting or num_waiting + num_bytes <= _MAX_WAITING_BYTES
-    if not has_room and num_own + num_bytes > _MAX_WAITING_BYTES // num_callers:
+    if not has_room(waiting, num_bytes, caller, _MAX_WAITING_BYTES):
+        num_waiting, num_callers = waiting.total(), len(waiting.keys() | {caller})
         raise Overloaded(
-            f"sources of {num_waiting} bytes wait to be read, {num_own} of them this caller's: "
+            f"sources of {num_waiting} bytes wait to be read, {waiting[caller]} of them this caller's: "
             f"the limit is {_MAX_WAITING_BYTES}, shared by {num_callers} callers",
             retry_after_seconds=num_waiting / _BYTES_PER_SECOND,
         )

@@ -6,7 +6,8 @@ import threading
 import grpc
 import pytest
 from google.rpc import error_details_pb2
-from grpc import aio
+from grpc import StatusCode, aio
+from grpc.aio import AioRpcError
 from grpc_status import rpc_status
 
 from seq2seq_serve.client import AsyncClient, ClientError
@@ -14,7 +15,7 @@ from seq2seq_serve.protos import open_inference_pb2 as oip
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from seq2seq_serve.server.metrics import Metrics
-from seq2seq_serve.server.service import interception
+from seq2seq_serve.server.service import calls, interception
 from seq2seq_serve.server.service.seq2seq import answers
 from tests.server.service.harness import make_interceptor, serving
 
@@ -236,6 +237,32 @@ def test_texts_are_never_logged(caplog):
         asyncio.run(run())
     assert "r2 Generate OK" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_large_requests_are_bounded_while_their_calls_are_open(monkeypatch):
+    """GRPC keeps a request's bytes until its call ends: a thousand of 4 MiB could wait."""
+    monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 100_000)
+    padding = b"\xba\x3e" + b"\xd0\x86\x03" + bytes(50_000)  # a field that the message does not have
+    small = pb.GenerateRequest(sources=[pb.Source(text="a")]).SerializeToString()
+
+    async def run():
+        async with serving() as served:
+            send = served.channel.unary_unary("/seq2seq.v1.Seq2Seq/Generate")
+            served.runner.gate.clear()
+            waiting = [asyncio.ensure_future(send(small + padding))]
+            await served.turns.until(lambda: served.turns.num_submitted == 1)
+            with pytest.raises(AioRpcError, match=r"large requests of 500[0-9]{2} bytes are open") as caught:
+                await send(small + padding)
+            assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
+            waiting.append(asyncio.ensure_future(send(small)))
+            await served.turns.until(lambda: served.turns.num_submitted == 2)
+            served.runner.gate.set()
+            await asyncio.gather(*waiting)
+            await send(small + padding)
+            await served.until_calls_are_over()
+            assert not served.app._calls._held
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream", "Score", "ModelInfer", "ModelStreamInfer"])
