@@ -224,11 +224,11 @@ def _read_sentences(given: Input, model: ServedModel) -> tuple[Array, list[str]]
         texts = [tokenizer.decode(row[:length]) for row, length in zip(story.tolist(), lengths, strict=True)]
         return story[:, : lengths.max()], texts
     text, most = given.source.text, model.max_source_length
-    max_bytes = most * MAX_WORDS * MAX_BYTES_PER_TOKEN
-    if len(text) > max_bytes:
+    num_bytes, max_bytes = len(text.encode()), most * MAX_WORDS * MAX_BYTES_PER_TOKEN
+    if num_bytes > max_bytes:
         raise InvalidRequest(
-            f"{given.name} has {len(text)} characters, and {model.name} takes at most {most} sentences of "
-            f"{MAX_WORDS} words, never more than {max_bytes} characters: send a shorter one",
+            f"{given.name} has {num_bytes} bytes, and {model.name} takes at most {most} sentences of "
+            f"{MAX_WORDS} words, never more than {max_bytes} bytes: send a shorter one",
             field=given.field,
         )
     texts = split_sentences(text)
@@ -240,9 +240,10 @@ def _read_sentences(given: Input, model: ServedModel) -> tuple[Array, list[str]]
     story = np.zeros((len(rows), max(map(len, rows))), np.int64)
     for number, (row, token_ids) in enumerate(zip(story, rows, strict=True), start=1):
         if not 1 <= len(token_ids) <= MAX_WORDS:
+            advice = "send shorter sentences" if token_ids else "leave it out"
             raise InvalidRequest(
                 f"sentence {number} of {given.name} has {len(token_ids)} words, and {model.name} takes 1 to "
-                f"{MAX_WORDS}: send shorter sentences",
+                f"{MAX_WORDS}: {advice}",
                 field=given.field,
             )
         row[: len(token_ids)] = token_ids

@@ -16,6 +16,7 @@ from PIL import Image
 
 from seq2seq_serve.bundle.manifest import LengthBound
 from seq2seq_serve.bundle.names import CLIP, FEATURES, PICTURE, QUESTION, SOURCE_IDS, STORY
+from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.client import ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.errors import InvalidRequest
@@ -413,7 +414,12 @@ BAD = [
     (
         story(text="Go. " * 100_000),
         "sources[0].text",
-        "story has 400000 characters, and story takes at most 20 sent",
+        "story has 400000 bytes, and story takes at most 20 sentences of 64 words",
+    ),
+    (
+        story(text="가" * 40_000),
+        "sources[0].text",
+        "story has 120000 bytes, and story takes at most 20 sentences of 64 words, never more than 81920",
     ),
     (
         story(text=f"Go. {'x' * 65}."),
@@ -573,3 +579,14 @@ def test_a_clip_is_not_decoded_further_when_its_caller_has_left(toy_paths, monke
 
     asyncio.run(run())
     assert numbers == [0]
+
+
+def test_a_sentence_without_words_is_to_be_left_out(toy_paths, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "encode_batch", lambda _, texts: [[5], []][: len(texts)])
+
+    async def run():
+        async with serving_bundles(toy_paths[STORY]) as served:
+            with pytest.raises(AioRpcError, match=r"sentence 2 of story has 0 words, .* 64: leave it out"):
+                await served.stub.Generate(story(text="Go. Stop."))
+
+    asyncio.run(run())
