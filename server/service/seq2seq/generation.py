@@ -37,7 +37,7 @@ async def generate(
         read.append((jobs, options))
         requests += [job.request for job in jobs]
         num_bytes += sum(estimated_bytes(job, model, options) for job in jobs)
-        num_tokens += sum(job.request.memory_length for job in jobs)
+        num_tokens += sum(job.request.queue_tokens for job in jobs)
         check_answer_bytes(num_bytes)  # after each message: a refused call is not read further
         model.check_size(len(requests), num_tokens)
         await asyncio.sleep(0)  # lets other calls run before the next sources are read
