@@ -407,6 +407,8 @@ def _contradictions(manifest: Manifest) -> list[str]:
         token_id = getattr(ids, name)
         if token_id is not None and not 0 <= token_id < vocab_size:
             problems.append(f"special_ids.{name} is {token_id}, outside the vocabulary of {vocab_size}")
+    if ids.pad_id and Form.SENTENCES in manifest.sources.values():
+        problems.append(f"special_ids.pad_id is {ids.pad_id}, and sentences are padded with 0: it must be 0")
     for name in ("max_source_length", "max_target_length"):
         if getattr(manifest, name) < 1:
             problems.append(f"{name} is {getattr(manifest, name)}, and must be at least 1")

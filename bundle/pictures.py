@@ -30,17 +30,26 @@ from PIL.WebPImagePlugin import WebPImageFile
 Pixels = NDArray[np.uint8]
 
 MAX_FILE_BYTES = 8 * 2**20
-MAX_PIXELS = 2**25  # of a picture, or of a frame: 7680 x 4320 fit
+# Pixels of a picture, or of a frame. The limits bound the memory of decoding to about 100 MB.
+MAX_PIXELS = 2**23  # 3840 x 2160 fit
+_MAX_WEBP_PIXELS = 2**22  # Pillow decodes them with the interpreter's lock: other threads wait
+_MAX_JPEG_PIXELS = 2**26  # 64 megapixels; they are decoded at up to an eighth of the size, a line at a time
+_MAX_STAGED_JPEG_PIXELS = 2**24  # if a pixel's bits are in several scans, all scans are decoded into memory
+_MAX_SCALED_PIXELS = 2**24  # of a JPEG as it is decoded
 MAX_CLIP_PIXELS = 2**26  # of all frames together: 32 of 1920 x 1080 fit
-_MAX_PARTS = 10_000  # chunks of a PNG or WebP file: Pillow takes microseconds for each, however small
-_MAX_SEGMENTS, _MAX_SCANS = 1000, 100  # of a JPEG; each scan may visit all pixels, and usual files have ten
+_MAX_PARTS = 10_000  # chunks of a PNG or WebP file, blocks of a GIF: each takes microseconds, however small
+_MAX_GIF_DATA_BLOCKS = 2**16  # 8 MiB need half of them
+_MAX_SEGMENTS, _MAX_SCANS = 1000, 30  # of a JPEG; each scan may visit all pixels, and usual files have ten
+_MAX_STRAY_BYTES = 2**16  # between the segments of a JPEG
+_JPEG_SAVING = 8  # how many times cheaper a pixel is if it is decoded at a smaller scale
 _BACKGROUND = "white"
 
-# Markers of JPEG segments; others are stuffed bytes, fillers, and restart markers inside of a scan.
+# Markers of JPEG segments; others are stuffed bytes, fillers and restart markers.
 _JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")
-_JPEG_END, _JPEG_SCAN = 0xD9, 0xDA
+_JPEG_SCAN = b"\xff\xda"
 _GIF_COMMENT = 0xFE
 _JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # the markers of headers with a size
+_JPEG_SEQUENTIAL = (0xC0, 0xC1)
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -63,32 +72,31 @@ def read_picture(content: bytes, size: int) -> Pixels:
     Raises:
         PictureError: The bytes are not a whole picture, or exceed a limit.
     """
-    with _opened(content) as (image, _):
-        return _pixels(image, (size, size))
+    with _opened(content) as (image, measures):
+        return _pixels(image, measures, (size, size))
 
 
 def read_clip(content: bytes, size: int, max_frames: int) -> Pixels:
     """Returns the frames of an animation, or one of a picture, as uint8 [frames, size, size, 3], RGB.
 
     Raises:
+        PictureError: As `read_frames`.
+    """
+    return np.stack(list(read_frames(content, size, max_frames)))
+
+
+def read_frames(content: bytes, size: int, max_frames: int) -> Iterator[Pixels]:
+    """Yields the frames of an animation, or one of a picture, each as uint8 [size, size, 3], RGB.
+
+    Raises:
         PictureError: As `read_picture`; or there are more than `max_frames` frames, or too many pixels.
     """
     with _opened(content) as (image, measures):
-        if measures.num_frames > max_frames:
-            raise PictureError(
-                f"the clip has {measures.num_frames} frames, and at most {max_frames} are read"
-            )
-        if measures.num_pixels * measures.num_frames > MAX_CLIP_PIXELS:
-            raise PictureError(
-                f"the clip has {measures.num_frames} frames of {measures.width} x {measures.height} pixels, "
-                f"and at most {MAX_CLIP_PIXELS} pixels in all are read: make it smaller or shorter"
-            )
+        _check_clip(measures, max_frames)
         first = int(getattr(image, "default_image", False))  # of an animated PNG; not a part of the animation
-        frames = np.empty((measures.num_frames, size, size, 3), np.uint8)
-        for number, frame in enumerate(frames, first):
+        for number in range(first, first + measures.num_frames):
             image.seek(number)
-            frame[:] = _pixels(image, (size, size))
-        return frames
+            yield _pixels(image, measures, (size, size))
 
 
 def count_frames(content: bytes) -> int:
@@ -100,13 +108,21 @@ def count_frames(content: bytes) -> int:
     return _measured(content)[1].num_frames
 
 
-def count_pixels(content: bytes) -> int:
-    """Returns the number of pixels of all frames, by the file's headers; 0 if the file would be refused."""
-    try:
-        _, measures = _measured(content)
-    except PictureError:
-        return 0
-    return measures.num_pixels * measures.num_frames
+def cost_in_pixels(content: bytes, max_frames: int | None = None) -> int:
+    """Returns the number of pixels that take as long to decode as the file, by its headers.
+
+    Args:
+        content: The file.
+        max_frames: As for `read_clip`; None for `read_picture`, which decodes one frame.
+
+    Raises:
+        PictureError: The file exceeds a limit.
+    """
+    _, measures = _measured(content)
+    if max_frames is None:
+        return measures.cost
+    _check_clip(measures, max_frames)
+    return measures.cost * measures.num_frames
 
 
 def read_shown(content: bytes, max_side: int) -> Pixels:
@@ -117,18 +133,33 @@ def read_shown(content: bytes, max_side: int) -> Pixels:
     """
     with _opened(content) as (image, measures):
         scale = min(1.0, max_side / max(measures.width, measures.height))
-        return _pixels(image, (math.ceil(measures.width * scale), math.ceil(measures.height * scale)))
+        size = math.ceil(measures.width * scale), math.ceil(measures.height * scale)
+        return _pixels(image, measures, size)
 
 
 @dataclass(frozen=True)
 class _Measures:
+    """What a file's headers tell of it.
+
+    Attributes:
+        max_pixels: The limit for a picture or frame of its kind.
+        is_scalable: Whether it can be decoded at a smaller scale.
+    """
+
     width: int
     height: int
     num_frames: int = 1
+    max_pixels: int = MAX_PIXELS
+    is_scalable: bool = False
 
     @property
     def num_pixels(self) -> int:
         return self.width * self.height
+
+    @property
+    def cost(self) -> int:
+        """The number of pixels that take as long to decode as a frame."""
+        return self.num_pixels // _JPEG_SAVING if self.is_scalable else self.num_pixels
 
 
 @dataclass(frozen=True)
@@ -151,12 +182,22 @@ def _measured(content: bytes) -> tuple[_Kind, _Measures]:
         raise PictureError(f"the file is not PNG, JPEG, WebP or GIF: it {given}")
     with _told_as_damaged(kind):
         measures = kind.measure(content)
-        if not 0 < measures.num_pixels <= MAX_PIXELS:
+        if not 0 < measures.num_pixels <= measures.max_pixels:
             raise PictureError(
                 f"the picture is {measures.width} x {measures.height}, {measures.num_pixels} pixels, and "
-                f"1 to {MAX_PIXELS} are read"
+                f"1 to {measures.max_pixels} are read of such a {kind.name} file: make it smaller"
             )
         return kind, measures
+
+
+def _check_clip(measures: _Measures, max_frames: int) -> None:
+    if measures.num_frames > max_frames:
+        raise PictureError(f"the clip has {measures.num_frames} frames, and at most {max_frames} are read")
+    if measures.num_pixels * measures.num_frames > MAX_CLIP_PIXELS:
+        raise PictureError(
+            f"the clip has {measures.num_frames} frames of {measures.width} x {measures.height} pixels, "
+            f"and at most {MAX_CLIP_PIXELS} pixels in all are read: make it smaller or shorter"
+        )
 
 
 @contextmanager
@@ -178,25 +219,30 @@ def _told_as_damaged(kind: _Kind) -> Iterator[None]:
         raise PictureError(f"the {kind.name} file is truncated or damaged") from error
 
 
-def _pixels(image: ImageFile, size: tuple[int, int]) -> Pixels:
+def _pixels(image: ImageFile, measures: _Measures, size: tuple[int, int]) -> Pixels:
     """Decodes the current frame, scales it to `size`, width and height, and turns it upright."""
-    if math.prod(image.size) > MAX_PIXELS:
+    if math.prod(image.size) > measures.num_pixels:
         raise PictureError("the file is damaged: it declares several sizes")
     image.draft(None, (2 * size[0], 2 * size[1]))  # skips detail of a JPEG that is far larger than needed
+    if math.prod(image.size) > _MAX_SCALED_PIXELS:
+        raise PictureError(f"the picture is {measures.width} x {measures.height}: make it smaller")
     image.load()
-    scaled = _rgb(image).resize(size, Image.Resampling.BICUBIC)
+    scaled = _rgb(image, size)
     turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     return np.asarray(scaled if turn is None else scaled.transpose(turn))
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _rgb(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Returns the picture in RGB, scaled. Large copies are avoided: they would decide the peak of memory."""
     if image.mode.startswith("I"):  # 16 bits; Pillow would cut off values above 255
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
-    if not image.has_transparency_data:
-        return image.convert("RGB")
-    layer = image.convert("RGBA")
-    picture = Image.new("RGB", image.size, _BACKGROUND)
-    picture.paste(layer, mask=layer)
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    mode = "RGBA" if image.has_transparency_data else "RGB"
+    whole = image if image.mode == mode else image.convert(mode)
+    scaled = whole.resize(size, Image.Resampling.BICUBIC)
+    if mode == "RGB":
+        return scaled
+    picture = Image.new("RGB", size, _BACKGROUND)
+    picture.paste(scaled, mask=scaled)
     return picture
 
 
@@ -224,7 +270,7 @@ def _measure_webp(content: bytes) -> _Measures:
     num_frames, position = 0, 12
     for _ in range(_MAX_PARTS):
         if position + 8 > len(content):
-            return _Measures(width, height, max(1, num_frames))
+            return _Measures(width, height, max(1, num_frames), _MAX_WEBP_PIXELS)
         num_frames += content[position : position + 4] == b"ANMF"
         (length,) = struct.unpack_from("<I", content, position + 4)
         position += 8 + length + length % 2
@@ -234,22 +280,28 @@ def _measure_webp(content: bytes) -> _Measures:
 def _measure_gif(content: bytes) -> _Measures:
     # A frame may be larger than the screen that the header declares.
     width, height, flags = struct.unpack_from("<HHB", content, 6)
-    num_frames, position = 0, 13 + _gif_palette_bytes(flags)
-    while (block := content[position : position + 1]) in (b",", b"!"):
+    num_frames, num_data_blocks, position = 0, 0, 13 + _gif_palette_bytes(flags)
+    for _ in range(_MAX_PARTS):
+        block = content[position : position + 1]
         if block == b",":
             left, top, across, down, flags = struct.unpack_from("<HHHHB", content, position + 1)
             width, height, num_frames = max(width, left + across), max(height, top + down), num_frames + 1
             position += 11 + _gif_palette_bytes(flags)
+        elif block != b"!":
+            if not num_frames:
+                raise PictureError("the GIF file does not contain a picture")
+            return _Measures(width, height, num_frames)
         elif content[position + 1] != _GIF_COMMENT and not content[position + 2]:
             raise PictureError("the GIF file has an empty extension")  # Pillow would skip what comes after it
         else:
             position += 2
         while length := content[position]:
             position += 1 + length
+            num_data_blocks += 1
+            if num_data_blocks > _MAX_GIF_DATA_BLOCKS:
+                raise PictureError(f"the GIF file has more than {_MAX_GIF_DATA_BLOCKS} blocks of data")
         position += 1
-    if not num_frames:
-        raise PictureError("the GIF file does not contain a picture")
-    return _Measures(width, height, num_frames)
+    raise PictureError(f"the GIF file has more than {_MAX_PARTS} frames and extensions")
 
 
 def _gif_palette_bytes(flags: int) -> int:
@@ -257,19 +309,25 @@ def _gif_palette_bytes(flags: int) -> int:
 
 
 def _measure_jpeg(content: bytes) -> _Measures:
-    sizes, num_scans, position = [(0, 0)], 0, 2
+    # Pillow and libjpeg take the size from the headers before the first scan, and refuse a second size.
+    width = height = num_components = kind = 0
+    position, num_left = 2, _MAX_STRAY_BYTES
     for _ in range(_MAX_SEGMENTS):
-        found = _JPEG_MARKER.search(content, position)
-        if found is None or found[1][0] == _JPEG_END:
-            width, height = map(max, zip(*sizes, strict=True))
-            return _Measures(width, height)
-        num_scans += found[1][0] == _JPEG_SCAN
-        if found[1][0] in _JPEG_SIZES:
-            height, width = struct.unpack_from(">HH", content, found.end() + 3)
-            sizes.append((width, height))
-        if num_scans > _MAX_SCANS:
-            raise PictureError(f"the JPEG file has more than {_MAX_SCANS} scans")
+        found = _JPEG_MARKER.search(content, position, position + num_left)
+        if found is None:
+            raise PictureError("the JPEG file is truncated or damaged: it does not contain a picture")
+        num_left -= found.start() - position
         (length,) = struct.unpack_from(">H", content, found.end())
+        if found[0] == _JPEG_SCAN:
+            # As in libjpeg: the first scan has all components of the picture, or there are more of them.
+            if kind in _JPEG_SEQUENTIAL and content[found.end() + 2] == num_components:
+                return _Measures(width, height, max_pixels=_MAX_JPEG_PIXELS, is_scalable=True)
+            if content.count(_JPEG_SCAN, found.start()) > _MAX_SCANS:
+                raise PictureError(f"the JPEG file has more than {_MAX_SCANS} scans")
+            return _Measures(width, height, max_pixels=_MAX_STAGED_JPEG_PIXELS)
+        if found[1][0] in _JPEG_SIZES:
+            kind = found[1][0]
+            height, width, num_components = struct.unpack_from(">HHB", content, found.end() + 3)
         position = found.end() + length
     raise PictureError(f"the JPEG file has more than {_MAX_SEGMENTS} segments")
 

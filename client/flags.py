@@ -197,7 +197,7 @@ def _add_answer(command: Callable[..., argparse.ArgumentParser]) -> None:
     add("--story", type=Path, required=True, metavar="FILE", help="file of the story; -: standard input")
     add("--question", required=True, metavar="TEXT", help="the question")
     add("--top", type=_count, metavar="N", help="also print the N most probable answers, and how probable")
-    _add_common_flags(question, "answers questions")
+    _add_common_flags(question, "first that answers questions")
     _add_attention(question, "the weights of the sentences, by hop,")
 
 
@@ -210,15 +210,13 @@ def _add_caption(command: Callable[..., argparse.ArgumentParser]) -> None:
         epilog="example: python -m client caption picture.png --attention attention.png",
     )
     picture.add_argument("file", type=Path, metavar="FILE", help="the file; -: standard input")
-    _add_common_flags(picture, "describes pictures, clips or features")
+    _add_common_flags(picture, "only one that describes such a file")
     _add_attention(picture, "the picture or clip once for each word, with the attention laid over it,")
     _add_generation_flags(picture, [name for name in _FLAGS if name not in _ONLY_FOR_TEXTS])
 
 
 def _add_common_flags(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument(
-        "--model", default="", help=f"name of the model (default: the server's first that {what})"
-    )
+    parser.add_argument("--model", default="", help=f"name of the model (default: the server's {what})")
     parser.add_argument("--json", action="store_true", help="print the whole answer as a JSON object")
 
 

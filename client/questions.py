@@ -11,7 +11,7 @@ from pathlib import Path
 from seq2seq_serve.client.attention import DATA, save_hops, save_looks
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files import read_file
-from seq2seq_serve.client.forms import FEATURES, SENTENCES, TEXT, find_model, source_of
+from seq2seq_serve.client.forms import FEATURES, SENTENCES, TEXT, find_captioner, find_model, source_of
 from seq2seq_serve.client.output import length_advice, message_dict, one_line, to_json
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.client.wire import Value
@@ -49,16 +49,16 @@ def caption(client: Client, options: argparse.Namespace, generate_options: Gener
     """Prints the caption of a picture, a clip or features; with --num-hypotheses a line for each of several.
 
     Raises:
-        ClientError: The server refuses the file, or does not have a model for it.
+        ClientError: The server refuses the file, does not have a model for it, or has several.
         OSError: The file cannot be read, or the attention cannot be written.
     """
-    model = find_model(client, options.model, "caption")
+    content = read_file(options.file)
+    model = find_captioner(client, options.model, content)
     [(name, form)] = model.sources.items()
     path: Path | None = options.attention
     if path is not None and path.suffix != DATA and form == FEATURES:
         hint = f"which cannot be drawn: write the attention to a {DATA} file"
         raise ClientError("INVALID_ARGUMENT", f"{model.name} takes features, {hint}")
-    content = read_file(options.file)
     try:
         value: Value = _features(content) if form == FEATURES else content
         response = _generate(client, {name: value}, model.name, generate_options)

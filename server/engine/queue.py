@@ -31,7 +31,7 @@ class QueueLimits:
 
     Attributes:
         max_waiting_requests: Beyond it a new request is refused, or displaces another request.
-        max_waiting_tokens: The same bound for the source tokens of all waiting requests.
+        max_waiting_tokens: The same bound for `Request.queue_tokens` of all waiting requests; 1 KiB each.
         aging_seconds: Waiting time that outweighs any difference in priority.
     """
 
@@ -273,7 +273,7 @@ class FairQueue:
 
     def _count(self, request: Request, line: _Line, sign: int) -> None:
         work = sign * self._work_of(request)
-        self._num_tokens += sign * request.memory_length
+        self._num_tokens += sign * request.queue_tokens
         self.num_slots_wanted += sign * request.num_slots
         self._work += work
         line.work += work
@@ -318,7 +318,7 @@ class FairQueue:
         displaced: list[Request] = []
         for request in self._behind(newcomers, now):
             displaced.append(request)
-            num_requests, num_tokens = num_requests - 1, num_tokens - request.memory_length
+            num_requests, num_tokens = num_requests - 1, num_tokens - request.queue_tokens
             if not self._limits.excess(num_requests, num_tokens):
                 return displaced
         text = f"the queue is full: with this call it would have {excess}"
@@ -392,7 +392,7 @@ class FairQueue:
 
 
 def _num_tokens(requests: Sequence[Request]) -> int:
-    return sum(request.memory_length for request in requests)
+    return sum(request.queue_tokens for request in requests)
 
 
 def _overloaded(text: str, wait_seconds: float) -> Overloaded:

@@ -18,6 +18,9 @@ from seq2seq_serve.server.errors import ServerError
 
 Array = npt.NDArray[Any]
 
+# Estimates, by the kind of an array's type: a story's words are only looked up and added, and a captioner
+# makes a place of the colours of 4 x 4 pixels. An array of floats has a row for each position of memory.
+_ELEMENTS_PER_TOKEN = {"i": 8, "u": 48}
 _ENCODED_PER_STEP = 32  # tokens, which take about as long as a step of one row (a base model on a CPU)
 
 
@@ -112,8 +115,8 @@ class Request:
     Attributes:
         request_id: The caller's id, for the log.
         sources: The model's named inputs without the batch axis.
-        memory_length: Positions that it takes in memory, by which its size and the cost of encoding it are
-            counted: tokens of a text, sentences of a story, places of a picture, frames of a clip.
+        memory_length: Positions that it takes in memory, by which its size is counted: tokens of a text,
+            sentences of a story, places of a picture, frames of a clip.
         max_new_tokens: At least 1, and at most the model's limit.
         arrival: When the server received it.
         deadline: When the caller stops waiting; None is never.
@@ -176,6 +179,23 @@ class Request:
         """Whether the result contains more than the id of every token."""
         return self.log_probabilities or self.num_alternatives > 0
 
+    @functools.cached_property
+    def encode_tokens(self) -> int:
+        """The cost of encoding it, as the number of a text's tokens that take about as long.
+
+        Long sentences of a story cost more than short ones, and a frame as much as a picture of its size.
+        """
+        num_tokens = 0
+        for array in self.sources.values():
+            num_elements = _ELEMENTS_PER_TOKEN.get(array.dtype.kind)
+            num_tokens += array.size // num_elements if num_elements else 0
+        return max(self.memory_length, num_tokens)
+
+    @functools.cached_property
+    def queue_tokens(self) -> int:
+        """Its size in the queue: its positions of memory, or the KiB of its arrays if these are more."""
+        return max(self.memory_length, sum(array.nbytes for array in self.sources.values()) // 1024)
+
     @property
     def num_slots(self) -> int:
         """The number of rows that it may take at once."""
@@ -200,7 +220,7 @@ class Request:
         Args:
             feeds_prefix: As for `expected_steps`.
         """
-        num_encoded = self.memory_length + (0 if feeds_prefix else len(self.prefix_ids))
+        num_encoded = self.encode_tokens + (0 if feeds_prefix else len(self.prefix_ids))
         num_steps = self.expected_steps(feeds_prefix=feeds_prefix)
         return self.num_slots * num_steps + num_encoded // _ENCODED_PER_STEP
 

@@ -34,8 +34,8 @@ class SchedulerLimits:
     """The bounds of a turn.
 
     Attributes:
-        max_encode_tokens: Padded source tokens of one encode call, and padded prefix tokens of one prefill.
-            A single longer request is still admitted, alone.
+        max_encode_tokens: Padded `Request.encode_tokens` of one encode call, and padded prefix tokens of one
+            prefill. A single longer request is still admitted, alone.
         max_encode_tokens_beside: The same while other requests run, so that newcomers do not delay them.
         max_align_tokens: Target positions of complete requests whose attention a turn computes, roughly: each
             call counts as 32 more positions, and has at most this number of positions.
@@ -185,7 +185,7 @@ class Scheduler:
         max_tokens = limits.max_encode_tokens_beside if self.slots.rows else limits.max_encode_tokens
         with self._lock:
             while self.slots.num_free and (request := self._queue.first(now)) is not None:
-                longest = max(longest, request.memory_length)
+                longest = max(longest, request.encode_tokens)
                 if self._has_decode:
                     longest = max(longest, len(request.prefix_ids))
                 is_full = longest * (len(admitted) + 1) > max_tokens

@@ -138,7 +138,7 @@ class ServedModel:
             InvalidRequest: They do not fit into an empty queue, so a retry cannot succeed.
             ServerError: An engine refuses its part.
         """
-        self.check_size(len(requests), sum(request.memory_length for request in requests))
+        self.check_size(len(requests), sum(request.queue_tokens for request in requests))
         mailboxes = {request: Mailbox() for request in requests}
         self.deliveries.mailboxes |= mailboxes
         submitted: dict[Request, Engine] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,13 +15,12 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, ScoreRequest
-from seq2seq_serve.server.errors import InvalidRequest, Unavailable
+from seq2seq_serve.server.errors import InvalidRequest, Overloaded, Unavailable
 from seq2seq_serve.server.futures import retrieve
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.served import Models, ServedModel
 from seq2seq_serve.server.service.access import Access, Caller
-from seq2seq_serve.server.service.lanes import Lane
+from seq2seq_serve.server.service.lanes import Lane, has_room
 from seq2seq_serve.server.service.status import (
     MAX_REQUEST_ID_LENGTH,
     REQUEST_ID,
@@ -28,7 +28,7 @@ from seq2seq_serve.server.service.status import (
     given_request_id,
     request_id_of,
 )
-from seq2seq_serve.server.service.text_threads import Checkpoint, TextThreads, file_bytes
+from seq2seq_serve.server.service.text_threads import Checkpoint, TextThreads
 
 Context = aio.ServicerContext[Any, Any]
 _Message = TypeVar("_Message")
@@ -37,6 +37,8 @@ _Built = TypeVar("_Built")
 
 MAX_ANSWER_BYTES = 16 * 2**20
 _SMALL_ANSWER_BYTES = 2**16  # built in about a millisecond
+_MAX_HELD_BYTES = 2**28  # of large requests whose calls are open
+_HELD_RETRY_SECONDS = 1.0
 
 _PROBES = "grpc."  # how the names of the health and reflection services begin
 _TIMEOUT_ROUNDING = 0.01
@@ -64,6 +66,7 @@ class Call:
         is_probe: Whether the call is for the health or reflection service. Probes are not counted as
             requests, and a server that drains does not wait for them.
         model_name: The name of the served model, once it is known.
+        num_held_bytes: The size of its request, if that is large.
         is_counted_by_request: Whether the handler counts each request in the call, in place of the call.
     """
 
@@ -78,6 +81,7 @@ class Call:
     texts: TextThreads
     is_probe: bool = False
     model_name: str = ""
+    num_held_bytes: int = 0
     is_counted_by_request: bool = False
 
     @property
@@ -129,11 +133,8 @@ class Call:
             return build()
         return await self.answers.run(build, num_bytes, self.caller.name)
 
-    async def read(
-        self, work: Callable[[Checkpoint], _Built], message: GenerateRequest | ScoreRequest
-    ) -> _Built:
-        """Returns the result of `work`, which reads the message's sources; large ones on another thread."""
-        num_bytes = message.ByteSize() + sum(file_bytes(source.file) for source in message.sources)
+    async def read(self, work: Callable[[Checkpoint], _Built], num_bytes: int) -> _Built:
+        """Returns the result of `work`, which reads sources of a size; large ones on another thread."""
         return await self.texts.run(work, num_bytes, self.caller.name, self.deadline)
 
     async def send(self, message: Message) -> None:
@@ -161,6 +162,7 @@ class Calls:
         self._access = access
         self.num_open = 0
         self._num_opened = 0
+        self._held = Counter[str]()  # bytes by caller
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = asyncio.Event()
@@ -189,7 +191,26 @@ class Calls:
             self._idle.clear()
         return call
 
+    def hold(self, call: Call, num_bytes: int) -> None:
+        """Counts the bytes of a large request until its call is closed, because gRPC keeps them until then.
+
+        Raises:
+            Overloaded: Too many are held, and the caller would have more than its share of them.
+        """
+        name = call.caller.name
+        if not has_room(self._held, num_bytes, name, _MAX_HELD_BYTES):
+            raise Overloaded(
+                f"large requests of {self._held.total()} bytes are open, {self._held[name]} of them this "
+                f"caller's: the limit is {_MAX_HELD_BYTES}, shared by the callers",
+                retry_after_seconds=_HELD_RETRY_SECONDS,
+            )
+        self._held[name] += num_bytes
+        call.num_held_bytes = num_bytes
+
     def close_call(self, call: Call) -> None:
+        if call.num_held_bytes:
+            self._held[call.caller.name] -= call.num_held_bytes
+            self._held += Counter()  # forgets callers without any
         if not call.is_probe:
             self.num_open -= 1
             if self.num_open == 0:

@@ -83,6 +83,8 @@ class Interceptor(aio.ServerInterceptor):
             if handler.request_streaming:
                 message = self._parsed_stream(given, message_class)
             else:
+                if len(given) > _SMALL_BYTES:
+                    self._calls.hold(call, len(given))
                 message = await self._parsed(given, message_class)
             del given  # a long call does not keep it
             answering = inner(message, call)

@@ -12,6 +12,20 @@ from weakref import WeakValueDictionary
 _Result = TypeVar("_Result")
 
 
+def has_room(held: Counter[str], num_bytes: int, caller: str, limit: int) -> bool:
+    """Returns whether a caller may hold more bytes: all fit, or the caller stays within its share.
+
+    Args:
+        held: The bytes that each caller holds.
+        num_bytes: The bytes that are new.
+        caller: The name of their caller.
+        limit: The bytes that callers share.
+    """
+    if not held or held.total() + num_bytes <= limit:
+        return True
+    return held[caller] + num_bytes <= limit // len(held.keys() | {caller})
+
+
 class Lane:
     """One thread, which works for callers in turn.
 

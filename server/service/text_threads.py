@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
-from seq2seq_serve.bundle.pictures import count_pixels
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
-from seq2seq_serve.server.service.lanes import Lane
+from seq2seq_serve.server.service.lanes import Lane, has_room
 
 _Result = TypeVar("_Result")
 
@@ -20,15 +19,14 @@ Checkpoint = Callable[[], None]
 
 _ON_THE_LOOP_BYTES = 2_000  # a millisecond or two
 _SHORT_BYTES = 32_000
-# The time of decoding a file, as bytes of text that take as long: for any file, and for each of its pixels.
-_FILE_BYTES, _BYTES_PER_PIXEL = _SHORT_BYTES, 1 / 64
+_BYTES_PER_PIXEL = 1 / 64  # of a file; a pixel is decoded in about the time that this part of a byte takes
 _MAX_WAITING_BYTES = 8 * 2**20
 _BYTES_PER_SECOND = 500_000  # about what one core cuts into tokens or sentences of the slowest texts
 
 
-def file_bytes(content: bytes) -> int:
-    """Returns the bytes of text that take as long to read as a file takes to decode; 0 without a file."""
-    return _FILE_BYTES + int(count_pixels(content) * _BYTES_PER_PIXEL) if content else 0
+def file_bytes(num_pixels: int) -> int:
+    """Returns the bytes of text that take as long to read as a file takes to decode: never a short text."""
+    return _SHORT_BYTES + int(num_pixels * _BYTES_PER_PIXEL)
 
 
 class TextThreads:
@@ -103,12 +101,10 @@ def _check_room(waiting: Counter[str], num_bytes: int, caller: str) -> None:
         num_bytes: The size of the sources.
         caller: The name of their caller.
     """
-    num_waiting, num_own = waiting.total(), waiting[caller]
-    num_callers = len(waiting.keys() | {caller})
-    has_room = not num_waiting or num_waiting + num_bytes <= _MAX_WAITING_BYTES
-    if not has_room and num_own + num_bytes > _MAX_WAITING_BYTES // num_callers:
+    if not has_room(waiting, num_bytes, caller, _MAX_WAITING_BYTES):
+        num_waiting, num_callers = waiting.total(), len(waiting.keys() | {caller})
         raise Overloaded(
-            f"sources of {num_waiting} bytes wait to be read, {num_own} of them this caller's: "
+            f"sources of {num_waiting} bytes wait to be read, {waiting[caller]} of them this caller's: "
             f"the limit is {_MAX_WAITING_BYTES}, shared by {num_callers} callers",
             retry_after_seconds=num_waiting / _BYTES_PER_SECOND,
         )

@@ -22,7 +22,7 @@ from seq2seq_serve.bundle.manifest import (
     file_spec,
     load_bundle,
 )
-from seq2seq_serve.bundle.names import FORMAT_VERSION, Axis, Precision, Role, Verb
+from seq2seq_serve.bundle.names import FORMAT_VERSION, SOURCE_IDS, Axis, Precision, Role, Verb
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 
 
@@ -241,6 +241,14 @@ def test_a_special_id_outside_the_vocabulary_is_named(name, damaged, random_trai
         edit(damaged, "special_ids", name, value=token_id)
         problem = f"special_ids.{name} is {token_id}, outside the vocabulary of {vocab_size}"
         assert problems_of(damaged) == (problem,)
+
+
+def test_sentences_are_padded_with_zero(damaged):
+    """Batches of stories, in the runner and from callers, have zeros after the words."""
+    edit(damaged, "special_ids", "pad_id", value=3)
+    load_bundle(damaged)
+    edit(damaged, "sources", SOURCE_IDS, value="sentences")
+    assert "special_ids.pad_id is 3, and sentences are padded with 0: it must be 0" in problems_of(damaged)
 
 
 @pytest.mark.parametrize("name", ["max_source_length", "max_target_length"])

@@ -156,13 +156,19 @@ def test_the_attention_over_features_is_written_but_cannot_be_drawn(run, tmp_pat
     )
 
 
-def test_without_a_name_the_first_model_of_the_right_form_is_asked(run):
-    captioners = {"picture", "clip", "features"}
-    first = next(
-        line.split(":")[0] for line in run("models")[1].splitlines() if line.split(":")[0] in captioners
-    )
-    file = {"picture": "picture.png", "clip": "clip.png", "features": "features.npy"}[first]
-    assert json.loads(run("caption", file, "--json")[1])["model"] == first
+def test_without_a_name_the_only_model_that_takes_the_file_is_asked(run, toy_paths):
+    assert json.loads(run("caption", "features.npy", "--json")[1])["model"] == "features"
+    for file in ("picture.png", "clip.png"):
+        message = failure(run("caption", file))
+        assert message.startswith("INVALID_ARGUMENT: several models take such a file: name one by --model: ")
+        assert "picture (picture)" in message
+        assert "clip (clip)" in message
+    with on_a_thread(serving_bundles(*(toy_paths[name] for name in ("text", "features", "clip")))) as served:
+        content = json.loads(run("caption", "clip.png", "--json", "--address", served.address)[1])
+        assert content["model"] == "clip"
+    with on_a_thread(serving_bundles(toy_paths["features"])) as served:
+        message = failure(run("caption", "clip.png", "--address", served.address))
+        assert message == "INVALID_ARGUMENT: the file is not a NumPy array (.npy)"
 
 
 @pytest.mark.parametrize(

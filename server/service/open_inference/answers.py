@@ -35,23 +35,20 @@ _REASON_PREFIX = "FINISH_REASON_"
 
 
 def inference_response(
-    message: pb.ModelInferRequest,
     inference: Inference,
     answers: Sequence[GenerateResponse],
     model: ServedModel,
 ) -> pb.ModelInferResponse:
     """Returns the answer to all rows of a request."""
-    response = empty_response(message, model)
+    response = empty_response(inference, model)
     rows = [answer.hypotheses for answer in answers]
     write_tensors(response, _tensors(rows, inference.outputs), is_raw=inference.is_raw)
     return response
 
 
-def piece_response(
-    message: pb.ModelInferRequest, inference: Inference, piece: Piece, model: ServedModel
-) -> pb.ModelInferResponse:
+def piece_response(inference: Inference, piece: Piece, model: ServedModel) -> pb.ModelInferResponse:
     """Returns the response for one piece of a stream, with its text and token ids only."""
-    response = empty_response(message, model, is_final=False)
+    response = empty_response(inference, model, is_final=False)
     outputs = [name for name in inference.outputs if name in (TEXT_OUTPUT, OUTPUT_IDS, OUTPUT_LENGTHS)]
     rows = [[Hypothesis(text=piece.text, token_ids=piece.token_ids)]]
     write_tensors(response, _tensors(rows, outputs), is_raw=inference.is_raw)
@@ -59,13 +56,12 @@ def piece_response(
 
 
 def last_response(
-    message: pb.ModelInferRequest,
     inference: Inference,
     answer: GenerateResponse,
     model: ServedModel,
 ) -> pb.ModelInferResponse:
     """Returns the response that ends a stream: the outputs that are not in its pieces, with an empty text."""
-    response = empty_response(message, model, is_final=not inference.has_empty_final)
+    response = empty_response(inference, model, is_final=not inference.has_empty_final)
     rest = answer.hypotheses[0]
     rest.ClearField("text")
     rest.ClearField("token_ids")
@@ -74,10 +70,10 @@ def last_response(
 
 
 def empty_response(
-    message: pb.ModelInferRequest, model: ServedModel, *, is_final: bool | None = None
+    inference: Inference, model: ServedModel, *, is_final: bool | None = None
 ) -> pb.ModelInferResponse:
     """Returns a response without tensors; in a stream, `is_final` marks the last one."""
-    response = pb.ModelInferResponse(model_name=model.name, model_version=model.version, id=message.id)
+    response = pb.ModelInferResponse(model_name=model.name, model_version=model.version, id=inference.id)
     if is_final is not None:
         response.parameters[_FINAL].bool_param = is_final
     return response

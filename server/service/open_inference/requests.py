@@ -60,14 +60,16 @@ class Inference:
     """The contents of a request.
 
     Attributes:
-        rows: One request for each row.
+        id: The caller's id of the request.
+        rows: One request for each row; whoever decodes them empties the list.
         outputs: Names of the tensors to answer with.
         is_raw: Whether to answer with raw contents, because the inputs are raw.
         timeout_seconds: The limit that the caller sets; None if it sets none.
         has_empty_final: Whether a stream ends with a response that has no tensors.
     """
 
-    rows: tuple[GenerateRequest, ...]
+    id: str
+    rows: list[GenerateRequest]
     outputs: tuple[str, ...]
     is_raw: bool
     timeout_seconds: float | None
@@ -105,10 +107,11 @@ def read_inference(message: pb.ModelInferRequest, model: ServedModel) -> Inferen
         if options.beam_size > 1 and not options.log_probabilities:
             outputs += (SCORE,)
     return Inference(
-        rows=tuple(
+        id=message.id,
+        rows=[
             GenerateRequest(sources=sources, options=options)
             for sources in _sources(read_tensors(message), model)
-        ),
+        ],
         outputs=outputs,
         is_raw=not any(spec.HasField("contents") for spec in message.inputs),
         timeout_seconds=_timeout(settings.get(_TIMEOUT, 0)),

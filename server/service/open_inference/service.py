@@ -136,9 +136,10 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
         """Answers once, with the targets of all rows."""
         with call.using(message.model_name, message.model_version) as model:
             inference = read_inference(message, model)
+            del message  # its inputs would take memory while the requests wait
             answers = await generate(inference.rows, model, _limited(call, inference))
             num_bytes = sum(answer.ByteSize() for answer in answers)
-            build = partial(inference_response, message, inference, answers, model)
+            build = partial(inference_response, inference, answers, model)
             return sized(await call.built(num_bytes, build))
 
     async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], call: Call) -> None:
@@ -152,9 +153,12 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
 
         async def answer(message: pb.ModelInferRequest, call: Call) -> None:
             code = grpc.StatusCode.OK
+            failed = pb.ModelInferResponse(model_name=message.model_name, id=message.id)
             try:
                 with call.using(message.model_name, message.model_version) as model:
-                    await self._answer_in_stream(message, model, call, write)
+                    inference = read_inference(message, model)
+                    del message
+                    await self._answer_in_stream(inference, model, call, write)
             except asyncio.CancelledError:
                 code = call.code_of_leaving()
                 raise
@@ -164,7 +168,6 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
                     raise
                 if not isinstance(error, ServerError):
                     _log.exception("%s ModelStreamInfer: a bug", call.request_id)
-                failed = pb.ModelInferResponse(model_name=message.model_name, id=message.id)
                 await write(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
             finally:
                 self._calls.count(call, code)
@@ -188,6 +191,7 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
                         request_id = f"{call.request_id}-{number}"
                         its = dataclasses.replace(call, request_id=request_id, arrival=time.monotonic())
                         tasks.create_task(answer(message, its))
+                        del message
             except ExceptionGroup as group:
                 refusal = group.with_traceback(None).exceptions[0]
             if refusal is not None:
@@ -196,9 +200,8 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
             del refusal  # its frames refer to it and to messages
 
     async def _answer_in_stream(
-        self, message: pb.ModelInferRequest, model: ServedModel, call: Call, write: _Write
+        self, inference: Inference, model: ServedModel, call: Call, write: _Write
     ) -> None:
-        inference = read_inference(message, model)
         if len(inference.rows) != 1 or inference.rows[0].options.num_hypotheses > 1:
             raise InvalidRequest(
                 "a request in a stream may have one row and one hypothesis: send a request for each row, or "
@@ -207,14 +210,14 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
             )
 
         async def write_piece(piece: Piece) -> None:
-            response = piece_response(message, inference, piece, model)
+            response = piece_response(inference, piece, model)
             await write(pb.ModelStreamInferResponse(infer_response=response))
 
-        answer = await generate_pieces(inference.rows[0], model, _limited(call, inference), write_piece)
-        last = last_response(message, inference, answer, model)
+        answer = await generate_pieces(inference.rows, model, _limited(call, inference), write_piece)
+        last = last_response(inference, answer, model)
         await write(pb.ModelStreamInferResponse(infer_response=last))
         if inference.has_empty_final:
-            empty = empty_response(message, model, is_final=True)
+            empty = empty_response(inference, model, is_final=True)
             await write(pb.ModelStreamInferResponse(infer_response=empty))
 
 

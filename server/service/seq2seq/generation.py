@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
@@ -13,54 +13,66 @@ from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import Call, check_answer_bytes
 from seq2seq_serve.server.service.seq2seq.answers import estimated_bytes, generate_response
 from seq2seq_serve.server.service.seq2seq.requests import Job, engine_jobs, target_text
+from seq2seq_serve.server.service.seq2seq.sources import bytes_to_read
 
 
 async def generate(
-    messages: Sequence[pb.GenerateRequest], model: ServedModel, call: Call
+    messages: list[pb.GenerateRequest], model: ServedModel, call: Call
 ) -> list[pb.GenerateResponse]:
     """Decodes some requests together. If one fails, the others are cancelled.
+
+    Args:
+        messages: Emptied, so that their sources do not take memory while the requests wait.
+        model: The model that the requests name.
+        call: The call that they came with.
 
     Raises:
         ServerError: The error of the first request that is refused or fails.
     """
-    jobs_of_all: list[list[Job]] = []
+    read: list[tuple[list[Job], pb.GenerateOptions]] = []
     requests: list[Request] = []
     num_bytes = num_tokens = 0
-    for message in messages:
-        jobs = await call.read(partial(engine_jobs, message, model, call, stream=False), message)
-        jobs_of_all.append(jobs)
+    while messages:
+        jobs, options = await _read(messages.pop(0), model, call, stream=False)
+        read.append((jobs, options))
         requests += [job.request for job in jobs]
-        num_bytes += sum(estimated_bytes(job, model, message.options) for job in jobs)
-        num_tokens += sum(job.request.memory_length for job in jobs)
+        num_bytes += sum(estimated_bytes(job, model, options) for job in jobs)
+        num_tokens += sum(job.request.queue_tokens for job in jobs)
         check_answer_bytes(num_bytes)  # after each message: a refused call is not read further
         model.check_size(len(requests), num_tokens)
         await asyncio.sleep(0)  # lets other calls run before the next sources are read
     with model.submitted(requests, call.is_expired) as mailboxes:
         boxes = iter(mailboxes)
-        results_of_all = [[await succeeded(next(boxes)) for _ in jobs] for jobs in jobs_of_all]
+        results_of_all = [[await succeeded(next(boxes)) for _ in jobs] for jobs, _ in read]
 
     def build() -> list[pb.GenerateResponse]:
         return [
-            generate_response(jobs, results, model, message.options)
-            for jobs, results, message in zip(jobs_of_all, results_of_all, messages, strict=True)
+            generate_response(jobs, results, model, options)
+            for (jobs, options), results in zip(read, results_of_all, strict=True)
         ]
 
     return await call.built(num_bytes, build)
 
 
 async def generate_pieces(
-    message: pb.GenerateRequest,
+    messages: list[pb.GenerateRequest],
     model: ServedModel,
     call: Call,
     write: Callable[[pb.Piece], Awaitable[None]],
 ) -> pb.GenerateResponse:
     """Decodes one request, and writes each piece of whole characters when it is decoded.
 
+    Args:
+        messages: The request alone; emptied as by `generate`.
+        model: The model that the request names.
+        call: The call that it came with.
+        write: Is called with each piece.
+
     Raises:
         ServerError: The request is refused or fails.
     """
-    jobs = await call.read(partial(engine_jobs, message, model, call, stream=True), message)
-    num_bytes = sum(estimated_bytes(job, model, message.options) for job in jobs)
+    jobs, options = await _read(messages.pop(), model, call, stream=True)
+    num_bytes = sum(estimated_bytes(job, model, options) for job in jobs)
     check_answer_bytes(num_bytes)
     results = []
     with model.submitted([job.request for job in jobs], call.is_expired) as mailboxes:
@@ -69,7 +81,18 @@ async def generate_pieces(
                 if piece.hypothesis == 0 or len(jobs) == 1:  # a split source streams the best ones only
                     await write(piece)
             results.append(await succeeded(mailbox))
-    return await call.built(num_bytes, partial(generate_response, jobs, results, model, message.options))
+    return await call.built(num_bytes, partial(generate_response, jobs, results, model, options))
+
+
+async def _read(
+    message: pb.GenerateRequest, model: ServedModel, call: Call, *, stream: bool
+) -> tuple[list[Job], pb.GenerateOptions]:
+    """Returns the engine's requests for a message, and a copy of its options."""
+    work = partial(engine_jobs, message, model, call, stream=stream)
+    jobs = await call.read(work, bytes_to_read(message, model))
+    options = pb.GenerateOptions()
+    options.CopyFrom(message.options)
+    return jobs, options
 
 
 async def succeeded(mailbox: Mailbox) -> Result:

@@ -7,7 +7,8 @@ shape, a story by its length. A single text, which may be split, is read in `sou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,13 @@ import numpy as np
 
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.normalization import is_blank
-from seq2seq_serve.bundle.pictures import PictureError, read_clip, read_picture
+from seq2seq_serve.bundle.pictures import PictureError, cost_in_pixels, read_frames, read_picture
 from seq2seq_serve.bundle.sentences import MAX_WORDS, split_sentences
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Source
 from seq2seq_serve.server.engine.records import Array
 from seq2seq_serve.server.errors import BlankSource, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel, SourceSpec
+from seq2seq_serve.server.service.text_threads import Checkpoint
 
 # Cutting a text into tokens takes time, so its bytes are counted before. Texts of human authors have fewer
 # bytes per token, before and after normalisation, so texts that fit are not refused.
@@ -112,8 +114,24 @@ def named_inputs(sources: Sequence[Source], model: ServedModel) -> list[Input]:
     return list(inputs.values())
 
 
-def read_input(given: Input, model: ServedModel) -> tuple[Array, list[str]]:
+def cost_of_file(given: Input, model: ServedModel) -> int:
+    """Returns the number of pixels that take as long to decode as a file that fits the model.
+
+    Raises:
+        InvalidRequest: The file exceeds a limit.
+    """
+    max_frames = model.max_source_length if given.spec.form is Form.CLIP else None
+    with _refusing_damage(given):
+        return cost_in_pixels(given.source.file, max_frames)
+
+
+def read_input(given: Input, model: ServedModel, checkpoint: Checkpoint) -> tuple[Array, list[str]]:
     """Returns the array of a source, and the sentences if it is a story.
+
+    Args:
+        given: The source.
+        model: The model that the request names.
+        checkpoint: Is called after each frame of a clip; an error that it raises ends the work.
 
     Raises:
         InvalidRequest: The source does not fit; the error names the field and what it must be.
@@ -124,7 +142,7 @@ def read_input(given: Input, model: ServedModel) -> tuple[Array, list[str]]:
         return _read_sentences(given, model)
     if given.spec.form is Form.FEATURES:
         return _read_features(given, model), []
-    return _read_pixels(given, model), []
+    return _read_pixels(given, model, checkpoint), []
 
 
 def check_visible(text: str, field: str) -> None:
@@ -205,11 +223,11 @@ def _read_sentences(given: Input, model: ServedModel) -> tuple[Array, list[str]]
         texts = [tokenizer.decode(row[:length]) for row, length in zip(story.tolist(), lengths, strict=True)]
         return story[:, : lengths.max()], texts
     text, most = given.source.text, model.max_source_length
-    max_bytes = most * MAX_WORDS * MAX_BYTES_PER_TOKEN
-    if len(text) > max_bytes:
+    num_bytes, max_bytes = len(text.encode()), most * MAX_WORDS * MAX_BYTES_PER_TOKEN
+    if num_bytes > max_bytes:
         raise InvalidRequest(
-            f"{given.name} has {len(text)} characters, and {model.name} takes at most {most} sentences of "
-            f"{MAX_WORDS} words, never more than {max_bytes} characters: send a shorter one",
+            f"{given.name} has {num_bytes} bytes, and {model.name} takes at most {most} sentences of "
+            f"{MAX_WORDS} words, never more than {max_bytes} bytes: send a shorter one",
             field=given.field,
         )
     texts = split_sentences(text)
@@ -221,9 +239,10 @@ def _read_sentences(given: Input, model: ServedModel) -> tuple[Array, list[str]]
     story = np.zeros((len(rows), max(map(len, rows))), np.int64)
     for number, (row, token_ids) in enumerate(zip(story, rows, strict=True), start=1):
         if not 1 <= len(token_ids) <= MAX_WORDS:
+            advice = "send shorter sentences" if token_ids else "leave it out"
             raise InvalidRequest(
                 f"sentence {number} of {given.name} has {len(token_ids)} words, and {model.name} takes 1 to "
-                f"{MAX_WORDS}: send shorter sentences",
+                f"{MAX_WORDS}: {advice}",
                 field=given.field,
             )
         row[: len(token_ids)] = token_ids
@@ -249,17 +268,19 @@ def _check_story(story: Array, given: Input, model: ServedModel) -> None:
         )
 
 
-def _read_pixels(given: Input, model: ServedModel) -> Array:
+def _read_pixels(given: Input, model: ServedModel, checkpoint: Checkpoint) -> Array:
     """Returns a picture `(size, size, 3)`, or a clip with frames before that, as uint8."""
     size = given.spec.axes[-2]
     assert isinstance(size, int)
     if given.kind == "file":
-        try:
+        with _refusing_damage(given):
             if given.spec.form is Form.PICTURE:
                 return read_picture(given.source.file, size)
-            return read_clip(given.source.file, size, model.max_source_length)
-        except PictureError as error:
-            raise InvalidRequest(f"{given.name}: {error}", field=given.field) from error
+            frames = []
+            for frame in read_frames(given.source.file, size, model.max_source_length):
+                frames.append(frame)
+                checkpoint()
+            return np.stack(frames)
     pixels = _read_tensor(given, model)
     if pixels.dtype == np.uint8:
         return pixels
@@ -269,6 +290,15 @@ def _read_pixels(given: Input, model: ServedModel) -> Array:
             field=f"{given.field}.data",
         )
     return np.rint(pixels * np.float32(255)).astype(np.uint8)
+
+
+@contextmanager
+def _refusing_damage(given: Input) -> Iterator[None]:
+    """Turns the errors of reading a file into `InvalidRequest`."""
+    try:
+        yield
+    except PictureError as error:
+        raise InvalidRequest(f"{given.name}: {error}", field=given.field) from error
 
 
 def _read_features(given: Input, model: ServedModel) -> Array:

@@ -11,6 +11,7 @@ from seq2seq_serve.server.service.calls import Call, sized
 from seq2seq_serve.server.service.seq2seq.answers import model_message, score_response
 from seq2seq_serve.server.service.seq2seq.generation import generate, generate_pieces, succeeded
 from seq2seq_serve.server.service.seq2seq.requests import score_request
+from seq2seq_serve.server.service.seq2seq.sources import bytes_to_read
 
 
 class Seq2SeqService(pb_grpc.Seq2SeqServicer):
@@ -22,7 +23,9 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
     async def Generate(self, message: pb.GenerateRequest, call: Call) -> pb.GenerateResponse:
         """Answers once, with the whole target."""
         with call.using(message.model) as model:
-            (answer,) = await generate([message], model, call)
+            messages = [message]
+            del message  # `generate` keeps only what it needs of it
+            (answer,) = await generate(messages, model, call)
             return sized(answer)
 
     async def GenerateStream(self, message: pb.GenerateRequest, call: Call) -> None:
@@ -34,13 +37,17 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
             await call.send(pb.GenerateStreamResponse(piece=piece))
 
         with call.using(message.model) as model:
-            answer = await generate_pieces(message, model, call, write)
+            messages = [message]
+            del message
+            answer = await generate_pieces(messages, model, call, write)
             await call.send(pb.GenerateStreamResponse(result=answer))
 
     async def Score(self, message: pb.ScoreRequest, call: Call) -> pb.ScoreResponse:
         """Answers with the log-probabilities of a given target."""
         with call.using(message.model) as model:
-            request = await call.read(partial(score_request, message, model, call), message)
+            work = partial(score_request, message, model, call)
+            request = await call.read(work, bytes_to_read(message, model))
+            del work, message  # their sources would take memory while the request waits
             with model.submitted([request], call.is_expired) as (mailbox,):
                 result = await succeeded(mailbox)
             return score_response(request, result, model)

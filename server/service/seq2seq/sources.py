@@ -12,7 +12,9 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SPLIT,
     LONG_SOURCE_SPLIT_ALWAYS,
     LONG_SOURCE_TRUNCATE,
+    GenerateRequest,
     LongSource,
+    ScoreRequest,
     Source,
 )
 from seq2seq_serve.server.engine.records import Array
@@ -24,11 +26,12 @@ from seq2seq_serve.server.service.seq2seq.inputs import (
     check_bytes,
     check_source_ids,
     check_visible,
+    cost_of_file,
     named_inputs,
     read_input,
 )
 from seq2seq_serve.server.service.seq2seq.sentences import DEFAULT_LANGUAGE, lines, sentences
-from seq2seq_serve.server.service.text_threads import Checkpoint
+from seq2seq_serve.server.service.text_threads import Checkpoint, file_bytes
 
 MAX_PARTS = 256  # lines or sentences that a text is split into
 MAX_TIMES_TOO_LONG = 16  # how many times the usual bytes a source to split or truncate may have
@@ -52,6 +55,16 @@ class Part:
     num_truncated: int = 0
     text: str = ""
     separator: str = ""
+
+
+def bytes_to_read(message: GenerateRequest | ScoreRequest, model: ServedModel) -> int:
+    """Returns the bytes of text that take as long to read as the sources of a request. Takes milliseconds.
+
+    Raises:
+        InvalidRequest: The sources are not the model's, or a file exceeds a limit by its headers.
+    """
+    files = [given for given in named_inputs(message.sources, model) if given.kind == "file"]
+    return message.ByteSize() + sum(file_bytes(cost_of_file(given, model)) for given in files)
 
 
 def source_parts(
@@ -80,7 +93,7 @@ def source_parts(
         story: list[str] = []
         for given in inputs:
             checkpoint()
-            arrays[given.name], its_sentences = read_input(given, model)
+            arrays[given.name], its_sentences = read_input(given, model, checkpoint)
             story += its_sentences
         return [Part(arrays, story)]
     (given,) = inputs

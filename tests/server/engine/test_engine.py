@@ -508,6 +508,31 @@ def test_an_encode_call_is_bounded_by_memory_in_which_sources_are_counted():
     assert {driver.results[request].num_source_tokens for request in requests} == {4}
 
 
+@pytest.mark.parametrize(
+    ("array", "cost"),
+    [
+        (np.ones((20, 64), np.int64), 20 * 64 // 8),  # words of a story
+        (np.zeros((8, 16, 16, 3), np.uint8), 8 * 4 * 4),  # places of frames
+        (np.zeros((40, 512), np.float32), 40),  # annotations
+    ],
+)
+def test_the_cost_of_an_encode_call_is_not_the_length_of_its_memory(array, cost):
+    """A frame of any size counted as one token, and so did a sentence of any length."""
+    requests = []
+    for number in range(3, 8):
+        request = make_request((10, number, 8))
+        length = 40 if array.dtype == np.float32 else 3
+        requests.append(replace(request, sources={**request.sources, "b": array}, memory_length=length))
+    assert {request.encode_tokens for request in requests} == {cost}
+    limits = SchedulerLimits(max_encode_tokens=2 * cost, max_encode_tokens_beside=2 * cost)
+    driver = Driver(FakeRunner(8), limits=limits)
+    driver.submit(*requests)
+    driver.finish()
+    assert [len(batch) for batch in driver.runner.encoded] == [2, 2, 1]
+    plain = make_request((10, 3, 8))
+    assert requests[0].work(feeds_prefix=True) >= plain.expected_steps(feeds_prefix=True) + cost // 32
+
+
 def test_while_others_run_an_encode_call_is_shorter():
     limits = SchedulerLimits(max_encode_tokens=100, max_encode_tokens_beside=4)
     driver = Driver(FakeRunner(20), limits=limits)

@@ -2,7 +2,9 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -328,3 +330,19 @@ def test_what_is_remembered_is_bounded_by_what_waits():
     assert sum(len(ranking._heap) for ranking in rankings) < 2 * 20 * len(rankings)
     assert sum(len(ranking._keys) for ranking in rankings) == 1
     assert len(queue._callers) == 1
+
+
+def test_large_arrays_count_by_their_bytes():
+    """A thousand clips of a few positions each could wait with gigabytes of pixels."""
+    clips = [
+        replace(request, sources={"clip": np.zeros((5, 32, 32, 3), np.uint8)})
+        for request in requests_of("a", 3)
+    ]
+    assert {clip.queue_tokens for clip in clips} == {15}
+    queue = make_queue(max_waiting_tokens=30)
+    queue.add(clips[:2], 0, 0.0)
+    with pytest.raises(Overloaded, match="45 source tokens, and at most 30 may wait"):
+        queue.add(clips[2:], 0, 0.0)
+    for clip in clips[:2]:
+        queue.remove(clip)
+    assert queue._num_tokens == 0

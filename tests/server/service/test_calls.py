@@ -1,16 +1,21 @@
 import asyncio
 import logging
+import sys
 import threading
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2
-from grpc import aio
+from grpc import StatusCode, aio
+from grpc.aio import AioRpcError
 from grpc_status import rpc_status
 
 from seq2seq_serve.client import AsyncClient, ClientError
+from seq2seq_serve.protos import open_inference_pb2 as oip
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.service import calls, interception
 from seq2seq_serve.server.service.seq2seq import answers
 from tests.server.service.harness import make_interceptor, serving
 
@@ -232,3 +237,71 @@ def test_texts_are_never_logged(caplog):
         asyncio.run(run())
     assert "r2 Generate OK" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_large_requests_are_bounded_while_their_calls_are_open(monkeypatch):
+    """GRPC keeps a request's bytes until its call ends: a thousand of 4 MiB could wait."""
+    monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 100_000)
+    padding = b"\xba\x3e" + b"\xd0\x86\x03" + bytes(50_000)  # a field that the message does not have
+    small = pb.GenerateRequest(sources=[pb.Source(text="a")]).SerializeToString()
+
+    async def run():
+        async with serving() as served:
+            send = served.channel.unary_unary("/seq2seq.v1.Seq2Seq/Generate")
+            served.runner.gate.clear()
+            waiting = [asyncio.ensure_future(send(small + padding))]
+            await served.turns.until(lambda: served.turns.num_submitted == 1)
+            with pytest.raises(AioRpcError, match=r"large requests of 500[0-9]{2} bytes are open") as caught:
+                await send(small + padding)
+            assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
+            waiting.append(asyncio.ensure_future(send(small)))
+            await served.turns.until(lambda: served.turns.num_submitted == 2)
+            served.runner.gate.set()
+            await asyncio.gather(*waiting)
+            await send(small + padding)
+            await served.until_calls_are_over()
+            assert not served.app._calls._held
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream", "Score", "ModelInfer", "ModelStreamInfer"])
+def test_a_message_does_not_wait_with_its_request(monkeypatch, method):
+    kept = []
+
+    def noted(raw, message_class, inner=interception._parse):
+        kept.append(inner(raw, message_class))
+        return kept[-1]
+
+    monkeypatch.setattr(interception, "_parse", noted)
+    text, target = [pb.Source(text="a")], pb.Target(text="a")
+    infer = oip.ModelInferRequest(
+        model_name="echo",
+        inputs=[{"name": "text_input", "datatype": "BYTES", "shape": [1, 1]}],
+        raw_input_contents=[b"\1\0\0\0a"],
+    )
+
+    async def run():
+        async with serving() as served:
+            inference = GRPCInferenceServiceStub(served.channel)
+            served.runner.gate.clear()
+            answers = {
+                "Generate": lambda: served.stub.Generate(pb.GenerateRequest(sources=text)),
+                "GenerateStream": lambda: served.stub.GenerateStream(pb.GenerateRequest(sources=text)).read(),
+                "Score": lambda: served.stub.Score(pb.ScoreRequest(sources=text, target=target)),
+                "ModelInfer": lambda: inference.ModelInfer(infer),
+                "ModelStreamInfer": lambda: inference.ModelStreamInfer(iter([infer])).read(),
+            }
+            waiting = asyncio.ensure_future(_awaited(answers[method]()))
+            await served.turns.until(lambda: served.turns.num_submitted == 1)
+            await asyncio.sleep(0)
+            num_references = sys.getrefcount(kept[0])
+            assert num_references == 2  # those of this list, and of the call of `getrefcount`
+            served.runner.gate.set()
+            await waiting
+
+    asyncio.run(run())
+
+
+async def _awaited(answer):
+    return await answer

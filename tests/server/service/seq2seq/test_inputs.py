@@ -16,10 +16,15 @@ from PIL import Image
 
 from seq2seq_serve.bundle.manifest import LengthBound
 from seq2seq_serve.bundle.names import CLIP, FEATURES, PICTURE, QUESTION, SOURCE_IDS, STORY
+from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.client import ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.server.service import text_threads
 from seq2seq_serve.server.service.seq2seq import inputs
+from seq2seq_serve.server.service.seq2seq.sources import bytes_to_read
+from seq2seq_serve.server.service.text_threads import file_bytes
 from tests.server.service.harness import byte_tokenizer, serving_bundles
 from tests.server.toys import KINDS, MAX_TARGET_LENGTH
 
@@ -64,9 +69,9 @@ def png(width: int, height: int) -> bytes:
     )
 
 
-def gif(num_frames: int) -> bytes:
+def gif(num_frames: int, width: int = 1, height: int = 1) -> bytes:
     """A whole GIF file of frames of one pixel."""
-    header = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + bytes(6)
+    header = b"GIF89a" + struct.pack("<HHBBB", width, height, 0x80, 0, 0) + bytes(6)
     return header + num_frames * (b"," + struct.pack("<HHHHB", 0, 0, 1, 1, 0) + b"\2\2\x44\1\0") + b";"
 
 
@@ -354,7 +359,7 @@ BAD = [
         for value in (1.5, -0.1, np.nan, np.inf)
     ],
     # clips
-    (clip(file=gif(10_000)), "sources[0].file", "clip: the clip has 10000 frames, and at most 41 are read"),
+    (clip(file=gif(9_999)), "sources[0].file", "clip: the clip has 9999 frames, and at most 41 are read"),
     (clip(file=gif(42)), "sources[0].file", "clip: the clip has 42 frames, and at most 41 are read"),
     (
         clip(tensor=tensor(np.zeros((10_000, 2, 2, 3), np.uint8))),
@@ -409,7 +414,12 @@ BAD = [
     (
         story(text="Go. " * 100_000),
         "sources[0].text",
-        "story has 400000 characters, and story takes at most 20 sent",
+        "story has 400000 bytes, and story takes at most 20 sentences of 64 words",
+    ),
+    (
+        story(text="가" * 40_000),
+        "sources[0].text",
+        "story has 120000 bytes, and story takes at most 20 sentences of 64 words, never more than 81920",
     ),
     (
         story(text=f"Go. {'x' * 65}."),
@@ -500,5 +510,83 @@ def test_a_bad_source_is_refused_with_its_field_and_nothing_is_lost(toy_paths, m
                     assert [violation.field for violation in error.field_violations] == [field]
             await served.check_that_everything_is_back()
             assert not encoded
+
+    asyncio.run(run())
+
+
+def test_the_price_of_a_file_is_that_of_what_will_be_decoded(toy_paths, monkeypatch):
+    """A picture model paid for all frames, and a clip that would be refused kept its caller out for hours."""
+    large = gif(9_999, 2000, 2000)
+
+    async def run():
+        async with serving_all(toy_paths) as served:
+            get = served.app._models.get
+            request = picture(file=large)
+            assert bytes_to_read(request, get(PICTURE)) == request.ByteSize() + file_bytes(2000 * 2000)
+            for number in (9_999, 41):
+                with pytest.raises(InvalidRequest, match=f"clip: the clip has {number} frames"):
+                    bytes_to_read(clip(file=gif(number, 2000, 2000)), get(CLIP))
+            request = clip(file=gif(41, 100, 100))
+            assert bytes_to_read(request, get(CLIP)) == request.ByteSize() + file_bytes(41 * 100 * 100)
+            # However much waits to be read, such a clip is not worth another try.
+            monkeypatch.setattr(text_threads, "_MAX_WAITING_BYTES", 0)
+            with pytest.raises(AioRpcError) as caught:
+                await served.stub.Generate(clip(file=large))
+            assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(run())
+
+
+def test_only_a_file_that_the_model_reads_is_measured(toy_paths, monkeypatch):
+    measured = []
+    monkeypatch.setattr(inputs, "cost_in_pixels", lambda *given: measured.append(given) or 1)
+    file = pb.Source(file=gif(1))
+
+    async def run():
+        async with serving_all(toy_paths) as served:
+            for request in (message(PICTURE, file, file), message("text", file), message(FEATURES, file)):
+                with pytest.raises(AioRpcError, match=r"sources|is sent as file"):
+                    await served.stub.Generate(request)
+
+    asyncio.run(run())
+    assert not measured
+
+
+def test_a_clip_is_not_decoded_further_when_its_caller_has_left(toy_paths, monkeypatch):
+    begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+    numbers = []
+
+    def noted(content, size, max_frames, inner=inputs.read_frames):
+        try:
+            for number, frame in enumerate(inner(content, size, max_frames)):
+                numbers.append(number)
+                begun.set()
+                assert go.wait(20)
+                yield frame
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(inputs, "read_frames", noted)
+
+    async def run():
+        async with serving_bundles(toy_paths[CLIP]) as served:
+            call = served.stub.Generate(clip(file=gif(41)))
+            await asyncio.to_thread(begun.wait, 20)
+            call.cancel()
+            await served.until_calls_are_over()
+            go.set()
+            assert await asyncio.to_thread(ended.wait, 20)
+
+    asyncio.run(run())
+    assert numbers == [0]
+
+
+def test_a_sentence_without_words_is_to_be_left_out(toy_paths, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "encode_batch", lambda _, texts: [[5], []][: len(texts)])
+
+    async def run():
+        async with serving_bundles(toy_paths[STORY]) as served:
+            with pytest.raises(AioRpcError, match=r"sentence 2 of story has 0 words, .* 64: leave it out"):
+                await served.stub.Generate(story(text="Go. Stop."))
 
     asyncio.run(run())
