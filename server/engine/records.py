@@ -18,8 +18,8 @@ from seq2seq_serve.server.errors import ServerError
 
 Array = npt.NDArray[Any]
 
-# Estimates, by the kind of an array's type: a story's words are only looked up and added, and a captioner
-# makes a place of the colours of 4 x 4 pixels. An array of floats has a row for each position of memory.
+# Estimates, by the kind of an array's type: a story's words are only looked up and added, and a place of a
+# picture is made of the colours of 4 x 4 pixels. An array of floats has a row for each position of memory.
 _ELEMENTS_PER_TOKEN = {"i": 8, "u": 48}
 _ENCODED_PER_STEP = 32  # tokens, which take about as long as a step of one row (a base model on a CPU)
 
