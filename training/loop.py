@@ -317,14 +317,15 @@ class Trainer:
         metric = self.model.metric
         # Targets of a language model do not depend on a source, so all would be the same.
         result = self._score_dev() if metric != "likelihood" else None
+        texts = result if metric == "bleu" else None  # answers of one word have no n-grams
         return Summary(
-            dev_bleu=result.bleu if result else None,
-            dev_chrf=result.chrf if result else None,
-            dev_accuracy=result.accuracy if result else None,
+            dev_bleu=texts.bleu if texts else None,
+            dev_chrf=texts.chrf if texts else None,
+            dev_accuracy=result.accuracy if result and metric == "accuracy" else None,
             dev_loss=self._dev_loss(),
             metric=metric,
-            bleu_signature=result.bleu_signature if result else "",
-            chrf_signature=result.chrf_signature if result else "",
+            bleu_signature=texts.bleu_signature if texts else "",
+            chrf_signature=texts.chrf_signature if texts else "",
             weights=weights,
             steps=self.step,
             seconds=round(self.seconds, 1),

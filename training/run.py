@@ -146,12 +146,13 @@ class Summary:
     @property
     def scores(self) -> str:
         """All scores in one line."""
-        text = f"dev loss {self.dev_loss:.3f}"
-        if self.dev_bleu is None:
-            return text
-        return (
-            f"{text}, BLEU {self.dev_bleu:.2f}, chrF {self.dev_chrf:.2f}, accuracy {self.dev_accuracy:.2f} %"
+        named = (
+            ("BLEU", self.dev_bleu, ""),
+            ("chrF", self.dev_chrf, ""),
+            ("accuracy", self.dev_accuracy, " %"),
         )
+        texts = [f"{name} {score:.2f}{unit}" for name, score, unit in named if score is not None]
+        return ", ".join([f"dev loss {self.dev_loss:.3f}", *texts])
 
     def __str__(self) -> str:
         if self.metric == "accuracy":

@@ -348,10 +348,6 @@ class Captioner(EncoderDecoder):
                 nn.init.zeros_(module.bias)
         for gate in self.cell.hidden.weight.data.chunk(LSTMCell.num_gates):
             nn.init.orthogonal_(gate)
-        if self.attention is not None:
-            # Ten times the usual range: weights that differ from the start let words and places find each
-            # other sooner.
-            nn.init.uniform_(self.attention.score, -1.0, 1.0)
         self._initialise_embeddings()
 
 
