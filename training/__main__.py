@@ -54,7 +54,9 @@ _EXAMPLES = {
   python -m training train small --out runs/mine --resume
   python -m training train small --out runs/tuned --from runs/mine --tsv own.tsv --set learning_rate_scale=0.2
   torchrun --standalone --nproc-per-node gpu -m training train base --out runs/large --tsv large.tsv.gz
-  python -m training train tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none""",
+  python -m training train tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none
+  python -m training train captioner --out runs/photos --tsv photos.tsv --dev-tsv dev.tsv --vocab-size 4000
+  python -m training train memory-network --out runs/stories --tsv stories.tsv""",
     "score": """examples:
   python -m training score runs/demo --part test
   python -m training score runs/mine --source test.ko --reference test.en --beam-size 5
@@ -86,7 +88,8 @@ class _ConsoleHandler(logging.Handler):
 def parser() -> argparse.ArgumentParser:
     """Return the parser of every command and flag."""
     root = argparse.ArgumentParser(
-        prog="python -m training", description="Train and score translation models."
+        prog="python -m training",
+        description="Train and score models that translate, write captions or answer questions.",
     )
     subparsers = root.add_subparsers(dest="command", required=True)
 
@@ -161,18 +164,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _add_train_flags(train: argparse.ArgumentParser) -> None:
     train.add_argument("preset", choices=tuple(PRESETS), help="the model and its recipe")
     train.add_argument("--out", type=Path, required=True, help="the run's folder, such as runs/NAME")
-    train.add_argument("--source", help="file of source sentences, one per line (.gz: gzip, here and below)")
-    train.add_argument("--target", help="file of their translations, line by line")
+    train.add_argument(
+        "--source",
+        help="file of sources, one per line: sentences, stories with a question, or names of files "
+        "(.gz: gzip, here and below)",
+    )
+    train.add_argument("--target", help="file of their translations, captions or answers, line by line")
     train.add_argument("--tsv", help="instead of both: a file with source, tab, target on each line")
     train.add_argument("--dev-source", help="held-out sentences (default: some training pairs are held out)")
-    train.add_argument("--dev-target", help="their translations")
+    train.add_argument("--dev-target", help="their targets")
     train.add_argument("--dev-tsv", help="instead of both: a file with source, tab, target on each line")
     train.add_argument(
         "--from",
         dest="parent",
         type=Path,
         metavar="RUN",
-        help="start with the model, weights and tokenizer of this finished run (fine-tuning)",
+        help="start with the model, weights and tokenizer of this finished run, to tune it or to train "
+        "hard attention or a captioner's decoder in two stages",
     )
     train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --out")
     train.add_argument("--max-steps", type=_at_least(1), help="the last step (default: the preset's)")
