@@ -81,8 +81,11 @@ def test_every_model_is_trained_once_and_the_page_shows_all_of_them(few_steps, t
     assert shown(page) == [f"gallery/{name}.png" for name in PICTURES]
     for picture in shown(page):
         Image.open(tmp_path / picture).verify()
-    parent = RunFolder(tmp_path / "runs" / "captioner-hard").read_config().parent
-    assert "captioner-soft" in parent
+    hard, soft = (
+        RunFolder(tmp_path / "runs" / f"captioner-{name}").read_config() for name in ("hard", "soft")
+    )
+    assert "steps: 2;" in hard.parent
+    assert soft.corpus_sha256 in hard.parent
 
     monkeypatch.setattr(gallery, "_run", lambda *_: pytest.fail("a finished step is repeated"))
     other = tmp_path / "other"
