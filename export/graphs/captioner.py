@@ -19,7 +19,6 @@ from seq2seq_serve.export.graphs.base import TYPE_NAMES, Embedding, Graph, Proje
 from seq2seq_serve.export.graphs.linear import LinearFactory
 from seq2seq_serve.training.models.attention import additive_attention
 from seq2seq_serve.training.models.captioner import Captioner, CaptionerConfig, mean_annotation
-from seq2seq_serve.training.models.vision import ClipFeatures
 
 # B batch rows   M annotations   A d_annotation   D d_model   E d_hidden   C memory capacity
 
@@ -86,7 +85,7 @@ class EncodeGraph(Graph):
         mask: Tensor | None = None
         if num_sources == 2:
             mask = torch.arange(source.shape[1]) < given[1][:, None]  # (B, M)
-        annotations = self.annotate(source, mask)  # (B, M, A)
+        annotations = self.annotate(source)  # (B, M, A)
         mean = annotations.mean(dim=1) if mask is None else mean_annotation(annotations, mask)
         annotations, mean = annotations.to(self.dtype), mean.to(self.dtype)
         state = torch.tanh(self.initial(mean)).chunk(2, dim=1)
@@ -104,6 +103,7 @@ class _Annotate(nn.Module):
     def __init__(self, model: Captioner) -> None:
         super().__init__()
         self.features = model.features
+        self.is_picture = model.config.source == "picture"
         self.norm = model.annotations.norm
         table = model.annotations.place(model.annotations.codes)
         self.places = nn.Parameter(table.detach())  # (the most places, A)
@@ -112,16 +112,11 @@ class _Annotate(nn.Module):
         # `to` converts only the other weights.
         return self
 
-    def forward(self, source: Tensor, mask: Tensor | None) -> Tensor:
-        if isinstance(self.features, ClipFeatures):
-            assert mask is not None
-            features = self.features(source, mask)
-        else:
-            features = self.features(source)
+    def forward(self, source: Tensor) -> Tensor:
         places: Tensor = self.places
-        if mask is not None:
+        if not self.is_picture:
             places = nn.functional.embedding(torch.arange(source.shape[1]), places)
-        annotations: Tensor = self.norm(features) + places
+        annotations: Tensor = self.norm(self.features(source)) + places
         return annotations
 
 

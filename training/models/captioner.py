@@ -65,7 +65,7 @@ class CaptionerConfig(ModelConfig):
         feature_width: The width of features; None for the other sources.
         num_channels: The first convolution's outputs; the others have twice as many.
         attention: "soft", "hard" or "mean".
-        is_local: Whether the annotation of a clip's frame also sees its neighbours (Yao et al. 2015, 3.1).
+        is_local: Whether the annotation of a clip's frame also sees the two before it (Yao et al. 2015, 3.1).
         stochastic_penalty: Weight of sum_i (1 - sum_t alpha_ti)^2, by which every place is to be looked at
             about once (Xu et al. 2015, equation 14).
         soft_share: With hard attention, the share of training rows whose z is the soft one (section 4.1).
@@ -195,8 +195,7 @@ class Captioner(EncoderDecoder):
         if self.config.source == "nothing":
             annotations = self.embedding.weight.new_zeros(*mask.shape, self.config.d_annotation)
         else:
-            given = (*pixels, mask) if self.config.source == "clip" else pixels
-            annotations = self.annotations(self.features(*given))  # (B, M, A)
+            annotations = self.annotations(self.features(*pixels))  # (B, M, A)
         if self.attention is None:
             return (mean_annotation(annotations, mask),)
         return annotations, self.attention.key(annotations)

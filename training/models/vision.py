@@ -36,9 +36,7 @@ class PictureFeatures(nn.Module):
     def __init__(self, d_annotation: int, num_channels: int) -> None:
         super().__init__()
         C = num_channels
-        self.colours = nn.Sequential(
-            nn.Conv2d(3, C, 2, stride=2), nn.ReLU(), nn.Conv2d(C, C, 1), nn.ReLU(), nn.MaxPool2d(2)
-        )
+        self.colours = _colours(C)
         self.contours = Contours(C // 2)
         self.second = nn.Conv2d(C // 2, 2 * C, 3, stride=2, padding=1)
         self.blocks = nn.ModuleList(nn.Conv2d(2 * C, 2 * C, 3, padding=1) for _ in range(3))
@@ -50,7 +48,7 @@ class PictureFeatures(nn.Module):
         for block in self.blocks:
             x = x + block(x).relu()
         x = torch.cat([self.colours(pixels), x], dim=1)  # (B, 3 C, X / 4, X / 4)
-        features: Tensor = self.project(x.flatten(2).transpose(1, 2))
+        features: Tensor = self.project(_places(x))
         return features
 
 
@@ -80,18 +78,21 @@ class Contours(nn.Module):
 class ClipFeatures(nn.Module):
     """A convolutional network over the frames of clips: (B, F, X, X, 3) uint8 to (B, F, A).
 
-    Colours and forms have paths of their own, as in `PictureFeatures`. Then four heads look at the frame,
-    each with weights over its places that sum to 1. A frame's features are the weighted means of colours,
-    forms and coordinates; the means of coordinates alone are the "spatial softmax" of Finn et al. 2016,
-    arXiv:1509.06113, section III. So the colour and the form of what moves come from the same places,
-    wherever they are. One linear map of all places, after twice the steps, described half as many clips right
-    whose colours and shapes training never had together.
+    Colours and forms have paths of their own, as in `PictureFeatures`. With `is_local` a third path is
+    three-dimensional: it sees how contours changed in the last two frames (the spatio-temporal features of
+    Yao et al. 2015, section 3.1). Then four heads look at the frame, each with weights over its places that
+    sum to 1. A frame's features are the weighted means of what the paths say and of coordinates; the means
+    of coordinates alone are the "spatial softmax" of Finn et al. 2016, arXiv:1509.06113, section III.
 
-    With `is_local` the network is three-dimensional: a frame also sees two frames before and after itself
-    (the spatio-temporal features of Yao et al. 2015, section 3.1). Frames outside the clip are zeros.
+    With `is_local` the weights depend on motion alone. So a frame tells the colour, the form and the place of
+    what moves, and one where nothing moves has means over all places. Where weights depended on everything,
+    a still frame told which colour has which form: the decoder read the form there, and looked at the event
+    for 49 % of the words about it instead of 94 %. No path sees a later frame, or the decoder looks before
+    the event, too.
 
     Attributes:
-        scores: Projects a place's features to the logit of each head's weight.
+        motion: None without `is_local`.
+        scores: Projects motion, or all features of a place, to the logit of each head's weight.
         grid: The coordinates y and x of each place, (places, 2), from -1 to 1.
     """
 
@@ -100,38 +101,33 @@ class ClipFeatures(nn.Module):
     def __init__(self, size: int, d_annotation: int, num_channels: int, is_local: bool) -> None:
         super().__init__()
         C = num_channels
-        window = 3 if is_local else 1
-
-        def conv(d_input: int, stride: int) -> nn.Conv3d:
-            return nn.Conv3d(d_input, 2 * C, (window, 3, 3), (1, stride, stride), (window // 2, 1, 1))
-
-        self.colours = nn.Sequential(
-            nn.Conv3d(3, C, (1, 2, 2), (1, 2, 2)),
-            nn.ReLU(),
-            nn.Conv3d(C, C, 1),
-            nn.ReLU(),
-            nn.MaxPool3d((1, 2, 2)),
-        )
+        self.colours = _colours(C)
         self.contours = Contours(C // 2)
-        self.second, self.third = conv(C // 2, stride=2), conv(2 * C, stride=1)
-        self.scores = nn.Linear(3 * C, _HEADS)
+        self.second = nn.Conv2d(C // 2, 2 * C, 3, stride=2, padding=1)
+        self.third = nn.Conv2d(2 * C, 2 * C, 3, padding=1)
+        self.motion = nn.Conv3d(C // 2, 2 * C, (2, 3, 3), (1, 2, 2), (0, 1, 1)) if is_local else None
+        self.scores = nn.Linear(2 * C if is_local else 3 * C, _HEADS)
         line = torch.linspace(-1, 1, size // STRIDE)
         self.register_buffer("grid", torch.cartesian_prod(line, line), persistent=False)
-        self.project = nn.Linear(_HEADS * (3 * C + 2), d_annotation)
+        self.project = nn.Linear(_HEADS * ((5 if is_local else 3) * C + 2), d_annotation)
 
-    def forward(self, clip: Tensor, mask: Tensor) -> Tensor:
-        is_frame = mask[:, None, :, None, None]  # (B, 1, F, 1, 1)
-        x = scaled(clip)
-        contours = self.contours(x.flatten(0, 1).permute(0, 3, 1, 2))  # (B F, C / 2, X / 2, X / 2)
-        forms = contours.unflatten(0, clip.shape[:2]).transpose(1, 2)  # (B, C / 2, F, X / 2, X / 2)
-        forms = self.second(forms * is_frame).relu() * is_frame  # (B, 2 C, F, X / 4, X / 4)
+    def forward(self, clip: Tensor) -> Tensor:
+        shape = clip.shape[:2]
+        pixels = scaled(clip.flatten(0, 1)).permute(0, 3, 1, 2)  # (B F, 3, X, X)
+        contours = self.contours(pixels)  # (B F, C / 2, X / 2, X / 2)
+        forms = self.second(contours).relu()  # (B F, 2 C, X / 4, X / 4)
         forms = forms + self.third(forms).relu()
-        colours = self.colours(x.permute(0, 4, 1, 2, 3))  # (B, C, F, X / 4, X / 4)
-        places = torch.cat([colours, forms], dim=1).flatten(3).permute(0, 2, 3, 1)  # (B, F, places, 3 C)
-        weights = self.scores(places).softmax(dim=2).transpose(2, 3)  # (B, F, heads, places)
-        means = torch.cat([weights @ places, weights @ self.grid], dim=3)  # (B, F, heads, 3 C + 2)
-        features: Tensor = self.project(means.flatten(2))
-        return features
+        features = telling = torch.cat([self.colours(pixels), forms], dim=1)
+        if self.motion is not None:
+            frames = contours.unflatten(0, shape).transpose(1, 2)  # (B, C / 2, F, X / 2, X / 2)
+            still = torch.zeros_like(frames[:, :, :1])  # nothing moves before the second frame
+            changes = torch.cat([still, still, frames[:, :, 1:] - frames[:, :, :-1]], dim=2)
+            telling = self.motion(changes).relu().transpose(1, 2).flatten(0, 1)  # (B F, 2 C, X / 4, X / 4)
+            features = torch.cat([features, telling], dim=1)
+        weights = self.scores(_places(telling)).softmax(dim=1).transpose(1, 2)  # (B F, heads, places)
+        means = torch.cat([weights @ _places(features), weights @ self.grid], dim=2)
+        result: Tensor = self.project(means.flatten(1)).unflatten(0, shape)
+        return result
 
 
 class Annotations(nn.Module):
@@ -152,6 +148,19 @@ class Annotations(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         annotations: Tensor = self.norm(features) + self.place(self.codes[: features.shape[1]])
         return annotations
+
+
+def _colours(num_channels: int) -> nn.Sequential:
+    """The colours of each place's own 4 x 4 pixels: (B, 3, X, X) to (B, C, X / 4, X / 4)."""
+    C = num_channels
+    return nn.Sequential(
+        nn.Conv2d(3, C, 2, stride=2), nn.ReLU(), nn.Conv2d(C, C, 1), nn.ReLU(), nn.MaxPool2d(2)
+    )
+
+
+def _places(features: Tensor) -> Tensor:
+    """(B, C, X, X) as (B, places, C), row after row."""
+    return features.flatten(2).transpose(1, 2)
 
 
 def scaled(pixels: Tensor) -> Tensor:
