@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -15,7 +17,6 @@ from seq2seq_serve.training.models.base import EncoderDecoder
 
 # (batch, source length, target length); the export's example sizes differ from all of them.
 SHAPES = ((1, 1, 1), (1, 9, 6), (2, 17, 4), (4, 33, 12), (9, 24, 3))
-_FAR = 100.0
 
 
 def worst_difference(
@@ -25,29 +26,15 @@ def worst_difference(
 ) -> float:
     """The largest difference of log-probabilities and alignments, over every position and token.
 
-    Where a model of great certainty gives some token a log-probability below -100, all differences of the
-    position count as a part of that, in hundreds: float32 rounds them so much more. (A memory network for
-    bAbI has -250 for random stories, and PyTorch's float32 differs from its float64 by 1e-4 there.)
-
     Sources are random, and so are targets after bos; in a batch the first row is full and the others are
     padded. `step` is compared for the whole vocabulary at every position. `decode`, if the model has it, is
     compared for random labels. The alignment of the graph that computes it is compared, too.
     """
-    rng = np.random.default_rng(0)
     worst = 0.0
-    for shape in shapes:
-        B, S, T = (
-            shape[0],
-            min(shape[1], model.config.max_source_length),
-            min(shape[2], model.config.max_target_length),
-        )
-        lengths = [S, *rng.integers(1, S + 1, B - 1).tolist()]
-        rows = [model.source_kind.random(rng, length, model.config.vocab_size) for length in lengths]
+    for rows, target_ids, label_ids in _random_batches(model, shapes):
+        B, T = target_ids.shape
         sources = graphs.sources(rows)
         source_lengths, S = sources.lengths, int(sources.lengths.max())
-        target_ids = rng.integers(0, model.config.vocab_size, (B, T))
-        target_ids[:, 0] = BOS_ID  # a model may treat the first position in its own way
-        label_ids = rng.integers(0, model.config.vocab_size, (B, T))
         expected, alignment = _expected(model, rows, target_ids)
         memory = graphs.encode(sources, memory_capacity=S + 3)
         buffers = memory | graphs.empty_cache(B, T + 2)
@@ -63,6 +50,20 @@ def worst_difference(
             labels = np.take_along_axis(expected, label_ids[:, :, None], axis=2)[:, :, 0]
             assert alignment is not None
             worst = max(worst, _distance(scores, labels), _distance(attention[:, :, :S], alignment))
+    return worst
+
+
+def rounding(model: EncoderDecoder, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> float:
+    """The largest difference of the log-probabilities of `model` in float32 and in float64.
+
+    They are for the batches of `worst_difference`. A copy of the weights in float64 is made.
+    """
+    exact = copy.deepcopy(model).double()
+    worst = 0.0
+    for rows, target_ids, _ in _random_batches(model, shapes):
+        single, _ = _expected(model, rows, target_ids)
+        double, _ = _expected(exact, rows, target_ids)
+        worst = max(worst, _distance(single, double))
     return worst
 
 
@@ -91,6 +92,21 @@ def mean_difference(
         total += float(np.abs(scores - labels).sum())
         num_tokens += label_ids.size
     return total / num_tokens
+
+
+def _random_batches(
+    model: EncoderDecoder, shapes: Sequence[tuple[int, int, int]]
+) -> Iterator[tuple[list[Inputs], Array, Array]]:
+    """Yields the sources, target ids `(B, T)` and label ids `(B, T)` of a batch for each shape."""
+    rng = np.random.default_rng(0)
+    config = model.config
+    for B, longest_source, longest_target in shapes:
+        S, T = min(longest_source, config.max_source_length), min(longest_target, config.max_target_length)
+        lengths = [S, *rng.integers(1, S + 1, B - 1).tolist()]
+        rows = [model.source_kind.random(rng, length, config.vocab_size) for length in lengths]
+        target_ids = rng.integers(0, config.vocab_size, (B, T))
+        target_ids[:, 0] = BOS_ID  # a model may treat the first position in its own way
+        yield rows, target_ids, rng.integers(0, config.vocab_size, (B, T))
 
 
 def _decoded(
@@ -127,8 +143,9 @@ def _stepped(
 
 def _expected(model: EncoderDecoder, rows: Sequence[Inputs], target_ids: Array) -> tuple[Array, Array | None]:
     """The trained model's log-probabilities `(B, T, V)`, and its attention `(B, T, …, S)` if it has any."""
-    source = model.source_kind.tensors(rows)
-    with torch.inference_mode():
+    dtype = next(model.parameters()).dtype
+    source = [x.to(dtype) if x.is_floating_point() else x for x in model.source_kind.tensors(rows)]
+    with torch.inference_mode(), _default_dtype(dtype):
         memory = model.encode(*source)
         logits, weights = model.decode_with_attention(torch.from_numpy(target_ids), memory, source[-1])
         alignment = model.reported_attention(weights)
@@ -140,5 +157,16 @@ def _log_softmax(logits: Array) -> Array:
 
 
 def _distance(given: Array, expected: Array) -> float:
-    difference = float(np.abs(given - expected).max() / max(1.0, np.abs(expected).max() / _FAR))
+    difference = float(np.abs(given - expected).max())
     return difference if np.isfinite(difference) else float("inf")
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Integers become numbers of this type, as pixels do in a model."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

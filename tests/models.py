@@ -118,7 +118,7 @@ def toy_paths(made_once: Callable[[str, Callable[[Path], None]], Path]) -> dict[
     return {name: made_once(name, functools.partial(write_toy, kind)) for name, kind in KINDS.items()}
 
 
-def _random(config_class: type[ModelConfig], settings: dict[str, Any]) -> TrainedModel:
+def random_model(config_class: type[ModelConfig], settings: dict[str, Any]) -> TrainedModel:
     """A model in which every weight, biases and norms included, is random, so that each of them matters."""
     tokenizer = train_tokenizer([text for pair in _DEV for text in pair], vocab_size=300)
     limits = {"max_source_length": 48, "max_target_length": 48}
@@ -142,7 +142,7 @@ def _random(config_class: type[ModelConfig], settings: dict[str, Any]) -> Traine
 def make_random_trained(**sizes: Any) -> TrainedModel:
     """A Transformer of random weights."""
     settings = {"d_model": 32, "d_ff": 64, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
-    return _random(TransformerConfig, settings | sizes)
+    return random_model(TransformerConfig, settings | sizes)
 
 
 # Recurrent models that between them have everything that one can have.
@@ -163,7 +163,7 @@ RECURRENT: dict[str, dict[str, Any]] = {
 def make_random_recurrent(name: str) -> TrainedModel:
     """One of `RECURRENT`."""
     settings = {"d_model": 32, "d_hidden": 48, "num_encoder_layers": 1, "num_decoder_layers": 1}
-    return _random(RecurrentConfig, settings | RECURRENT[name])
+    return random_model(RecurrentConfig, settings | RECURRENT[name])
 
 
 @pytest.fixture(scope="session")

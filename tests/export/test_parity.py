@@ -2,12 +2,16 @@
 
 from copy import deepcopy
 
-import numpy as np
 import pytest
 import torch
 
-from seq2seq_serve.bundle.names import Axis
+from seq2seq_serve.bundle.names import Axis, Precision
 from seq2seq_serve.export import convert, parity
+from seq2seq_serve.export.exporter import ExportError, export_bundle
+from seq2seq_serve.training.models.memory_network import MemoryNetworkConfig
+from seq2seq_serve.training.models.registry import make_model
+from seq2seq_serve.training.presets import PRESETS
+from tests.models import random_model
 
 # float32 sums in another order; measured 2e-6 on these models.
 TOLERANCE = 1e-4
@@ -77,8 +81,25 @@ def test_int8_is_near_the_trained_model(exported):
     assert parity.worst_difference(exported.trained.model, exported.graphs) < 2
 
 
-def test_log_probabilities_far_from_0_may_differ_more() -> None:
-    near, far = np.array([-1.0, -50.0]), np.array([-1.0, -300.0])
-    assert parity._distance(near + 1e-3, near) == pytest.approx(1e-3)
-    assert parity._distance(far + 1e-3, far) == pytest.approx(1e-3 / 3)
-    assert parity._distance(np.array([np.nan]), far[:1]) == float("inf")
+@pytest.mark.parametrize("name", ["demo", "recurrent", "memory-network", "captioner", "clip-captioner"])
+def test_rounding_is_that_of_float32(name):
+    torch.manual_seed(0)
+    model = make_model(PRESETS[name]().model).eval()
+    shapes = [(2, 196, 3)]
+    assert 0 < parity.rounding(model, shapes) < 3e-5
+    assert torch.get_default_dtype() is torch.float32
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_where_float32_rounds_more_the_graphs_may_differ_more(tmp_path, monkeypatch):
+    trained = random_model(MemoryNetworkConfig, {"d_model": 32})
+    with torch.no_grad():
+        for weights in trained.model.parameters():
+            weights *= 12
+    proof = export_bundle(trained, tmp_path / "bundle", [Precision.FP32]).variants[Precision.FP32].parity
+    assert TOLERANCE < proof.max_log_probability_difference <= proof.tolerance
+    assert proof.tolerance == 2 * parity.rounding(trained.model)
+
+    monkeypatch.setattr(parity, "rounding", lambda _: TOLERANCE / 2)
+    with pytest.raises(ExportError, match="fp32 differs from the trained model by"):
+        export_bundle(trained, tmp_path / "other", [Precision.FP32])

@@ -165,7 +165,7 @@ def _places(features: Tensor) -> Tensor:
 
 def scaled(pixels: Tensor) -> Tensor:
     """uint8 pixels as numbers from -1 to 1; the network sees them as zeros where it pads."""
-    return pixels.float() / 127.5 - 1
+    return pixels / 127.5 - 1
 
 
 def line_codes(length: int) -> Tensor:
