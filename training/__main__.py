@@ -252,15 +252,18 @@ def _add_attention_flags(attention: argparse.ArgumentParser) -> None:
 
 def _add_comparison_flags(score: argparse.ArgumentParser) -> None:
     group = score.add_argument_group("files", "gzip if a name ends in .gz")
+    group.add_argument("--source", type=Path, help="sources for the run, one per line; - is standard input")
     group.add_argument(
-        "--source", type=Path, help="sentences that the run translates, one per line; - is standard input"
+        "--hypothesis", type=Path, help="score these texts instead of a run's; - is standard input"
     )
     group.add_argument(
-        "--hypothesis", type=Path, help="score these translations instead of a run's; - is standard input"
+        "--reference",
+        type=Path,
+        nargs="+",
+        help="right texts; several files: several right texts for each source",
     )
-    group.add_argument("--reference", type=Path, nargs="+", help="reference translations")
     group.add_argument(
-        "--baseline", type=Path, help="other translations: tests whether --hypothesis differs from them"
+        "--baseline", type=Path, help="other texts: tests whether --hypothesis differs from them"
     )
     group.add_argument(
         "--tokenize",

@@ -76,6 +76,12 @@ def start_run(
     recipe = preset.training
     if recipe.bpe_dropout and kind is not TOKENS:
         raise ValueError("bpe_dropout cuts texts into other pieces, and this model reads none: leave it out")
+    if recipe.max_steps < recipe.warmup_steps:
+        _log.warning(
+            "the learning rate rises for %s steps, and training ends after %s: set warmup_steps, too",
+            f"{recipe.warmup_steps:,}",
+            f"{recipe.max_steps:,}",
+        )
     if parent:
         _check_fits(preset, parent)
     vector_files = {
