@@ -74,7 +74,7 @@ EXHIBITS = (
     Exhibit("recurrent-dot", "Dot attention", "recurrent-dot", 500, _SMALL),
     Exhibit("recurrent-additive", "Additive attention", "recurrent-additive", 500, _SMALL),
     Exhibit("transformer", "The Transformer", "demo", 500, _QUICK),
-    Exhibit("memory-network", "Three hops over the sentences", "memory-network", 1000, _QUICK),
+    Exhibit("memory-network", "Three hops over the sentences", "memory-network", 6000, {}),
 )
 _BY_NAME = {exhibit.name: exhibit for exhibit in EXHIBITS}
 _TRANSLATORS = "recurrent", "recurrent-dot", "recurrent-additive", "transformer"

@@ -159,16 +159,21 @@ def _recurrent(name: str, attention: AttentionName, d_hidden: int) -> Preset:
 
 
 def memory_network() -> Preset:
-    """Questions about stories, of all tasks in one model; the sizes are those of Sukhbaatar et al. 2015."""
-    model = MemoryNetworkConfig(500, 50, max_source_length=50, max_target_length=4)
+    """Questions about stories of all kinds in one model, for the built-in stories.
+
+    The linear start and batches of mixed lengths, which have all kinds in every batch, are what learns colours
+    by analogy: without them, 74 % of the answers are right, and with them 91 %.
+    """
+    model = MemoryNetworkConfig(500, 100, max_source_length=50, max_target_length=4, num_linear_steps=1500)
     training = TrainingConfig(
         max_steps=6000,
-        batch_tokens=1000,
+        batch_tokens=2000,
+        mixes_lengths=True,
         label_smoothing=0.0,
-        learning_rate_scale=1.0,
-        warmup_steps=400,
+        learning_rate_scale=2.8,
+        warmup_steps=2000,
         cooldown_share=0.5,
-        eval_interval_steps=500,
+        eval_interval_steps=1000,
         checkpoint_interval_steps=50,
         max_length_ratio=None,
     )
@@ -184,22 +189,16 @@ def memory_network_babi() -> Preset:
     linear start, task 16 is not learned. Batches of mixed lengths have all tasks in every batch; with the
     same model and steps, batches of one length had 15.1 % errors instead of 13.7.
     """
-    model = MemoryNetworkConfig(500, 100, max_source_length=50, max_target_length=4, num_linear_steps=4200)
-    training = TrainingConfig(
-        max_steps=28_000,
-        batch_tokens=6400,
-        mixes_lengths=True,
-        label_smoothing=0.0,
-        learning_rate_scale=2.8,
-        warmup_steps=8000,
-        cooldown_share=0.5,
-        eval_interval_steps=2000,
-        checkpoint_interval_steps=50,
-        num_averaged=10,
-        patience=None,
-        max_length_ratio=None,
-    )
-    return Preset("memory-network-babi", model, training)
+    changes = {
+        "num_linear_steps": 4200,
+        "max_steps": 28_000,
+        "batch_tokens": 6400,
+        "warmup_steps": 8000,
+        "eval_interval_steps": 2000,
+        "num_averaged": 10,
+        "patience": None,
+    }
+    return dataclasses.replace(memory_network().changed(changes), name="memory-network-babi")
 
 
 def captioner() -> Preset:

@@ -69,7 +69,7 @@ def test_a_preset_is_as_its_row_says(name):
         "demo": {"max_length_ratio"},
         "captioner": {"max_length_ratio"},
         "clip-captioner": {"max_length_ratio"},
-        "memory-network": {"max_length_ratio", "label_smoothing"},
+        "memory-network": {"max_length_ratio", "label_smoothing", "mixes_lengths"},
         "memory-network-babi": {"max_length_ratio", "label_smoothing", "mixes_lengths", "patience"},
     }.get(name, set())
     shown = {
