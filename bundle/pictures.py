@@ -139,7 +139,7 @@ def read_shown(content: bytes, max_side: int) -> Pixels:
 
 @dataclass(frozen=True)
 class _Measures:
-    """What a file's headers tell of it.
+    """The sizes in a file's headers, and their limits.
 
     Attributes:
         max_pixels: The limit for a picture or frame of its kind.
@@ -180,7 +180,7 @@ def _measured(content: bytes) -> tuple[_Kind, _Measures]:
     if kind is None:
         given = f"begins with {content[:8]!r}" if content else "is empty"
         raise PictureError(f"the file is not PNG, JPEG, WebP or GIF: it {given}")
-    with _told_as_damaged(kind):
+    with _reporting_damage(kind):
         measures = kind.measure(content)
         if not 0 < measures.num_pixels <= measures.max_pixels:
             raise PictureError(
@@ -204,12 +204,12 @@ def _check_clip(measures: _Measures, max_frames: int) -> None:
 def _opened(content: bytes) -> Iterator[tuple[ImageFile, _Measures]]:
     """Opens a file within the limits, without decoding its pixels; errors become `PictureError`."""
     kind, measures = _measured(content)
-    with _told_as_damaged(kind), kind.open(io.BytesIO(content)) as image:
+    with _reporting_damage(kind), kind.open(io.BytesIO(content)) as image:
         yield image, measures
 
 
 @contextmanager
-def _told_as_damaged(kind: _Kind) -> Iterator[None]:
+def _reporting_damage(kind: _Kind) -> Iterator[None]:
     """Turns the errors of reading a file into `PictureError`."""
     try:
         yield

@@ -10,8 +10,6 @@ from seq2seq_serve.client.output import attention_dict, to_json
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_EOS, Hypothesis
 
 IMAGE, DATA = ".png", ".json"
-_SHOWN_PIXELS, _FRAME_PIXELS = 448, 96  # the longest side of a picture, and the side of a frame, in a drawing
-_MAX_FRAMES = 10_000
 
 
 def save_alignment(hypothesis: Hypothesis, path: Path) -> None:
@@ -51,19 +49,15 @@ def save_looks(hypothesis: Hypothesis, content: bytes, form: str, path: Path) ->
     """
     if (attention := _write_numbers(hypothesis, path)) is None:
         return
-    # The drawing shows what the server read: the same frames, the same side up.
     import numpy as np
 
-    from seq2seq_serve.bundle.pictures import read_clip, read_shown  # noqa: TID251
-    from seq2seq_serve.drawing.overlay import save_film_strips, save_overlays
+    from seq2seq_serve.drawing.overlay import save_clip, save_picture
 
     num_words = len(attention["target_tokens"]) - (hypothesis.finish_reason == FINISH_REASON_EOS)
     words = attention["target_tokens"][:num_words]
     weights = np.asarray(attention["weights"])[:num_words]  # with its number of places, even without words
-    if form == CLIP:
-        save_film_strips(read_clip(content, _FRAME_PIXELS, _MAX_FRAMES), weights, words, path)
-    else:
-        save_overlays(read_shown(content, _SHOWN_PIXELS), weights, words, path)
+    save = save_clip if form == CLIP else save_picture
+    save(content, weights, words, path)
 
 
 def _write_numbers(hypothesis: Hypothesis, path: Path) -> dict[str, Any] | None:

@@ -16,10 +16,13 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
+from seq2seq_serve.bundle.pictures import read_clip, read_shown
 from seq2seq_serve.drawing.labels import half_widths, label, label_font
 
 Pixels = NDArray[np.uint8]
 
+_SHOWN_PIXELS, _FRAME_PIXELS = 448, 96  # the longest side of a file's picture, and the side of a frame
+_MAX_FRAMES = 10_000
 _DARKEST = 0.25  # the brightness of a place without any weight
 _PICTURE_PIXELS = 224  # smaller pictures are enlarged, so that a map of attention is smooth over them
 _PANEL_INCHES, _FRAME_INCHES, _CELL_INCHES = 1.8, 0.6, 0.35
@@ -30,6 +33,26 @@ _FONT_POINTS = 11.0
 _LONGEST_LABEL = 100
 _MAX_INCHES = 60.0
 _DPI = 150
+
+
+def save_picture(content: bytes, weights: ArrayLike, words: Sequence[str], path: Path) -> None:
+    """Writes the picture of a file as `save_overlays` does, with the same side up as the server reads it.
+
+    Raises:
+        ValueError: The file cannot be read, or the places are not a square grid.
+        OSError: The drawing cannot be written.
+    """
+    save_overlays(read_shown(content, _SHOWN_PIXELS), weights, words, path)
+
+
+def save_clip(content: bytes, weights: ArrayLike, words: Sequence[str], path: Path) -> None:
+    """Writes the clip of a file as `save_film_strips` does, with the frames that the server reads.
+
+    Raises:
+        ValueError: The file cannot be read.
+        OSError: The drawing cannot be written.
+    """
+    save_film_strips(read_clip(content, _FRAME_PIXELS, _MAX_FRAMES), weights, words, path)
 
 
 def save_overlays(picture: Pixels, weights: ArrayLike, words: Sequence[str], path: Path) -> None:

@@ -60,6 +60,7 @@ _DTYPES = {
 _CALIBRATION_PAIRS = 200
 _PROOF_PAIRS = 200
 _FEWEST_PAIRS_TO_SPLIT = 100
+_MOST_ROUNDING = 2e-3  # of log-probabilities in float32; memory networks for bAbI have 2e-4
 _BATCH_SENTENCES = 32
 _METRIC_NAMES = {"bleu": "BLEU", "accuracy": "% accuracy"}
 _INT8_ADVICE = "Export fp32 only, or calibrate on more dev pairs"
@@ -204,8 +205,9 @@ def describe(proof: Parity, dev: Sequence[tuple[str, str]]) -> str:
 
 def _prove(trained: TrainedModel, graphs: Graphs, precision: Precision) -> Parity:
     difference, tolerance = parity.worst_difference(trained.model, graphs), TOLERANCES[precision]
-    if not difference <= tolerance:  # the sources are random, and may be such that float32 rounds far more
-        tolerance = max(tolerance, 2 * parity.rounding(trained.model))
+    if precision is Precision.FP32 and not difference <= tolerance:
+        # The sources are random, and some models answer them with sums of far larger numbers than others do.
+        tolerance = min(max(tolerance, 2 * parity.rounding(trained.model)), _MOST_ROUNDING)
     if not difference <= tolerance:
         raise ExportError(
             f"{precision} differs from the trained model by {difference:.1e} in a log-probability, "

@@ -22,7 +22,7 @@ from seq2seq_serve.training.config import BOS_ID, EOS_ID, ModelConfig
 from seq2seq_serve.training.evaluation.search import beam_search
 from seq2seq_serve.training.models import registry
 from seq2seq_serve.training.models.base import EncoderDecoder
-from tests.models import _random
+from tests.models import random_model
 from tests.server.driver import Driver
 
 
@@ -107,7 +107,7 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_registered")
 def test_a_new_family_is_exported_and_served_with_the_oracles_answers(tmp_path):
-    trained = _random(MeanConfig, {"d_model": D})
+    trained = random_model(MeanConfig, {"d_model": D})
     export_bundle(trained, tmp_path / "bundle", [Precision.FP32])
     bundle = load_bundle(tmp_path / "bundle")
     assert (bundle.manifest.kind, bundle.manifest.sizes["d_model"]) == ("mean", D)

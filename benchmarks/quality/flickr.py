@@ -42,7 +42,7 @@ _SETTINGS = {**_SIZES, "eval_interval_steps": 250}
 
 
 def write_corpora(data: Path, folder: Path) -> tuple[CorpusFiles, CorpusFiles, dict[Path, list[str]]]:
-    """Unpack the photos, and write the corpora; files that are there are not written again.
+    """Unpack the photos, and write the corpora; photos that are there are not unpacked again.
 
     Returns:
         The captions alone, as a language model reads them; the photos with captions; and the captions of each

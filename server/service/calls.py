@@ -133,9 +133,11 @@ class Call:
             return build()
         return await self.answers.run(build, num_bytes, self.caller.name)
 
-    async def read(self, work: Callable[[Checkpoint], _Built], num_bytes: int) -> _Built:
-        """Returns the result of `work`, which reads sources of a size; large ones on another thread."""
-        return await self.texts.run(work, num_bytes, self.caller.name, self.deadline)
+    async def read(
+        self, work: Callable[[Checkpoint], _Built], num_bytes: int, *, has_file: bool = False
+    ) -> _Built:
+        """Returns the result of `work`, which reads sources; files and what is large, on another thread."""
+        return await self.texts.run(work, num_bytes, self.caller.name, self.deadline, has_file=has_file)
 
     async def send(self, message: Message) -> None:
         """Writes a message of a stream, as soon as the caller has room for it.

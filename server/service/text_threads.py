@@ -18,15 +18,11 @@ _Result = TypeVar("_Result")
 Checkpoint = Callable[[], None]
 
 _ON_THE_LOOP_BYTES = 2_000  # a millisecond or two
-_SHORT_BYTES = 32_000
-_BYTES_PER_PIXEL = 1 / 64  # of a file; a pixel is decoded in about the time that this part of a byte takes
+SHORT_BYTES = 32_000
+# A byte of text takes about as long to read as this many bytes of a file or tensor, and as many pixels.
+BYTES_PER_TEXT_BYTE = 64
 _MAX_WAITING_BYTES = 8 * 2**20
 _BYTES_PER_SECOND = 500_000  # about what one core cuts into tokens or sentences of the slowest texts
-
-
-def file_bytes(num_pixels: int) -> int:
-    """Returns the bytes of text that take as long to read as a file takes to decode: never a short text."""
-    return _SHORT_BYTES + int(num_pixels * _BYTES_PER_PIXEL)
 
 
 class TextThreads:
@@ -41,26 +37,33 @@ class TextThreads:
         self._is_draining = False
 
     async def run(
-        self, work: Callable[[Checkpoint], _Result], num_bytes: int, caller: str, deadline: float | None
+        self,
+        work: Callable[[Checkpoint], _Result],
+        num_bytes: int,
+        caller: str,
+        deadline: float | None,
+        *,
+        has_file: bool = False,
     ) -> _Result:
         """Returns the result of `work`.
 
         Args:
             work: Touches no state of the event loop, and calls its checkpoint every few milliseconds.
-            num_bytes: The size of the sources.
+            num_bytes: The bytes of text that take as long to read as the sources.
             caller: The name of the caller.
             deadline: Monotonic seconds.
+            has_file: Whether files are decoded, some of which take far longer than their headers say.
 
         Raises:
             Overloaded: Too many sources wait, and the caller would have more than its share of them.
             DeadlineExceeded: The deadline passed before the end of the work.
             Unavailable: The server drains.
         """
-        if num_bytes <= _ON_THE_LOOP_BYTES:
+        if num_bytes <= _ON_THE_LOOP_BYTES and not has_file:
             return work(lambda: None)
         if self._is_draining:
             raise Unavailable("the server is shutting down")
-        lane = self._short if num_bytes <= _SHORT_BYTES else self._long
+        lane = self._short if num_bytes <= SHORT_BYTES and not has_file else self._long
         _check_room(lane.num_bytes, num_bytes, caller)
         has_left = threading.Event()
 

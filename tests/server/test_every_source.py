@@ -20,7 +20,7 @@ from seq2seq_serve.training.data.sources import SourceKind
 from seq2seq_serve.training.evaluation.search import beam_search
 from seq2seq_serve.training.models.captioner import CaptionerConfig
 from seq2seq_serve.training.models.memory_network import MemoryNetworkConfig
-from tests.models import _random
+from tests.models import random_model
 from tests.server.driver import Driver
 
 CAPTIONER = {"d_model": 24, "d_hidden": 24, "d_annotation": 24, "size": 16}
@@ -65,7 +65,7 @@ def encoded(kind: SourceKind, number: int, length: int, vocab_size: int, folder:
 )
 def test_answers_and_attention_are_the_oracles_alone_and_in_a_batch(name, tmp_path):
     config_class, settings = MODELS[name]
-    trained = _random(config_class, settings | {"max_source_length": 16})
+    trained = random_model(config_class, settings | {"max_source_length": 16})
     model, kind = trained.model, trained.model.source_kind
     export_bundle(trained, tmp_path / "bundle", [Precision.FP32])
     bundle = load_bundle(tmp_path / "bundle")

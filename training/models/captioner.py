@@ -273,9 +273,8 @@ class Captioner(EncoderDecoder):
     def _advantages(self, states: Tensor, label_ids: Tensor, is_place: Tensor) -> Tensor:
         """The later labels' log-probabilities minus the baseline (B, T), 0 except at places.
 
-        This projects all states a second time, and holds all logits at once, which `label_smoothed_loss` does
-        not.
-        In training the baseline then moves towards the log-probabilities.
+        In training the baseline then moves towards the log-probabilities. This projects all states a second
+        time, and unlike `label_smoothed_loss` it holds all logits at once.
         """
         log_p = self.project(states).float().log_softmax(dim=-1)  # (B, T, V)
         rewards = log_p.gather(2, label_ids[:, :, None]).squeeze(2)  # (B, T)

@@ -20,8 +20,8 @@ from seq2seq_serve.training.data.sources import STRIDE
 _FREQUENCIES = 16  # per coordinate; each has a sine and a cosine
 _LONGEST_PERIOD = 400.0
 _TINY = 1e-6  # the square root has a gradient at 0
-_HEADS = 4  # as many as parts of a frame that a clip's annotation tells about
-_FAINT = 0.5  # answers of about this size are noise: at most 6 of 255 levels in the built-in pictures
+_HEADS = 4  # each sums up one part of a frame
+_FAINT = 0.5  # added to the divisor, so that noise (up to 6 of 255 levels) is not amplified
 
 
 class PictureFeatures(nn.Module):
@@ -81,14 +81,13 @@ class ClipFeatures(nn.Module):
     Colours and forms have paths of their own, as in `PictureFeatures`. With `is_local` a third path is
     three-dimensional: it sees how contours changed in the last two frames (the spatio-temporal features of
     Yao et al. 2015, section 3.1). Then four heads look at the frame, each with weights over its places that
-    sum to 1. A frame's features are the weighted means of what the paths say and of coordinates; the means
+    sum to 1. A frame's features are the weighted means of the paths' features and of coordinates; the means
     of coordinates alone are the "spatial softmax" of Finn et al. 2016, arXiv:1509.06113, section III.
 
-    With `is_local` the weights depend on motion alone. So a frame tells the colour, the form and the place of
-    what moves, and one where nothing moves has means over all places. Where weights depended on everything,
-    a still frame told which colour has which form: the decoder read the form there, and looked at the event
-    for 49 % of the words about it instead of 94 %. No path sees a later frame, or the decoder looks before
-    the event, too.
+    With `is_local` the weights depend on motion alone. So a frame has the colour, the form and the place of
+    the moving figure, and a frame without motion has means over all places. If the weights depended on all
+    features, a frame without motion would also show which colour has which form, and the decoder would read
+    the form there, outside the event. For the same reason, no path sees a later frame.
 
     Attributes:
         motion: None without `is_local`.
@@ -117,14 +116,14 @@ class ClipFeatures(nn.Module):
         contours = self.contours(pixels)  # (B F, C / 2, X / 2, X / 2)
         forms = self.second(contours).relu()  # (B F, 2 C, X / 4, X / 4)
         forms = forms + self.third(forms).relu()
-        features = telling = torch.cat([self.colours(pixels), forms], dim=1)
+        features = looked_at = torch.cat([self.colours(pixels), forms], dim=1)
         if self.motion is not None:
             frames = contours.unflatten(0, shape).transpose(1, 2)  # (B, C / 2, F, X / 2, X / 2)
             still = torch.zeros_like(frames[:, :, :1])  # nothing moves before the second frame
             changes = torch.cat([still, still, frames[:, :, 1:] - frames[:, :, :-1]], dim=2)
-            telling = self.motion(changes).relu().transpose(1, 2).flatten(0, 1)  # (B F, 2 C, X / 4, X / 4)
-            features = torch.cat([features, telling], dim=1)
-        weights = self.scores(_places(telling)).softmax(dim=1).transpose(1, 2)  # (B F, heads, places)
+            looked_at = self.motion(changes).relu().transpose(1, 2).flatten(0, 1)  # (B F, 2 C, X / 4, X / 4)
+            features = torch.cat([features, looked_at], dim=1)
+        weights = self.scores(_places(looked_at)).softmax(dim=1).transpose(1, 2)  # (B F, heads, places)
         means = torch.cat([weights @ _places(features), weights @ self.grid], dim=2)
         result: Tensor = self.project(means.flatten(1)).unflatten(0, shape)
         return result

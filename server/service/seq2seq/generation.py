@@ -13,7 +13,7 @@ from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import Call, check_answer_bytes
 from seq2seq_serve.server.service.seq2seq.answers import estimated_bytes, generate_response
 from seq2seq_serve.server.service.seq2seq.requests import Job, engine_jobs, target_text
-from seq2seq_serve.server.service.seq2seq.sources import bytes_to_read
+from seq2seq_serve.server.service.seq2seq.sources import read_sources
 
 
 async def generate(
@@ -89,7 +89,7 @@ async def _read(
 ) -> tuple[list[Job], pb.GenerateOptions]:
     """Returns the engine's requests for a message, and a copy of its options."""
     work = partial(engine_jobs, message, model, call, stream=stream)
-    jobs = await call.read(work, bytes_to_read(message, model))
+    jobs = await read_sources(work, message, model, call)
     options = pb.GenerateOptions()
     options.CopyFrom(message.options)
     return jobs, options

@@ -11,7 +11,7 @@ from seq2seq_serve.server.service.calls import Call, sized
 from seq2seq_serve.server.service.seq2seq.answers import model_message, score_response
 from seq2seq_serve.server.service.seq2seq.generation import generate, generate_pieces, succeeded
 from seq2seq_serve.server.service.seq2seq.requests import score_request
-from seq2seq_serve.server.service.seq2seq.sources import bytes_to_read
+from seq2seq_serve.server.service.seq2seq.sources import read_sources
 
 
 class Seq2SeqService(pb_grpc.Seq2SeqServicer):
@@ -46,7 +46,7 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
         """Answers with the log-probabilities of a given target."""
         with call.using(message.model) as model:
             work = partial(score_request, message, model, call)
-            request = await call.read(work, bytes_to_read(message, model))
+            request = await read_sources(work, message, model, call)
             del work, message  # their sources would take memory while the request waits
             with model.submitted([request], call.is_expired) as (mailbox,):
                 result = await succeeded(mailbox)

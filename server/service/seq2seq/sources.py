@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
 from seq2seq_serve.server.engine.records import Array
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.calls import Call
 from seq2seq_serve.server.service.seq2seq.inputs import (
     MAX_BYTES_PER_TOKEN,
     Input,
@@ -31,10 +33,13 @@ from seq2seq_serve.server.service.seq2seq.inputs import (
     read_input,
 )
 from seq2seq_serve.server.service.seq2seq.sentences import DEFAULT_LANGUAGE, lines, sentences
-from seq2seq_serve.server.service.text_threads import Checkpoint, file_bytes
+from seq2seq_serve.server.service.text_threads import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Checkpoint
+
+_Read = TypeVar("_Read")
 
 MAX_PARTS = 256  # lines or sentences that a text is split into
 MAX_TIMES_TOO_LONG = 16  # how many times the usual bytes a source to split or truncate may have
+_HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
 SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
 
 
@@ -57,14 +62,37 @@ class Part:
     separator: str = ""
 
 
-def bytes_to_read(message: GenerateRequest | ScoreRequest, model: ServedModel) -> int:
-    """Returns the bytes of text that take as long to read as the sources of a request. Takes milliseconds.
+async def read_sources(
+    work: Callable[[Checkpoint], _Read],
+    message: GenerateRequest | ScoreRequest,
+    model: ServedModel,
+    call: Call,
+) -> _Read:
+    """Returns the result of `work`, which reads the sources of a request, on the thread for their size.
+
+    Before files wait for that thread, their headers are read.
 
     Raises:
         InvalidRequest: The sources are not the model's, or a file exceeds a limit by its headers.
+        ServerError: `work` or `Call.read` raises it.
     """
-    files = [given for given in named_inputs(message.sources, model) if given.kind == "file"]
-    return message.ByteSize() + sum(file_bytes(cost_of_file(given, model)) for given in files)
+    inputs = named_inputs(message.sources, model)
+    num_file_bytes = sum(len(given.source.file) for given in inputs)
+    num_array_bytes = num_file_bytes + sum(len(given.source.tensor.data) for given in inputs)
+    num_text_bytes = message.ByteSize() - num_array_bytes
+    if not num_file_bytes:
+        return await call.read(work, num_text_bytes + num_array_bytes // BYTES_PER_TEXT_BYTE)
+
+    def measure(checkpoint: Checkpoint) -> int:
+        num_pixels = 0
+        for given in inputs:
+            checkpoint()
+            num_pixels += cost_of_file(given, model) if given.kind == "file" else 0
+        return num_pixels
+
+    num_pixels = await call.read(measure, min(num_file_bytes // _HEADER_BYTES_PER_TEXT_BYTE, SHORT_BYTES))
+    num_bytes = num_text_bytes + (num_array_bytes + num_pixels) // BYTES_PER_TEXT_BYTE
+    return await call.read(work, num_bytes, has_file=True)
 
 
 def source_parts(

@@ -19,12 +19,10 @@ from seq2seq_serve.bundle.names import CLIP, FEATURES, PICTURE, QUESTION, SOURCE
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.client import ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.service import text_threads
+from seq2seq_serve.server.service.calls import Call
 from seq2seq_serve.server.service.seq2seq import inputs
-from seq2seq_serve.server.service.seq2seq.sources import bytes_to_read
-from seq2seq_serve.server.service.text_threads import file_bytes
 from tests.server.service.harness import byte_tokenizer, serving_bundles
 from tests.server.toys import KINDS, MAX_TARGET_LENGTH
 
@@ -514,25 +512,56 @@ def test_a_bad_source_is_refused_with_its_field_and_nothing_is_lost(toy_paths, m
     asyncio.run(run())
 
 
-def test_the_price_of_a_file_is_that_of_what_will_be_decoded(toy_paths, monkeypatch):
+def test_the_price_of_a_source_is_that_of_what_will_be_decoded(toy_paths, monkeypatch):
     """A picture model paid for all frames, and a clip that would be refused kept its caller out for hours."""
-    large = gif(9_999, 2000, 2000)
+    prices = []
+
+    async def noted(self, work, num_bytes, inner=Call.read, **options):
+        prices.append(num_bytes)
+        return await inner(self, work, num_bytes, **options)
+
+    monkeypatch.setattr(Call, "read", noted)
+    large, small = gif(9_999, 2000, 2000), gif(41, 100, 100)
+    many = np.zeros((25, 3), np.float32)
+    num_headers = 100  # the most bytes of a message besides its contents
 
     async def run():
         async with serving_all(toy_paths) as served:
-            get = served.app._models.get
-            request = picture(file=large)
-            assert bytes_to_read(request, get(PICTURE)) == request.ByteSize() + file_bytes(2000 * 2000)
-            for number in (9_999, 41):
-                with pytest.raises(InvalidRequest, match=f"clip: the clip has {number} frames"):
-                    bytes_to_read(clip(file=gif(number, 2000, 2000)), get(CLIP))
-            request = clip(file=gif(41, 100, 100))
-            assert bytes_to_read(request, get(CLIP)) == request.ByteSize() + file_bytes(41 * 100 * 100)
+            await served.stub.Generate(picture(file=large))
+            assert prices[0] == min(len(large) // 8, 32_000)  # for its headers
+            assert 0 <= prices.pop() - (2000 * 2000 + len(large)) // 64 < num_headers
+            prices.clear()
+            await served.stub.Generate(clip(file=small))
+            assert 0 <= prices.pop() - (41 * 100 * 100 + len(small)) // 64 < num_headers
+            prices.clear()
+            await served.stub.Generate(features(many))
+            assert 0 <= prices.pop() - many.nbytes // 64 < num_headers
+            assert not prices
             # However much waits to be read, such a clip is not worth another try.
             monkeypatch.setattr(text_threads, "_MAX_WAITING_BYTES", 0)
-            with pytest.raises(AioRpcError) as caught:
-                await served.stub.Generate(clip(file=large))
-            assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+            for number in (9_999, 42):
+                with pytest.raises(AioRpcError, match=f"clip: the clip has {number} frames") as caught:
+                    await served.stub.Generate(clip(file=gif(number, 2000, 2000)))
+                assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(run())
+
+
+def test_the_headers_of_a_large_file_are_read_beside_the_loop(toy_paths, monkeypatch):
+    threads = []
+
+    def noted(*given, inner=inputs.cost_in_pixels):
+        threads.append(threading.current_thread().name)
+        return inner(*given)
+
+    monkeypatch.setattr(inputs, "cost_in_pixels", noted)
+
+    async def run():
+        async with serving_all(toy_paths) as served:
+            for num_frames in (1, 9_999):
+                await served.stub.Generate(picture(file=gif(num_frames, 20, 20)))
+        assert threads[0] == threading.current_thread().name
+        assert threads[1].startswith("short-texts")
 
     asyncio.run(run())
 
