@@ -10,6 +10,7 @@ from seq2seq_serve.client.output import attention_dict, to_json
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_EOS, Hypothesis
 
 IMAGE, DATA = ".png", ".json"
+_WHOLE = 0.999  # weights below this do not add up to 1 because of rounding alone
 
 
 def save_alignment(hypothesis: Hypothesis, path: Path) -> None:
@@ -28,6 +29,8 @@ def save_alignment(hypothesis: Hypothesis, path: Path) -> None:
 def save_hops(hypothesis: Hypothesis, question: str, path: Path) -> None:
     """Writes the weights of a story's sentences for the first word of the answer, a column for each hop.
 
+    If the model can also look at no sentence, a last row has the rest of the weights.
+
     Raises:
         OSError: The file cannot be written.
     """
@@ -35,9 +38,12 @@ def save_hops(hypothesis: Hypothesis, question: str, path: Path) -> None:
         return
     from seq2seq_serve.drawing.overlay import save_story
 
-    hops = attention.get("hops", [attention["weights"]])
-    title = f"{question.strip()} {hypothesis.text}"
-    save_story([hop[0] for hop in hops], attention["source_tokens"], title, path)
+    hops = [hop[0] for hop in attention.get("hops", [attention["weights"]])]
+    sentences = attention["source_tokens"]
+    if min(map(sum, hops)) < _WHOLE:
+        hops = [[*hop, 1 - sum(hop)] for hop in hops]
+        sentences = [*sentences, "(no sentence)"]
+    save_story(hops, sentences, f"{question.strip()} → {hypothesis.text}", path)
 
 
 def save_looks(hypothesis: Hypothesis, content: bytes, form: str, path: Path) -> None:

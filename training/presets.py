@@ -164,7 +164,7 @@ def memory_network() -> Preset:
     With the linear start, and batches of mixed lengths that have all kinds of questions, the model learns
     colours by analogy.
     """
-    model = MemoryNetworkConfig(500, 100, max_source_length=50, max_target_length=4, num_linear_steps=1500)
+    model = MemoryNetworkConfig(500, 100, max_source_length=50, max_target_length=2, num_linear_steps=1500)
     training = TrainingConfig(
         max_steps=6000,
         batch_tokens=2000,
