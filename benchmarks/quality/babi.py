@@ -18,20 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
 
 from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
-from benchmarks.quality.choice import server_flags
-from benchmarks.quality.recipe import Recipe, add_run_flags, answered, describe_run, run, train
-from benchmarks.serving import serving
+from benchmarks.quality.recipe import PRECISIONS, Recipe, add_run_flags, ask, describe_run, run, train
 from seq2seq_serve.bundle.names import QUESTION, STORY, Precision
-from seq2seq_serve.client import Client
-from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.training.data.corpus import CorpusFiles
 from seq2seq_serve.training.data.text_files import write_lines
 from seq2seq_serve.training.presets import preset_named
-from seq2seq_serve.training.run import RunFolder, load_run
+from seq2seq_serve.training.run import RunFolder
 
 NUM_TASKS = 20
 _PRESET = "memory-network-babi"
@@ -45,7 +40,6 @@ _MAX_STEPS = {"en": None, "en-10k": 60_000}
 _FAILED_PERCENT = 5.0  # a task with more errors has failed
 _DEV_INTERVAL = 10  # one in ten training questions, chosen at random, is scored in training
 _PUBLISHED = {"en": (12.4, 11), "en-10k": (7.5, 6)}  # mean error in percent, and failed tasks
-_PRECISIONS = Precision.FP32, Precision.INT8
 _LINE = re.compile(r"(\d+) (.*)")
 
 
@@ -162,16 +156,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def ask_all(path: Path, questions: Sequence[Question], console: Console) -> dict[str, Any]:
     """Export the run and ask all questions through the server; returns the errors of each precision."""
-    bundle, trained = path / "bundle", load_run(path)
-    export_bundle(trained, bundle, list(_PRECISIONS), overwrite=True, report=console.log)
-    limit = trained.config.max_source_length
+    limit = RunFolder(path).read_config().model.max_source_length
     sources = [{STORY: " ".join(question.story[-limit:]), QUESTION: question.text} for question in questions]
     report: dict[str, Any] = {"questions": len(questions), "error_percent": {}, "mean_error_percent": {}}
     report["failed_tasks"] = {}
-    for precision in _PRECISIONS:
-        with serving(bundle, server_flags(precision)) as server, Client(server.address) as client:
-            results = track(client.translate_many(sources), precision, total=len(sources), console=console)
-            answers = [result.text for result in answered(results)]
+    for precision, results in ask(path, sources, console):
+        answers = [result.text for result in results]
         errors = {
             task: 100
             * _mean([a != q.answer for a, q in zip(answers, questions, strict=True) if q.task == task])
@@ -197,11 +187,11 @@ def table(report: dict[str, Any]) -> str:
     errors = report["error_percent"]
     for task in errors[Precision.FP32]:
         lines.append(
-            f"| task {task} | " + " | ".join(f"{errors[each][task]:.1f}" for each in _PRECISIONS) + " | |"
+            f"| task {task} | " + " | ".join(f"{errors[each][task]:.1f}" for each in PRECISIONS) + " | |"
         )
-    means = " | ".join(f"{report['mean_error_percent'][each]:.2f}" for each in _PRECISIONS)
+    means = " | ".join(f"{report['mean_error_percent'][each]:.2f}" for each in PRECISIONS)
     lines.append(f"| mean | {means} | {published} |")
-    counts = " | ".join(str(report["failed_tasks"][each]) for each in _PRECISIONS)
+    counts = " | ".join(str(report["failed_tasks"][each]) for each in PRECISIONS)
     lines.append(f"| tasks above {_FAILED_PERCENT:g} % | {counts} | {failed} |")
     return "\n".join(lines)
 

@@ -17,22 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import track
 
 from benchmarks.hardware import describe_hardware
-from benchmarks.quality.choice import server_flags
-from benchmarks.quality.recipe import Recipe, add_run_flags, answered, describe_run, run, train
-from benchmarks.serving import serving
-from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.client import Client, GenerateOptions
-from seq2seq_serve.export.exporter import export_bundle
+from benchmarks.quality.recipe import PRECISIONS, Recipe, add_run_flags, ask, describe_run, run, train
+from seq2seq_serve.client import GenerateOptions
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_EOS, Hypothesis
 from seq2seq_serve.training.builtin import moving_shapes, shapes
 from seq2seq_serve.training.data.corpus import CorpusFiles
-from seq2seq_serve.training.run import RunFolder, load_run
-
-_PRECISIONS = Precision.FP32, Precision.INT8
-_IN_FLIGHT = 32
+from seq2seq_serve.training.run import RunFolder
 
 
 @dataclass(frozen=True)
@@ -162,24 +154,19 @@ def main(arguments: Sequence[str]) -> int:
 
 def caption_all(path: Path, task: Task, console: Console) -> dict[str, Any]:
     """Export the run, and caption the files of its test set through the server; returns the scores."""
-    folder, bundle, trained = RunFolder(path), path / "bundle", load_run(path)
-    export_bundle(trained, bundle, list(_PRECISIONS), overwrite=True, report=console.log)
+    folder = RunFolder(path)
     files = [Path(pair.source) for pair in folder.read_pairs("test")]
-    examples = dict(enumerate(task.examples(1 + max(int(file.stem) for file in files))))
+    examples = task.examples(1 + max(int(file.stem) for file in files))
+    has_attention = getattr(folder.read_config().model, "attention", None) != "mean"
+    options = GenerateOptions(attention=has_attention)
     report: dict[str, Any] = {"test": len(files), "right_percent": {}, "pointing_percent": {}}
-    for precision in _PRECISIONS:
+    for precision, results in ask(path, files, console, options):
         rights, hits = [], list[bool]()
-        with serving(bundle, server_flags(precision)) as server, Client(server.address) as client:
-            has_attention = client.model().has_attention
-            options = GenerateOptions(attention=has_attention)
-            sources = (file.read_bytes() for file in files)
-            results = client.translate_many(sources, options=options, in_flight=_IN_FLIGHT)
-            shown = track(results, precision, total=len(files), console=console)
-            for file, result in zip(files, answered(shown), strict=True):
-                example, text = examples[int(file.stem)], result.text
-                rights.append(example.is_right(text))
-                if rights[-1] and has_attention:
-                    hits += pointing(example, result.answer.hypotheses[0])
+        for file, result in zip(files, results, strict=True):
+            example, text = examples[int(file.stem)], result.text
+            rights.append(example.is_right(text))
+            if rights[-1] and has_attention:
+                hits += pointing(example, result.answer.hypotheses[0])
         report["right_percent"][precision] = 100 * sum(rights) / len(rights)
         if hits:
             report["pointing_percent"][precision] = 100 * sum(hits) / len(hits)
@@ -215,7 +202,7 @@ def table(report: dict[str, Any]) -> str:
         cells = [
             f"{system[score][precision]:.1f}" if precision in system[score] else "–"
             for score in ("right_percent", "pointing_percent")
-            for precision in _PRECISIONS
+            for precision in PRECISIONS
         ]
         lines.append(f"| {name} | {system['parameters']:,} | {system['steps']:,} | {' | '.join(cells)} |")
     return "\n".join(lines)

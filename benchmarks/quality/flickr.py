@@ -16,23 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import track
 from sacrebleu.metrics.bleu import BLEU
 
 from benchmarks.hardware import describe_hardware
-from benchmarks.quality.choice import server_flags
-from benchmarks.quality.recipe import Recipe, add_run_flags, answered, describe_run, run, train
-from benchmarks.serving import serving
-from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.client import Client, GenerateOptions
-from seq2seq_serve.export.exporter import export_bundle
+from benchmarks.quality.recipe import PRECISIONS, Recipe, add_run_flags, ask, describe_run, run, train
+from seq2seq_serve.client import GenerateOptions
 from seq2seq_serve.training.data.corpus import CorpusFiles
 from seq2seq_serve.training.data.text_files import write_lines
-from seq2seq_serve.training.run import RunFolder, load_run
+from seq2seq_serve.training.run import RunFolder
 
 _SPLITS = {split: f"Flickr_8k.{split}Images.txt" for split in ("train", "dev", "test")}
 _CAPTIONS, _PHOTOS = "Flickr8k.token.txt.gz", "images_1000_thumb.tar"
-_PRECISIONS = Precision.FP32, Precision.INT8
 _BEAM_SIZE = 5
 _ORDERS = 1, 2, 3, 4
 # The language model and the captioners are of one size: a captioner takes the decoder as it is.
@@ -114,16 +108,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def caption_all(path: Path, test: dict[Path, list[str]], console: Console) -> dict[str, Any]:
     """Export the run, and caption the photos through the server; returns BLEU-1 to 4 and some captions."""
-    bundle = path / "bundle"
-    export_bundle(load_run(path), bundle, list(_PRECISIONS), overwrite=True, report=console.log)
     references = [list(column) for column in zip(*test.values(), strict=True)]
     report: dict[str, Any] = {"test": len(test), "bleu": {}}
-    for precision in _PRECISIONS:
-        with serving(bundle, server_flags(precision)) as server, Client(server.address) as client:
-            contents = (file.read_bytes() for file in test)
-            results = client.translate_many(contents, options=GenerateOptions(beam_size=_BEAM_SIZE))
-            shown = track(results, precision, total=len(test), console=console)
-            texts = [result.text for result in answered(shown)]
+    for precision, results in ask(path, list(test), console, GenerateOptions(beam_size=_BEAM_SIZE)):
+        texts = [result.text for result in results]
         scorers = {order: BLEU(max_ngram_order=order, tokenize="none", force=True) for order in _ORDERS}
         scores = {order: scorer.corpus_score(texts, references).score for order, scorer in scorers.items()}
         report["bleu"][precision] = scores
@@ -140,7 +128,7 @@ def table(report: dict[str, Any]) -> str:
         "|---|--:|--:|--:|--:|--:|",
     ]
     for name, system in report["systems"].items():
-        fp32, int8 = (system["bleu"][precision] for precision in _PRECISIONS)
+        fp32, int8 = (system["bleu"][precision] for precision in PRECISIONS)
         cells = [*(f"{fp32[order]:.1f}" for order in _ORDERS), f"{int8[4]:.1f}"]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)

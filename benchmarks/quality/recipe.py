@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -17,10 +17,15 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.logging import RichHandler
+from rich.progress import track
 
 from benchmarks.flags import positive
-from seq2seq_serve.client import ClientError
+from benchmarks.quality.choice import server_flags
+from benchmarks.serving import serving
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.client import Client, ClientError, GenerateOptions
 from seq2seq_serve.client.many import Translated
+from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.training.__main__ import add_set_flag
 from seq2seq_serve.training.config import ModelConfig
 from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
@@ -29,6 +34,8 @@ from seq2seq_serve.training.models.registry import source_kind_of
 from seq2seq_serve.training.prepare import continue_run, start_run
 from seq2seq_serve.training.presets import Preset, preset_named
 from seq2seq_serve.training.run import RunFolder, load_run
+
+PRECISIONS = Precision.FP32, Precision.INT8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +89,30 @@ def answered(results: Iterable[Translated]) -> Iterator[Translated]:
         if result.error is not None:
             raise result.error
         yield result
+
+
+def ask(
+    path: Path,
+    sources: Sequence[Path | Mapping[str, str]],
+    console: Console,
+    options: GenerateOptions | None = None,
+) -> Iterator[tuple[Precision, list[Translated]]]:
+    """Exports a run to `path`/bundle, and yields a server's answers in each precision.
+
+    Args:
+        path: The run.
+        sources: Files, or texts by name.
+        console: Shows the progress.
+        options: As for the client.
+    """
+    bundle = path / "bundle"
+    export_bundle(load_run(path), bundle, list(PRECISIONS), overwrite=True, report=console.log)
+    for precision in PRECISIONS:
+        with serving(bundle, server_flags(precision)) as server, Client(server.address) as client:
+            contents = (each.read_bytes() if isinstance(each, Path) else each for each in sources)
+            results = client.translate_many(contents, options=options)
+            shown = track(results, precision, total=len(sources), console=console)
+            yield precision, list(answered(shown))
 
 
 def run(
