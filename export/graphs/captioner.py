@@ -138,7 +138,7 @@ class StepGraph(Graph):
         self.input = linear("cell.input", [model.cell.input])
         self.context = linear("context", [model.context])
         self.readout = linear("readout", [model.readout])
-        self.score = None if model.attention is None else nn.Parameter(model.attention.score.detach())
+        self.score = None if model.attention is None else nn.Parameter(model.attention.v.detach())
         self.feeds_itself = linear.is_fused
         memory, state = _memory_specs(config, linear.dtype), _state_specs(config, linear.dtype)
         has_attention = model.attention is not None

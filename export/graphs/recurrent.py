@@ -173,7 +173,7 @@ class StepGraph(Graph):
         self.context = None if model.context is None else linear("context", [model.context])
         self.feeding = None if model.feeding is None else linear("feeding", [model.feeding])
         self.readout = linear("readout", [model.readout])
-        self.score = None if model.attention is None else nn.Parameter(model.attention.score.detach())
+        self.score = None if model.attention is None else nn.Parameter(model.attention.v.detach())
         self.feeds_itself = linear.is_fused
         memory, state = _memory_specs(config, linear.dtype), _state_specs(model, linear.dtype)
         self.num_memory = len(memory)

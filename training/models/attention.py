@@ -158,7 +158,7 @@ class MultiHeadAttention(nn.Module):
 
 
 class AdditiveAttention(nn.Module):
-    """`additive_attention` with its parameters: W is `query`, U is `key` and v is `score`.
+    """`additive_attention` with its parameters: W is `query`, U is `key` and v is `gain` times `score`.
 
     Unlike the paper's, the hidden layer has a bias, that of `key`.
 
@@ -166,21 +166,30 @@ class AdditiveAttention(nn.Module):
         d_query: The width of the states that attend.
         d_memory: The width of the memory; None is `d_query`.
         d_attention: The width of the hidden layer; None is `d_query`.
+        gain: v starts the same with any gain. With a large one Adam, whose steps do not depend on the scale of
+            a parameter, changes v faster, so that attention becomes sharp sooner.
     """
 
-    def __init__(self, d_query: int, d_memory: int | None = None, d_attention: int | None = None) -> None:
+    def __init__(
+        self, d_query: int, d_memory: int | None = None, d_attention: int | None = None, gain: float = 1.0
+    ) -> None:
         super().__init__()
         width = d_attention or d_query
         self.query = nn.Linear(d_query, width, bias=False)
         self.key = nn.Linear(d_memory or d_query, width)
-        self.score = nn.Parameter(torch.empty(width).uniform_(-(width**-0.5), width**-0.5))
+        self.gain = gain
+        self.score = nn.Parameter(torch.empty(width).uniform_(-(width**-0.5), width**-0.5) / gain)
+
+    @property
+    def v(self) -> Tensor:
+        return self.gain * self.score
 
     def forward(self, x: Tensor, keys: Tensor, memory: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Attend from `x` (B, T, d_query) over the memory (B, S, d_memory), whose keys are `key(memory)`.
 
         Returns the context (B, T, d_memory), and the weights (B, T, S).
         """
-        return additive_attention(self.query(x), keys, memory, self.score, mask)
+        return additive_attention(self.query(x), keys, memory, self.v, mask)
 
 
 def causal_mask(length: int, device: torch.device | None = None) -> Tensor:

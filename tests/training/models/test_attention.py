@@ -77,6 +77,22 @@ def test_additive_attention_by_hand() -> None:
     torch.testing.assert_close(context, torch.tensor([[0.25 * 4 + 0.75 * 8]]))
 
 
+def test_a_gain_makes_only_the_steps_of_training_larger() -> None:
+    plain, other = (AdditiveAttention(6, gain=gain) for gain in (1.0, 10.0))
+    other.load_state_dict(plain.state_dict() | {"score": plain.score / 10})
+    x, memory, mask = torch.randn(2, 3, 6), torch.randn(2, 4, 6), torch.ones(2, 3, 4, dtype=torch.bool)
+    contexts, steps = [], []
+    for attention in (plain, other):
+        before = attention.v.detach()
+        context, _ = attention(x, attention.key(memory), memory, mask)
+        context.square().sum().backward()
+        torch.optim.Adam([attention.score], lr=0.001, eps=1e-20).step()
+        contexts.append(context)
+        steps.append(attention.v.detach() - before)
+    torch.testing.assert_close(contexts[1], contexts[0])
+    torch.testing.assert_close(steps[1], 10 * steps[0])
+
+
 def test_additive_attention_scores_each_pair_by_itself() -> None:
     torch.manual_seed(0)
     attention = AdditiveAttention(6)

@@ -67,7 +67,7 @@ def expected_logits(model: Captioner, annotations: Tensor, target_ids: Tensor) -
         context, alpha = mean, torch.tensor([])
         if model.config.attention != "mean":
             hidden = [(layer("attention.key", a) + layer("attention.query", h)).tanh() for a in annotations]
-            alpha = torch.stack([weights["attention.score"] @ each for each in hidden]).softmax(0)
+            alpha = torch.stack([model.attention.v @ each for each in hidden]).softmax(0)
             context = sum((share * a for share, a in zip(alpha, annotations, strict=True)), torch.zeros(A))
             if model.config.attention == "hard":
                 context = annotations[alpha.argmax()]
