@@ -166,8 +166,8 @@ class AdditiveAttention(nn.Module):
         d_query: The width of the states that attend.
         d_memory: The width of the memory; None is `d_query`.
         d_attention: The width of the hidden layer; None is `d_query`.
-        gain: v starts the same with any gain. With a large one Adam, whose steps do not depend on the scale of
-            a parameter, changes v faster, so that attention becomes sharp sooner.
+        gain: v starts the same with any gain. With a large one Adam, whose steps do not depend on the scale
+            of a parameter, changes v faster, so that attention becomes sharp sooner.
     """
 
     def __init__(
