@@ -157,7 +157,7 @@ def _print(message: Message, line: str, *, as_json: bool) -> None:
 
 
 def _model_line(model: Model) -> str:
-    sources = ", ".join(f"{name} ({form})" for name, form in sorted(model.sources.items()))
+    sources = ", ".join(f"{name} ({_form(model, name)})" for name in sorted(model.sources))
     unit = next((unit for form, unit in _UNITS.items() if form in model.sources.values()), "tokens")
     return (
         f"{model.name}: {model.kind}, version {model.version}, {model.precision} on {model.provider}, "
@@ -165,6 +165,13 @@ def _model_line(model: Model) -> str:
         f"{model.max_source_length} {unit}, targets up to {model.max_target_length} tokens, "
         f"{'with' if model.has_attention else 'without'} attention"
     )
+
+
+def _form(model: Model, name: str) -> str:
+    """The form of a source, and the shape of its tensor if that is the model's own."""
+    sizes = model.source_shapes[name].sizes if name in model.source_shapes else []
+    shape = " x ".join("any" if size < 0 else str(size) for size in sizes)
+    return f"{model.sources[name]}, {shape}" if any(size > 0 for size in sizes) else model.sources[name]
 
 
 def _version_line(version: Version) -> str:

@@ -30,7 +30,8 @@ def message_dict(message: Message) -> dict[str, Any]:
             continue
         value = getattr(message, field.name)
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            content[field.name] = dict(value)
+            of_value = field.message_type.fields_by_name["value"]
+            content[field.name] = {key: _value(of_value, each) for key, each in value.items()}
         elif field.is_repeated:
             content[field.name] = [_value(field, item) for item in value]
         else:

@@ -409,7 +409,9 @@ def test_models_lists_each_on_a_line(run):
     code, [line], _ = run("models")
     assert code == 0
     assert line.startswith("echo: echo, version 0123456789ab, fp32 on cpu, 4 slots")
-    assert json.loads(run("models", "--json")[1][0])["provenance"] == {"preset": "echo"}
+    model = json.loads(run("models", "--json")[1][0])
+    assert model["provenance"] == {"preset": "echo"}
+    assert model["source_shapes"] == {"source_ids": {"sizes": [-1]}}
 
 
 def test_versions_are_listed_unloaded_and_loaded(run):

@@ -267,8 +267,8 @@ def test_models_are_listed_with_their_forms(run):
         in lines["story"]
     )
     assert "takes source_ids (text) up to 30 tokens" in lines["text"]
-    assert "takes clip (clip) up to " in lines["clip"]
-    assert "takes features (features) up to 25 annotations" in lines["features"]
+    assert "takes clip (clip, any x 2 x 2 x 3) up to " in lines["clip"]
+    assert "takes features (features, any x 3) up to 25 annotations" in lines["features"]
     assert all(line.endswith(", with attention") for line in lines.values())
 
 

@@ -210,4 +210,8 @@ def model_message(model: ServedModel) -> pb.Model:
         provenance=dict(model.provenance),
         sources={name: source.form for name, source in model.sources.items()},
         has_attention=model.has_attention,
+        source_shapes={
+            name: pb.Shape(sizes=[axis if isinstance(axis, int) else -1 for axis in source.axes])
+            for name, source in model.sources.items()
+        },
     )

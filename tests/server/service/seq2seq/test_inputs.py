@@ -245,6 +245,19 @@ def test_a_model_says_what_it_reads(toy_paths):
             lengths = {name: model.max_source_length for name, model in models.items()}
             assert lengths == {name: kind.memory_capacity for name, kind in KINDS.items()}
             assert all(model.has_attention for model in models.values())
+            shapes = {
+                source: list(shape.sizes)
+                for model in models.values()
+                for source, shape in model.source_shapes.items()
+            }
+            assert shapes == {
+                SOURCE_IDS: [-1],
+                PICTURE: [6, 6, 3],
+                CLIP: [-1, 2, 2, 3],
+                FEATURES: [-1, 3],
+                STORY: [-1, -1],
+                QUESTION: [-1],
+            }
 
     asyncio.run(run())
 
