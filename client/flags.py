@@ -210,7 +210,9 @@ def _add_caption(command: Callable[..., argparse.ArgumentParser]) -> None:
         epilog="example: python -m client caption picture.png --attention attention.png",
     )
     picture.add_argument("file", type=Path, metavar="FILE", help="the file; -: standard input")
-    _add_common_flags(picture, "only one that describes such a file")
+    _add_common_flags(
+        picture, "only one for such a file: for features, for clips if it is animated, otherwise for pictures"
+    )
     _add_attention(picture, "the picture or clip once for each word, with the attention laid over it,")
     _add_generation_flags(picture, [name for name in _FLAGS if name not in _ONLY_FOR_TEXTS])
 

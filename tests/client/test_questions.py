@@ -1,15 +1,19 @@
 """The commands `answer` and `caption`, against one server with a model of every form."""
 
+import io
 import json
 import math
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from matplotlib import image
+from PIL import Image
 
-from seq2seq_serve.client import Client, GenerateOptions
+from seq2seq_serve.client import Client, ClientError, GenerateOptions, Model
 from seq2seq_serve.client.__main__ import main
+from seq2seq_serve.client.forms import find_captioner
 from seq2seq_serve.client.output import one_line
 from tests.server.service.harness import on_a_thread, serving_bundles
 from tests.server.service.seq2seq.test_inputs import clip_file, picture_file
@@ -156,19 +160,55 @@ def test_the_attention_over_features_is_written_but_cannot_be_drawn(run, tmp_pat
     )
 
 
+def animation(kind: str, num_frames: int = 3) -> bytes:
+    buffer, images = io.BytesIO(), [Image.fromarray(frame) for frame in CLIP[:num_frames]]
+    images[0].save(buffer, kind, save_all=True, append_images=images[1:])
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "model"),
+    [
+        (animation("PNG"), "clip"),
+        (animation("WEBP"), "clip"),
+        (animation("GIF"), "clip"),
+        (animation("PNG", 1), "picture"),
+        (animation("GIF", 1), "picture"),
+        (picture_file(PICTURE, "WEBP"), "picture"),
+        (picture_file(np.full((6, 6, 4), 99, np.uint8), "WEBP"), "picture"),  # VP8X for its alpha
+        (picture_file(PICTURE, "JPEG"), "picture"),
+    ],
+)
+def test_without_a_name_an_animation_is_for_clips_and_other_files_for_pictures(run, content, model):
+    """A server with a model of each refused every file."""
+    assert json.loads(run("caption", "-", "--json", stdin=content)[1])["model"] == model
+
+
 def test_without_a_name_the_only_model_that_takes_the_file_is_asked(run, toy_paths):
+    def caption(file, *names):
+        with on_a_thread(serving_bundles(*(toy_paths[name] for name in names))) as served:
+            return run("caption", file, "--json", "--address", served.address)
+
     assert json.loads(run("caption", "features.npy", "--json")[1])["model"] == "features"
-    for file in ("picture.png", "clip.png"):
-        message = failure(run("caption", file))
-        assert message.startswith("INVALID_ARGUMENT: several models take such a file: name one by --model: ")
-        assert "picture (picture)" in message
-        assert "clip (clip)" in message
-    with on_a_thread(serving_bundles(*(toy_paths[name] for name in ("text", "features", "clip")))) as served:
-        content = json.loads(run("caption", "clip.png", "--json", "--address", served.address)[1])
-        assert content["model"] == "clip"
-    with on_a_thread(serving_bundles(toy_paths["features"])) as served:
-        message = failure(run("caption", "clip.png", "--address", served.address))
-        assert message == "INVALID_ARGUMENT: the file is not a NumPy array (.npy)"
+    assert json.loads(caption("picture.png", "text", "features", "clip")[1])["model"] == "clip"
+    assert json.loads(caption("clip.png", "text", "picture")[1])["model"] == "picture"
+    assert failure(caption("clip.png", "text", "features")) == (
+        "INVALID_ARGUMENT: no model takes a file other than a NumPy array (.npy): the server's captioners "
+        "are features (features)"
+    )
+    assert failure(caption("features.npy", "text", "picture", "clip")) == (
+        "INVALID_ARGUMENT: no model takes a NumPy array (.npy): the server's captioners are "
+        "picture (picture), clip (clip)"
+    )
+
+
+def test_several_models_for_a_file_are_named():
+    forms = {"a": "clip", "b": "clip", "c": "picture"}
+    models = [Model(name=name, sources={"x": form}) for name, form in forms.items()]
+    with pytest.raises(ClientError, match=r"name one by --model: a \(clip\), b \(clip\)$"):
+        find_captioner(SimpleNamespace(models=lambda: models), "", animation("GIF"))
+    for content in (animation("GIF", 1), animation("WEBP")[:16], animation("PNG")[:9], b"GIF8", b""):
+        assert find_captioner(SimpleNamespace(models=lambda: models), "", content).name == "c"
 
 
 @pytest.mark.parametrize(
