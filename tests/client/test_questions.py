@@ -252,7 +252,7 @@ def test_a_server_without_a_model_for_a_command_is_reported(toy_paths, tmp_path,
             "INVALID_ARGUMENT: picture: the PNG file is truncated or damaged",
         ),
         ("caption huge --model picture", "huge: the file has more than 4194304 bytes, the most of a request"),
-        ("caption picture.png --model features", "INVALID_ARGUMENT: the file is not a NumPy array (.npy)"),
+        ("caption picture.png --model features", "picture.png: the file is not a NumPy array (.npy)"),
         (
             "caption wide.npy --model features",
             "INVALID_ARGUMENT: features has the shape [4, 9], and features takes",
@@ -262,7 +262,8 @@ def test_a_server_without_a_model_for_a_command_is_reported(toy_paths, tmp_path,
         ("answer --story empty --question a", "INVALID_ARGUMENT: story has no sentences: send at least one"),
         ("answer --story - --question a", "INVALID_ARGUMENT: story has no sentences: send at least one"),
         ("answer --story story.txt --question=", "INVALID_ARGUMENT: the text is empty"),
-        ("answer --story bytes --question a", "INVALID_ARGUMENT: not valid UTF-8 at character 4"),
+        ("answer --story bytes --question a", "bytes: the file is not UTF-8: byte 4 is wrong"),
+        ("answer --story wide --question a", "wide: the file is UTF-16: convert it with `iconv"),
         (
             "answer --story long --question a",
             "INVALID_ARGUMENT: story has 10000 sentences, and story takes at most 20",
@@ -272,11 +273,61 @@ def test_a_server_without_a_model_for_a_command_is_reported(toy_paths, tmp_path,
 def test_bad_input_is_one_clear_line(run, tmp_path, arguments, message):
     (tmp_path / "empty").touch()
     (tmp_path / "bytes").write_bytes(b"Sam\xff walks.")
+    (tmp_path / "wide").write_text(STORY, encoding="utf-16")
     (tmp_path / "long").write_text("A.\n" * 10_000)
     (tmp_path / "cut.png").write_bytes(picture_file(PICTURE)[:-30])
     (tmp_path / "huge").write_bytes(bytes(5 * 2**20))
     np.save(tmp_path / "wide.npy", np.zeros((4, 9)))
     assert failure(run(*arguments.split())).startswith(message)
+
+
+def npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def npy_header(shape: str, descr: str = "'<f8'") -> bytes:
+    """The header of an array, without its numbers."""
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (npy(np.zeros(8)), "the array is 8, and must be annotations x width"),
+        (npy(np.float64(8)), "the array is a single number, and must be annotations x width"),
+        (npy(np.zeros((4, 3, 2))), "the array is 4 x 3 x 2, and must be annotations x width"),
+        (npy(FEATURES + 1j), "the array is of complex128, and must be of real numbers, such as float32"),
+        (npy(FEATURES.astype("U3")), "the array is of <U3, and must be of real numbers, such as float32"),
+        (npy(FEATURES.astype(object)), "the array is of object, and must be of real numbers, such as"),
+        (npy(np.full((4, 3), -1e99)), "the array has -1e+99 at [0, 0], which is beyond float32: scale it"),
+        (
+            npy_header("(999999999999, 8)"),
+            "the array is 999999999999 x 8 of float64, 63999999999936 bytes, and the file has 0 bytes for it",
+        ),
+        (npy(FEATURES)[:-1], "the array is 4 x 3 of float64, 96 bytes, and the file has 95 bytes for it: it"),
+        (npy_header("(-1, -8)") + bytes(64), "the array is -1 x -8 of float64, 64 bytes, and the file has"),
+        *(
+            (content, "the file is not a NumPy array (.npy)")
+            for content in (b"", npy(FEATURES)[:9], npy(FEATURES)[:30], npy_header("(" * 5000))
+        ),
+    ],
+)
+def test_a_wrong_array_is_one_clear_line(run, tmp_path, content, message):
+    """Some were a traceback or NumPy's own warning."""
+    (tmp_path / "a.npy").write_bytes(content)
+    assert failure(run("caption", "a.npy", "--model", "features")).startswith(f"a.npy: {message}")
+
+
+@pytest.mark.parametrize(
+    "array", [np.asfortranarray(FEATURES), FEATURES.astype(">i2"), FEATURES.astype(np.float16)]
+)
+def test_an_array_of_any_real_numbers_is_read_as_float32(run, client, tmp_path, array):
+    np.save(tmp_path / "a.npy", array)
+    wanted = one_line(expected(client, "features", FEATURES.astype(np.float32)).text)
+    assert run("caption", "a.npy")[:2] == (0, wanted + "\n")
 
 
 @pytest.mark.parametrize(
