@@ -80,14 +80,14 @@ def make_parser() -> argparse.ArgumentParser:
     _add_answer(command)
     score = command(
         "score",
-        "score a given target for a source",
-        description="Print the log-probability of every target token and of the end, and their sum.",
+        "score a given translation of a text",
+        description="Print the log-probability of every target token and of the end, and their sum, from a "
+        "model that translates. A program can score the targets of other models with Client.score.",
         epilog='example: python -m client score "나는 학생이다" "I am a student."',
     )
     score.add_argument("source", metavar="SOURCE", help="the source text")
     score.add_argument("target", metavar="TARGET", help="the target text")
-    score.add_argument("--model", default="", help="name of the model (default: the server's first)")
-    score.add_argument("--json", action="store_true", help="print the whole answer as a JSON object")
+    _add_common_flags(score, "first that translates")
     models = command("models", "list the models that the server serves")
     versions = command(
         "versions",
@@ -174,7 +174,7 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         help="stop if the server has not answered any call for this time (default: "
         f"{DEFAULT_GIVE_UP_SECONDS:g}; with a TEXT: {_TEXT_SECONDS:g})",
     )
-    add("--model", default="", help="name of the model (default: the server's first)")
+    add("--model", default="", help="name of the model (default: the server's first that translates)")
     add("--stream", action="store_true", help="print each piece of an answer as soon as it is decoded")
     add(
         "--json",

@@ -41,11 +41,14 @@ def check_command(model: Model, command: str) -> None:
     Raises:
         ClientError: The message names the right command.
     """
+    if _is_for(model, command):
+        return
     right = command_of(model)
-    if right != command:
-        forms = " and ".join(sorted(set(model.sources.values())))
-        hint = f": use the command {right}" if right else ""
-        raise ClientError("INVALID_ARGUMENT", f"{model.name} takes {forms or 'unknown sources'}{hint}")
+    forms = " and ".join(sorted(set(model.sources.values())))
+    hint = f": use the command {right}" if right else ""
+    if command == "score":
+        hint = ": a program can score its targets with Client.score, which takes any source"
+    raise ClientError("INVALID_ARGUMENT", f"{model.name} takes {forms or 'unknown sources'}{hint}")
 
 
 def find_captioner(client: Client, name: str, content: bytes) -> Model:
@@ -100,8 +103,12 @@ def find_model(client: Client, name: str, command: str) -> Model:
         ClientError: The server does not have such a model, or it is for another command.
     """
     models = [] if name else client.models()
-    found = next((model for model in models if command_of(model) == command), None)
+    found = next((model for model in models if _is_for(model, command)), None)
     if found is None:
-        found = client.model(name)
+        found = models[0] if models else client.model(name)
         check_command(found, command)
     return found
+
+
+def _is_for(model: Model, command: str) -> bool:
+    return command_of(model) == ("translate" if command == "score" else command)

@@ -218,10 +218,43 @@ def test_several_models_for_a_file_are_named():
         ("caption picture.png", "story", "story takes sentences and text: use the command answer"),
         ("answer --story story.txt --question a", "clip", "clip takes clip: use the command caption"),
         ("translate abc", "picture", "picture takes picture: use the command caption"),
+        *(
+            (
+                "score a b",
+                name,
+                f"{name} takes {forms}: a program can score its targets with Client.score, which takes any "
+                "source",
+            )
+            for name, forms in (("picture", "picture"), ("story", "sentences and text"))
+        ),
     ],
 )
 def test_a_model_of_another_command_is_refused_by_its_name(run, command, model, message):
     assert failure(run(*command.split(), "--model", model)) == f"INVALID_ARGUMENT: {message}"
+
+
+def test_without_a_name_the_first_model_that_translates_is_asked(run, toy_paths, tmp_path, monkeypatch):
+    """It was the server's first model, and the command failed if that was a captioner."""
+    with on_a_thread(serving_bundles(*(toy_paths[name] for name in ("picture", "story", "text")))) as served:
+        with Client(served.address) as client:
+            text = one_line(client.generate("abc", model="text").hypotheses[0].text)
+            score = client.score("abc", "d", model="text").score
+        (tmp_path / "in.txt").write_text("abc\n")
+        calls = []
+        monkeypatch.setattr(served.app._metrics, "record_rpc", lambda **labels: calls.append(labels))
+
+        def out(*arguments):
+            calls.clear()
+            code, out, _ = run(*arguments, "--address", served.address)
+            assert code == 0
+            assert len(calls) == 2
+            return out
+
+        assert one_line(out("translate", "abc").rstrip("\n")) == text
+        assert out("translate", "--stream", "abc", "--json").splitlines()[-1].count('"model": "text"') == 1
+        assert out("translate", "--input", "in.txt") == text + "\n"
+        assert out("translate", "--model", "text", "--input", "in.txt") == text + "\n"
+        assert float(out("score", "abc", "d").splitlines()[-1]) == pytest.approx(score, abs=1e-3)
 
 
 def test_a_server_without_a_model_for_a_command_is_reported(toy_paths, tmp_path, capsys):
