@@ -196,7 +196,13 @@ def _add_answer(command: Callable[..., argparse.ArgumentParser]) -> None:
     add = question.add_argument
     add("--story", type=Path, required=True, metavar="FILE", help="file of the story; -: standard input")
     add("--question", required=True, metavar="TEXT", help="the question")
-    add("--top", type=_count, metavar="N", help="also print the N most probable answers, and how probable")
+    _, most = OPTIONS["num_alternatives"].bounds or (0, math.inf)
+    add(
+        "--top",
+        type=partial(_count, most=most),
+        metavar="N",
+        help=f"also print the N most probable answers, and how probable (at most {most:g})",
+    )
     _add_common_flags(question, "first that answers questions")
     _add_attention(question, "the weights of the sentences, by hop,")
 
@@ -268,9 +274,10 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+def _count(text: str, most: float = math.inf) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= most:
+        wanted = "above 0" if most == math.inf else f"from 1 to {most:g}"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number {wanted}")
     return int(text)
 
 

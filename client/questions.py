@@ -40,6 +40,7 @@ def answer(client: Client, options: argparse.Namespace) -> None:
         for alternative in best.alternatives[0].tokens if options.top else ():
             probability = math.exp(alternative.log_probability)
             _print(f"{probability:8.4f}  {one_line(alternative.text).strip()}")
+    _warn_of_limit("answer", response, generate_options)
     if options.attention is not None:
         save_hops(best, options.question, options.attention)
 
@@ -65,11 +66,7 @@ def caption(client: Client, options: argparse.Namespace, generate_options: Gener
             _print(to_json(message_dict(response)))
         else:
             _print("\n".join(one_line(hypothesis.text) for hypothesis in response.hypotheses))
-        if any(each.finish_reason == FINISH_REASON_LENGTH for each in response.hypotheses):
-            # A bundle of captions does not bound their length by that of a source.
-            is_set = generate_options.HasField("max_new_tokens") or generate_options.max_length_ratio
-            advice = length_advice(generate_options) if is_set else "this is the model's own limit"
-            sys.stderr.write(f"warning: the caption ended at its length limit ({advice})\n")
+        _warn_of_limit("caption", response, generate_options)
         if path is not None:
             save_looks(response.hypotheses[0], content, form, path)
     except ValueError as error:
@@ -83,6 +80,15 @@ def _generate(
         return client.generate(sources, model=model, options=options)
     except ValueError as error:
         raise ClientError.from_value_error(error) from error
+
+
+def _warn_of_limit(what: str, response: GenerateResponse, options: GenerateOptions) -> None:
+    """Writes a warning if an answer ended at its length limit."""
+    if any(each.finish_reason == FINISH_REASON_LENGTH for each in response.hypotheses):
+        # Only a bundle of translations bounds the length of targets by that of their source.
+        is_set = options.HasField("max_new_tokens") or options.max_length_ratio
+        advice = length_advice(options) if is_set else "this is the model's own limit"
+        sys.stderr.write(f"warning: the {what} ended at its length limit ({advice})\n")
 
 
 def _features(content: bytes, path: Path) -> Value:
