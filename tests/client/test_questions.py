@@ -294,7 +294,7 @@ def test_a_server_without_a_model_for_a_command_is_reported(toy_paths, tmp_path,
         ("caption picture.png --beam-size 99 --model picture", "INVALID_ARGUMENT: beam_size is 99"),
         ("answer --story empty --question a", "INVALID_ARGUMENT: story has no sentences: send at least one"),
         ("answer --story - --question a", "INVALID_ARGUMENT: story has no sentences: send at least one"),
-        ("answer --story story.txt --question=", "INVALID_ARGUMENT: the text is empty"),
+        ("answer --story story.txt --question=", "INVALID_ARGUMENT: question: the text is empty"),
         ("answer --story bytes --question a", "bytes: the file is not UTF-8: byte 4 is wrong"),
         ("answer --story wide --question a", "wide: the file is UTF-16: convert it with `iconv"),
         (
