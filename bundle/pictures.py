@@ -182,10 +182,13 @@ def _measured(content: bytes) -> tuple[_Kind, _Measures]:
         raise PictureError(f"the file is not PNG, JPEG, WebP or GIF: it {given}")
     with _reporting_damage(kind):
         measures = kind.measure(content)
-        if not 0 < measures.num_pixels <= measures.max_pixels:
+        size = f"the picture is {measures.width} x {measures.height}"
+        if not measures.num_pixels:
+            raise PictureError(f"{size}, and must have at least one pixel")
+        if measures.num_pixels > measures.max_pixels:
             raise PictureError(
-                f"the picture is {measures.width} x {measures.height}, {measures.num_pixels} pixels, and "
-                f"1 to {measures.max_pixels} are read of such a {kind.name} file: make it smaller"
+                f"{size}, {measures.num_pixels} pixels, and at most {measures.max_pixels} are read of such a "
+                f"{kind.name} file: make it smaller"
             )
         return kind, measures
 

@@ -23,7 +23,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files import WrongOutput
 from seq2seq_serve.client.flags import generation, make_parser, translation
-from seq2seq_serve.client.forms import CLIP, FEATURES, PICTURE, SENTENCES
+from seq2seq_serve.client.forms import CLIP, FEATURES, PICTURE, SENTENCES, find_model
 from seq2seq_serve.client.output import message_dict, one_line, to_json
 from seq2seq_serve.client.questions import answer, caption
 from seq2seq_serve.client.sync import Client
@@ -107,8 +107,9 @@ def _report(error: BaseException, *lines: str) -> int:
 
 
 def _score(client: Client, options: argparse.Namespace) -> int:
+    model = find_model(client, options.model, "score").name
     try:
-        answer = client.score(options.source, options.target, model=options.model)
+        answer = client.score(options.source, options.target, model=model)
     except ValueError:
         sys.stderr.write("error: SOURCE or TARGET is not valid UTF-8\n")
         return 1

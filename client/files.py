@@ -20,6 +20,9 @@ from seq2seq_serve.client.wire import MAX_REQUEST_BYTES
 STANDARD = Path("-")
 COMPRESSED = ".gz"
 
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_UTF16 = "the file is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"
+
 
 class WrongOutput(Exception):
     """The output file to continue does not belong to the given input."""
@@ -50,13 +53,16 @@ def _lines(stream: BinaryIO, path: Path) -> Iterator[str]:
     lines = gzip.GzipFile(fileobj=stream) if path.suffix == COMPRESSED else stream
     try:
         for number, line in enumerate(lines):
-            if not number and line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                raise OSError(
-                    None, "the file is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`", str(path)
-                )
+            if not number and line.startswith(_UTF16_MARKS):
+                raise wrong_file(path, _UTF16)
             yield line.rstrip(b"\r\n").decode("utf-8" if number else "utf-8-sig", "surrogateescape")
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise OSError(None, str(error), str(path)) from error
+        raise wrong_file(path, str(error)) from error
+
+
+def wrong_file(path: Path, text: str) -> OSError:
+    """Returns the error for a file whose content is wrong; the command prints it after the file's name."""
+    return OSError(None, text, str(path))
 
 
 def count_lines(path: Path) -> int | None:
@@ -81,8 +87,23 @@ def read_file(path: Path) -> bytes:
         content = stream.read(MAX_REQUEST_BYTES + 1)
     if len(content) > MAX_REQUEST_BYTES:
         text = f"the file has more than {MAX_REQUEST_BYTES} bytes, the most of a request: make it smaller"
-        raise OSError(None, text, str(path))
+        raise wrong_file(path, text)
     return content
+
+
+def read_text(path: Path) -> str:
+    """Returns the text of a file, or of standard input.
+
+    Raises:
+        OSError: The file cannot be read, is too large for a request, or is not UTF-8.
+    """
+    content = read_file(path)
+    if content.startswith(_UTF16_MARKS):
+        raise wrong_file(path, _UTF16)
+    try:
+        return content.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise wrong_file(path, f"the file is not UTF-8: byte {error.start + 1} is wrong") from error
 
 
 @contextmanager

@@ -80,14 +80,14 @@ def make_parser() -> argparse.ArgumentParser:
     _add_answer(command)
     score = command(
         "score",
-        "score a given target for a source",
-        description="Print the log-probability of every target token and of the end, and their sum.",
+        "score a given translation of a text",
+        description="Print the log-probability of every target token and of the end, and their sum, from a "
+        "model that translates. A program can score the targets of other models with Client.score.",
         epilog='example: python -m client score "나는 학생이다" "I am a student."',
     )
     score.add_argument("source", metavar="SOURCE", help="the source text")
     score.add_argument("target", metavar="TARGET", help="the target text")
-    score.add_argument("--model", default="", help="name of the model (default: the server's first)")
-    score.add_argument("--json", action="store_true", help="print the whole answer as a JSON object")
+    _add_common_flags(score, "first that translates")
     models = command("models", "list the models that the server serves")
     versions = command(
         "versions",
@@ -174,7 +174,7 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         help="stop if the server has not answered any call for this time (default: "
         f"{DEFAULT_GIVE_UP_SECONDS:g}; with a TEXT: {_TEXT_SECONDS:g})",
     )
-    add("--model", default="", help="name of the model (default: the server's first)")
+    add("--model", default="", help="name of the model (default: the server's first that translates)")
     add("--stream", action="store_true", help="print each piece of an answer as soon as it is decoded")
     add(
         "--json",
@@ -196,7 +196,13 @@ def _add_answer(command: Callable[..., argparse.ArgumentParser]) -> None:
     add = question.add_argument
     add("--story", type=Path, required=True, metavar="FILE", help="file of the story; -: standard input")
     add("--question", required=True, metavar="TEXT", help="the question")
-    add("--top", type=_count, metavar="N", help="also print the N most probable answers, and how probable")
+    _, most = OPTIONS["num_alternatives"].bounds or (0, math.inf)
+    add(
+        "--top",
+        type=partial(_count, most=most),
+        metavar="N",
+        help=f"also print the N most probable answers, and how probable (at most {most:g})",
+    )
     _add_common_flags(question, "first that answers questions")
     _add_attention(question, "the weights of the sentences, by hop,")
 
@@ -210,7 +216,9 @@ def _add_caption(command: Callable[..., argparse.ArgumentParser]) -> None:
         epilog="example: python -m client caption picture.png --attention attention.png",
     )
     picture.add_argument("file", type=Path, metavar="FILE", help="the file; -: standard input")
-    _add_common_flags(picture, "only one that describes such a file")
+    _add_common_flags(
+        picture, "only one for such a file: for features, for clips if it is animated, otherwise for pictures"
+    )
     _add_attention(picture, "the picture or clip once for each word, with the attention laid over it,")
     _add_generation_flags(picture, [name for name in _FLAGS if name not in _ONLY_FOR_TEXTS])
 
@@ -266,9 +274,10 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+def _count(text: str, most: float = math.inf) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= most:
+        wanted = "above 0" if most == math.inf else f"from 1 to {most:g}"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number {wanted}")
     return int(text)
 
 

@@ -184,7 +184,9 @@ class Dispatcher:
     def end(self, call: Call, outcome: GenerateResponse | Exception) -> None:
         """Records the answer to a call, or its error."""
         self._num_in_flight -= 1
-        if isinstance(outcome, ClientError) and outcome.is_blank_source:
+        # A blank text among several sources is a mistake, and not a blank line.
+        is_line = isinstance(call.source, str)
+        if is_line and isinstance(outcome, ClientError) and outcome.is_blank_source:
             outcome = GenerateResponse()
         if isinstance(outcome, GenerateResponse):
             self._record_answer(call)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from seq2seq_serve.client.attention import DATA, save_hops, save_looks
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.files import read_file
+from seq2seq_serve.client.files import read_file, read_text, wrong_file
 from seq2seq_serve.client.forms import FEATURES, SENTENCES, TEXT, find_captioner, find_model, source_of
 from seq2seq_serve.client.output import length_advice, message_dict, one_line, to_json
 from seq2seq_serve.client.sync import Client
@@ -26,8 +26,7 @@ def answer(client: Client, options: argparse.Namespace) -> None:
         OSError: The story cannot be read, or the attention cannot be written.
     """
     model = find_model(client, options.model, "answer")
-    # Bytes that are not UTF-8 become surrogates, which the request refuses with their place.
-    story = read_file(options.story).decode("utf-8-sig", "surrogateescape")
+    story = read_text(options.story)
     sources = {source_of(model, SENTENCES): story, source_of(model, TEXT): options.question}
     generate_options = GenerateOptions(
         attention=options.attention is not None, num_alternatives=options.top or 0
@@ -41,6 +40,7 @@ def answer(client: Client, options: argparse.Namespace) -> None:
         for alternative in best.alternatives[0].tokens if options.top else ():
             probability = math.exp(alternative.log_probability)
             _print(f"{probability:8.4f}  {one_line(alternative.text).strip()}")
+    _warn_of_limit("answer", response, generate_options)
     if options.attention is not None:
         save_hops(best, options.question, options.attention)
 
@@ -50,7 +50,7 @@ def caption(client: Client, options: argparse.Namespace, generate_options: Gener
 
     Raises:
         ClientError: The server refuses the file, does not have a model for it, or has several.
-        OSError: The file cannot be read, or the attention cannot be written.
+        OSError: The file cannot be read, does not hold features, or the attention cannot be written.
     """
     content = read_file(options.file)
     model = find_captioner(client, options.model, content)
@@ -60,17 +60,13 @@ def caption(client: Client, options: argparse.Namespace, generate_options: Gener
         hint = f"which cannot be drawn: write the attention to a {DATA} file"
         raise ClientError("INVALID_ARGUMENT", f"{model.name} takes features, {hint}")
     try:
-        value: Value = _features(content) if form == FEATURES else content
+        value: Value = _features(content, options.file) if form == FEATURES else content
         response = _generate(client, {name: value}, model.name, generate_options)
         if options.json:
             _print(to_json(message_dict(response)))
         else:
             _print("\n".join(one_line(hypothesis.text) for hypothesis in response.hypotheses))
-        if any(each.finish_reason == FINISH_REASON_LENGTH for each in response.hypotheses):
-            # A bundle of captions does not bound their length by that of a source.
-            is_set = generate_options.HasField("max_new_tokens") or generate_options.max_length_ratio
-            advice = length_advice(generate_options) if is_set else "this is the model's own limit"
-            sys.stderr.write(f"warning: the caption ended at its length limit ({advice})\n")
+        _warn_of_limit("caption", response, generate_options)
         if path is not None:
             save_looks(response.hypotheses[0], content, form, path)
     except ValueError as error:
@@ -86,13 +82,50 @@ def _generate(
         raise ClientError.from_value_error(error) from error
 
 
-def _features(content: bytes) -> Value:
+def _warn_of_limit(what: str, response: GenerateResponse, options: GenerateOptions) -> None:
+    """Writes a warning if an answer ended at its length limit."""
+    if any(each.finish_reason == FINISH_REASON_LENGTH for each in response.hypotheses):
+        # Only a bundle of translations bounds the length of targets by that of their source.
+        is_set = options.HasField("max_new_tokens") or options.max_length_ratio
+        advice = length_advice(options) if is_set else "this is the model's own limit"
+        sys.stderr.write(f"warning: the {what} ended at its length limit ({advice})\n")
+
+
+def _features(content: bytes, path: Path) -> Value:
+    """Returns the array of a file as float32.
+
+    The header is read first: `numpy.load` would allocate whatever memory it declares.
+
+    Raises:
+        OSError: The file does not hold annotations; the error names it.
+    """
     import numpy as np
 
+    stream = io.BytesIO(content)
     try:
-        features: Value = np.load(io.BytesIO(content), allow_pickle=False).astype(np.float32)
-    except (ValueError, EOFError, AttributeError) as error:
-        raise ValueError("the file is not a NumPy array (.npy)") from error
+        version = np.lib.format.read_magic(stream)
+        is_first = version == (1, 0)
+        read = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = read(stream)
+    except Exception as error:  # NumPy raises errors of several classes for damaged headers
+        raise wrong_file(path, "the file is not a NumPy array (.npy)") from error
+    if dtype.kind not in "biuf":
+        raise wrong_file(path, f"the array is of {dtype}, and must be of real numbers, such as float32")
+    size = " x ".join(map(str, shape)) or "a single number"
+    if len(shape) != 2:
+        raise wrong_file(path, f"the array is {size}, and must be annotations x width")
+    num_bytes, num_left = math.prod(shape) * dtype.itemsize, len(content) - stream.tell()
+    if min(shape) < 0 or num_bytes > num_left:
+        text = f"the array is {size} of {dtype}, {num_bytes} bytes, and the file has {num_left} bytes for it"
+        raise wrong_file(path, f"{text}: it is truncated or damaged")
+    array = np.frombuffer(content[stream.tell() :], dtype, math.prod(shape))
+    array = array.reshape(shape, order="F" if is_fortran else "C")
+    with np.errstate(all="ignore"):
+        features = array.astype(np.float32)
+    if (places := np.argwhere(np.isinf(features) & np.isfinite(array))).size:
+        place = places[0].tolist()
+        text = f"the array has {array[tuple(place)]} at {place}, which is beyond float32: scale it down"
+        raise wrong_file(path, text)
     return features
 
 

@@ -142,8 +142,9 @@ class Client(Connection):
         """Yields the targets of many texts in order, each as soon as it and all before it are done.
 
         If one text fails, its result has the error, and the client goes on with the others. A blank text has
-        an empty target. If an overloaded server refuses a call, the client sends it again after the time that
-        the server asks for, with fewer calls in flight. If the server restarts, the client waits for it.
+        an empty target, but among several sources it is an error. If an overloaded server refuses a call, the
+        client sends it again after the time that the server asks for, with fewer calls in flight. If the
+        server restarts, the client waits for it.
 
         Args:
             texts: Texts, or other sources as `generate` takes them. May be endless or slow: a thread reads

@@ -13,14 +13,14 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 from seq2seq_serve.client.attention import save_alignment
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files import STANDARD, count_lines, open_input, open_output, skip_answered
-from seq2seq_serve.client.forms import check_command
+from seq2seq_serve.client.forms import find_model
 from seq2seq_serve.client.many import STOPPING_CODES, Translated
 from seq2seq_serve.client.output import (
     error_dict,
@@ -77,7 +77,7 @@ def translate(client: Client, plan: Translation) -> int:
         OSError: The input cannot be read, or the output cannot be written.
         WrongOutput: The output to continue belongs to another input.
     """
-    _check_model(client, plan)
+    plan = replace(plan, model=_find_model(client, plan))
     with ExitStack() as stack:
         texts = iter(plan.texts) if plan.texts else stack.enter_context(open_input(plan.input))
         output, num_skipped = sys.stdout, 0
@@ -109,8 +109,10 @@ def translate(client: Client, plan: Translation) -> int:
     return 1 if answers.num_failed else 0
 
 
-def _check_model(client: Client, plan: Translation) -> None:
-    """Checks at once, and not after `give_up_seconds`, that the server can translate.
+def _find_model(client: Client, plan: Translation) -> str:
+    """Returns the name of the model to ask: the given one, or the server's first that translates.
+
+    What is wrong is found at once, and not after `give_up_seconds`.
 
     Raises:
         ClientError: No server answers, it does not serve the model, or the model does not translate. If
@@ -118,12 +120,13 @@ def _check_model(client: Client, plan: Translation) -> None:
             warning.
     """
     try:
-        check_command(client.model(plan.model), "translate")
+        return find_model(client, plan.model, "translate").name
     except ClientError as error:
         has_answered = error.code == "UNAVAILABLE" and error.request_id
         if plan.texts or plan.stream or not has_answered:
             raise
         sys.stderr.write(f"warning: {error}\n")
+        return plan.model
 
 
 @dataclass

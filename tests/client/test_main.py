@@ -150,7 +150,7 @@ def test_a_server_that_answers_again_is_reported(run, server, monkeypatch):
     def come_back(**labels):
         record(**labels)
         codes.append(labels)
-        if len(codes) == 5:
+        if len(codes) == 6:
             models["echo"] = model
 
     monkeypatch.setattr(server.app._metrics, "record_rpc", come_back)

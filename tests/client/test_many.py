@@ -226,6 +226,13 @@ def test_what_the_server_takes_for_blank_is_an_empty_target_and_no_failure():
     assert outcomes(simulation.run(["a", *["\u200b"] * 9, "b"])) == ["A", *[""] * 9, "B"]
 
 
+def test_a_blank_text_among_several_sources_is_an_error():
+    """It was an empty answer."""
+    blank = {"story": "", "question": "Where?"}
+    results = Simulation(lambda source, now: BLANK if source == blank else answer("x")).run(["a", blank, "b"])
+    assert outcomes(results) == ["X", "INVALID_ARGUMENT", "X"]
+
+
 def test_failures_that_may_be_the_servers_hold_up_no_more_than_is_read_ahead():
     def serve(text: str, now: float) -> GenerateResponse | Exception:
         return BUG if text == "text 0" else TOO_LONG

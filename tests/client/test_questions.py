@@ -1,19 +1,24 @@
 """The commands `answer` and `caption`, against one server with a model of every form."""
 
+import io
 import json
 import math
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from matplotlib import image
+from PIL import Image
 
-from seq2seq_serve.client import Client, GenerateOptions
+from seq2seq_serve.client import Client, ClientError, GenerateOptions, Model
 from seq2seq_serve.client.__main__ import main
+from seq2seq_serve.client.forms import find_captioner
 from seq2seq_serve.client.output import one_line
 from tests.server.service.harness import on_a_thread, serving_bundles
 from tests.server.service.seq2seq.test_inputs import clip_file, picture_file
 
+OF_ANSWER = "warning: the answer ended at its length limit (this is the model's own limit)"
 STORY = "Sam walks into the kitchen. Sam picks up an apple.\nSam sleeps!"
 QUESTION = "Where is the apple?"
 RNG = np.random.default_rng(0)
@@ -69,9 +74,9 @@ def expected(client, model, source, **options):
 def test_a_question_about_a_story_is_answered(run, client):
     text = expected(client, "story", {"question": QUESTION, "story": STORY}).text
     arguments = ["answer", "--question", QUESTION, "--story"]
-    assert run(*arguments, "story.txt") == (0, text + "\n", [])
-    assert run(*arguments, "-", stdin=STORY.encode()) == (0, text + "\n", [])
-    assert run(*arguments, "story.txt", "--model", "story") == (0, text + "\n", [])
+    assert run(*arguments, "story.txt") == (0, text + "\n", [OF_ANSWER])
+    assert run(*arguments, "-", stdin=STORY.encode()) == (0, text + "\n", [OF_ANSWER])
+    assert run(*arguments, "story.txt", "--model", "story") == (0, text + "\n", [OF_ANSWER])
 
 
 def test_alternatives_have_probabilities(run, client):
@@ -83,7 +88,7 @@ def test_alternatives_have_probabilities(run, client):
         f"{math.exp(each.log_probability):8.4f}  {one_line(each.text).strip()}"
         for each in best.alternatives[0].tokens
     ]
-    assert (code, err) == (0, [])
+    assert (code, err) == (0, [OF_ANSWER])
     assert len(wanted) == 3
     assert out == "\n".join([best.text, *wanted, ""])
     content = json.loads(run(*arguments, "--json")[1])
@@ -93,7 +98,7 @@ def test_alternatives_have_probabilities(run, client):
 
 def test_the_attention_of_a_story_is_written_by_hop(run, tmp_path):
     arguments = ["answer", "--story", "story.txt", "--question", QUESTION, "--attention"]
-    assert run(*arguments, "hops.png")[::2] == (0, [])
+    assert run(*arguments, "hops.png")[::2] == (0, [OF_ANSWER])
     assert (tmp_path / "hops.png").read_bytes().startswith(b"\x89PNG")
     assert run(*arguments, "hops.json")[0] == 0
     content = json.loads((tmp_path / "hops.json").read_text())
@@ -156,19 +161,55 @@ def test_the_attention_over_features_is_written_but_cannot_be_drawn(run, tmp_pat
     )
 
 
+def animation(kind: str, num_frames: int = 3) -> bytes:
+    buffer, images = io.BytesIO(), [Image.fromarray(frame) for frame in CLIP[:num_frames]]
+    images[0].save(buffer, kind, save_all=True, append_images=images[1:])
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "model"),
+    [
+        (animation("PNG"), "clip"),
+        (animation("WEBP"), "clip"),
+        (animation("GIF"), "clip"),
+        (animation("PNG", 1), "picture"),
+        (animation("GIF", 1), "picture"),
+        (picture_file(PICTURE, "WEBP"), "picture"),
+        (picture_file(np.full((6, 6, 4), 99, np.uint8), "WEBP"), "picture"),  # VP8X for its alpha
+        (picture_file(PICTURE, "JPEG"), "picture"),
+    ],
+)
+def test_without_a_name_an_animation_is_for_clips_and_other_files_for_pictures(run, content, model):
+    """A server with a model of each refused every file."""
+    assert json.loads(run("caption", "-", "--json", stdin=content)[1])["model"] == model
+
+
 def test_without_a_name_the_only_model_that_takes_the_file_is_asked(run, toy_paths):
+    def caption(file, *names):
+        with on_a_thread(serving_bundles(*(toy_paths[name] for name in names))) as served:
+            return run("caption", file, "--json", "--address", served.address)
+
     assert json.loads(run("caption", "features.npy", "--json")[1])["model"] == "features"
-    for file in ("picture.png", "clip.png"):
-        message = failure(run("caption", file))
-        assert message.startswith("INVALID_ARGUMENT: several models take such a file: name one by --model: ")
-        assert "picture (picture)" in message
-        assert "clip (clip)" in message
-    with on_a_thread(serving_bundles(*(toy_paths[name] for name in ("text", "features", "clip")))) as served:
-        content = json.loads(run("caption", "clip.png", "--json", "--address", served.address)[1])
-        assert content["model"] == "clip"
-    with on_a_thread(serving_bundles(toy_paths["features"])) as served:
-        message = failure(run("caption", "clip.png", "--address", served.address))
-        assert message == "INVALID_ARGUMENT: the file is not a NumPy array (.npy)"
+    assert json.loads(caption("picture.png", "text", "features", "clip")[1])["model"] == "clip"
+    assert json.loads(caption("clip.png", "text", "picture")[1])["model"] == "picture"
+    assert failure(caption("clip.png", "text", "features")) == (
+        "INVALID_ARGUMENT: no model takes a file other than a NumPy array (.npy): the server's captioners "
+        "are features (features)"
+    )
+    assert failure(caption("features.npy", "text", "picture", "clip")) == (
+        "INVALID_ARGUMENT: no model takes a NumPy array (.npy): the server's captioners are "
+        "picture (picture), clip (clip)"
+    )
+
+
+def test_several_models_for_a_file_are_named():
+    forms = {"a": "clip", "b": "clip", "c": "picture"}
+    models = [Model(name=name, sources={"x": form}) for name, form in forms.items()]
+    with pytest.raises(ClientError, match=r"name one by --model: a \(clip\), b \(clip\)$"):
+        find_captioner(SimpleNamespace(models=lambda: models), "", animation("GIF"))
+    for content in (animation("GIF", 1), animation("WEBP")[:16], animation("PNG")[:9], b"GIF8", b""):
+        assert find_captioner(SimpleNamespace(models=lambda: models), "", content).name == "c"
 
 
 @pytest.mark.parametrize(
@@ -178,10 +219,43 @@ def test_without_a_name_the_only_model_that_takes_the_file_is_asked(run, toy_pat
         ("caption picture.png", "story", "story takes sentences and text: use the command answer"),
         ("answer --story story.txt --question a", "clip", "clip takes clip: use the command caption"),
         ("translate abc", "picture", "picture takes picture: use the command caption"),
+        *(
+            (
+                "score a b",
+                name,
+                f"{name} takes {forms}: a program can score its targets with Client.score, which takes any "
+                "source",
+            )
+            for name, forms in (("picture", "picture"), ("story", "sentences and text"))
+        ),
     ],
 )
 def test_a_model_of_another_command_is_refused_by_its_name(run, command, model, message):
     assert failure(run(*command.split(), "--model", model)) == f"INVALID_ARGUMENT: {message}"
+
+
+def test_without_a_name_the_first_model_that_translates_is_asked(run, toy_paths, tmp_path, monkeypatch):
+    """It was the server's first model, and the command failed if that was a captioner."""
+    with on_a_thread(serving_bundles(*(toy_paths[name] for name in ("picture", "story", "text")))) as served:
+        with Client(served.address) as client:
+            text = one_line(client.generate("abc", model="text").hypotheses[0].text)
+            score = client.score("abc", "d", model="text").score
+        (tmp_path / "in.txt").write_text("abc\n")
+        calls = []
+        monkeypatch.setattr(served.app._metrics, "record_rpc", lambda **labels: calls.append(labels))
+
+        def out(*arguments):
+            calls.clear()
+            code, out, _ = run(*arguments, "--address", served.address)
+            assert code == 0
+            assert len(calls) == 2
+            return out
+
+        assert one_line(out("translate", "abc").rstrip("\n")) == text
+        assert out("translate", "--stream", "abc", "--json").splitlines()[-1].count('"model": "text"') == 1
+        assert out("translate", "--input", "in.txt") == text + "\n"
+        assert out("translate", "--model", "text", "--input", "in.txt") == text + "\n"
+        assert float(out("score", "abc", "d").splitlines()[-1]) == pytest.approx(score, abs=1e-3)
 
 
 def test_a_server_without_a_model_for_a_command_is_reported(toy_paths, tmp_path, capsys):
@@ -212,17 +286,17 @@ def test_a_server_without_a_model_for_a_command_is_reported(toy_paths, tmp_path,
             "INVALID_ARGUMENT: picture: the PNG file is truncated or damaged",
         ),
         ("caption huge --model picture", "huge: the file has more than 4194304 bytes, the most of a request"),
-        ("caption picture.png --model features", "INVALID_ARGUMENT: the file is not a NumPy array (.npy)"),
+        ("caption picture.png --model features", "picture.png: the file is not a NumPy array (.npy)"),
         (
             "caption wide.npy --model features",
             "INVALID_ARGUMENT: features has the shape [4, 9], and features takes",
         ),
         ("caption picture.png --beam-size 99 --model picture", "INVALID_ARGUMENT: beam_size is 99"),
-        ("answer --story story.txt --question a --top 99", "INVALID_ARGUMENT: num_alternatives is 99"),
         ("answer --story empty --question a", "INVALID_ARGUMENT: story has no sentences: send at least one"),
         ("answer --story - --question a", "INVALID_ARGUMENT: story has no sentences: send at least one"),
-        ("answer --story story.txt --question=", "INVALID_ARGUMENT: the text is empty"),
-        ("answer --story bytes --question a", "INVALID_ARGUMENT: not valid UTF-8 at character 4"),
+        ("answer --story story.txt --question=", "INVALID_ARGUMENT: question: the text is empty"),
+        ("answer --story bytes --question a", "bytes: the file is not UTF-8: byte 4 is wrong"),
+        ("answer --story wide --question a", "wide: the file is UTF-16: convert it with `iconv"),
         (
             "answer --story long --question a",
             "INVALID_ARGUMENT: story has 10000 sentences, and story takes at most 20",
@@ -232,6 +306,7 @@ def test_a_server_without_a_model_for_a_command_is_reported(toy_paths, tmp_path,
 def test_bad_input_is_one_clear_line(run, tmp_path, arguments, message):
     (tmp_path / "empty").touch()
     (tmp_path / "bytes").write_bytes(b"Sam\xff walks.")
+    (tmp_path / "wide").write_text(STORY, encoding="utf-16")
     (tmp_path / "long").write_text("A.\n" * 10_000)
     (tmp_path / "cut.png").write_bytes(picture_file(PICTURE)[:-30])
     (tmp_path / "huge").write_bytes(bytes(5 * 2**20))
@@ -239,12 +314,62 @@ def test_bad_input_is_one_clear_line(run, tmp_path, arguments, message):
     assert failure(run(*arguments.split())).startswith(message)
 
 
+def npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def npy_header(shape: str, descr: str = "'<f8'") -> bytes:
+    """The header of an array, without its numbers."""
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (npy(np.zeros(8)), "the array is 8, and must be annotations x width"),
+        (npy(np.float64(8)), "the array is a single number, and must be annotations x width"),
+        (npy(np.zeros((4, 3, 2))), "the array is 4 x 3 x 2, and must be annotations x width"),
+        (npy(FEATURES + 1j), "the array is of complex128, and must be of real numbers, such as float32"),
+        (npy(FEATURES.astype("U3")), "the array is of <U3, and must be of real numbers, such as float32"),
+        (npy(FEATURES.astype(object)), "the array is of object, and must be of real numbers, such as"),
+        (npy(np.full((4, 3), -1e99)), "the array has -1e+99 at [0, 0], which is beyond float32: scale it"),
+        (
+            npy_header("(999999999999, 8)"),
+            "the array is 999999999999 x 8 of float64, 63999999999936 bytes, and the file has 0 bytes for it",
+        ),
+        (npy(FEATURES)[:-1], "the array is 4 x 3 of float64, 96 bytes, and the file has 95 bytes for it: it"),
+        (npy_header("(-1, -8)") + bytes(64), "the array is -1 x -8 of float64, 64 bytes, and the file has"),
+        *(
+            (content, "the file is not a NumPy array (.npy)")
+            for content in (b"", npy(FEATURES)[:9], npy(FEATURES)[:30], npy_header("(" * 5000))
+        ),
+    ],
+)
+def test_a_wrong_array_is_one_clear_line(run, tmp_path, content, message):
+    """Some were a traceback or NumPy's own warning."""
+    (tmp_path / "a.npy").write_bytes(content)
+    assert failure(run("caption", "a.npy", "--model", "features")).startswith(f"a.npy: {message}")
+
+
+@pytest.mark.parametrize(
+    "array", [np.asfortranarray(FEATURES), FEATURES.astype(">i2"), FEATURES.astype(np.float16)]
+)
+def test_an_array_of_any_real_numbers_is_read_as_float32(run, client, tmp_path, array):
+    np.save(tmp_path / "a.npy", array)
+    wanted = one_line(expected(client, "features", FEATURES.astype(np.float32)).text)
+    assert run("caption", "a.npy")[:2] == (0, wanted + "\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("answer --story story.txt", "the following arguments are required: --question"),
         ("answer --question a", "the following arguments are required: --story"),
-        ("answer --story a --question b --top 0", "argument --top: '0' is not a number above 0"),
+        ("answer --story a --question b --top 0", "argument --top: '0' is not a number from 1 to 32"),
+        ("answer --story a --question b --top 33", "argument --top: '33' is not a number from 1 to 32"),
         ("answer --story a --question b --attention a.txt", "a.txt: the name must end in .png or .json"),
         ("caption", "the following arguments are required: FILE"),
         ("caption a --attention none/a.png", "none/a.png: there is no folder none"),

@@ -145,20 +145,20 @@ def read_input(given: Input, model: ServedModel, checkpoint: Checkpoint) -> tupl
     return _read_pixels(given, model, checkpoint), []
 
 
-def check_visible(text: str, field: str) -> None:
-    """Refuses a text without a visible character."""
+def check_visible(text: str, field: str, what: str = "the text") -> None:
+    """Refuses a text without a visible character; the message names it `what`."""
     if not text:
-        raise BlankSource("the text is empty", field=field)
+        raise BlankSource(f"{what} is empty", field=field)
     if is_blank(text):
-        raise BlankSource("the text has only white space and invisible characters", field=field)
+        raise BlankSource(f"{what} has only white space and invisible characters", field=field)
 
 
-def check_bytes(text: str, max_tokens: int, model: ServedModel, field: str) -> None:
+def check_bytes(text: str, max_tokens: int, model: ServedModel, field: str, what: str = "the text") -> None:
     """Refuses a text that is too long for `max_tokens`, before it is cut into tokens."""
     num_bytes = len(text.encode())
     if num_bytes > max_tokens * MAX_BYTES_PER_TOKEN:
         raise InvalidRequest(
-            f"the text has {num_bytes} bytes, and {model.name} takes at most {max_tokens} tokens, "
+            f"{what} has {num_bytes} bytes, and {model.name} takes at most {max_tokens} tokens, "
             f"never more than {max_tokens * MAX_BYTES_PER_TOKEN} bytes: send shorter pieces",
             field=field,
         )
@@ -199,9 +199,9 @@ def too_long(what: str, num: int, unit: str, most: int, model: ServedModel, fiel
 def _read_words(given: Input, model: ServedModel) -> Array:
     """Returns a text beside other sources, `(W,)` int64, without special tokens."""
     if given.kind == "text":
-        text = given.source.text
-        check_visible(text, given.field)
-        check_bytes(text, MAX_WORDS, model, given.field)
+        text, what = given.source.text, f"{given.name}: the text"
+        check_visible(text, given.field, what)
+        check_bytes(text, MAX_WORDS, model, given.field, what)
         token_ids: Sequence[int] = model.source_tokenizer.encode(text)
     else:
         token_ids = given.source.token_ids.values
@@ -285,6 +285,7 @@ def _read_pixels(given: Input, model: ServedModel, checkpoint: Checkpoint) -> Ar
     if pixels.dtype == np.uint8:
         return pixels
     if not ((pixels >= 0) & (pixels <= 1)).all():  # NaN is neither
+        _check_finite(pixels, given, "from 0 to 1")
         raise InvalidRequest(
             f"{given.name} has values outside of 0 to 1: divide by 255, or send UINT8",
             field=f"{given.field}.data",
@@ -304,13 +305,17 @@ def _refusing_damage(given: Input) -> Iterator[None]:
 def _read_features(given: Input, model: ServedModel) -> Array:
     """Returns annotations that the caller computed, `(M, width)` float32."""
     features = _read_tensor(given, model)
-    if not np.isfinite(features).all():
-        place = np.argwhere(~np.isfinite(features))[0].tolist()
+    _check_finite(features, given, "finite")
+    return features
+
+
+def _check_finite(array: Array, given: Input, wanted: str) -> None:
+    if not np.isfinite(array).all():
+        place = np.argwhere(~np.isfinite(array))[0].tolist()
         raise InvalidRequest(
-            f"{given.name} is {features[tuple(place)]} at {place}, and must be finite",
+            f"{given.name} is {array[tuple(place)]} at {place}, and must be {wanted}",
             field=f"{given.field}.data",
         )
-    return features
 
 
 def _read_tensor(given: Input, model: ServedModel) -> Array:

@@ -365,9 +365,14 @@ BAD = [
         (
             picture(tensor=tensor(changed(PIXELS.astype(np.float32), (1, 2, 0), value))),
             "sources[0].tensor.data",
-            "picture has values outside of 0 to 1: divide by 255, or send UINT8",
+            message,
         )
-        for value in (1.5, -0.1, np.nan, np.inf)
+        for value, message in (
+            (1.5, "picture has values outside of 0 to 1: divide by 255, or send UINT8"),
+            (-0.1, "picture has values outside of 0 to 1: divide by 255, or send UINT8"),
+            (np.nan, "picture is nan at [1, 2, 0], and must be from 0 to 1"),
+            (np.inf, "picture is inf at [1, 2, 0], and must be from 0 to 1"),
+        )
     ],
     # clips
     (clip(file=gif(9_999)), "sources[0].file", "clip: the clip has 9999 frames, and at most 41 are read"),
@@ -468,13 +473,13 @@ BAD = [
         "token id -1 at [1, 0] of story is outsid",
     ),
     # questions
-    (question(text=""), "sources[1].text", "the text is empty"),
-    (question(text=" \u3000"), "sources[1].text", "the text has only white space"),
+    (question(text=""), "sources[1].text", "question: the text is empty"),
+    (question(text=" \u3000"), "sources[1].text", "question: the text has only white space"),
     (question(text="x" * 65), "sources[1].text", "question has 65 tokens, and story takes at most 64"),
     (
         question(text="x" * 5000),
         "sources[1].text",
-        "the text has 5000 bytes, and story takes at most 64 tokens, neve",
+        "question: the text has 5000 bytes, and story takes at most 64 tokens, neve",
     ),
     (question(token_ids=pb.TokenIds()), "sources[1].token_ids", "question has no tokens: send at least one"),
     (
