@@ -66,15 +66,16 @@ _QUICK = {"eval_interval_steps": 250, "warmup_steps": 100, "cooldown_share": 0.5
 _SMALL = {"d_model": 128, "d_hidden": 192, "vocab_size": 2000, "dropout": 0.0, **_QUICK}
 _LOOKING = {"eval_interval_steps": 500, "cooldown_share": 0.5}
 _HARD = {"attention": "hard", "learning_rate_scale": 0.2, "warmup_steps": 200, **_LOOKING}
+# The longest first; a child is late enough to find its parent finished, because it would keep a core waiting.
 EXHIBITS = (
-    Exhibit("captioner-soft", "Soft attention", "captioner", 3000, _LOOKING),
-    Exhibit("clip-captioner", "Attention over time", "clip-captioner", 1500, _LOOKING),
-    Exhibit("captioner-hard", "Hard attention", "captioner", 500, _HARD, "captioner-soft"),
+    Exhibit("captioner-soft", "Soft attention", "captioner", 2500, _LOOKING),
+    Exhibit("clip-captioner", "Attention over time", "clip-captioner", 1300, _LOOKING),
     Exhibit("recurrent", "No attention", "recurrent", 500, _SMALL),
     Exhibit("recurrent-dot", "Dot attention", "recurrent-dot", 500, _SMALL),
     Exhibit("recurrent-additive", "Additive attention", "recurrent-additive", 500, _SMALL),
     Exhibit("transformer", "The Transformer", "demo", 500, _QUICK),
     Exhibit("memory-network", "Three hops over the sentences", "memory-network", 6000, {}),
+    Exhibit("captioner-hard", "Hard attention", "captioner", 500, _HARD, "captioner-soft"),
 )
 _BY_NAME = {exhibit.name: exhibit for exhibit in EXHIBITS}
 _TRANSLATORS = "recurrent", "recurrent-dot", "recurrent-additive", "transformer"
@@ -160,7 +161,7 @@ def _steps(run: Path, exhibit: Exhibit, children: list[subprocess.Popen[bytes]])
     settings = [f"{name}={value}" for name, value in exhibit.settings.items()]
     command = ["training", "train", exhibit.preset, "--out", str(run)]
     parent = ["--from", str(run.with_name(exhibit.parent))] if exhibit.parent else []
-    new = [*parent, "--max-steps", str(exhibit.max_steps), "--set", *settings]
+    new = [*parent, "--max-steps", str(exhibit.max_steps), *(["--set", *settings] if settings else [])]
     child = _run([*command, *(["--resume"] if RunFolder(run).is_run else new)], run, children)
     while child.poll() is None:
         time.sleep(_POLL_SECONDS)
