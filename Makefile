@@ -47,7 +47,7 @@ test: $(INSTALLED) lint ## lint, types, stubs, and the tests that each prove som
 	$(MAKE) --no-print-directory --jobs 2 types pytest
 
 # The long tests, and many more examples of what quick ones try a few of.
-test-all: export PYTEST_FLAGS = -m "not gpu and not docker" --hypothesis-profile thorough
+test-all: export PYTEST_FLAGS = -m "not gpu and not docker" --hypothesis-profile thorough --verbose --durations 20
 test-all: try-cuda-stub test ## the same and the long tests: what CI runs
 
 cuda-stub: $(INSTALLED) ## build what tests of CUDA run on where there is no GPU: 340 MB in .cuda_stub
