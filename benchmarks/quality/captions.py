@@ -35,11 +35,15 @@ class Example:
         is_right: Whether a caption is entirely right.
         named: For each word of a right caption, the number of the object or event that it names, or None.
         places: The places of memory, bool (S,), that lie on the object or in the event of a number.
+        num_events: The number of events; 0 for a picture.
+        num_told: The number of events that a caption tells at their place in the order.
     """
 
     is_right: Callable[[str], bool]
     named: Callable[[str], list[int | None]]
     places: Callable[[int], NDArray[np.bool_]]
+    num_events: int = 0
+    num_told: Callable[[str], int] = lambda _: 0
 
 
 @dataclass(frozen=True)
@@ -98,9 +102,12 @@ def _of_clip(clip: moving_shapes.Clip) -> Example:
         lambda text: moving_shapes.is_right(clip, text),
         lambda text: moving_shapes.named_events(clip, text),
         places,
+        len(clip.events),
+        lambda text: moving_shapes.num_told(clip, text),
     )
 
 
+SCORES = "right_percent", "events_percent", "pointing_percent"
 _FROM_SOFT = {"learning_rate_scale": 0.2, "warmup_steps": 200, "cooldown_share": 0.5}
 TASKS = {
     "captions": Task(
@@ -159,15 +166,19 @@ def caption_all(path: Path, task: Task, console: Console) -> dict[str, Any]:
     examples = task.examples(1 + max(int(file.stem) for file in files))
     has_attention = getattr(folder.read_config().model, "attention", None) != "mean"
     options = GenerateOptions(attention=has_attention)
-    report: dict[str, Any] = {"test": len(files), "right_percent": {}, "pointing_percent": {}}
+    report: dict[str, Any] = {"test": len(files)} | {score: {} for score in SCORES}
     for precision, results in ask(path, files, console, options):
         rights, hits = [], list[bool]()
+        num_told = num_events = 0
         for file, result in zip(files, results, strict=True):
             example, text = examples[int(file.stem)], result.text
             rights.append(example.is_right(text))
+            num_told, num_events = num_told + example.num_told(text), num_events + example.num_events
             if rights[-1] and has_attention:
                 hits += pointing(example, result.answer.hypotheses[0])
         report["right_percent"][precision] = 100 * sum(rights) / len(rights)
+        if num_events:
+            report["events_percent"][precision] = 100 * num_told / num_events
         if hits:
             report["pointing_percent"][precision] = 100 * sum(hits) / len(hits)
     return report
@@ -195,13 +206,14 @@ def pointing(example: Example, hypothesis: Hypothesis) -> list[bool]:
 def table(report: dict[str, Any]) -> str:
     """Returns the scores as a Markdown table."""
     lines = [
-        "| system | parameters | steps | right in %, fp32 | int8 | pointing in %, fp32 | int8 |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+        "| system | parameters | steps | right in %, fp32 | int8 | events in %, fp32 | int8 "
+        "| pointing in %, fp32 | int8 |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for name, system in report["systems"].items():
         cells = [
             f"{system[score][precision]:.1f}" if precision in system[score] else "–"
-            for score in ("right_percent", "pointing_percent")
+            for score in SCORES
             for precision in PRECISIONS
         ]
         lines.append(f"| {name} | {system['parameters']:,} | {system['steps']:,} | {' | '.join(cells)} |")

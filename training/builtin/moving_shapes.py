@@ -10,6 +10,7 @@ without their order do not show which event came first.
 """
 
 import math
+import operator
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -155,19 +156,26 @@ def is_right(clip: Clip, text: str) -> bool:
     A right caption has the grammar of the examples above and tells all events in their order. A figure is
     "a" the first time and "the" from then on, and only several events have a "first".
     """
-    events = re.split(_JOINT, text.removeprefix("first ") if len(clip.events) > 1 else text)
-    if len(events) != len(clip.events):
-        return False
-    for number, (event, told) in enumerate(zip(clip.events, events, strict=True)):
-        match = _EVENT.fullmatch(told)
-        if match is None:
-            return False
-        article, *kind, phrase = match.groups()
-        if (article, tuple(kind)) != (_article(clip, number), clip.kinds[event.figure]):
-            return False
-        if _ACTION_OF_PHRASE[phrase] != event.action:
-            return False
-    return True
+    articles = [article for article, _, _ in _told(clip, text)]
+    expected = [_article(clip, number) for number in range(len(clip.events))]
+    return articles == expected and num_told(clip, text) == len(clip.events)
+
+
+def num_told(clip: Clip, text: str) -> int:
+    """Returns the number of events whose figure and action a caption tells at their place in the order."""
+    events = [(clip.kinds[event.figure], event.action) for event in clip.events]
+    told = [(kind, action) for _, kind, action in _told(clip, text)]
+    return sum(map(operator.eq, events, told))
+
+
+def _told(clip: Clip, text: str) -> list[tuple[str, tuple[str, ...], str]]:
+    """Returns the article, the figure and the action of each event that a caption tells, or empty strings."""
+    told = []
+    for part in re.split(_JOINT, text.removeprefix("first ") if len(clip.events) > 1 else text):
+        match = _EVENT.fullmatch(part)
+        article, *kind, phrase = match.groups() if match else ("", "")
+        told.append((article, tuple(kind), _ACTION_OF_PHRASE.get(phrase, "")))
+    return told
 
 
 def named_events(clip: Clip, text: str) -> list[int | None]:

@@ -76,13 +76,15 @@ def test_a_system_without_attention_points_nowhere_in_the_table():
         "parameters": 812_345,
         "steps": 6000,
         "right_percent": {"fp32": 91.26, "int8": 90.0},
+        "events_percent": {},
         "pointing_percent": {"fp32": 88.0, "int8": 87.5},
     }
-    basic = soft | {"steps": 1500, "pointing_percent": {}}
+    events = {"fp32": 95.0, "int8": 94.96}
+    basic = soft | {"steps": 1500, "events_percent": events, "pointing_percent": {}}
     _, _, *rows = captions.table({"systems": {"soft": soft, "basic": basic}}).splitlines()
     assert rows == [
-        "| soft | 812,345 | 6,000 | 91.3 | 90.0 | 88.0 | 87.5 |",
-        "| basic | 812,345 | 1,500 | 91.3 | 90.0 | – | – |",
+        "| soft | 812,345 | 6,000 | 91.3 | 90.0 | – | – | 88.0 | 87.5 |",
+        "| basic | 812,345 | 1,500 | 91.3 | 90.0 | 95.0 | 95.0 | – | – |",
     ]
 
 

@@ -194,3 +194,21 @@ def test_the_content_words_of_a_caption_name_its_events_in_order(captioned):
             event = clip.events[number]
             assert (colour, shape) == clip.kinds[event.figure]
             assert " ".join(verb) in ACTIONS[event.action]
+
+
+def test_each_event_told_at_its_place_counts():
+    clip = Clip(
+        kinds=(("red", "cross"), ("blue", "square")),
+        events=(Event(0, "left", 1, 7), Event(1, "jump", 8, 14)),
+        frames=np.zeros((16, 32, 32, 3), np.uint8),
+    )
+    for text, num_told in (
+        ("first a red cross goes left , then a blue square hops", 2),
+        ("a red cross moves left and then the blue square jumps", 2),  # the articles do not count here
+        ("a red cross goes left , then a blue square spins", 1),
+        ("a blue square hops , then a red cross goes left", 0),
+        ("a red cross goes left", 1),
+        ("a red cross left , then a blue square hops , then a red cross goes left", 1),
+        ("", 0),
+    ):
+        assert moving_shapes.num_told(clip, text) == num_told, text
