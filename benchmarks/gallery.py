@@ -71,7 +71,7 @@ EXHIBITS = (
     Exhibit("captioner-soft", "Soft attention", "captioner", 2500, _LOOKING),
     Exhibit("clip-captioner", "Attention over time", "clip-captioner", 1300, _LOOKING),
     Exhibit("recurrent", "No attention", "recurrent", 500, _SMALL),
-    Exhibit("recurrent-dot", "Dot attention", "recurrent-dot", 500, _SMALL),
+    Exhibit("recurrent-dot", "Dot attention", "recurrent-dot", 750, _SMALL),
     Exhibit("recurrent-additive", "Additive attention", "recurrent-additive", 500, _SMALL),
     Exhibit("transformer", "The Transformer", "demo", 500, _QUICK),
     Exhibit("memory-network", "Three hops over the sentences", "memory-network", 6000, {}),
