@@ -13,6 +13,7 @@ import torch
 from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
 from seq2seq_serve.bundle.manifest import (
     FileSpec,
+    Frames,
     GraphSpec,
     Manifest,
     Parity,
@@ -31,10 +32,10 @@ from seq2seq_serve.bundle.names import (
 from seq2seq_serve.export import convert, parity
 from seq2seq_serve.export.calibration import calibrate
 from seq2seq_serve.export.graphs.base import Graph, sizes_of
-from seq2seq_serve.export.graphs.families import FAMILIES, make_modules
+from seq2seq_serve.export.graphs.families import make_modules
 from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory, LinearFactory
 from seq2seq_serve.export.runtime import Graphs
-from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID
 from seq2seq_serve.training.data.lengths import target_limits
 from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.evaluation.scoring import by_source, score
@@ -136,7 +137,10 @@ def _write(
         format_version=FORMAT_VERSION,
         kind=kind_of(config),
         sizes=sizes_of(config),
-        special_ids=SpecialIds(PAD_ID, BOS_ID, EOS_ID, UNK_ID, decoder_start_id=BOS_ID),
+        source_vocab_size=config.vocab_size,
+        target_vocab_size=config.vocab_size,
+        special_ids=SpecialIds(PAD_ID, (EOS_ID,)),
+        frames=Frames(start=(BOS_ID,), source_suffix=(EOS_ID,)),
         sources=dict(kind.forms),
         memory=kind.memory,
         max_source_length=config.max_source_length,
@@ -147,7 +151,6 @@ def _write(
         source_language=trained.source_language,
         length_bound=trained.length_bound,
         provenance=trained.provenance | score,
-        **FAMILIES[kind_of(config)].facts(config),
     )
     write_manifest(folder, manifest)
     return manifest

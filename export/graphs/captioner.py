@@ -30,11 +30,6 @@ def make_graphs(model: Captioner, linear: LinearFactory) -> dict[Verb, Graph]:
     return {Verb.ENCODE: EncodeGraph(model, linear), Verb.STEP: StepGraph(model, linear)}
 
 
-def facts(config: CaptionerConfig) -> dict[str, Any]:  # noqa: ARG001
-    """The manifest's fields of this family besides sizes: none."""
-    return {}
-
-
 def _source_specs(config: CaptionerConfig) -> list[TensorSpec]:
     frame = (config.size, config.size, 3)
     if config.source == "picture":

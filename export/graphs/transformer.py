@@ -8,10 +8,8 @@ row of a matrix; only attention separates batch and position.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,14 +80,6 @@ def make_graphs(model: Transformer, linear: LinearFactory) -> dict[Verb, Graph]:
         Verb.ENCODE: EncodeGraph(model, linear),
         Verb.STEP: StepGraph(model, linear, decoder),
         Verb.DECODE: DecodeGraph(model, linear, decoder, alignment_layer=layer),
-    }
-
-
-def facts(config: TransformerConfig) -> dict[str, Any]:
-    """The manifest's fields of this family besides sizes."""
-    return {
-        "attention_scale": 1 / math.sqrt(config.d_head),
-        "alignment_layer": alignment_layer(config.num_decoder_layers),
     }
 
 

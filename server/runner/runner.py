@@ -85,9 +85,10 @@ class OnnxRunner:
         self.max_source_length = sizing.max_source_length
         self._max_memory_length = sizing.sizes[Axis.MEMORY_CAPACITY]
         self.max_target_length = sizing.sizes[Axis.CACHE_CAPACITY]
-        self.vocab_size = manifest.sizes["vocab_size"]
+        self.vocab_size = manifest.target_vocab_size
         self._memory = manifest.memory
-        self.start_id, self.eos_id = manifest.special_ids.decoder_start_id, manifest.special_ids.eos_id
+        (self.start_id,) = (place for place in manifest.frames.start if isinstance(place, int))
+        self.eos_id = manifest.special_ids.eos_ids[0]
         if config.shares_threads:
             share_threads(sizing.num_pool_threads)
         self._device = OnnxDevice(self.provider, self.num_threads)
