@@ -165,23 +165,6 @@ Places = tuple[int | str, ...]
 
 
 @dataclass(frozen=True)
-class Frames(_Record):
-    """The tokens around each source text and before each target.
-
-    Attributes:
-        start: The tokens that the decoder reads before a target; they are not part of it.
-        forced: The first tokens of every target. They are part of it, and its length counts them.
-        source_prefix: The tokens before those of a source text.
-        source_suffix: The tokens after them, end of sequence included.
-    """
-
-    start: Places
-    forced: Places = ()
-    source_prefix: Places = ()
-    source_suffix: Places = ()
-
-
-@dataclass(frozen=True)
 class Choice(_Record):
     """Something that a request chooses by a name, such as a language.
 
@@ -194,8 +177,25 @@ class Choice(_Record):
     default: str = ""
 
 
+@dataclass(frozen=True)
+class Frames(_Record):
+    """The tokens around each source text and before each target.
+
+    Attributes:
+        start: The token that the decoder reads first; it is not part of the target.
+        forced: The first tokens of every target. They are part of it, and its length counts them.
+        source_prefix: The tokens before those of a source text.
+        source_suffix: The tokens after them, end of sequence included.
+    """
+
+    start: int | str
+    forced: Places = ()
+    source_prefix: Places = ()
+    source_suffix: Places = ()
+
+
 LengthPenalty = Literal["wu", "power"]
-EarlyStopping = Literal["true", "false", "never"]
+EarlyStopping = bool | Literal["never"]
 
 
 @dataclass(frozen=True)
@@ -207,9 +207,9 @@ class Generation(_Record):
         length_penalty: The exponent of the length penalty.
         length_penalty_formula: "wu" divides by ((5 + n) / 6)^alpha (Wu et al. 2016, equation 14), "power" by
             n^alpha; n counts the tokens of `Frames.forced`.
-        early_stopping: Ends a beam search once `beam_size` hypotheses are complete ("true"); when the best
-            running hypothesis would be worse at its present length ("false"); or when none can become better
-            ("never").
+        early_stopping: Ends a beam search once `beam_size` hypotheses are complete (true); when also the best
+            running hypothesis would have a worse score at its present length (false); or when also none can
+            become better ("never").
         max_new_tokens: The limit of a target, with the tokens of `Frames.forced`; None is the model's limit.
         suppressed_token_ids: Tokens that no target has; a request cannot allow them.
         begin_suppressed_token_ids: Tokens that are not the first of a target, after `Frames.forced`.
@@ -223,7 +223,7 @@ class Generation(_Record):
     beam_size: int = 1
     length_penalty: float = 0.6
     length_penalty_formula: LengthPenalty = "wu"
-    early_stopping: EarlyStopping = "true"
+    early_stopping: EarlyStopping = True
     max_new_tokens: int | None = None
     min_new_tokens: int = 0
     repetition_penalty: float = 1.0
@@ -486,8 +486,6 @@ def _contradictions(manifest: Manifest) -> list[str]:
     ids = manifest.special_ids
     if not ids.eos_ids:
         problems.append("special_ids.eos_ids is empty: no token would end a target")
-    if not manifest.frames.start:
-        problems.append("frames.start is empty: the decoder would have nothing to read")
     if ids.pad_id and Form.SENTENCES in manifest.sources.values():
         problems.append(f"special_ids.pad_id is {ids.pad_id}, and sentences are padded with 0: it must be 0")
     for name, (limit, places) in _id_fields(manifest).items():
@@ -528,7 +526,7 @@ def _id_fields(manifest: Manifest) -> dict[str, tuple[int, Places]]:
     return {
         "special_ids.pad_id": (source, (manifest.special_ids.pad_id,)),
         "special_ids.eos_ids": (target, manifest.special_ids.eos_ids),
-        "frames.start": (target, frames.start),
+        "frames.start": (target, (frames.start,)),
         "frames.forced": (target, frames.forced),
         "frames.source_prefix": (source, frames.source_prefix),
         "frames.source_suffix": (source, frames.source_suffix),

@@ -67,7 +67,7 @@ class FakeRunner:
     max_source_length = 64
     max_target_length = 64
     start_id = START_ID
-    eos_id = EOS_ID
+    eos_ids = (EOS_ID,)
 
     def __init__(
         self,

@@ -144,7 +144,7 @@ class LongRun:
                 cache_bytes=runner.num_slots * runner.slot_bytes,
                 num_bytes=runner.num_slots * runner.slot_bytes,
                 pad_id=bundle.manifest.special_ids.pad_id,
-                eos_id=runner.eos_id,
+                eos_ids=runner.eos_ids,
                 queue_limits=QueueLimits(max_waiting_requests=_MAX_WAITING),
                 source_tokenizer=bundle.source_tokenizer,
                 target_tokenizer=bundle.target_tokenizer,
