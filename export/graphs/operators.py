@@ -97,7 +97,7 @@ def layer_normalization(x: Tensor, weight: Tensor, bias: Tensor, *, epsilon: flo
 
 def rms_normalization(x: Tensor, weight: Tensor, *, epsilon: float) -> Tensor:
     """RMS norm over the last axis (RMSNormalization of the standard, opset 23)."""
-    attributes = {"axis": -1, "epsilon": epsilon}
+    attributes: dict[str, Any] = {"axis": -1, "epsilon": epsilon}
     return symbolic("RMSNormalization", [x, weight], attributes, dtype=x.dtype, shape=x.shape, version=23)
 
 
@@ -117,7 +117,7 @@ def skip_rms_normalization(
 
 
 def gelu(x: Tensor) -> Tensor:
-    """x times the normal distribution's cumulative function (Gelu of com.microsoft)."""
+    """The input times the normal distribution's cumulative function (Gelu of com.microsoft)."""
     return symbolic("com.microsoft::Gelu", [x], dtype=x.dtype, shape=x.shape, version=1)
 
 
@@ -127,7 +127,7 @@ def fast_gelu(x: Tensor) -> Tensor:
 
 
 def silu(x: Tensor) -> Tensor:
-    """x times its logistic function (QuickGelu)."""
+    """The input times its logistic function (QuickGelu)."""
     return symbolic("com.microsoft::QuickGelu", [x], {"alpha": 1.0}, dtype=x.dtype, shape=x.shape, version=1)
 
 

@@ -2,9 +2,9 @@
 
 Each module lists its inputs and outputs as `TensorSpec`s, with their names, axes and roles, and expresses the
 model in operators for which ONNX Runtime has fused kernels. `training.models.transformer` defines their
-computation for the paper's Transformer, `export.huggingface.model` for imported ones, and `export.parity` proves
-that the graphs compute the same. Inside a graph every token is one
-row of a matrix; only attention separates batch and position.
+computation for the paper's Transformer, `export.huggingface.model` for imported ones, and `export.parity`
+proves that the graphs compute the same. Inside a graph every token is one row of a matrix; only attention
+separates batch and position.
 """
 
 from __future__ import annotations
@@ -54,8 +54,11 @@ class _TransformerGraph(Graph):
         self.positions = _constant(stack.positions)
         self.relative_bias = _constant(stack.relative_bias)
         self.zero_position_id = stack.zero_position_id
-        norm = stack.embedding_norm
-        self.embedding_norm = norm and AddNorm(norm, None, None, None, pre_norm=False, linear=linear)
+        self.embedding_norm: AddNorm | None = None
+        if stack.embedding_norm is not None:
+            self.embedding_norm = AddNorm(
+                stack.embedding_norm, None, None, None, pre_norm=False, linear=linear
+            )
         self.num_layers = len(model.decoder.layers)
         self.num_heads, self.d_head = model.decoder.num_heads, model.decoder.d_head
         self.d_model = model.decoder.d_model
@@ -68,15 +71,15 @@ class _TransformerGraph(Graph):
             if self.zero_position_id is not None:
                 positions = positions * (ids != self.zero_position_id).unsqueeze(-1)
             x = x + positions
-        x = x.view(-1, self.d_model)
-        return x if self.embedding_norm is None else self.embedding_norm.enter(x)
+        rows: Tensor = x.view(-1, self.d_model)
+        return rows if self.embedding_norm is None else self.embedding_norm.enter(rows)
 
     def _enter(self, x: Tensor, norms: Iterator[AddNorm]) -> tuple[Tensor, Tensor]:
         """The input of the first sublayer, and the residual to which its output is added."""
         return (next(norms).enter(x) if self.is_pre_norm else x), x
 
     def _bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """The bias `(B or 1, H, T, S)` of the self-attention's scores between positions `(…, T)` and `(S,)`."""
+        """The bias `(B or 1, H, T, S)` of self-attention scores between positions `(…, T)` and `(S,)`."""
         if self.relative_bias is None:
             return None
         bias = relative_bias(self.relative_bias, queries, keys).movedim(-1, -3)
@@ -328,7 +331,7 @@ class Decoder(nn.Module):
 
 
 def _residual_scale(stack: Stack, linear: LinearFactory) -> float:
-    """The factor of the residual in the graph, which the norms remove, so that it does not change the results.
+    """The factor of the residual in the graph. The norms remove it, so it does not change the results.
 
     In models with RMS norms the residual and the products of gated networks can exceed the range of float16.
     """

@@ -1,7 +1,7 @@
-"""The encoder-decoder Transformer of imported checkpoints: one model with the options in which families differ.
+"""The Transformer of imported checkpoints: one model with the options in which families differ.
 
-It exists to be exported: it defines what the graphs compute, runs the calibration of int8, and is never trained.
-Which family sets which option is in `export.huggingface.families`.
+It exists to be exported: it defines what the graphs compute, runs the calibration of int8, and is never
+trained. The options of each family are in `export.huggingface.families`.
 
 Shapes: B batch rows, S source length, T target length, D d_model, H heads, K d_head, F d_ff, V vocabulary.
 """
@@ -189,14 +189,15 @@ class Layer(nn.Module):
 class ImportedModel(EncoderDecoder):
     """An encoder-decoder Transformer with the options of `ImportedConfig`.
 
-    The memory holds the keys and values (B, H, S, K) of each decoder layer's attention over the source, and the
-    state those of the positions so far.
+    The memory holds the keys and values (B, H, S, K) of each decoder layer's attention over the source, and
+    the state those of the positions so far.
 
     Attributes:
         source_positions: (positions, D), added to source embeddings; None without a table.
         target_positions: The same for targets.
-        source_bias: (2 * max_distance + 1, H), the bias of the scores at each distance from a key to its query, from
-            the most negative one on (Raffel et al. 2020, arXiv:1910.10683, section 2.1); None without such biases.
+        source_bias: (2 * max_distance + 1, H), the bias of the scores at each distance from a key to its
+            query, from the most negative one on (Raffel et al. 2020, arXiv:1910.10683, section 2.1); None
+            without such biases.
         target_bias: The same for targets.
     """
 
@@ -224,9 +225,8 @@ class ImportedModel(EncoderDecoder):
         self.decoder_layers = Layers(
             Layer(config, config.decoder, reads_memory=True) for _ in range(config.decoder.num_layers)
         )
-        for name in ("source", "target"):
-            has_norm = config.has_embedding_norm
-            self.add_module(f"{name}_norm", config.make_norm() if has_norm else nn.Identity())
+        self.source_norm = config.make_norm() if config.has_embedding_norm else nn.Identity()
+        self.target_norm = config.make_norm() if config.has_embedding_norm else nn.Identity()
         self.encoder_norm = config.make_norm() if config.is_pre_norm else nn.Identity()
         self.decoder_norm = config.make_norm() if config.is_pre_norm else nn.Identity()
 
