@@ -28,14 +28,18 @@ _CACHED_SEQUENCES = 1 << 16
 class Charsmap:
     """The table of a SentencePiece model.
 
-    The table is a trie over UTF-8 bytes as a double array (Darts-clone), with the replacements behind it, each
+    The table is a trie over UTF-8 bytes as a double array (Darts-clone). The replacements follow it, each
     ended by a zero byte.
 
     Args:
         blob: The content of the model's field `precompiled_charsmap`.
+
+    Attributes:
+        described: The library's description of a normaliser with this table.
     """
 
     def __init__(self, blob: bytes) -> None:
+        self.described = json.loads(normalizers.Precompiled(blob).__getstate__())
         (size,) = struct.unpack_from("<I", blob)
         if len(blob) < 4 + size or size % 4 or not size:
             raise ValueError("the charsmap of the tokenizer is damaged")
@@ -116,7 +120,9 @@ def _characters(units: Any, nodes: Any, *, only_ends: bool) -> tuple[set[str], A
         children, labels_read = children[parents, columns], labels[columns]
         child_units = units[children].astype(np.int64)
         codes = codes[parents] << 8 | labels_read
-        lengths = np.vectorize(_num_bytes, otypes=[np.int64])(labels_read) if num_read == 1 else lengths[parents]
+        lengths = (
+            np.vectorize(_num_bytes, otypes=[np.int64])(labels_read) if num_read == 1 else lengths[parents]
+        )
         nodes = children ^ (child_units >> 10 << ((child_units & 0x200) >> 6))
         is_whole, is_end = lengths == num_read, (child_units >> 8 & 1).astype(bool)
         chosen = codes[is_whole & is_end if only_ends else is_whole]
