@@ -411,8 +411,8 @@ def _byte_pairs(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     vocab = _read_json(checkpoint.file("vocab.json"))
     if max(vocab.values()) >= checkpoint.vocab_size:
         raise ValueError(
-            f"{checkpoint.folder}: vocab.json has the id {max(vocab.values())}, beyond the model's vocabulary "
-            f"of {checkpoint.vocab_size}"
+            f"{checkpoint.folder}: vocab.json has the id {max(vocab.values())}, beyond the model's "
+            f"vocabulary of {checkpoint.vocab_size}"
         )
     lines = checkpoint.file("merges.txt").read_text(encoding="utf-8").split("\n")
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
