@@ -103,7 +103,7 @@ def _random_batches(
     for B, longest_source, longest_target in shapes:
         S, T = min(longest_source, config.max_source_length), min(longest_target, config.max_target_length)
         lengths = [S, *rng.integers(1, S + 1, B - 1).tolist()]
-        rows = [model.source_kind.random(rng, length, config.vocab_size) for length in lengths]
+        rows = [model.source_kind.random(rng, length, len(model.source_weight)) for length in lengths]
         target_ids = rng.integers(0, config.vocab_size, (B, T))
         target_ids[:, 0] = BOS_ID  # a model may treat the first position in its own way
         yield rows, target_ids, rng.integers(0, config.vocab_size, (B, T))

@@ -118,7 +118,9 @@ def open_checkpoint(path: Path) -> CheckpointFolder:
     settings = _read_json(tokenizer_file) if tokenizer_file.is_file() else {}
     for name, content in (("config.json", config), ("tokenizer_config.json", settings)):
         if content.get("auto_map"):
-            raise CheckpointError(f"{path / name} asks for code of the checkpoint (auto_map), which is never run")
+            raise CheckpointError(
+                f"{path / name} asks for code of the checkpoint (auto_map), which is never run"
+            )
     generation_file = path / "generation_config.json"
     if generation_file.is_file():
         generation = _read_json(generation_file)

@@ -131,9 +131,7 @@ FAMILIES = (
     Family("bart", "bart", "bart", _BART_LEARNED, is_pre_norm=False, has_embedding_norm=True),
     Family("mbart50", "mbart", "bart", _BART_LEARNED, "MBart50Tokenizer", has_embedding_norm=True),
     Family("mbart", "mbart", "bart", _BART_LEARNED, has_embedding_norm=True),
-    Family(
-        "nllb", "m2m_100", "bart", _M2M100, "NllbTokenizer", activation="relu", scales_embedding=True
-    ),
+    Family("nllb", "m2m_100", "bart", _M2M100, "NllbTokenizer", activation="relu", scales_embedding=True),
     Family("m2m100", "m2m_100", "bart", _M2M100, activation="relu", scales_embedding=True),
     Family("blenderbot", "blenderbot", "bart", _LEARNED),
     Family("byt5", "t5", "t5", tokenizer_class="ByT5Tokenizer", activation="relu", scales_output=True),
@@ -199,7 +197,9 @@ def read_model(checkpoint: CheckpointFolder, family: Family, limits: Limits) -> 
     with torch.device("meta"):
         model = ImportedModel(_replaced(config, options))
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    _check_names(checkpoint, {origins.get(name, name) for name in weights.keys() - expected.keys()}, "are not used")
+    _check_names(
+        checkpoint, {origins.get(name, name) for name in weights.keys() - expected.keys()}, "are not used"
+    )
     _check_names(checkpoint, expected.keys() - weights.keys(), "are missing")
     for name, shape in expected.items():
         if weights[name].shape != shape:
@@ -308,7 +308,9 @@ def _scales_output(config: Mapping[str, Any]) -> bool:
 
 def _activation(name: str) -> Activation:
     if name not in _ACTIVATIONS:
-        raise CheckpointError(f"the activation {name!r} is not supported; there are {', '.join(_ACTIVATIONS)}")
+        raise CheckpointError(
+            f"the activation {name!r} is not supported; there are {', '.join(_ACTIVATIONS)}"
+        )
     return _ACTIVATIONS[name]
 
 
@@ -320,7 +322,8 @@ def _limit(name: str, given: int | None, default: int, most: int | None) -> int:
 
 def _lengths(limits: Limits, default: int, most: int | None) -> dict[str, int]:
     return {
-        name: _limit(f"--{name.replace('_', '-')}", given, default, most) for name, given in vars(limits).items()
+        name: _limit(f"--{name.replace('_', '-')}", given, default, most)
+        for name, given in vars(limits).items()
     }
 
 
