@@ -32,8 +32,8 @@ def calibrate(
     Args:
         model: In eval mode.
         pairs: An encoded source, and the target's token ids with the start token.
-        max_values_per_pair: The most inputs of a map that are kept of a pair, the extreme ones and random others;
-            None keeps all, which takes much memory for a large model.
+        max_values_per_pair: The most inputs of a map that are kept of a pair: the extreme ones and random
+            others. None keeps all, which takes much memory for a large model.
 
     Returns:
         The range of each map, by its name in the family's file in `export/graphs/`.

@@ -1,7 +1,7 @@
 """The folder of a checkpoint as `save_pretrained` writes it: its settings, and its weights by name.
 
-`open_checkpoint` reads only small files, and refuses a folder that cannot be imported before any weight is read.
-No code of a checkpoint is run.
+`open_checkpoint` reads only small files, and refuses a folder that cannot be imported before any weight is
+read. No code of a checkpoint is run.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class CheckpointFolder:
 
     Attributes:
         config: The content of `config.json`.
-        generation: What `generate` of transformers takes for its settings: all of `generation_config.json`, or
-            without such a file the settings in `config.json`.
+        generation: The settings of `generate` as transformers finds them: all of `generation_config.json`, or
+            without such a file those in `config.json`.
         tokenizer_class: The class of the tokenizer; empty if the folder does not name one.
         files: The files with weights.
     """

@@ -1,7 +1,7 @@
-"""The families of checkpoints that can be imported: a table with the options and the names of weights of each.
+"""The families of checkpoints that can be imported: a table of their options, and the names of their weights.
 
-To add a family, add a line to `FAMILIES`, and a recipe for its tokenizer to `export.huggingface.tokenizers`. A
-model whose configuration or weights have other names also needs a `Dialect`.
+To add a family, add a line to `FAMILIES`, and a recipe for its tokenizer to `export.huggingface.tokenizers`.
+A model whose configuration or weights have other names also needs a `Dialect`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Positions:
     """The vectors that are added to embeddings.
 
     Attributes:
-        compute: Returns the vectors (positions, D) of a number of positions; None if the checkpoint holds them.
+        compute: Returns the vectors (positions, D) of a number of positions; None if the checkpoint has them.
         offset: The row of the table of the first position.
         is_limited: Whether `max_position_embeddings` is the most positions that the model has.
         skips_pad: Whether the pad token has no position.
@@ -74,7 +74,7 @@ class Family:
     Attributes:
         name: Also that of its tokenizer's recipe.
         model_type: Of `config.json`.
-        tokenizer_class: The class that tells the family from others of its `model_type`; empty for the others.
+        tokenizer_class: The class that tells the family from others of its `model_type`; empty for any class.
         activation: The default of `config.json`.
         scales_embedding: The default of `scale_embedding`.
         scales_output: Whether a tied projection divides decoder states by √D.
@@ -96,14 +96,22 @@ class Family:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most tokens of a source, and the most positions of a target; None is the family's default."""
+    """The most tokens of a source, and the most positions of a target; 0 is the family's default."""
 
-    max_source_length: int | None = None
-    max_target_length: int | None = None
+    max_source_length: int = 0
+    max_target_length: int = 0
+
+    def filled(self, default: int, most: int | None) -> Limits:
+        """The limits with the default; a CheckpointError names one above the most positions of the model."""
+        for name, given in vars(self).items():
+            if most is not None and given > most:
+                flag = name.replace("_", "-")
+                raise CheckpointError(f"--{flag} is {given}, and the model has {most} positions")
+        return Limits(*(given or default for given in vars(self).values()))
 
 
 def sinusoids(num_positions: int, d_model: int, first: int) -> Tensor:
-    """(positions, D): all sines, then all cosines, with the frequencies of Vaswani et al. 2017, section 3.5."""
+    """(positions, D): all sines, then all cosines; frequencies of Vaswani et al. 2017, section 3.5."""
     places = torch.arange(first, first + num_positions, dtype=torch.float64)[:, None]
     angles = places / 10000 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
     return torch.cat([angles.sin(), angles.cos()], dim=1).float()
@@ -148,9 +156,8 @@ def family_of(checkpoint: CheckpointFolder) -> Family:
         if family.model_type == model_type and family.tokenizer_class in ("", tokenizer_class):
             return family
     kinds = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
-    kind = "" if checkpoint.config.get("is_encoder_decoder") else ", or not an encoder-decoder"
     raise CheckpointError(
-        f"{checkpoint.path} is a model of the type {model_type}, which is not supported{kind}; there are {kinds}"
+        f"{checkpoint.path} is a model of the type {model_type!r}, which is not supported; there are {kinds}"
     )
 
 
@@ -169,7 +176,7 @@ def config_of(family: Family, config: Mapping[str, Any], limits: Limits) -> Impo
     for sizes in (result.encoder, result.decoder):
         if sizes.d_head % _D_HEAD_MULTIPLE:
             raise CheckpointError(
-                f"the heads of the model are {sizes.d_head} wide, and must be a multiple of {_D_HEAD_MULTIPLE}"
+                f"the model's heads are {sizes.d_head} wide; a multiple of {_D_HEAD_MULTIPLE} is supported"
             )
     return result
 
@@ -314,19 +321,6 @@ def _activation(name: str) -> Activation:
     return _ACTIVATIONS[name]
 
 
-def _limit(name: str, given: int | None, default: int, most: int | None) -> int:
-    if given is not None and most is not None and given > most:
-        raise CheckpointError(f"{name} is {given}, and the model has {most} positions")
-    return default if given is None else given
-
-
-def _lengths(limits: Limits, default: int, most: int | None) -> dict[str, int]:
-    return {
-        name: _limit(f"--{name.replace('_', '-')}", given, default, most)
-        for name, given in vars(limits).items()
-    }
-
-
 def _bart_options(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
     assert family.positions is not None
     D = config["d_model"]
@@ -338,7 +332,7 @@ def _bart_options(family: Family, config: Mapping[str, Any], limits: Limits) -> 
         return StackConfig(config[f"{side}_layers"], heads, D // heads, config[f"{side}_ffn_dim"])
 
     most = config["max_position_embeddings"]
-    lengths = _lengths(limits, most, most if family.positions.is_limited else None)
+    lengths = limits.filled(most, most if family.positions.is_limited else None)
     return ImportedConfig(
         vocab_size=config.get("decoder_vocab_size") or config["vocab_size"],
         source_vocab_size=config["vocab_size"],
@@ -351,9 +345,10 @@ def _bart_options(family: Family, config: Mapping[str, Any], limits: Limits) -> 
         is_pre_norm=family.is_pre_norm,
         has_embedding_norm=family.has_embedding_norm,
         embedding_scale=math.sqrt(D) if config.get("scale_embedding", family.scales_embedding) else 1.0,
-        num_positions=most if family.positions.is_limited else max(lengths.values()),
+        num_positions=most if family.positions.is_limited else max(vars(lengths).values()),
         zero_position_id=config.get("pad_token_id", 1) if family.positions.skips_pad else None,
-        **lengths,
+        max_source_length=lengths.max_source_length,
+        max_target_length=lengths.max_target_length,
     )
 
 
@@ -363,6 +358,7 @@ def _t5_options(family: Family, config: Mapping[str, Any], limits: Limits) -> Im
     is_gated = gated == "gated"
     heads, d_head, d_ff = config["num_heads"], config["d_kv"], config["d_ff"]
     num_decoder_layers = config.get("num_decoder_layers") or config["num_layers"]
+    lengths = limits.filled(family.longest, None)
     return ImportedConfig(
         vocab_size=config["vocab_size"],
         source_vocab_size=config["vocab_size"],
@@ -376,7 +372,8 @@ def _t5_options(family: Family, config: Mapping[str, Any], limits: Limits) -> Im
         is_gated=is_gated,
         attention_scale=1.0,
         max_distance=config.get("relative_attention_max_distance", 128),
-        **_lengths(limits, family.longest, None),
+        max_source_length=lengths.max_source_length,
+        max_target_length=lengths.max_target_length,
     )
 
 

@@ -85,6 +85,19 @@ class ImportedConfig(ModelConfig):
     zero_position_id: int | None = None
     max_distance: int | None = None
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The architecture's sizes, for the manifest."""
+        return {
+            "vocab_size": self.vocab_size,
+            "d_model": self.d_model,
+            "d_ff": self.decoder.d_ff,
+            "d_head": self.decoder.d_head,
+            "num_heads": self.decoder.num_heads,
+            "num_encoder_layers": self.encoder.num_layers,
+            "num_decoder_layers": self.decoder.num_layers,
+        }
+
     def make_norm(self) -> nn.Module:
         """A norm of the model's kind."""
         kind = nn.RMSNorm if self.norm_kind == "rms" else nn.LayerNorm
