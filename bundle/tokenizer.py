@@ -100,6 +100,11 @@ class Tokenizer:
         """The number of token ids, with those of special tokens."""
         return self._inner.get_vocab_size(with_added_tokens=True)
 
+    @property
+    def max_text_id(self) -> int:
+        """The highest id that a text can be cut into."""
+        return max((i for i in range(self.vocab_size) if i not in self.special_tokens), default=-1)
+
     def token_id(self, token: str) -> int:
         """The id of `token`; ValueError if the vocabulary does not have it."""
         for name in (token, HIDDEN + token):
