@@ -7,7 +7,6 @@ leaves decomposed Hangul as it is and drops accents.
 
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -211,6 +210,12 @@ def test_a_language_that_the_checkpoint_fixes_is_the_default(tmp_path):
         tmp_path, "nllb", files.config, {**files.generation, "forced_bos_token_id": language}
     ).choices
     assert choices["target_language"].default == "fra_Latn"
+
+
+def test_mbart_starts_with_a_language_and_not_with_bos(tmp_path):
+    files = mbart(tmp_path)
+    ours = read_tokenizers(tmp_path, "mbart", files.config, {"bos_token_id": 0})
+    assert ours.frames.start == ("target_language",)
 
 
 def test_mbart_starts_with_the_language_that_the_checkpoint_fixes(tmp_path):
