@@ -59,7 +59,7 @@ class Tokenizer:
         self._has_marks = bool(types & {"Metaspace", "Replace"})
         # A unigram model can find special tokens in a text; byte pairs never become one.
         is_unigram = isinstance(inner.model, models.Unigram) and inner.post_processor is None
-        self._unk_id = inner.model.tokenize(HIDDEN)[-1].id if is_unigram else None
+        self._unk_id: int | None = inner.model.tokenize(HIDDEN)[-1].id if is_unigram else None
         spaced = next((i for i, data in enumerate(self.token_bytes) if data.startswith(b" ")), None)
         self._strips_space = spaced is not None and not inner.decode([spaced]).startswith(" ")
 
@@ -99,6 +99,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """The number of token ids, with those of special tokens."""
         return self._inner.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def max_text_id(self) -> int:
+        """The highest id that a text can be cut into."""
+        return max((i for i in range(self.vocab_size) if i not in self.special_tokens), default=-1)
 
     def token_id(self, token: str) -> int:
         """The id of `token`; ValueError if the vocabulary does not have it."""
@@ -155,21 +160,22 @@ class Tokenizer:
         if self._unk_id is None:
             return rows
         return [
-            row if self.special_tokens.keys().isdisjoint(row) else self._known_ids(text, add_special_tokens)
+            row if self.special_tokens.keys().isdisjoint(row) else self._known_ids(text, self._unk_id)
             for text, row in zip(texts, rows, strict=True)
         ]
 
-    def _known_ids(self, text: str, add_special_tokens: bool) -> list[int]:
-        """The ids of a text with unknown pieces, each looked up by its name as Marian does."""
-        (encoding,) = self._inner.encode_batch([text], add_special_tokens=add_special_tokens)
-        return [
-            token_id if token_id not in self.special_tokens else self._hidden_id(token)
-            for token, token_id in zip(encoding.tokens, encoding.ids, strict=True)
-        ]
+    def _known_ids(self, text: str, unk_id: int) -> list[int]:
+        """The ids of a text with unknown pieces, each looked up by its characters as Marian does."""
 
-    def _hidden_id(self, token: str) -> int:
-        token_id = self._inner.token_to_id(HIDDEN + token)
-        return self._unk_id if token_id is None or token_id in self.special_tokens else token_id
+        def known_id(token: str, token_id: int) -> int:
+            if token_id not in self.special_tokens:
+                return token_id
+            hidden_id = self._inner.token_to_id(HIDDEN + token)
+            return unk_id if hidden_id is None or hidden_id in self.special_tokens else hidden_id
+
+        # Only this call keeps the characters of unknown pieces.
+        (encoding,) = self._inner.encode_batch([text])
+        return [known_id(*pair) for pair in zip(encoding.tokens, encoding.ids, strict=True)]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`; special tokens add nothing to it."""

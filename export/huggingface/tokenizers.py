@@ -182,14 +182,13 @@ def _framed(
     if len(languages) == 1 and not recipe.starts_with_language:
         languages = {}  # nothing to choose, and the texts of such models are used without it
     start, forced = generation.get("decoder_start_token_id"), generation.get("forced_bos_token_id")
-    if start is None:
-        start = generation.get("bos_token_id")
-    names = {token_id: name for name, token_id in languages.items()}
+    names: dict[int | None, str] = {token_id: name for name, token_id in languages.items()}
     prefix, suffix = recipe.prefix, recipe.suffix
     if settings.get("legacy_behaviour") and SOURCE_LANGUAGE in prefix:
         prefix, suffix = (), (*suffix, SOURCE_LANGUAGE)
     forced_places: Places = () if forced is None else (int(forced),)
-    start_places: Places = () if start is None else (int(start),)
+    first = generation.get("bos_token_id") if start is None else start
+    start_places: Places = () if first is None else (int(first),)
     default_target = _content(settings.get("tgt_lang") or "")
     if languages and TARGET_LANGUAGE not in prefix:
         if recipe.starts_with_language and (start is None or start in names):
@@ -249,6 +248,8 @@ def _of_file(checkpoint: Checkpoint, recipe: TokenizerRecipe) -> tokenizers.Toke
         ids |= {token["content"]: token["id"] for token in added}
     except (KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{path}: not a tokenizer file (it lacks {error})") from error
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise ValueError(f"{path} has {len(ids)} tokens, and their ids have gaps")
     is_special = {token["content"] for token in added if token["special"]} | set(checkpoint.special_tokens())
     is_special |= {name for name in ids if _SENTINEL.fullmatch(name)}
     if recipe.language:
@@ -261,7 +262,7 @@ def _of_file(checkpoint: Checkpoint, recipe: TokenizerRecipe) -> tokenizers.Toke
         )
     known = {token["content"]: token for token in added}
     added = [
-        known.get(name) or json.loads(json.dumps(_ADDED | {"id": token_id, "content": name}))
+        known.get(name) or _ADDED | {"id": token_id, "content": name}
         for name, token_id in sorted(ids.items(), key=lambda item: item[1])
         if token_id < vocab_size and (name in known or name in is_special)
     ]
@@ -286,7 +287,7 @@ def _of_file(checkpoint: Checkpoint, recipe: TokenizerRecipe) -> tokenizers.Toke
     return inner
 
 
-_ADDED = {
+_ADDED: dict[str, Any] = {
     "single_word": False,
     "lstrip": False,
     "rstrip": False,
@@ -415,7 +416,8 @@ def _byte_pairs(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
             f"vocabulary of {checkpoint.vocab_size}"
         )
     lines = checkpoint.file("merges.txt").read_text(encoding="utf-8").split("\n")
-    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    pairs = (line.partition(" ") for line in lines if line and not line.startswith("#version"))
+    merges = [(left, right) for left, _, right in pairs]
     inner = tokenizers.Tokenizer(models.BPE(vocab, merges))
     has_space = bool(
         checkpoint.settings.get("add_prefix_space", checkpoint.config.get("model_type") == "blenderbot")

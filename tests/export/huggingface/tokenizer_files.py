@@ -16,6 +16,8 @@ import transformers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers.utils import sentencepiece_model_pb2_new as protobuf
 
+from seq2seq_serve.bundle.charsmap import HIDDEN
+
 _BLOCKS = {
     "latin": (0x61, 0x7A),
     "accents": (0xE0, 0xF6),
@@ -60,9 +62,19 @@ HARD_TEXTS = (
     "\ufdd0",
     "\ue000",
     "…—“quoted”",
-    "x" * 300,
 )
-CONTROL_TEXTS = ("</s>", "a</s>b", "<pad>", "<unk>", "<s>", "<extra_id_0>", "en_XX", "__ko__ a", "kor_Hang", "<mask>")
+CONTROL_TEXTS = (
+    "</s>",
+    "a</s>b",
+    "<pad>",
+    "<unk>",
+    "<s>",
+    "<extra_id_0>",
+    "en_XX",
+    "__ko__ a",
+    "kor_Hang",
+    "<mask>",
+)
 
 
 @cache
@@ -78,7 +90,7 @@ def _lexicon() -> dict[str, list[str]]:
 def sentences(count: int, seed: int) -> tuple[str, ...]:
     """Sentences of several scripts with digits, marks, and now and then something odd."""
     chance, lexicon = random.Random(seed), _lexicon()
-    letters = [block for block in _BLOCKS.values()]
+    letters = list(_BLOCKS.values())
     texts = []
     for _ in range(count):
         words: list[str] = []
@@ -88,7 +100,7 @@ def sentences(count: int, seed: int) -> tuple[str, ...]:
             odd = chance.choice(
                 [
                     str(chance.randint(0, 9999)),
-                    chance.choice(HARD_TEXTS[:-1]),
+                    chance.choice(HARD_TEXTS),
                     chance.choice("🎉🙂漢Ａｶ½ﬁ・؟ฯ۞Ж"),
                     "".join(chr(chance.randint(*chance.choice(letters))) for _ in range(3)),
                 ]
@@ -104,7 +116,7 @@ def spm(kind: str, seed: int = 0, **options: Any) -> bytes:
     """A SentencePiece model with the charsmap of `nmt_nfkc`."""
     content = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(text for text in sentences(3000, seed) if "\0" not in text),
+        sentence_iterator=(text for text in sentences(3000, seed) if not {"\0", HIDDEN} & {*text}),
         model_writer=content,
         model_type=kind,
         vocab_size=1800,
@@ -159,7 +171,13 @@ def marian(folder: Path, *, separate: bool = False, languages: tuple[str, ...] =
         str(folder / "target_vocab.json") if separate else None,
         separate_vocabs=separate,
     )
-    return Files(folder, "marian", config, {"decoder_start_token_id": sizes[-1] - 1, "pad_token_id": sizes[0] - 1}, theirs)
+    return Files(
+        folder,
+        "marian",
+        config,
+        {"decoder_start_token_id": sizes[-1] - 1, "pad_token_id": sizes[0] - 1},
+        theirs,
+    )
 
 
 def m2m100(folder: Path) -> Files:
@@ -205,7 +223,10 @@ def nllb(folder: Path) -> Files:
     vocab = {text: i for i, (text, _) in enumerate(_fairseq(content))}
     pieces = [text for text, _ in scored(content)[3:]]
     merges = [
-        (text[:i], text[i:]) for text in pieces for i in range(1, len(text)) if {text[:i], text[i:]} <= vocab.keys()
+        (text[:i], text[i:])
+        for text in pieces
+        for i in range(1, len(text))
+        if {text[:i], text[i:]} <= vocab.keys()
     ]
     charsmap = parsed(content).normalizer_spec.precompiled_charsmap
     theirs = transformers.NllbTokenizer(vocab=vocab, merges=merges, _spm_precompiled_charsmap=charsmap)
@@ -281,3 +302,13 @@ FAMILIES: dict[str, Callable[[Path], Files]] = {
     "blenderbot": blenderbot,
     "byt5": byt5,
 }
+
+
+def only_pieces(folder: Path, family: str) -> Files:
+    """The same checkpoint before 2021: a SentencePiece model and no tokenizer.json."""
+    files = FAMILIES[family](folder)
+    (folder / "tokenizer.json").unlink()
+    ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1} if family in ("t5", "pegasus") else {}
+    name = "spiece.model" if ids else "sentencepiece.bpe.model"
+    (folder / name).write_bytes(spm("bpe" if family == "nllb" else "unigram", **ids))
+    return files
