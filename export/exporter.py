@@ -267,18 +267,20 @@ def _prove(trained: TrainedModel, graphs: Graphs, precision: Precision) -> Parit
     )
 
 
-def compare(model: EncoderDecoder, graphs: Graphs, precision: Precision) -> Parity:
+def compare(
+    model: EncoderDecoder, graphs: Graphs, precision: Precision, shapes: parity.Shapes = parity.SHAPES
+) -> Parity:
     """Compare log-probabilities for random tokens; raise ExportError if one differs by too much."""
-    difference, tolerance = parity.worst_difference(model, graphs), TOLERANCES[precision]
+    difference, tolerance = parity.worst_difference(model, graphs, shapes), TOLERANCES[precision]
     if precision is Precision.FP32 and not difference <= tolerance:
         # The sources are random, and some models answer them with sums of far larger numbers than others do.
-        tolerance = min(max(tolerance, 2 * parity.rounding(model)), MOST_ROUNDING)
+        tolerance = min(max(tolerance, 2 * parity.rounding(model, shapes)), MOST_ROUNDING)
     if not difference <= tolerance:
         raise ExportError(
             f"{precision} differs from the trained model by {difference:.1e} in a log-probability, "
             f"and {tolerance:.0e} is allowed"
         )
-    return Parity(difference, tolerance, parity.SHAPES)
+    return Parity(difference, tolerance, tuple(shapes))
 
 
 def int8_difference(

@@ -50,6 +50,7 @@ _MEMORY_LIMIT_FILE, _MEMORY_USED_FILE = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory.current"),
 )
+_FAR = (1, 150, 140)  # a comparison beyond the last distance of published relative positions
 _VALUES_PER_PAIR = 2_000  # of a map's inputs that the calibration keeps
 _DEFAULT_LIMITS = Limits()
 _INT8_ADVICE = "Export fp32 only, or calibrate on more texts of your own (--calibration)"
@@ -193,7 +194,8 @@ def _write_variant(
     modules = {verb: graph.to(linear.dtype) for verb, graph in graphs_of(model.architecture, linear).items()}
 
     def prove(graphs: Graphs) -> Parity:
-        proof = compare(model, graphs, precision)
+        shapes = parity.SHAPES if model.config.max_distance is None else (*parity.SHAPES, _FAR)
+        proof = compare(model, graphs, precision, shapes)
         if precision is not Precision.INT8:
             return proof
         mean = int8_difference(model, graphs, pairs[1::2], "of the model's own targets", _INT8_ADVICE)
