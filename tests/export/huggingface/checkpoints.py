@@ -1,7 +1,7 @@
 """Folders with a small random model of each family and its tokenizer, as `save_pretrained` writes them.
 
-Each model has what published checkpoints have and class defaults lack: several layers, heads and sizes on both
-sides, biases of logits that are not zero, norms that are not the identity, and for T5 heads that together are
+Each model has what published checkpoints have and class defaults lack: other layers, heads and sizes on each
+side, biases of logits that are not zero, norms that are not the identity, and for T5 heads that together are
 wider than the model.
 """
 

@@ -11,7 +11,7 @@ from tests.export.huggingface.checkpoints import make_checkpoint
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
-    """The folder of a case, and the model as transformers reads it; tests copy a folder before they change it."""
+    """The folder of a case, and the model as transformers reads it. Tests change copies only."""
     made: dict[str, tuple[Path, Any]] = {}
 
     def checkpoint(case: str) -> tuple[Path, Any]:

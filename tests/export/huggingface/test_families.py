@@ -50,7 +50,7 @@ def test_the_imported_model_equals_transformers(checkpoint, case):
     ours = imported(folder, Limits(300, 300) if case in RELATIVE else LIMITS)
     for shape in FAR_SHAPES if case in RELATIVE else SHAPES:
         expected, decoded, stepped = log_probabilities(theirs, ours, *shape)
-        assert expected.std() > 0.2, "a model whose tokens are all alike proves nothing"
+        assert expected.std() > 0.1, "a model whose tokens are all alike proves nothing"
         torch.testing.assert_close(decoded, expected, atol=TOLERANCE, rtol=0)
         torch.testing.assert_close(stepped, decoded, atol=TOLERANCE, rtol=0)
 
