@@ -48,7 +48,7 @@ def test_int8_is_calibrated_on_texts_and_the_models_own_targets(checkpoint, case
 
 
 def test_float16_of_t5_keeps_large_residuals_in_its_range(checkpoint, tmp_path):
-    """In float16 the residual of published models overflows; the graph's residual is smaller by a constant."""
+    """In float16 the residual of published models overflows; the graph's is smaller by a constant."""
     folder = tmp_path / "large"
     shutil.copytree(checkpoint("t5-1.1")[0], folder)
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
