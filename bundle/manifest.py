@@ -394,9 +394,9 @@ def load_bundle(path: Path) -> Bundle:
         except BundleError as error:
             problems += error.problems
             continue
-        if vocab_size and tokenizer.vocab_size > vocab_size:
+        if vocab_size and tokenizer.max_text_id >= vocab_size:
             problems.append(
-                f"{spec.file} has {tokenizer.vocab_size} tokens, more than the model's vocabulary "
+                f"{spec.file} has tokens up to the id {tokenizer.max_text_id}, beyond the model's vocabulary "
                 f"of {vocab_size}"
             )
     if problems:

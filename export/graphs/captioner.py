@@ -125,7 +125,7 @@ class StepGraph(Graph):
         super().__init__()
         config = self.config = model.config
         self.embedding = Embedding(model.embedding.weight, linear)
-        self.logits = Projection(model, linear)
+        self.logits = Projection.of(model, linear)
         readers = [model.cell.hidden, model.gate]
         if model.attention is not None:
             readers.append(model.attention.query)

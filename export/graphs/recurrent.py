@@ -155,7 +155,7 @@ class StepGraph(Graph):
         super().__init__()
         config = self.config = model.config
         self.embedding = Embedding(model.embedding.weight, linear)
-        self.logits = Projection(model, linear)
+        self.logits = Projection.of(model, linear)
         self.tensors_per_cell = model.tensors_per_cell
         cells = list(model.cells)
         top = cells[-1]

@@ -273,10 +273,10 @@ def test_a_bound_grows_with_the_source_and_leaves_a_token_at_least(damaged):
 
 
 def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(damaged, random_trained):
-    edit(damaged, "sizes", "vocab_size", value=200)
-    vocab_size = random_trained.config.vocab_size
+    edit(damaged, "target_vocab_size", value=200)
+    last_id = random_trained.config.vocab_size - 1
     assert problems_of(damaged) == (
-        f"tokenizer.json has {vocab_size} tokens, more than the model's vocabulary of 200",
+        f"tokenizer.json has tokens up to the id {last_id}, beyond the model's vocabulary of 200",
     )
 
 

@@ -87,7 +87,7 @@ def test_a_failing_proof_leaves_the_old_bundle_and_nothing_else(random_trained, 
     refusal = r"fp32 differs from the trained model by .*e-0. in a log-probability, and 1e-12"
     with monkeypatch.context() as patch:
         patch.setitem(TOLERANCES, Precision.FP32, 1e-12)
-        patch.setattr(parity, "rounding", lambda _: 0.0)
+        patch.setattr(parity, "rounding", lambda *_: 0.0)
         with pytest.raises(ExportError, match=refusal):
             export_bundle(random_trained, path, FP32, overwrite=True, report=report)
     assert lines == ["fp32: converting", "fp32: comparing with the trained model"]
