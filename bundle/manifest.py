@@ -182,13 +182,13 @@ class Frames(_Record):
     """The tokens around each source text and before each target.
 
     Attributes:
-        start: The token that the decoder reads first; it is not part of the target.
+        start: The token that the decoder reads before a target; it is not part of it. Exactly one.
         forced: The first tokens of every target. They are part of it, and its length counts them.
         source_prefix: The tokens before those of a source text.
         source_suffix: The tokens after them, end of sequence included.
     """
 
-    start: int | str
+    start: Places
     forced: Places = ()
     source_prefix: Places = ()
     source_suffix: Places = ()
@@ -304,7 +304,7 @@ class Manifest(_Record):
     target_tokenizer: FileSpec
     variants: dict[Precision, Variant]
     choices: dict[str, Choice] = field(default_factory=dict)
-    generation: Generation = Generation()
+    generation: Generation = field(default_factory=Generation)
     source_language: str = ""
     length_bound: LengthBound | None = None
     provenance: dict[str, str] = field(default_factory=dict)
@@ -483,6 +483,8 @@ def _contradictions(manifest: Manifest) -> list[str]:
         problems.append(f"sizes.d_head is {d_head}, and must be a multiple of {_D_HEAD_MULTIPLE}")
     if manifest.target_vocab_size < 1:
         problems.append(f"target_vocab_size is {manifest.target_vocab_size}, and must be at least 1")
+    if len(manifest.frames.start) != 1:
+        problems.append(f"frames.start has {len(manifest.frames.start)} tokens, and must have one")
     ids = manifest.special_ids
     if not ids.eos_ids:
         problems.append("special_ids.eos_ids is empty: no token would end a target")
@@ -526,7 +528,7 @@ def _id_fields(manifest: Manifest) -> dict[str, tuple[int, Places]]:
     return {
         "special_ids.pad_id": (source, (manifest.special_ids.pad_id,)),
         "special_ids.eos_ids": (target, manifest.special_ids.eos_ids),
-        "frames.start": (target, (frames.start,)),
+        "frames.start": (target, frames.start),
         "frames.forced": (target, frames.forced),
         "frames.source_prefix": (source, frames.source_prefix),
         "frames.source_suffix": (source, frames.source_suffix),

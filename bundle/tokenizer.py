@@ -134,15 +134,18 @@ class Tokenizer:
         """The token ids of `text` as a source, with the special tokens of the file's post-processor."""
         return self.encode_sources([text])[0]
 
-    def encode_truncated(self, text: str, max_length: int) -> tuple[list[int], int]:
-        """`encode_source` cut to `max_length` tokens, and the number of tokens cut from the text's end."""
-        token_ids = self.encode_source(text)
-        num_over = len(token_ids) - max_length
-        if num_over <= 0:
-            return token_ids, 0
+    def encode_truncated(
+        self, text: str, max_length: int, prefix: Sequence[int] = (), suffix: Sequence[int] = ()
+    ) -> tuple[list[int], int]:
+        """`prefix`, the ids of `text`, and `suffix`: at most `max_length` tokens.
+
+        Returns:
+            The ids, and the number of tokens that were cut from the text's end.
+        """
         # The library's own truncation is not used: it keeps the cut tokens, and blocks all other threads.
-        num_behind = self._inner.encode("a").special_tokens_mask[::-1].index(0)  # tokens after every source
-        return token_ids[: max_length - num_behind] + token_ids[len(token_ids) - num_behind :], num_over
+        token_ids = self.encode(text)
+        num_over = max(len(prefix) + len(token_ids) + len(suffix) - max_length, 0)
+        return [*prefix, *token_ids[: len(token_ids) - num_over], *suffix], num_over
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode_source` of many texts at once."""

@@ -157,7 +157,7 @@ def _write(
         source_vocab_size=config.vocab_size,
         target_vocab_size=config.vocab_size,
         special_ids=SpecialIds(PAD_ID, (EOS_ID,)),
-        frames=Frames(start=BOS_ID, source_suffix=(EOS_ID,)),
+        frames=Frames(start=(BOS_ID,), source_suffix=(EOS_ID,)),
         sources=dict(kind.forms),
         memory=kind.memory,
         max_source_length=config.max_source_length,

@@ -8,7 +8,7 @@ from typing import Any
 from seq2seq_serve.bundle.manifest import EarlyStopping, Generation
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
 
-_EARLY_STOPPING: dict[Any, EarlyStopping] = {True: "true", False: "false", None: "false", "never": "never"}
+_EARLY_STOPPING: dict[Any, EarlyStopping] = {None: False, **{one: one for one in (True, False, "never")}}
 # What changes the output of `generate`, with its neutral value, and does not exist here
 _NEUTRAL: dict[str, Any] = {
     "do_sample": False,

@@ -17,13 +17,13 @@ def penalties(constraints: Constraints, eos_ids: Collection[int]) -> dict[int, f
     A suppressed end of sequence is left out: `adjustments` decides at each position whether it is allowed.
     """
     fixed = {token_id: -bias for token_id, bias in constraints.logit_bias.items()}
-    fixed.update((token_id, math.inf) for token_id in constraints.suppressed_token_ids if token_id not in eos_ids)
+    fixed.update(
+        (token_id, math.inf) for token_id in constraints.suppressed_token_ids if token_id not in eos_ids
+    )
     return fixed
 
 
-def adjustments(
-    row: Sequence, eos_ids: Collection[int], vocab_size: int
-) -> dict[int, tuple[float, float]]:
+def adjustments(row: Sequence, eos_ids: Collection[int], vocab_size: int) -> dict[int, tuple[float, float]]:
     """Returns a factor and a bias for every token id whose logit x changes because of the target so far.
 
     A positive x is divided by the factor, any other x multiplied (Keskar et al. 2019, arXiv:1909.05858,

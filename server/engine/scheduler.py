@@ -192,9 +192,7 @@ class Scheduler:
                 if request.num_slots > self.slots.num_free or (admitted and is_full):
                     break
                 self._queue.take(request)
-                search = start(
-                    request, self._start_id, self._eos_ids, feeds_prefix=not self._has_decode
-                )
+                search = start(request, self._start_id, self._eos_ids, feeds_prefix=not self._has_decode)
                 search.admitted_at, search.admitted_turn = now, self._num_turns
                 search.num_slots = request.num_slots
                 self.running[request] = search
@@ -340,7 +338,7 @@ class Scheduler:
         """Returns the end of a request that never had a slot."""
         with self._lock:
             self._deadlines.discard(request)
-        return Finished(Search(request, finish_reason=reason), error)
+        return Finished(Search(request, self._start_id, finish_reason=reason), error)
 
     def _abandon(self, ends: list[_End], now: float) -> list[Finished]:
         ending = {search for search, _, _ in ends}

@@ -55,9 +55,7 @@ class _Child:
         return self.parent.log_probability + self.log_probability
 
 
-def start(
-    request: Request, start_id: int, eos_ids: Collection[int], *, feeds_prefix: bool = False
-) -> Search:
+def start(request: Request, start_id: int, eos_ids: Collection[int], *, feeds_prefix: bool = False) -> Search:
     """Creates the search of a new request, with one row, whose memory the encoder will fill.
 
     Args:
@@ -193,8 +191,8 @@ def unsent_tokens(search: Search) -> dict[int, list[int]]:
 def length_penalty(num_tokens: int, alpha: float, formula: LengthPenalty) -> float:
     """Returns the divisor of a hypothesis' log-probability.
 
-    It is `((5 + |Y|) / 6)^alpha` for "wu" (Wu et al. 2016, equation 14, arXiv:1609.08144), and `|Y|^alpha` for
-    "power". |Y| is `num_tokens`: the generated tokens with the end of sequence, without a prefix.
+    It is `((5 + |Y|) / 6)^alpha` for "wu" (Wu et al. 2016, equation 14, arXiv:1609.08144), and `|Y|^alpha`
+    for "power". |Y| is `num_tokens`: the generated tokens with the end of sequence, without a prefix.
     """
     return float((num_tokens if formula == "power" else (5 + num_tokens) / 6) ** alpha)
 

@@ -85,7 +85,7 @@ class ServedModel:
     num_hops: int = 1
     source_language: str = ""
     choices: Mapping[str, Choice] = field(default_factory=dict)
-    generation: Generation = Generation()
+    generation: Generation = field(default_factory=Generation)
     length_bound: LengthBound | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
 

@@ -88,7 +88,7 @@ class OnnxRunner:
         self.max_target_length = sizing.sizes[Axis.CACHE_CAPACITY]
         self.vocab_size = manifest.target_vocab_size
         self._memory = manifest.memory
-        start = manifest.frames.start
+        (start,) = manifest.frames.start
         # For a start that requests choose, any of its tokens serves to warm up.
         self.start_id = next(iter(manifest.choices[start].ids.values())) if isinstance(start, str) else start
         self.eos_ids = manifest.special_ids.eos_ids

@@ -62,12 +62,24 @@ class Selector:
         device: Runs the graphs.
     """
 
-    def __init__(self, columns: Columns, vocab_size: int, eos_ids: tuple[int, ...], device: OnnxDevice) -> None:
+    def __init__(
+        self, columns: Columns, vocab_size: int, eos_ids: tuple[int, ...], device: OnnxDevice
+    ) -> None:
         self._columns = columns
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._device = device
-        graphs = ("adjust", "penalize", "normalize", "candidates", "best", "sample", "sample_sorted", "sample_top_p", "score")
+        graphs = (
+            "adjust",
+            "penalize",
+            "normalize",
+            "candidates",
+            "best",
+            "sample",
+            "sample_sorted",
+            "sample_top_p",
+            "score",
+        )
         self._sessions = {name: device.weightless(name) for name in graphs}
         self._penalty_rows: dict[Request, int] = {}  # for the requests that ran at the last addition
 
@@ -104,9 +116,7 @@ class Selector:
                 labels = [self._label(ask.sequence) for ask in asks]
                 picked = self._run(graph, bind_logits, {names.LABEL_IDS: np.array(labels)[:, None]})
             else:
-                picked = (
-                    best if graph in _RANKED else self._draw(graph, num_candidates, asks, bind_logits)
-                )
+                picked = best if graph in _RANKED else self._draw(graph, num_candidates, asks, bind_logits)
             assert picked is not None
             for i, ask in enumerate(asks):
                 if ask.row not in branches:

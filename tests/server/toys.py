@@ -291,7 +291,7 @@ def write_toy(kind: Kind, folder: Path) -> None:
         source_vocab_size=VOCAB_SIZE,
         target_vocab_size=VOCAB_SIZE,
         special_ids=SpecialIds(PAD, (EOS,)),
-        frames=Frames(start=BOS, source_suffix=(EOS,)),
+        frames=Frames(start=(BOS,), source_suffix=(EOS,)),
         sources=kind.forms,
         memory=kind.rule,
         max_source_length=kind.max_source_length,

@@ -172,7 +172,8 @@ def check_ids(
     for index, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
-                f"token id {token_id} is outside the vocabulary of {model.name}: ids go from 0 to {vocab_size - 1}",
+                f"token id {token_id} is outside the vocabulary of {model.name}: "
+                f"ids go from 0 to {vocab_size - 1}",
                 field=f"{field}[{index}]",
             )
 
@@ -182,7 +183,7 @@ def check_source_ids(token_ids: Sequence[int], model: ServedModel, field: str) -
 
     Training never lets a model read padding, and the served graphs read every id that they are given.
     """
-    check_ids(token_ids, model, field)
+    check_ids(token_ids, model, field, vocab_size=model.source_vocab_size)
     if model.pad_id in token_ids:
         raise InvalidRequest(
             f"token id {model.pad_id} is padding, which {model.name} does not read: leave it out, or send "

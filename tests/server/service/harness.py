@@ -23,7 +23,7 @@ import tokenizers
 from grpc import aio
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from seq2seq_serve.bundle.manifest import LengthBound, LengthRule, TensorSpec
+from seq2seq_serve.bundle.manifest import Frames, LengthBound, LengthRule, TensorSpec
 from seq2seq_serve.bundle.names import SOURCE_IDS, Axis, Form, Role
 from seq2seq_serve.bundle.normalization import Normalization, normalizer
 from seq2seq_serve.bundle.tokenizer import Tokenizer
@@ -260,7 +260,7 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns, num_instances: int) 
             pad_id=PAD,
             source_vocab_size=tokenizer.vocab_size,
             eos_ids=(EOS,),
-            frames=Frames(start=BOS, source_suffix=(EOS,)),
+            frames=Frames(start=(BOS,), source_suffix=(EOS,)),
             queue_limits=config.queue,
             source_tokenizer=tokenizer,
             target_tokenizer=tokenizer,
