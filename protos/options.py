@@ -15,7 +15,6 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
-    EarlyStopping,
     GenerateOptions,
     LengthPenaltyFormula,
     LongSource,
@@ -30,9 +29,6 @@ _FORMULAS = {
     name.removeprefix("LENGTH_PENALTY_FORMULA_").lower(): number
     for name, number in LengthPenaltyFormula.items()
     if number
-}
-_EARLY_STOPPING = {
-    name.removeprefix("EARLY_STOPPING_").lower(): number for name, number in EarlyStopping.items()
 }
 
 
@@ -67,7 +63,7 @@ def _texts(text: str) -> Any:
 
 
 def _word(words: dict[str, int]) -> _Form:
-    return _Form("WHAT", " or ".join(", ".join(words).rsplit(", ", 1)), lambda text: words[str(text).lower()])
+    return _Form("WHAT", " or ".join(", ".join(words).rsplit(", ", 1)), words.__getitem__)
 
 
 _INTEGERS = {
@@ -89,7 +85,6 @@ _WRITTEN = {
     "stop_sequences": _Form("TEXT", "a text, texts on lines of their own, or a JSON list of texts", _texts),
     "target_prefix": _Form("TEXT", "a text", lambda text: Target(text=text)),
     "long_source": _word(_LONG_SOURCES),
-    "early_stopping": _word(_EARLY_STOPPING),
     "length_penalty_formula": _word(_FORMULAS),
 }
 
@@ -194,11 +189,11 @@ _ALL = (
     ),
     Option(
         "early_stopping",
-        "with as many complete hypotheses as beams, stop at once (true), when the best running one is worse "
-        "now (false), or when none can become better (never)",
+        "stop at as many complete hypotheses as beams; false: when the best running one is also worse now",
         "true",
         needs="beam_size",
     ),
+    Option("exhaustive_search", "stop only when no hypothesis can become better", needs="beam_size"),
     Option("num_hypotheses", "answer with N hypotheses for each text", "1", (0, 16)),
     Option("temperature", "divide logits by X and draw tokens; 0: off", "0", (0.01, 100)),
     Option("top_k", "draw from the N most probable tokens", "all", (0, inf), needs="temperature"),

@@ -7,12 +7,6 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class EarlyStopping(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    EARLY_STOPPING_FALSE: _ClassVar[EarlyStopping]
-    EARLY_STOPPING_TRUE: _ClassVar[EarlyStopping]
-    EARLY_STOPPING_NEVER: _ClassVar[EarlyStopping]
-
 class LengthPenaltyFormula(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LENGTH_PENALTY_FORMULA_UNSPECIFIED: _ClassVar[LengthPenaltyFormula]
@@ -41,9 +35,6 @@ class VersionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VERSION_STATE_LOADING: _ClassVar[VersionState]
     VERSION_STATE_READY: _ClassVar[VersionState]
     VERSION_STATE_UNLOADING: _ClassVar[VersionState]
-EARLY_STOPPING_FALSE: EarlyStopping
-EARLY_STOPPING_TRUE: EarlyStopping
-EARLY_STOPPING_NEVER: EarlyStopping
 LENGTH_PENALTY_FORMULA_UNSPECIFIED: LengthPenaltyFormula
 LENGTH_PENALTY_FORMULA_WU: LengthPenaltyFormula
 LENGTH_PENALTY_FORMULA_POWER: LengthPenaltyFormula
@@ -103,7 +94,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., options: _Optional[_Union[GenerateOptions, _Mapping]] = ...) -> None: ...
 
 class GenerateOptions(_message.Message):
-    __slots__ = ("max_new_tokens", "attention", "priority", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_token_ids", "logit_bias", "temperature", "top_k", "top_p", "min_p", "seed", "log_probabilities", "num_alternatives", "target_prefix", "stop_sequences", "beam_size", "length_penalty", "early_stopping", "num_hypotheses", "word_alignment", "long_source", "max_length_ratio", "source_language", "target_language", "task", "length_penalty_formula", "encoder_no_repeat_ngram_size")
+    __slots__ = ("max_new_tokens", "attention", "priority", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_token_ids", "logit_bias", "temperature", "top_k", "top_p", "min_p", "seed", "log_probabilities", "num_alternatives", "target_prefix", "stop_sequences", "beam_size", "length_penalty", "early_stopping", "num_hypotheses", "word_alignment", "long_source", "max_length_ratio", "source_language", "target_language", "task", "length_penalty_formula", "encoder_no_repeat_ngram_size", "exhaustive_search")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +131,7 @@ class GenerateOptions(_message.Message):
     TASK_FIELD_NUMBER: _ClassVar[int]
     LENGTH_PENALTY_FORMULA_FIELD_NUMBER: _ClassVar[int]
     ENCODER_NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    EXHAUSTIVE_SEARCH_FIELD_NUMBER: _ClassVar[int]
     max_new_tokens: int
     attention: bool
     priority: int
@@ -159,7 +151,7 @@ class GenerateOptions(_message.Message):
     stop_sequences: _containers.RepeatedScalarFieldContainer[str]
     beam_size: int
     length_penalty: float
-    early_stopping: EarlyStopping
+    early_stopping: bool
     num_hypotheses: int
     word_alignment: bool
     long_source: LongSource
@@ -169,7 +161,8 @@ class GenerateOptions(_message.Message):
     task: str
     length_penalty_formula: LengthPenaltyFormula
     encoder_no_repeat_ngram_size: int
-    def __init__(self, max_new_tokens: _Optional[int] = ..., attention: _Optional[bool] = ..., priority: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., log_probabilities: _Optional[bool] = ..., num_alternatives: _Optional[int] = ..., target_prefix: _Optional[_Union[Target, _Mapping]] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[_Union[EarlyStopping, str]] = ..., num_hypotheses: _Optional[int] = ..., word_alignment: _Optional[bool] = ..., long_source: _Optional[_Union[LongSource, str]] = ..., max_length_ratio: _Optional[float] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., task: _Optional[str] = ..., length_penalty_formula: _Optional[_Union[LengthPenaltyFormula, str]] = ..., encoder_no_repeat_ngram_size: _Optional[int] = ...) -> None: ...
+    exhaustive_search: bool
+    def __init__(self, max_new_tokens: _Optional[int] = ..., attention: _Optional[bool] = ..., priority: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., log_probabilities: _Optional[bool] = ..., num_alternatives: _Optional[int] = ..., target_prefix: _Optional[_Union[Target, _Mapping]] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., num_hypotheses: _Optional[int] = ..., word_alignment: _Optional[bool] = ..., long_source: _Optional[_Union[LongSource, str]] = ..., max_length_ratio: _Optional[float] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., task: _Optional[str] = ..., length_penalty_formula: _Optional[_Union[LengthPenaltyFormula, str]] = ..., encoder_no_repeat_ngram_size: _Optional[int] = ..., exhaustive_search: _Optional[bool] = ...) -> None: ...
 
 class Target(_message.Message):
     __slots__ = ("text", "token_ids")

@@ -10,9 +10,6 @@ from typing import TypedDict
 from seq2seq_serve.bundle.manifest import Choice, EarlyStopping, LengthBound, LengthPenalty
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
-    EARLY_STOPPING_FALSE,
-    EARLY_STOPPING_NEVER,
-    EARLY_STOPPING_TRUE,
     LENGTH_PENALTY_FORMULA_POWER,
     LENGTH_PENALTY_FORMULA_WU,
     GenerateOptions,
@@ -22,7 +19,6 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     ScoreRequest,
     Target,
 )
-from seq2seq_serve.protos.seq2seq_v1_pb2 import EarlyStopping as EarlyStoppingOption
 from seq2seq_serve.server.engine.records import Array, Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
@@ -37,11 +33,6 @@ _MAX_STOP_LENGTH = 256
 _FORMULAS: dict[LengthPenalty, LengthPenaltyFormula] = {
     "wu": LENGTH_PENALTY_FORMULA_WU,
     "power": LENGTH_PENALTY_FORMULA_POWER,
-}
-_EARLY_STOPPING: dict[EarlyStopping, EarlyStoppingOption] = {
-    False: EARLY_STOPPING_FALSE,
-    True: EARLY_STOPPING_TRUE,
-    "never": EARLY_STOPPING_NEVER,
 }
 
 
@@ -201,7 +192,8 @@ def with_defaults(options: GenerateOptions, model: ServedModel) -> GenerateOptio
         if not options.length_penalty_formula:
             result.length_penalty_formula = _FORMULAS[defaults.length_penalty_formula]
         if not options.HasField("early_stopping"):
-            result.early_stopping = _EARLY_STOPPING[defaults.early_stopping]
+            result.early_stopping = defaults.early_stopping is True
+            result.exhaustive_search |= defaults.early_stopping == "never"
     for name in ("min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"):
         if not getattr(options, name) and getattr(defaults, name):
             setattr(result, name, getattr(defaults, name))
@@ -438,7 +430,7 @@ def _beam(options: GenerateOptions) -> Beam | None:
         return None
     # `with_defaults` has set the options.
     (formula,) = (name for name, number in _FORMULAS.items() if number == options.length_penalty_formula)
-    (early_stopping,) = (name for name, number in _EARLY_STOPPING.items() if number == options.early_stopping)
+    early_stopping: EarlyStopping = "never" if options.exhaustive_search else options.early_stopping
     return Beam(options.beam_size, options.length_penalty, formula, early_stopping)
 
 

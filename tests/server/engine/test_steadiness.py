@@ -83,7 +83,7 @@ class RandomRequests:
 
     def _beam(self) -> dict:
         size = self.chance.randint(2, 5)
-        beam = Beam(size, alpha=self.chance.choice([0.0, 0.6]), early_stopping=self.often(0.5))
+        beam = Beam(size, alpha=self.chance.choice([0.0, 0.6]), early_stopping=self.often(0.5) or "never")
         return {"beam": beam, "num_hypotheses": self.chance.randint(1, size)}
 
     def _sampling(self) -> Sampling:
