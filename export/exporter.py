@@ -205,6 +205,8 @@ def write_variant(
     subfolder.mkdir()
     paths = convert.save(models, subfolder)
     del models
+    for module in modules.values():
+        module.to("meta")  # the sessions read the files, and need this memory
     report(f"{precision}: comparing with the trained model")
     proof = prove(Graphs(paths, modules, provider, kind))
     return Variant(

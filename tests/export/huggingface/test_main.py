@@ -13,6 +13,7 @@ from tests.export.huggingface.checkpoints import edit
 
 def test_one_command_makes_a_bundle(checkpoint, tmp_path, capsys):
     folder, bundle = checkpoint("marian")[0], tmp_path / "bundle"
+    capsys.readouterr()
     assert (
         main(["huggingface", str(folder), str(bundle), "--precision", "fp32", "--max-target-length", "40"])
         == 0
