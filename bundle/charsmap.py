@@ -39,10 +39,10 @@ class Charsmap:
     """
 
     def __init__(self, blob: bytes) -> None:
-        self.described = json.loads(normalizers.Precompiled(blob).__getstate__())
         (size,) = struct.unpack_from("<I", blob)
         if len(blob) < 4 + size or size % 4 or not size:
             raise ValueError("the charsmap of the tokenizer is damaged")
+        self.described = json.loads(normalizers.Precompiled(blob).__getstate__())
         units = np.frombuffer(blob, dtype="<u4", count=size // 4, offset=4)
         self._units = units.tolist()
         self._replacements = blob[4 + size :]
@@ -96,10 +96,12 @@ def _affected(units: Any) -> str:
     """The pattern of what a table can change: characters that others may join, and single characters."""
     root = np.array([_offset(int(units[0]))])
     single, nodes = _characters(units, root, only_ends=True)
-    joining: set[str] = set()
+    joining, visited = set[str](), nodes
     while len(nodes):
         more, nodes = _characters(units, nodes, only_ends=False)
         joining |= more
+        nodes = np.setdiff1d(nodes, visited)
+        visited = np.union1d(nodes, visited)
     classes = [f".[{_escaped(joining)}]+"] * bool(joining) + [f"[{_escaped(single)}]"] * bool(single)
     return "|".join(classes) or r"(?!)"
 

@@ -113,7 +113,7 @@ class SentencePieceModel:
             ]
         if self.adds_dummy_prefix:
             # Metaspace adds no mark before one that the text begins with, and SentencePiece does.
-            steps.append(normalizers.Replace(Regex(rf"\A{SPACE}"), SPACE * 2))
+            steps += [normalizers.Replace(Regex(rf"\A{space}"), SPACE + space) for space in (SPACE, " ")]
         inner.normalizer = (
             spm_normalizer(self.charsmap, steps) if self.charsmap else normalizers.Sequence([GUARD, *steps])
         )
