@@ -431,7 +431,8 @@ def _beam(options: GenerateOptions) -> Beam | None:
     # `with_defaults` has set the options.
     (formula,) = (name for name, number in _FORMULAS.items() if number == options.length_penalty_formula)
     early_stopping: EarlyStopping = "never" if options.exhaustive_search else options.early_stopping
-    return Beam(options.beam_size, options.length_penalty, formula, early_stopping)
+    alpha = round(options.length_penalty, 6)  # the message has float32
+    return Beam(options.beam_size, alpha, formula, early_stopping)
 
 
 def _attention(options: GenerateOptions, model: ServedModel) -> bool:

@@ -145,6 +145,8 @@ class LongRun:
                 num_bytes=runner.num_slots * runner.slot_bytes,
                 pad_id=bundle.manifest.special_ids.pad_id,
                 eos_ids=runner.eos_ids,
+                source_vocab_size=bundle.manifest.source_vocab_size,
+                frames=bundle.manifest.frames,
                 queue_limits=QueueLimits(max_waiting_requests=_MAX_WAITING),
                 source_tokenizer=bundle.source_tokenizer,
                 target_tokenizer=bundle.target_tokenizer,

@@ -16,6 +16,7 @@ from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.selection import Selector, uniform
 from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
+from seq2seq_serve.training.evaluation import selection
 from seq2seq_serve.training.evaluation.search import greedy_hypothesis, sample_search, score_target
 from tests.server.driver import Driver
 from tests.server.fakes import oracles_constraints
