@@ -80,7 +80,7 @@ class Step(Graph):
     def __init__(self, model: Mean, linear) -> None:
         super().__init__()
         self.embedding = Embedding(model.embedding.weight, linear)
-        self.projection = Projection(model, linear)
+        self.projection = Projection.of(model, linear)
         self.inputs = (*token_specs(), MEMORY, STATE)
         axes = (Axis.BATCH, model.config.vocab_size)
         self.outputs = (TensorSpec(names.LOGITS, "float32", axes, Role.LOGITS), *outs([STATE]))

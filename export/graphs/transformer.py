@@ -71,7 +71,7 @@ class _TransformerGraph(Graph):
             if self.zero_position_id is not None:
                 positions = positions * (ids != self.zero_position_id).unsqueeze(-1)
             x = x + positions
-        rows: Tensor = x.view(-1, self.d_model)
+        rows: Tensor = x if x.dim() == 2 else x.view(-1, self.d_model)
         return rows if self.embedding_norm is None else self.embedding_norm.enter(rows)
 
     def _enter(self, x: Tensor, norms: Iterator[AddNorm]) -> tuple[Tensor, Tensor]:
