@@ -44,7 +44,7 @@ def adjustments(row: Sequence, eos_ids: Collection[int], vocab_size: int) -> dic
     if constraints.forbidden_after:
         size = len(next(iter(constraints.forbidden_after)))
         forbidden |= constraints.forbidden_after.get(tuple(target_ids[len(target_ids) - size :]), frozenset())
-    if row.num_generated < constraints.min_new_tokens:
+    if row.num_generated + request.num_counted < constraints.min_new_tokens:
         forbidden |= set(eos_ids)
     if not row.num_generated:
         forbidden |= request.begin_suppressed_ids

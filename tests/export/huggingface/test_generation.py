@@ -11,7 +11,7 @@ def test_without_settings_the_rules_are_those_of_generate():
     assert generation_of({}, 1, 512) == Generation(
         length_penalty=1.0,
         length_penalty_formula="power",
-        early_stopping="false",
+        early_stopping=False,
         is_renormalized=False,
         repeats_start=True,
     )
@@ -38,7 +38,7 @@ def test_settings_of_a_marian_checkpoint():
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [(True, "true"), (False, "false"), (None, "false"), ("never", "never")]
+    ("given", "expected"), [(True, True), (False, False), (None, False), ("never", "never")]
 )
 def test_early_stopping_has_three_values(given, expected):
     assert generation_of({"early_stopping": given}, 1, 9).early_stopping == expected
