@@ -56,6 +56,7 @@ def generated(model, source: list[int], options: dict, eos_id: int) -> tuple[lis
             torch.tensor([source]),
             max_new_tokens=_MAX_NEW_TOKENS,
             do_sample=False,
+            use_cache=False,  # the cache of T5 has as many layers as the encoder
             return_dict_in_generate=True,
             output_scores=True,
             **options,
