@@ -15,7 +15,7 @@ import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -152,16 +152,88 @@ class SpecialIds(_Record):
     """The special tokens' ids.
 
     Attributes:
-        decoder_start_id: The first token that the decoder reads.
-        forced_bos_id: A token that every target must start with (a language code), or None.
+        pad_id: Pads sources.
+        eos_ids: Each of these tokens ends a target; the first one ends a target that is scored.
     """
 
     pad_id: int
-    bos_id: int
-    eos_id: int
-    unk_id: int
-    decoder_start_id: int
-    forced_bos_id: int | None = None
+    eos_ids: tuple[int, ...]
+
+
+Places = tuple[int | str, ...]
+"""Token ids in order; a string is the name of a choice (`Manifest.choices`), and stands for the chosen id."""
+
+
+@dataclass(frozen=True)
+class Choice(_Record):
+    """Something that a request chooses by a name, such as a language.
+
+    Attributes:
+        ids: The token of each name.
+        default: The name if a request does not choose; empty if it has to.
+    """
+
+    ids: dict[str, int]
+    default: str = ""
+
+
+@dataclass(frozen=True)
+class Frames(_Record):
+    """The tokens around each source text and before each target.
+
+    Attributes:
+        start: The token that the decoder reads before a target; it is not part of it. Exactly one.
+        forced: The first tokens of every target. They are part of it, and its length counts them.
+        source_prefix: The tokens before those of a source text.
+        source_suffix: The tokens after them, end of sequence included.
+    """
+
+    start: Places
+    forced: Places = ()
+    source_prefix: Places = ()
+    source_suffix: Places = ()
+
+
+LengthPenalty = Literal["wu", "power"]
+EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True)
+class Generation(_Record):
+    """The options of a request that does not set them, and the rules of the model's search.
+
+    Attributes:
+        beam_size: 1 selects the most probable token at each position.
+        length_penalty: The exponent of the length penalty.
+        length_penalty_formula: "wu" divides by ((5 + n) / 6)^alpha (Wu et al. 2016, equation 14), "power" by
+            n^alpha; n counts the tokens of `Frames.forced`.
+        early_stopping: Ends a beam search once `beam_size` hypotheses are complete (true); when also the best
+            running hypothesis would have a worse score at its present length (false); or when also none can
+            become better ("never").
+        max_new_tokens: The limit of a target, with the tokens of `Frames.forced`; None is the model's limit.
+        suppressed_token_ids: Tokens that no target has; a request cannot allow them.
+        begin_suppressed_token_ids: Tokens that are not the first of a target, after `Frames.forced`.
+        forced_eos_id: The token that takes the last place of a target at its limit, at no cost; None if the
+            limit just ends it.
+        is_renormalized: Whether the probabilities of a beam search are those among the allowed tokens;
+            otherwise forbidding a token does not change the probabilities of others.
+        repeats_start: Whether `repetition_penalty` and n-grams include the tokens of `Frames.start`.
+    """
+
+    beam_size: int = 1
+    length_penalty: float = 0.6
+    length_penalty_formula: LengthPenalty = "wu"
+    early_stopping: EarlyStopping = True
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
+    suppressed_token_ids: tuple[int, ...] = ()
+    begin_suppressed_token_ids: tuple[int, ...] = ()
+    forced_eos_id: int | None = None
+    is_renormalized: bool = True
+    repeats_start: bool = False
 
 
 @dataclass(frozen=True)
@@ -202,12 +274,15 @@ class Manifest(_Record):
 
     Attributes:
         kind: The architecture, for people; the engine does not use it.
-        sizes: The architecture's sizes, for people; `vocab_size` and `d_head` are checked.
+        sizes: The architecture's sizes, for people; the engine does not use them.
+        source_vocab_size: The number of token ids of sources; 0 if no source has tokens.
+        target_vocab_size: The number of token ids of targets.
+        frames: The tokens around texts.
         sources: The form of each source, by its name in the `encode` graph.
         memory: The rule for a request's memory positions.
-        attention_scale: The factor of the scores before the softmax; None for other attention.
-        alignment_layer: The decoder layer whose cross-attention is the alignment; None without such layers.
-        has_logits_bias: Whether the output projection adds a bias.
+        choices: What a request may choose by a name, by the name of its option: `source_language`,
+            `target_language` or `task`.
+        generation: The options of a request that does not set them.
         source_language: The BCP 47 tag of the sources' language, by whose rules they are split into
             sentences; empty if the training did not name one.
         length_bound: The bound on target lengths learned from the training corpus; None for no bound.
@@ -217,7 +292,10 @@ class Manifest(_Record):
     format_version: int
     kind: str
     sizes: dict[str, int]
+    source_vocab_size: int
+    target_vocab_size: int
     special_ids: SpecialIds
+    frames: Frames
     sources: dict[str, Form]
     memory: LengthRule
     max_source_length: int
@@ -225,9 +303,8 @@ class Manifest(_Record):
     source_tokenizer: FileSpec
     target_tokenizer: FileSpec
     variants: dict[Precision, Variant]
-    attention_scale: float | None = None
-    alignment_layer: int | None = None
-    has_logits_bias: bool = False
+    choices: dict[str, Choice] = field(default_factory=dict)
+    generation: Generation = field(default_factory=Generation)
     source_language: str = ""
     length_bound: LengthBound | None = None
     provenance: dict[str, str] = field(default_factory=dict)
@@ -307,16 +384,20 @@ def load_bundle(path: Path) -> Bundle:
     for spec in _graph_files(manifest):
         problems += _file_problems(path, spec)
     tokenizers: dict[FileSpec, Tokenizer] = {}
-    for spec in dict.fromkeys((manifest.source_tokenizer, manifest.target_tokenizer)):
+    users = (
+        (manifest.source_tokenizer, manifest.source_vocab_size),
+        (manifest.target_tokenizer, manifest.target_vocab_size),
+    )
+    for spec, vocab_size in users:
         try:
-            tokenizer = tokenizers[spec] = _read_tokenizer(path, spec)
+            tokenizer = tokenizers[spec] = tokenizers.get(spec) or _read_tokenizer(path, spec)
         except BundleError as error:
             problems += error.problems
             continue
-        if tokenizer.vocab_size > manifest.sizes.get("vocab_size", 0):
+        if vocab_size and tokenizer.max_text_id >= vocab_size:
             problems.append(
-                f"{spec.file} has {tokenizer.vocab_size} tokens, more than the model's vocabulary "
-                f"of {manifest.sizes.get('vocab_size')}"
+                f"{spec.file} has tokens up to the id {tokenizer.max_text_id}, beyond the model's vocabulary "
+                f"of {vocab_size}"
             )
     if problems:
         raise BundleError(path, list(dict.fromkeys(problems)))
@@ -397,18 +478,28 @@ def _changed(file: str, found: str, expected: str) -> str:
 
 def _contradictions(manifest: Manifest) -> list[str]:
     problems = []
-    vocab_size, d_head = manifest.sizes.get("vocab_size", 0), manifest.sizes.get("d_head", 0)
-    if vocab_size < 1:
-        problems.append("sizes.vocab_size is missing")
-    if "d_head" in manifest.sizes and (d_head < 1 or d_head % _D_HEAD_MULTIPLE):
+    d_head = manifest.sizes.get("d_head", _D_HEAD_MULTIPLE)
+    if d_head < 1 or d_head % _D_HEAD_MULTIPLE:
         problems.append(f"sizes.d_head is {d_head}, and must be a multiple of {_D_HEAD_MULTIPLE}")
+    if manifest.target_vocab_size < 1:
+        problems.append(f"target_vocab_size is {manifest.target_vocab_size}, and must be at least 1")
+    if len(manifest.frames.start) != 1:
+        problems.append(f"frames.start has {len(manifest.frames.start)} tokens, and must have one")
     ids = manifest.special_ids
-    for name in ("pad_id", "bos_id", "eos_id", "unk_id", "decoder_start_id", "forced_bos_id"):
-        token_id = getattr(ids, name)
-        if token_id is not None and not 0 <= token_id < vocab_size:
-            problems.append(f"special_ids.{name} is {token_id}, outside the vocabulary of {vocab_size}")
+    if not ids.eos_ids:
+        problems.append("special_ids.eos_ids is empty: no token would end a target")
     if ids.pad_id and Form.SENTENCES in manifest.sources.values():
         problems.append(f"special_ids.pad_id is {ids.pad_id}, and sentences are padded with 0: it must be 0")
+    for name, (limit, places) in _id_fields(manifest).items():
+        for place in places:
+            if isinstance(place, str):
+                if place not in manifest.choices:
+                    problems.append(f"{name} has the place {place!r}, which is none of choices")
+            elif not 0 <= place < limit:
+                problems.append(f"{name} has the id {place}, outside the vocabulary of {limit}")
+    for name, choice in manifest.choices.items():
+        if not choice.ids or (choice.default and choice.default not in choice.ids):
+            problems.append(f"choices.{name} has the default {choice.default!r}, and the names {choice.ids}")
     for name in ("max_source_length", "max_target_length"):
         if getattr(manifest, name) < 1:
             problems.append(f"{name} is {getattr(manifest, name)}, and must be at least 1")
@@ -427,6 +518,28 @@ def _contradictions(manifest: Manifest) -> list[str]:
         else:
             problems += [f"{precision}: {problem}" for problem in _graph_problems(manifest, variant)]
     return problems
+
+
+def _id_fields(manifest: Manifest) -> dict[str, tuple[int, Places]]:
+    """The vocabulary size and the ids of each field that has ids, by its name."""
+    source, target = manifest.source_vocab_size or manifest.target_vocab_size, manifest.target_vocab_size
+    frames, generation = manifest.frames, manifest.generation
+    forced_eos = () if generation.forced_eos_id is None else (generation.forced_eos_id,)
+    return {
+        "special_ids.pad_id": (source, (manifest.special_ids.pad_id,)),
+        "special_ids.eos_ids": (target, manifest.special_ids.eos_ids),
+        "frames.start": (target, frames.start),
+        "frames.forced": (target, frames.forced),
+        "frames.source_prefix": (source, frames.source_prefix),
+        "frames.source_suffix": (source, frames.source_suffix),
+        "generation.suppressed_token_ids": (target, generation.suppressed_token_ids),
+        "generation.begin_suppressed_token_ids": (target, generation.begin_suppressed_token_ids),
+        "generation.forced_eos_id": (target, forced_eos),
+        **{
+            f"choices.{name}": (max(source, target), tuple(choice.ids.values()))
+            for name, choice in manifest.choices.items()
+        },
+    }
 
 
 def _graph_problems(manifest: Manifest, variant: Variant) -> list[str]:

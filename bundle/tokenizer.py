@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tokenizers
+from tokenizers import models
 
+from seq2seq_serve.bundle.charsmap import HIDDEN, take_charsmap
 from seq2seq_serve.bundle.normalization import Normalization, normalization_of
 
 # A private-use character: it does not compose with its neighbours, so normalisation leaves them alone.
 _MARK = "\ue000"
+_SPACE = "\u2581"
 
 
 class Tokenizer:
@@ -27,11 +30,15 @@ class Tokenizer:
     same text. With byte fallback the library would discard a whole run of bytes if one of them is not part of
     a character.
 
+    Files of imported models may have pieces that no text is cut into (`bundle.charsmap.HIDDEN`), pieces that
+    the model's vocabulary lacks, which are special tokens behind it, and SentencePiece's normalisation.
+
     Args:
         inner: The library's tokenizer; this object then owns it.
 
     Attributes:
         token_bytes: The UTF-8 bytes that each token id adds to a text; a special token adds none.
+        special_tokens: The names of the special tokens by their ids.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer) -> None:
@@ -39,8 +46,9 @@ class Tokenizer:
         inner.encode_special_tokens = True
         self._inner = inner
         self._pieces: dict[int, str] = {}
-        self._special_tokens = {
-            token_id: token.content
+        self._charsmap = take_charsmap(inner)
+        self.special_tokens = {
+            token_id: token.content.removeprefix(HIDDEN)
             for token_id, token in inner.get_added_tokens_decoder().items()
             if token.special
         }
@@ -48,6 +56,10 @@ class Tokenizer:
         # Tokens that are not bytes are decoded after another token, which keeps a space before them.
         self._other_id = next((i for i in ids if inner.decode([i]).isalnum()), ids[-1] if ids else 0)
         self.token_bytes = tuple(self._bytes_of(types, token_id) for token_id in ids)
+        self._has_marks = bool(types & {"Metaspace", "Replace"})
+        # A unigram model can find special tokens in a text; byte pairs never become one.
+        is_unigram = isinstance(inner.model, models.Unigram) and inner.post_processor is None
+        self._unk_id: int | None = inner.model.tokenize(HIDDEN)[-1].id if is_unigram else None
         spaced = next((i for i, data in enumerate(self.token_bytes) if data.startswith(b" ")), None)
         self._strips_space = spaced is not None and not inner.decode([spaced]).startswith(" ")
 
@@ -72,7 +84,11 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """The content of a `tokenizer.json`."""
-        return self._inner.to_str(pretty=True)
+        if self._charsmap is None:
+            return self._inner.to_str(pretty=True)
+        described = json.loads(self._inner.to_str())
+        described["normalizer"]["normalizers"].insert(0, self._charsmap.described)
+        return json.dumps(described, ensure_ascii=False, indent=2)
 
     @property
     def normalization(self) -> Normalization:
@@ -84,21 +100,31 @@ class Tokenizer:
         """The number of token ids, with those of special tokens."""
         return self._inner.get_vocab_size(with_added_tokens=True)
 
+    @property
+    def max_text_id(self) -> int:
+        """The highest id that a text can be cut into."""
+        return max((i for i in range(self.vocab_size) if i not in self.special_tokens), default=-1)
+
     def token_id(self, token: str) -> int:
         """The id of `token`; ValueError if the vocabulary does not have it."""
-        token_id = self._inner.token_to_id(token)
-        if token_id is None:
-            raise ValueError(f"the tokenizer has no token {token!r}")
-        return token_id
+        for name in (token, HIDDEN + token):
+            token_id = self._inner.token_to_id(name)
+            if token_id is not None:
+                return token_id
+        raise ValueError(f"the tokenizer has no token {token!r}")
 
     def normalize(self, text: str) -> str:
         """The normalised text, which is what `decode` returns for its tokens."""
         normalizer = self._inner.normalizer
-        return text if normalizer is None else str(normalizer.normalize_str(text))
+        if self._charsmap is not None:
+            text = self._charsmap.normalize(text)
+        if normalizer is not None:
+            text = str(normalizer.normalize_str(text))
+        return text.replace(_SPACE, " ") if self._has_marks else text
 
     def normalize_inside(self, text: str) -> str:
         """The text normalised as a part of a longer one: spaces at its ends stay."""
-        return self.normalize(f"{_MARK}{text}{_MARK}")[1:-1]
+        return self.normalize(f"{_MARK}{text}{_MARK}").split(_MARK, 1)[1].rpartition(_MARK)[0]
 
     def encode(self, text: str) -> list[int]:
         """The token ids of `text`, without special tokens."""
@@ -108,27 +134,51 @@ class Tokenizer:
         """The token ids of `text` as a source, with the special tokens of the file's post-processor."""
         return self.encode_sources([text])[0]
 
-    def encode_truncated(self, text: str, max_length: int) -> tuple[list[int], int]:
-        """`encode_source` cut to `max_length` tokens, and the number of tokens cut from the text's end."""
-        token_ids = self.encode_source(text)
-        num_over = len(token_ids) - max_length
-        if num_over <= 0:
-            return token_ids, 0
+    def encode_truncated(
+        self, text: str, max_length: int, prefix: Sequence[int] = (), suffix: Sequence[int] = ()
+    ) -> tuple[list[int], int]:
+        """`prefix`, the ids of `text`, and `suffix`: at most `max_length` tokens.
+
+        Returns:
+            The ids, and the number of tokens that were cut from the text's end.
+        """
         # The library's own truncation is not used: it keeps the cut tokens, and blocks all other threads.
-        num_behind = self._inner.encode("a").special_tokens_mask[::-1].index(0)  # tokens after every source
-        return token_ids[: max_length - num_behind] + token_ids[len(token_ids) - num_behind :], num_over
+        token_ids = self.encode(text)
+        num_over = max(len(prefix) + len(token_ids) + len(suffix) - max_length, 0)
+        return [*prefix, *token_ids[: len(token_ids) - num_over], *suffix], num_over
 
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode_source` of many texts at once."""
-        return [encoding.ids for encoding in self._encodings(texts, add_special_tokens=True)]
+        return self._rows(texts, add_special_tokens=True)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`encode` of many texts at once."""
-        return [encoding.ids for encoding in self._encodings(texts, add_special_tokens=False)]
+        return self._rows(texts, add_special_tokens=False)
 
-    def _encodings(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[tokenizers.Encoding]:
+    def _rows(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        texts = list(texts) if self._charsmap is None else list(map(self._charsmap.normalize, texts))
         # The batch call also serves a single text, because only in it the library lets other threads run.
-        return self._inner.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        encodings = self._inner.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        rows = [encoding.ids for encoding in encodings]
+        if self._unk_id is None:
+            return rows
+        return [
+            row if self.special_tokens.keys().isdisjoint(row) else self._known_ids(text, self._unk_id)
+            for text, row in zip(texts, rows, strict=True)
+        ]
+
+    def _known_ids(self, text: str, unk_id: int) -> list[int]:
+        """The ids of a text with unknown pieces, each looked up by its characters as Marian does."""
+
+        def known_id(token: str, token_id: int) -> int:
+            if token_id not in self.special_tokens:
+                return token_id
+            hidden_id = self._inner.token_to_id(HIDDEN + token)
+            return unk_id if hidden_id is None or hidden_id in self.special_tokens else hidden_id
+
+        # Only this call keeps the characters of unknown pieces.
+        (encoding,) = self._inner.encode_batch([text])
+        return [known_id(*pair) for pair in zip(encoding.tokens, encoding.ids, strict=True)]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`; special tokens add nothing to it."""
@@ -146,7 +196,7 @@ class Tokenizer:
         completes it.
         """
         stream = self.stream()
-        return [self._special_tokens.get(token_id) or stream.push([token_id]) for token_id in token_ids]
+        return [self.special_tokens.get(token_id) or stream.push([token_id]) for token_id in token_ids]
 
     def piece(self, token_id: int) -> str:
         """The piece of a single token, from a cache after the first call."""
@@ -162,7 +212,7 @@ class Tokenizer:
         """
         words: list[tuple[str, list[int]]] = []
         stream, open_places, is_inside = self.stream(), list[int](), False
-        places = [place for place, token_id in enumerate(token_ids) if token_id not in self._special_tokens]
+        places = [place for place, token_id in enumerate(token_ids) if token_id not in self.special_tokens]
         pieces = [stream.push([token_ids[place]]) for place in places]
         for place, piece in zip([*places, None], [*pieces, stream.finish()], strict=True):
             if place is not None:
@@ -185,11 +235,14 @@ class Tokenizer:
 
     def _bytes_of(self, decoder_types: set[str], token_id: int) -> bytes:
         token = self._inner.id_to_token(token_id)
-        if token is None or token_id in self._special_tokens:
+        if token is None or token_id in self.special_tokens:
             return b""
+        token = token.removeprefix(HIDDEN)
+        if decoder_types == {"Metaspace"}:
+            return token.replace(_SPACE, " ").encode()
         if decoder_types == {"ByteLevel"}:
-            has_byte = all(character in _BYTE_OF_CHARACTER for character in token)
-            return bytes(map(_BYTE_OF_CHARACTER.__getitem__, token)) if has_byte else token.encode()
+            has_byte = all(character in BYTE_OF_CHARACTER for character in token)
+            return bytes(map(BYTE_OF_CHARACTER.__getitem__, token)) if has_byte else token.encode()
         if "ByteFallback" in decoder_types and re.fullmatch("<0x[0-9A-F]{2}>", token):
             return bytes.fromhex(token[3:5])
         text = self._inner.decode([self._other_id, token_id])
@@ -210,7 +263,7 @@ def _byte_of_character() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF_CHARACTER = _byte_of_character()
+BYTE_OF_CHARACTER = _byte_of_character()
 
 
 class TextStream:

@@ -1,4 +1,4 @@
-"""The command `python -m export RUN BUNDLE`."""
+"""The commands `python -m export RUN BUNDLE` and `python -m export huggingface FOLDER BUNDLE`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -16,23 +16,64 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from seq2seq_serve.bundle.names import Precision
 
+_EXTRA_PACKAGES = ("safetensors", "transformers")
 _INTERRUPTED = 130  # shells report 128 plus the signal's number, here SIGINT's
 
-_EXAMPLE = """example:
+_HUGGING_FACE = "huggingface"
+_EXAMPLE = f"""example:
   python -m export runs/demo bundles/demo --precision fp32,int8
+
+A checkpoint of Hugging Face is exported by `python -m export {_HUGGING_FACE} FOLDER BUNDLE`; see its --help.
+"""
+_HUGGING_FACE_EXAMPLE = f"""example:
+  python -m export {_HUGGING_FACE} opus-mt-ko-en bundles/ko-en --precision fp32,int8 --calibration texts.txt
 """
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Export a run and return the exit code: 0 done, 1 failed, 2 usage, 130 interrupted."""
+    """Export a model and return the exit code: 0 done, 1 failed, 2 usage, 130 interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    is_checkpoint = arguments[:1] == [_HUGGING_FACE]
+    options = _parser(is_checkpoint=is_checkpoint).parse_args(arguments[1:] if is_checkpoint else arguments)
+    with _recorded_interrupts() as interrupts:
+        try:
+            (_export_checkpoint if is_checkpoint else _export)(options, interrupts)
+        except BaseException as error:
+            if interrupts:  # torch's exporter may turn KeyboardInterrupt into another exception
+                print("error: interrupted; no bundle was written", file=sys.stderr)
+                return _INTERRUPTED
+            if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+                print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+            elif isinstance(error, OSError | ValueError):
+                print(f"error: {error}", file=sys.stderr)
+            elif isinstance(error, ModuleNotFoundError) and error.name in _EXTRA_PACKAGES:
+                print(
+                    f"error: {error.name} is missing: pip install 'seq2seq-serve[{_HUGGING_FACE}]'",
+                    file=sys.stderr,
+                )
+            else:
+                raise
+            return 1
+    print(options.bundle)
+    return 0
+
+
+def _parser(*, is_checkpoint: bool) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m export",
-        description="Turn a training run into a bundle that `python -m server` serves.",
-        epilog=_EXAMPLE,
+        prog=f"python -m export {_HUGGING_FACE}" if is_checkpoint else "python -m export",
+        description=(
+            "Turn an encoder-decoder checkpoint of Hugging Face into a bundle that `python -m server` serves."
+            if is_checkpoint
+            else "Turn a training run into a bundle that `python -m server` serves."
+        ),
+        epilog=_HUGGING_FACE_EXAMPLE if is_checkpoint else _EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("run", type=Path, help="folder of a finished `python -m training train`")
+    if is_checkpoint:
+        parser.add_argument("folder", type=Path, help="folder that save_pretrained wrote")
+    else:
+        parser.add_argument("run", type=Path, help="folder of a finished `python -m training train`")
     parser.add_argument("bundle", type=Path, help="folder to create")
     parser.add_argument(
         "--precision",
@@ -42,23 +83,23 @@ def main(arguments: list[str] | None = None) -> int:
         help="fp32 and int8 (for the CPU), fp16 and bf16 (for CUDA), with commas (default: fp32,int8)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle")
-    options = parser.parse_args(arguments)
-    with _recorded_interrupts() as interrupts:
-        try:
-            _export(options, interrupts)
-        except BaseException as error:
-            if interrupts:  # torch's exporter may turn KeyboardInterrupt into another exception
-                print("error: interrupted; no bundle was written", file=sys.stderr)
-                return _INTERRUPTED
-            if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
-                print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
-            elif isinstance(error, OSError | ValueError):
-                print(f"error: {error}", file=sys.stderr)
-            else:
-                raise
-            return 1
-    print(options.bundle)
-    return 0
+    if is_checkpoint:
+        parser.add_argument(
+            "--calibration",
+            type=Path,
+            metavar="FILE",
+            help="texts like those of your requests, one a line, by which int8 is calibrated "
+            "(default: built-in sentences in many languages)",
+        )
+        for name in ("source", "target"):
+            parser.add_argument(
+                f"--max-{name}-length",
+                type=_length,
+                default=0,
+                metavar="TOKENS",
+                help=f"the longest {name} (default: the checkpoint's limit, or its family's)",
+            )
+    return parser
 
 
 @contextmanager
@@ -85,17 +126,52 @@ def _recorded_interrupts() -> Iterator[list[int]]:
 
 
 def _export(options: argparse.Namespace, interrupts: list[int]) -> None:
-    # torch takes seconds to import; importing it here keeps --help fast. Ctrl-C is blocked during the import,
-    # because an interrupted import of torch prints a traceback.
+    with _blocked_interrupts():
+        from seq2seq_serve.export.exporter import export_bundle
+        from seq2seq_serve.training.run import load_run
+
+    with _reporting("reading the run", interrupts) as report:
+        trained = load_run(options.run)
+        export_bundle(trained, options.bundle, options.precision, overwrite=options.overwrite, report=report)
+
+
+def _export_checkpoint(options: argparse.Namespace, interrupts: list[int]) -> None:
+    with _blocked_interrupts():
+        from seq2seq_serve.export.huggingface.exporter import export_checkpoint
+        from seq2seq_serve.export.huggingface.families import Limits
+
+    with _reporting("reading the checkpoint", interrupts) as report:
+        export_checkpoint(
+            options.folder,
+            options.bundle,
+            options.precision,
+            calibration=options.calibration,
+            limits=Limits(options.max_source_length, options.max_target_length),
+            overwrite=options.overwrite,
+            report=report,
+        )
+
+
+@contextmanager
+def _blocked_interrupts() -> Iterator[None]:
+    """Block Ctrl-C while torch is imported.
+
+    That takes seconds, so it is imported after --help, and an interrupted import prints a traceback.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+@contextmanager
+def _reporting(first_line: str, interrupts: list[int]) -> Iterator[Callable[[str], None]]:
+    """Show the lines of an export's steps on stderr; after the last one, Ctrl-C is ignored."""
     from rich.console import Console
 
-    from seq2seq_serve.export.exporter import export_bundle
-    from seq2seq_serve.training.run import load_run
-
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     console = Console(stderr=True)
-    with console.status("reading the run") as status:
+    with console.status(first_line) as status:
 
         def report(line: str) -> None:
             if interrupts:  # torch's exporter has swallowed the KeyboardInterrupt
@@ -103,9 +179,14 @@ def _export(options: argparse.Namespace, interrupts: list[int]) -> None:
             console.print(line)
             status.update(line)
 
-        trained = load_run(options.run)
-        export_bundle(trained, options.bundle, options.precision, overwrite=options.overwrite, report=report)
+        yield report
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # too late: the bundle is written
+
+
+def _length(text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of tokens of at least 2")
+    return int(text)
 
 
 def _precisions(text: str) -> tuple[Precision, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -18,7 +18,10 @@ _SHRINK_FACTORS = [1.0 - 0.05 * i for i in range(15)]  # of the observed interva
 
 
 def calibrate(
-    model: EncoderDecoder, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+    model: EncoderDecoder,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    *,
+    max_values_per_pair: int | None = None,
 ) -> dict[str, ActivationRange]:
     """Run the model on pairs, and choose each map's interval for the least squared error.
 
@@ -29,25 +32,36 @@ def calibrate(
     Args:
         model: In eval mode.
         pairs: An encoded source, and the target's token ids with the start token.
+        max_values_per_pair: The most inputs of a map that are kept of a pair: the extreme ones and random
+            others. None keeps all, which takes much memory for a large model.
 
     Returns:
         The range of each map, by its name in the family's file in `export/graphs/`.
     """
     seen: dict[str, list[Tensor]] = defaultdict(list)
-    with torch.inference_mode(), _recording(model, seen):
+    generator = torch.Generator().manual_seed(0)
+
+    def keep(name: str, values: Tensor) -> None:
+        values = values.flatten()
+        if max_values_per_pair is not None and len(values) > max_values_per_pair:
+            chosen = torch.randint(len(values), (max_values_per_pair,), generator=generator)
+            values = torch.cat([values[chosen], torch.stack(values.aminmax())])
+        seen[name].append(values)
+
+    with torch.inference_mode(), _recording(model, keep):
         for source_ids, target_ids in pairs:
-            source = model.source_kind.collate([source_ids])
+            source = model.source_kind.tensors([model.source_kind.inputs(source_ids)])
             memory = model.encode(*source)
             states = model.decode_states(torch.tensor([list(target_ids)]), memory, source[-1])
-            seen["output"].append(states.flatten())
+            keep("output", states)
     return {name: _range(torch.cat(values)) for name, values in seen.items()}
 
 
 @contextmanager
-def _recording(model: nn.Module, seen: dict[str, list[Tensor]]) -> Iterator[None]:
+def _recording(model: nn.Module, keep: Callable[[str, Tensor], None]) -> Iterator[None]:
     def record(name: str) -> torch.utils.hooks.RemovableHandle:
         module = model.get_submodule(name)
-        return module.register_forward_pre_hook(lambda _, inputs: seen[name].append(inputs[0].flatten()))
+        return module.register_forward_pre_hook(lambda _, inputs: keep(name, inputs[0]))
 
     handles = [record(name) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import warnings
@@ -101,7 +102,7 @@ def save(models: Mapping[Verb, ir.Model], folder: Path) -> dict[Verb, Path]:
                     # Small constants stay readable in the graph. ONNX Runtime reads the weights of a
                     # convolution to merge it with its neighbours, and cannot read those given from memory.
                     continue
-                key = str(tensor.dtype).encode() + raw
+                key = str(tensor.dtype).encode() + hashlib.sha256(raw).digest()
                 if key not in offsets:
                     stream.write(b"\0" * (-stream.tell() % _ALIGNMENT_BYTES))
                     offsets[key] = stream.tell()

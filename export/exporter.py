@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import onnxruntime as ort
@@ -13,6 +14,7 @@ import torch
 from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
 from seq2seq_serve.bundle.manifest import (
     FileSpec,
+    Frames,
     GraphSpec,
     Manifest,
     Parity,
@@ -31,14 +33,16 @@ from seq2seq_serve.bundle.names import (
 from seq2seq_serve.export import convert, parity
 from seq2seq_serve.export.calibration import calibrate
 from seq2seq_serve.export.graphs.base import Graph, sizes_of
-from seq2seq_serve.export.graphs.families import FAMILIES, make_modules
-from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory, LinearFactory
+from seq2seq_serve.export.graphs.families import make_modules
+from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory
 from seq2seq_serve.export.runtime import Graphs
-from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID
 from seq2seq_serve.training.data.lengths import target_limits
+from seq2seq_serve.training.data.sources import SourceKind
 from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.evaluation.scoring import by_source, score
 from seq2seq_serve.training.evaluation.search import greedy_search
+from seq2seq_serve.training.models.base import EncoderDecoder
 from seq2seq_serve.training.models.registry import kind_of
 from seq2seq_serve.training.run import TrainedModel
 
@@ -60,7 +64,7 @@ _DTYPES = {
 _CALIBRATION_PAIRS = 200
 _PROOF_PAIRS = 200
 _FEWEST_PAIRS_TO_SPLIT = 100
-_MOST_ROUNDING = 2e-3  # of log-probabilities in float32; memory networks for bAbI have 2e-4
+MOST_ROUNDING = 2e-3  # of log-probabilities in float32; memory networks for bAbI have 2e-4
 _BATCH_SENTENCES = 32
 _METRIC_NAMES = {"bleu": "BLEU", "accuracy": "% accuracy"}
 _INT8_ADVICE = "Export fp32 only, or calibrate on more dev pairs"
@@ -89,22 +93,36 @@ def export_bundle(
     """
     if not trained.model.source_kind.forms:
         raise ExportError("a model without a source cannot be asked: train a captioner that starts --from it")
-    if path.exists() and not overwrite:
-        raise ExportError(f"{path} already exists; give another folder, or --overwrite")
-    if path.exists() and not _may_be_replaced(path):
-        raise ExportError(f"{path} is not a bundle, so it is not replaced; give another folder")
+    return write_bundle(path, lambda folder: _write(trained, folder, precisions, report), overwrite=overwrite)
+
+
+def write_bundle(path: Path, write: Callable[[Path], Manifest], *, overwrite: bool = False) -> Manifest:
+    """Write a bundle in a temporary folder, and give the folder its name when it is complete.
+
+    Raises:
+        ExportError: `path` exists or cannot be written. No bundle is written.
+    """
+    check_path(path, overwrite=overwrite)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     except OSError as error:
         raise ExportError(f"cannot write into {path.parent}: {error.strerror}") from error
     try:
-        manifest = _write(trained, folder, precisions, report)
+        manifest = write(folder)
         folder.chmod(0o755)  # only its owner can read a temporary folder
         _replace(path, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return manifest
+
+
+def check_path(path: Path, *, overwrite: bool) -> None:
+    """Raise ExportError unless a bundle may be written to the path."""
+    if path.exists() and not overwrite:
+        raise ExportError(f"{path} already exists; give another folder, or --overwrite")
+    if path.exists() and not _may_be_replaced(path):
+        raise ExportError(f"{path} is not a bundle, so it is not replaced; give another folder")
 
 
 def _replace(path: Path, folder: Path) -> None:
@@ -136,7 +154,10 @@ def _write(
         format_version=FORMAT_VERSION,
         kind=kind_of(config),
         sizes=sizes_of(config),
-        special_ids=SpecialIds(PAD_ID, BOS_ID, EOS_ID, UNK_ID, decoder_start_id=BOS_ID),
+        source_vocab_size=config.vocab_size,
+        target_vocab_size=config.vocab_size,
+        special_ids=SpecialIds(PAD_ID, (EOS_ID,)),
+        frames=Frames(start=(BOS_ID,), source_suffix=(EOS_ID,)),
         sources=dict(kind.forms),
         memory=kind.memory,
         max_source_length=config.max_source_length,
@@ -147,7 +168,6 @@ def _write(
         source_language=trained.source_language,
         length_bound=trained.length_bound,
         provenance=trained.provenance | score,
-        **FAMILIES[kind_of(config)].facts(config),
     )
     write_manifest(folder, manifest)
     return manifest
@@ -156,17 +176,39 @@ def _write(
 def _export_variant(
     trained: TrainedModel, folder: Path, precision: Precision, report: Callable[[str], None]
 ) -> Variant:
-    provider = _provider(precision)
-    report(f"{precision}: converting")
     modules = make_graphs(trained, precision)
+    variant = write_variant(
+        folder,
+        precision,
+        modules,
+        trained.model.source_kind,
+        lambda graphs: _prove(trained, graphs, precision),
+        report,
+    )
+    report(f"{precision}: {describe(variant.parity, trained.dev)}")
+    return variant
+
+
+def write_variant(
+    folder: Path,
+    precision: Precision,
+    modules: dict[Verb, Graph],
+    kind: SourceKind,
+    prove: Callable[[Graphs], Parity],
+    report: Callable[[str], None],
+) -> Variant:
+    """Write the graphs of one precision into a bundle's folder, and prove that they compute the same."""
+    provider = provider_of(precision)
+    report(f"{precision}: converting")
     models = {verb: convert.convert(module) for verb, module in modules.items()}
     subfolder = folder / precision
     subfolder.mkdir()
     paths = convert.save(models, subfolder)
+    del models
+    for module in modules.values():
+        module.to("meta")  # the sessions read the files, and need this memory
     report(f"{precision}: comparing with the trained model")
-    graphs = Graphs(paths, modules, provider, trained.model.source_kind)
-    proof = _prove(trained, graphs, precision)
-    report(f"{precision}: {describe(proof, trained.dev)}")
+    proof = prove(Graphs(paths, modules, provider, kind))
     return Variant(
         graphs={
             verb: GraphSpec(_spec(folder, path), modules[verb].inputs, modules[verb].outputs)
@@ -179,14 +221,16 @@ def _export_variant(
 
 def make_graphs(trained: TrainedModel, precision: Precision) -> dict[Verb, Graph]:
     """The torch modules of a model's graphs in one precision."""
-    linear: LinearFactory
-    if precision is Precision.INT8:
-        calibration, _ = _split(trained.dev)
-        fed = [(source, target[:-1]) for source, target in _encoded(trained, calibration)]
-        linear = Int8Factory(calibrate(trained.model, fed))
-    else:
-        linear = FloatFactory(_DTYPES[precision], is_fused=precision is not Precision.FP32)
-    return make_modules(trained.model, linear)
+    if precision is not Precision.INT8:
+        return make_modules(trained.model, float_factory(precision))
+    calibration, _ = _split(trained.dev)
+    fed = [(source, target[:-1]) for source, target in _encoded(trained, calibration)]
+    return make_modules(trained.model, Int8Factory(calibrate(trained.model, fed)))
+
+
+def float_factory(precision: Precision) -> FloatFactory:
+    """The maps of a precision in floating point."""
+    return FloatFactory(_DTYPES[precision], is_fused=precision is not Precision.FP32)
 
 
 def describe(proof: Parity, dev: Sequence[tuple[str, str]]) -> str:
@@ -204,24 +248,11 @@ def describe(proof: Parity, dev: Sequence[tuple[str, str]]) -> str:
 
 
 def _prove(trained: TrainedModel, graphs: Graphs, precision: Precision) -> Parity:
-    difference, tolerance = parity.worst_difference(trained.model, graphs), TOLERANCES[precision]
-    if precision is Precision.FP32 and not difference <= tolerance:
-        # The sources are random, and some models answer them with sums of far larger numbers than others do.
-        tolerance = min(max(tolerance, 2 * parity.rounding(trained.model)), _MOST_ROUNDING)
-    if not difference <= tolerance:
-        raise ExportError(
-            f"{precision} differs from the trained model by {difference:.1e} in a log-probability, "
-            f"and {tolerance:.0e} is allowed"
-        )
+    proof = compare(trained.model, graphs, precision)
     if precision is not Precision.INT8:
-        return Parity(difference, tolerance, parity.SHAPES)
+        return proof
     _, pairs = _split(trained.dev)
-    mean = parity.mean_difference(trained.model, graphs, _encoded(trained, pairs))
-    if not mean <= MAX_INT8_MEAN_DIFFERENCE:
-        raise ExportError(
-            f"int8 differs from the trained model by {mean:.2f} on average in the log-probability of a token "
-            f"of dev, and {MAX_INT8_MEAN_DIFFERENCE} is allowed. {_INT8_ADVICE}"
-        )
+    mean = int8_difference(trained.model, graphs, _encoded(trained, pairs), "of dev", _INT8_ADVICE)
     metric = trained.model.metric
     ours, reference = _scores(trained, graphs, pairs)
     if reference >= _LEAST_SCORE and ours < reference - MAX_INT8_LOSS:
@@ -229,7 +260,46 @@ def _prove(trained: TrainedModel, graphs: Graphs, precision: Precision) -> Parit
             f"int8 scores {ours:.2f} {_METRIC_NAMES[metric]} on dev where the trained model scores "
             f"{reference:.2f}; a loss of {MAX_INT8_LOSS} is allowed. {_INT8_ADVICE}"
         )
-    return Parity(difference, tolerance, parity.SHAPES, ours, reference, metric, mean)
+    return replace(
+        proof,
+        score=ours,
+        reference_score=reference,
+        metric=metric,
+        mean_log_probability_difference=mean,
+    )
+
+
+def compare(
+    model: EncoderDecoder, graphs: Graphs, precision: Precision, shapes: parity.Shapes = parity.SHAPES
+) -> Parity:
+    """Compare log-probabilities for random tokens; raise ExportError if one differs by too much."""
+    difference, tolerance = parity.worst_difference(model, graphs, shapes), TOLERANCES[precision]
+    if precision is Precision.FP32 and not difference <= tolerance:
+        # The sources are random, and some models answer them with sums of far larger numbers than others do.
+        tolerance = min(max(tolerance, 2 * parity.rounding(model, shapes)), MOST_ROUNDING)
+    if not difference <= tolerance:
+        raise ExportError(
+            f"{precision} differs from the trained model by {difference:.1e} in a log-probability, "
+            f"and {tolerance:.0e} is allowed"
+        )
+    return Parity(difference, tolerance, tuple(shapes))
+
+
+def int8_difference(
+    model: EncoderDecoder,
+    graphs: Graphs,
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    origin: str,
+    advice: str,
+) -> float:
+    """The mean difference in the log-probability of real targets' tokens; ExportError if it is too large."""
+    mean = parity.mean_difference(model, graphs, pairs)
+    if not mean <= MAX_INT8_MEAN_DIFFERENCE:
+        raise ExportError(
+            f"int8 differs from the trained model by {mean:.2f} on average in the log-probability of a token "
+            f"{origin}, and {MAX_INT8_MEAN_DIFFERENCE} is allowed. {advice}"
+        )
+    return mean
 
 
 def _split(dev: _Pairs) -> tuple[_Pairs, _Pairs]:
@@ -271,7 +341,7 @@ def _encoded(trained: TrainedModel, pairs: _Pairs) -> list[tuple[list[int], list
     ]
 
 
-def _provider(precision: Precision) -> str:
+def provider_of(precision: Precision) -> str:
     """The provider of the proof: CUDA's for its precisions; without CUDA, fp16 is proved on the CPU."""
     cuda = "CUDAExecutionProvider"
     if precision not in (Precision.FP16, Precision.BF16):

@@ -15,14 +15,16 @@ from seq2seq_serve.training.config import BOS_ID
 from seq2seq_serve.training.data.sources import Array, Inputs
 from seq2seq_serve.training.models.base import EncoderDecoder
 
-# (batch, source length, target length); the export's example sizes differ from all of them.
+Shapes = Sequence[tuple[int, int, int]]  # (batch, source length, target length)
+
+# The export's example sizes differ from all of them.
 SHAPES = ((1, 1, 1), (1, 9, 6), (2, 17, 4), (4, 33, 12), (9, 24, 3))
 
 
 def worst_difference(
     model: EncoderDecoder,
     graphs: Graphs,
-    shapes: Sequence[tuple[int, int, int]] = SHAPES,
+    shapes: Shapes = SHAPES,
 ) -> float:
     """The largest difference of log-probabilities and alignments, over every position and token.
 
@@ -53,7 +55,7 @@ def worst_difference(
     return worst
 
 
-def rounding(model: EncoderDecoder, shapes: Sequence[tuple[int, int, int]] = SHAPES) -> float:
+def rounding(model: EncoderDecoder, shapes: Shapes = SHAPES) -> float:
     """The largest difference of the log-probabilities of `model` in float32 and in float64.
 
     They are for the batches of `worst_difference`. A copy of the weights in float64 is made.
@@ -94,16 +96,14 @@ def mean_difference(
     return total / num_tokens
 
 
-def _random_batches(
-    model: EncoderDecoder, shapes: Sequence[tuple[int, int, int]]
-) -> Iterator[tuple[list[Inputs], Array, Array]]:
+def _random_batches(model: EncoderDecoder, shapes: Shapes) -> Iterator[tuple[list[Inputs], Array, Array]]:
     """Yields the sources, target ids `(B, T)` and label ids `(B, T)` of a batch for each shape."""
     rng = np.random.default_rng(0)
     config = model.config
     for B, longest_source, longest_target in shapes:
         S, T = min(longest_source, config.max_source_length), min(longest_target, config.max_target_length)
         lengths = [S, *rng.integers(1, S + 1, B - 1).tolist()]
-        rows = [model.source_kind.random(rng, length, config.vocab_size) for length in lengths]
+        rows = [model.source_kind.random(rng, length, len(model.source_weight)) for length in lengths]
         target_ids = rng.integers(0, config.vocab_size, (B, T))
         target_ids[:, 0] = BOS_ID  # a model may treat the first position in its own way
         yield rows, target_ids, rng.integers(0, config.vocab_size, (B, T))

@@ -14,11 +14,21 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, LongSource, Target
+from seq2seq_serve.protos.seq2seq_v1_pb2 import (
+    GenerateOptions,
+    LengthPenaltyFormula,
+    LongSource,
+    Target,
+)
 
 _FIELDS = GenerateOptions.DESCRIPTOR.fields_by_name
 _LONG_SOURCES = {
     name.removeprefix("LONG_SOURCE_").lower(): number for name, number in LongSource.items() if number
+}
+_FORMULAS = {
+    name.removeprefix("LENGTH_PENALTY_FORMULA_").lower(): number
+    for name, number in LengthPenaltyFormula.items()
+    if number
 }
 
 
@@ -52,6 +62,10 @@ def _texts(text: str) -> Any:
     return json.loads(text) if text.lstrip().startswith("[") else text.split("\n")
 
 
+def _word(words: dict[str, int]) -> _Form:
+    return _Form("WHAT", " or ".join(", ".join(words).rsplit(", ", 1)), words.__getitem__)
+
+
 _INTEGERS = {
     FieldDescriptor.CPPTYPE_INT32: _Form("N", "an integer of 32 bits", int),
     FieldDescriptor.CPPTYPE_INT64: _Form("N", "an integer of 64 bits", int),
@@ -60,7 +74,7 @@ _INTEGERS = {
 _SCALARS = _INTEGERS | {
     FieldDescriptor.CPPTYPE_BOOL: _Form("BOOL", "true or false", {"true": True, "false": False}.__getitem__),
     FieldDescriptor.CPPTYPE_FLOAT: _Form("X", "a number", float),
-    FieldDescriptor.CPPTYPE_STRING: _Form("TAG", "a string", str),
+    FieldDescriptor.CPPTYPE_STRING: _Form("NAME", "a string", str),
 }
 # Options that are not a single number or word. They are text in every interface.
 _WRITTEN = {
@@ -70,9 +84,8 @@ _WRITTEN = {
     ),
     "stop_sequences": _Form("TEXT", "a text, texts on lines of their own, or a JSON list of texts", _texts),
     "target_prefix": _Form("TEXT", "a text", lambda text: Target(text=text)),
-    "long_source": _Form(
-        "WHAT", " or ".join(", ".join(_LONG_SOURCES).rsplit(", ", 1)), _LONG_SOURCES.__getitem__
-    ),
+    "long_source": _word(_LONG_SOURCES),
+    "length_penalty_formula": _word(_FORMULAS),
 }
 
 
@@ -161,13 +174,26 @@ _ALL = (
         "repetition_penalty", "above 1: make tokens of the target less likely to repeat", "1", (0.01, 100)
     ),
     Option("no_repeat_ngram_size", "never repeat a sequence of N tokens", "off", (0, inf)),
+    Option("encoder_no_repeat_ngram_size", "never write N tokens in a row of the source", "off", (0, inf)),
     Option("suppressed_token_ids", "never select these tokens", max_items=1024),
     Option("logit_bias", "add X to the logit of token ID", "", (-1000, 1000), max_items=1024),
     Option("stop_sequences", "end the target before TEXT; several: a line each", max_items=16),
     Option("target_prefix", "start the target with TEXT"),
     Option("beam_size", "search with N hypotheses at once", "take the most probable token", (0, 16)),
-    Option("length_penalty", "alpha of Wu et al. 2016; 0: none", "0.6", (-10, 10), needs="beam_size"),
-    Option("early_stopping", "stop at as many complete hypotheses as beams", "true", needs="beam_size"),
+    Option("length_penalty", "the exponent alpha; 0: none", "0.6", (-10, 10), needs="beam_size"),
+    Option(
+        "length_penalty_formula",
+        "wu: divide by ((5 + n) / 6)^alpha (Wu et al. 2016); power: by n^alpha",
+        "wu",
+        needs="beam_size",
+    ),
+    Option(
+        "early_stopping",
+        "stop at as many complete hypotheses as beams; false: when the best running one is also worse now",
+        "true",
+        needs="beam_size",
+    ),
+    Option("exhaustive_search", "stop only when no hypothesis can become better", needs="beam_size"),
     Option("num_hypotheses", "answer with N hypotheses for each text", "1", (0, 16)),
     Option("temperature", "divide logits by X and draw tokens; 0: off", "0", (0.01, 100)),
     Option("top_k", "draw from the N most probable tokens", "all", (0, inf), needs="temperature"),
@@ -197,6 +223,10 @@ _ALL = (
         "translate each sentence separately, even of a short text",
         "refuse",
     ),
-    Option("source_language", "the language whose rules tell where sentences end", "the model's"),
+    Option(
+        "source_language", "the language of the source; its rules tell where sentences end", "the model's"
+    ),
+    Option("target_language", "the language of the target, for models that write several", "the model's"),
+    Option("task", "what to do, for models with several tasks", "the model's"),
 )
 OPTIONS = {option.name: option for option in _ALL}

@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class LengthPenaltyFormula(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LENGTH_PENALTY_FORMULA_UNSPECIFIED: _ClassVar[LengthPenaltyFormula]
+    LENGTH_PENALTY_FORMULA_WU: _ClassVar[LengthPenaltyFormula]
+    LENGTH_PENALTY_FORMULA_POWER: _ClassVar[LengthPenaltyFormula]
+
 class LongSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LONG_SOURCE_UNSPECIFIED: _ClassVar[LongSource]
@@ -29,6 +35,9 @@ class VersionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     VERSION_STATE_LOADING: _ClassVar[VersionState]
     VERSION_STATE_READY: _ClassVar[VersionState]
     VERSION_STATE_UNLOADING: _ClassVar[VersionState]
+LENGTH_PENALTY_FORMULA_UNSPECIFIED: LengthPenaltyFormula
+LENGTH_PENALTY_FORMULA_WU: LengthPenaltyFormula
+LENGTH_PENALTY_FORMULA_POWER: LengthPenaltyFormula
 LONG_SOURCE_UNSPECIFIED: LongSource
 LONG_SOURCE_REFUSE: LongSource
 LONG_SOURCE_TRUNCATE: LongSource
@@ -85,7 +94,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., options: _Optional[_Union[GenerateOptions, _Mapping]] = ...) -> None: ...
 
 class GenerateOptions(_message.Message):
-    __slots__ = ("max_new_tokens", "attention", "priority", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_token_ids", "logit_bias", "temperature", "top_k", "top_p", "min_p", "seed", "log_probabilities", "num_alternatives", "target_prefix", "stop_sequences", "beam_size", "length_penalty", "early_stopping", "num_hypotheses", "word_alignment", "long_source", "max_length_ratio", "source_language")
+    __slots__ = ("max_new_tokens", "attention", "priority", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_token_ids", "logit_bias", "temperature", "top_k", "top_p", "min_p", "seed", "log_probabilities", "num_alternatives", "target_prefix", "stop_sequences", "beam_size", "length_penalty", "early_stopping", "num_hypotheses", "word_alignment", "long_source", "max_length_ratio", "source_language", "target_language", "task", "length_penalty_formula", "encoder_no_repeat_ngram_size", "exhaustive_search")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +127,11 @@ class GenerateOptions(_message.Message):
     LONG_SOURCE_FIELD_NUMBER: _ClassVar[int]
     MAX_LENGTH_RATIO_FIELD_NUMBER: _ClassVar[int]
     SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_PENALTY_FORMULA_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _ClassVar[int]
+    EXHAUSTIVE_SEARCH_FIELD_NUMBER: _ClassVar[int]
     max_new_tokens: int
     attention: bool
     priority: int
@@ -143,7 +157,12 @@ class GenerateOptions(_message.Message):
     long_source: LongSource
     max_length_ratio: float
     source_language: str
-    def __init__(self, max_new_tokens: _Optional[int] = ..., attention: _Optional[bool] = ..., priority: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., log_probabilities: _Optional[bool] = ..., num_alternatives: _Optional[int] = ..., target_prefix: _Optional[_Union[Target, _Mapping]] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., num_hypotheses: _Optional[int] = ..., word_alignment: _Optional[bool] = ..., long_source: _Optional[_Union[LongSource, str]] = ..., max_length_ratio: _Optional[float] = ..., source_language: _Optional[str] = ...) -> None: ...
+    target_language: str
+    task: str
+    length_penalty_formula: LengthPenaltyFormula
+    encoder_no_repeat_ngram_size: int
+    exhaustive_search: bool
+    def __init__(self, max_new_tokens: _Optional[int] = ..., attention: _Optional[bool] = ..., priority: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., log_probabilities: _Optional[bool] = ..., num_alternatives: _Optional[int] = ..., target_prefix: _Optional[_Union[Target, _Mapping]] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., num_hypotheses: _Optional[int] = ..., word_alignment: _Optional[bool] = ..., long_source: _Optional[_Union[LongSource, str]] = ..., max_length_ratio: _Optional[float] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., task: _Optional[str] = ..., length_penalty_formula: _Optional[_Union[LengthPenaltyFormula, str]] = ..., encoder_no_repeat_ngram_size: _Optional[int] = ..., exhaustive_search: _Optional[bool] = ...) -> None: ...
 
 class Target(_message.Message):
     __slots__ = ("text", "token_ids")
@@ -294,16 +313,22 @@ class Piece(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., hypothesis: _Optional[int] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("model", "sources", "target", "priority")
+    __slots__ = ("model", "sources", "target", "priority", "source_language", "target_language", "task")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
     model: str
     sources: _containers.RepeatedCompositeFieldContainer[Source]
     target: Target
     priority: int
-    def __init__(self, model: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., target: _Optional[_Union[Target, _Mapping]] = ..., priority: _Optional[int] = ...) -> None: ...
+    source_language: str
+    target_language: str
+    task: str
+    def __init__(self, model: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., target: _Optional[_Union[Target, _Mapping]] = ..., priority: _Optional[int] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., task: _Optional[str] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("request_id", "model", "score", "log_probabilities", "target_tokens", "timings")
@@ -344,7 +369,7 @@ class GetModelResponse(_message.Message):
     def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "kind", "precision", "provider", "vocab_size", "max_source_length", "max_target_length", "num_slots", "provenance", "sources", "has_attention", "source_shapes")
+    __slots__ = ("name", "version", "kind", "precision", "provider", "vocab_size", "max_source_length", "max_target_length", "num_slots", "provenance", "sources", "has_attention", "source_shapes", "choices")
     class ProvenanceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +391,13 @@ class Model(_message.Message):
         key: str
         value: Shape
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Shape, _Mapping]] = ...) -> None: ...
+    class ChoicesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Choice
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Choice, _Mapping]] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -379,6 +411,7 @@ class Model(_message.Message):
     SOURCES_FIELD_NUMBER: _ClassVar[int]
     HAS_ATTENTION_FIELD_NUMBER: _ClassVar[int]
     SOURCE_SHAPES_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     kind: str
@@ -392,7 +425,16 @@ class Model(_message.Message):
     sources: _containers.ScalarMap[str, str]
     has_attention: bool
     source_shapes: _containers.MessageMap[str, Shape]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., kind: _Optional[str] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_source_length: _Optional[int] = ..., max_target_length: _Optional[int] = ..., num_slots: _Optional[int] = ..., provenance: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Mapping[str, str]] = ..., has_attention: _Optional[bool] = ..., source_shapes: _Optional[_Mapping[str, Shape]] = ...) -> None: ...
+    choices: _containers.MessageMap[str, Choice]
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., kind: _Optional[str] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_source_length: _Optional[int] = ..., max_target_length: _Optional[int] = ..., num_slots: _Optional[int] = ..., provenance: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Mapping[str, str]] = ..., has_attention: _Optional[bool] = ..., source_shapes: _Optional[_Mapping[str, Shape]] = ..., choices: _Optional[_Mapping[str, Choice]] = ...) -> None: ...
+
+class Choice(_message.Message):
+    __slots__ = ("names", "default")
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_FIELD_NUMBER: _ClassVar[int]
+    names: _containers.RepeatedScalarFieldContainer[str]
+    default: str
+    def __init__(self, names: _Optional[_Iterable[str]] = ..., default: _Optional[str] = ...) -> None: ...
 
 class Shape(_message.Message):
     __slots__ = ("sizes",)

@@ -15,6 +15,7 @@ from seq2seq_serve.bundle.names import SOURCE_IDS, Axis, Precision, Role, Verb
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.export.graphs import families
 from seq2seq_serve.export.graphs.base import Embedding, Graph, Projection, outs, source_specs, token_specs
+from seq2seq_serve.export.graphs.linear import LinearFactory
 from seq2seq_serve.server.engine.records import Beam, Request
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import RunnerConfig
@@ -80,7 +81,7 @@ class Step(Graph):
     def __init__(self, model: Mean, linear) -> None:
         super().__init__()
         self.embedding = Embedding(model.embedding.weight, linear)
-        self.projection = Projection(model, linear)
+        self.projection = Projection.of(model, linear)
         self.inputs = (*token_specs(), MEMORY, STATE)
         axes = (Axis.BATCH, model.config.vocab_size)
         self.outputs = (TensorSpec(names.LOGITS, "float32", axes, Role.LOGITS), *outs([STATE]))
@@ -98,11 +99,11 @@ STATE = TensorSpec(names.state("s"), "float32", (Axis.BATCH, D), Role.STATE)
 @pytest.fixture
 def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry.FAMILIES, "mean", registry.Family(MeanConfig, Mean))
-    graphs = families.Family(
-        lambda model, linear: {Verb.ENCODE: Encode(model, linear), Verb.STEP: Step(model, linear)},
-        lambda config: {},
-    )
-    monkeypatch.setitem(families.FAMILIES, "mean", graphs)
+
+    def make_graphs(model: Mean, linear: LinearFactory) -> dict[Verb, Graph]:
+        return {Verb.ENCODE: Encode(model, linear), Verb.STEP: Step(model, linear)}
+
+    monkeypatch.setitem(families.FAMILIES, "mean", make_graphs)
 
 
 @pytest.mark.usefixtures("_registered")

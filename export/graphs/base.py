@@ -29,18 +29,19 @@ class Graph(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Token embeddings scaled by √D (Vaswani et al. 2017, section 3.4).
+    """Token embeddings times a constant, √D by default (Vaswani et al. 2017, section 3.4).
 
     Attributes:
         weight: `(V, D)`.
         weight_scale: The factor that `weight` already includes.
     """
 
-    def __init__(self, weight: Tensor, linear: LinearFactory) -> None:
+    def __init__(self, weight: Tensor, linear: LinearFactory, scale: float | None = None) -> None:
         super().__init__()
-        self.scale = math.sqrt(weight.shape[1])
+        self.scale = math.sqrt(weight.shape[1]) if scale is None else scale
         self.weight_scale = self.scale if linear.is_fused else 1.0
-        self.weight = nn.Parameter(weight.detach() * self.weight_scale)
+        scaled = weight.detach() if self.weight_scale == 1 else weight.detach() * self.weight_scale
+        self.weight = nn.Parameter(scaled, requires_grad=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         embedded = nn.functional.embedding(ids, self.weight)
@@ -48,23 +49,45 @@ class Embedding(nn.Module):
 
 
 class Projection(nn.Module):
-    """Turns decoder states into logits; a tied matrix is the embedding's own, unless it is quantised."""
+    """Turns decoder states into logits; a tied matrix is the embedding's own, unless it is quantised.
 
-    def __init__(self, model: EncoderDecoder, linear: LinearFactory) -> None:
+    Args:
+        weight: `(V, D)`.
+        linear: The factory of the graph's maps.
+        is_tied: Whether `weight` is the matrix that embeds target tokens.
+        bias: `(V,)`, added to the logits; None without.
+        scale: The factor of the products.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        linear: LinearFactory,
+        *,
+        is_tied: bool,
+        bias: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> None:
         super().__init__()
-        self.linear: Linear | None = linear.output(model.output_weight)
-        is_tied = model.output_weight is model.embedding.weight
-        untied = None if is_tied or self.linear else model.output_weight.detach()
-        self.weight = None if untied is None else nn.Parameter(untied)
+        self.scale = scale
+        self.linear: Linear | None = linear.output(weight if scale == 1 else weight * scale, bias)
+        untied = None if is_tied or self.linear else weight.detach()
+        self.weight = None if untied is None else nn.Parameter(untied, requires_grad=False)
+        self.bias = None if bias is None or self.linear else nn.Parameter(bias.detach(), requires_grad=False)
+
+    @classmethod
+    def of(cls, model: EncoderDecoder, linear: LinearFactory) -> Projection:
+        """The projection of a trained model."""
+        return cls(model.output_weight, linear, is_tied=model.output_weight is model.embedding.weight)
 
     def forward(self, hidden: Tensor, embedding: Embedding) -> Tensor:
         """float32 logits `(rows, V)` of decoder states `(rows, D)`."""
         if self.linear is not None:
             return self.linear(hidden)
-        weight, alpha = self.weight, 1.0
+        weight, alpha = self.weight, self.scale
         if weight is None:
-            weight, alpha = embedding.weight, 1 / embedding.weight_scale
-        return operators.gemm(hidden, weight, None, transposed=True, alpha=alpha).to(torch.float32)
+            weight, alpha = embedding.weight, self.scale / embedding.weight_scale
+        return operators.gemm(hidden, weight, self.bias, transposed=True, alpha=alpha).to(torch.float32)
 
 
 def source_specs() -> tuple[TensorSpec, TensorSpec]:

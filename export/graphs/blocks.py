@@ -5,15 +5,15 @@ Every token is one row of a matrix; only attention separates batch and position.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from seq2seq_serve.export.graphs import operators
+from seq2seq_serve.export.graphs.architecture import Activation, Stack
 from seq2seq_serve.export.graphs.linear import FloatLinear, Linear, LinearFactory
-from seq2seq_serve.training.models.transformer import DecoderLayer, EncoderLayer
 
 # B batch rows   S source length   T target length   D d_model   H heads   K d_head   C cache capacity
 
@@ -25,7 +25,7 @@ _LEAST_SCALE = 1e-3
 
 
 class AddNorm(nn.Module):
-    """The residual connection around a sublayer, with the layer norm that follows it.
+    """The residual connection around a sublayer, with the norm that follows it.
 
     In post-norm (Vaswani et al. 2017, section 3.1) the norm's output is also the next residual; in pre-norm
     (Xiong et al. 2020, arXiv:2002.04745) the sum is the next residual, and the norm is that of the next
@@ -34,16 +34,18 @@ class AddNorm(nn.Module):
     The fused form takes over the biases of the neighbouring maps. The bias of the map before is added to the
     sum. The bias of the map after is folded into its weights: a layer norm is γn + β, and n sums to 0, so γ(n
     + τ) divided by γ sums to Dτ for every input (`FloatLinear.fold_bias`). The norm's own bias is then τγ,
-    which shifts its output by τγ - β. Creating an `AddNorm` therefore changes `last` and `first`.
+    which shifts its output by τγ - β. Creating an `AddNorm` therefore changes `last` and `first`. An RMS norm
+    does not make the sum of its output constant, so nothing is folded after it.
 
     Args:
-        norm: The trained layer norm.
+        norm: The trained norm, a `LayerNorm` or an `RMSNorm`.
         last: The map whose output is added to the residual; None for the first norm of a pre-norm stack.
         first: The only map that reads the norm's output (in post-norm the residual reads it, too); None for
             the last norm.
         residual_shift: `(D,)`, the shift of the residual; None if it is not shifted.
         pre_norm: Whether the stack is pre-norm.
         linear: The factory of the graph's maps.
+        residual_scale: The factor of the residual; an RMS norm removes it.
 
     Attributes:
         shift: `(D,)`, the shift of the norm's output; None if it is not shifted.
@@ -51,91 +53,131 @@ class AddNorm(nn.Module):
 
     def __init__(
         self,
-        norm: nn.LayerNorm,
+        norm: nn.Module,
         last: Linear | None,
         first: Linear | None,
         residual_shift: Tensor | None,
         *,
         pre_norm: bool,
         linear: LinearFactory,
+        residual_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(norm.weight.detach())
-        self.bias = nn.Parameter(norm.bias.detach())
+        assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+        assert norm.eps is not None
+        self.weight = nn.Parameter(norm.weight.detach(), requires_grad=False)
+        self.bias = None
+        if isinstance(norm, nn.LayerNorm):
+            self.bias = nn.Parameter(norm.bias.detach(), requires_grad=False)
         self.sublayer_bias: nn.Parameter | None = None
         self.shift: Tensor | None = None
-        self.epsilon = norm.eps
+        self.epsilon = norm.eps * residual_scale**2
         self.pre_norm = pre_norm
         self.is_fused = linear.is_fused
         if self.is_fused and isinstance(last, FloatLinear):
             bias = last.take_bias()
-            self.sublayer_bias = nn.Parameter(bias if residual_shift is None else bias - residual_shift)
+            if residual_shift is not None:
+                bias = -residual_shift if bias is None else bias - residual_shift
+            self.sublayer_bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         # Rounded as in the graph, because the folded weights must match the computed norm.
         scale = self.weight.detach().to(linear.dtype).to(self.weight.dtype)
-        if self.is_fused and isinstance(first, FloatLinear) and scale.abs().min() > _LEAST_SCALE:
+        is_foldable = scale.abs().min() > _LEAST_SCALE
+        if self.is_fused and isinstance(first, FloatLinear) and self.bias is not None and is_foldable:
             self.shift = _TAU * scale - self.bias.detach()
-            self.bias = nn.Parameter(_TAU * scale)
+            self.bias = nn.Parameter(_TAU * scale, requires_grad=False)
             first.fold_bias(self.shift, scale, _TAU * len(scale))
 
     def enter(self, x: Tensor) -> Tensor:
         """The norm alone, for the first sublayer of a pre-norm stack."""
+        if self.bias is None:
+            return operators.rms_normalization(x, self.weight, epsilon=self.epsilon)
         return operators.layer_normalization(x, self.weight, self.bias, epsilon=self.epsilon)
 
     def forward(self, output: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """The input of the next sublayer, and the residual to which its output is added."""
-        if self.is_fused:
+        if not self.is_fused:  # ONNX Runtime 1.31 runs two nodes faster than the fused one on the CPU
+            total = output + residual
+            normalized = self.enter(total)
+        elif self.bias is None:
+            normalized, total = operators.skip_rms_normalization(
+                output, residual, self.weight, self.sublayer_bias, epsilon=self.epsilon
+            )
+        else:
             normalized, total = operators.skip_layer_normalization(
                 output, residual, self.weight, self.bias, self.sublayer_bias, epsilon=self.epsilon
             )
-        else:  # ONNX Runtime 1.31 runs two nodes faster than the fused one on the CPU
-            total = output + residual
-            normalized = self.enter(total)
         return normalized, total if self.pre_norm else normalized
 
 
 class FeedForward(nn.Module):
-    """FFN(x) = max(0, xW₁ + b₁)W₂ + b₂ (Vaswani et al. 2017, equation 2)."""
+    """a(xW₁ + b₁)W₂ + b₂ (Vaswani et al. 2017, equation 2), or gated: (a(xG) ⊙ xW₁)W₂.
 
-    def __init__(self, layer: EncoderLayer | DecoderLayer, path: str, linear: LinearFactory) -> None:
+    One map computes both factors of a gated network. A residual scale is applied before the product, so that
+    neither it nor the output leaves the range of float16.
+    """
+
+    def __init__(
+        self, network: Any, path: str, stack: Stack, linear: LinearFactory, residual_scale: float
+    ) -> None:
         super().__init__()
-        self.inner = linear(f"{path}.feed_forward.inner", [layer.feed_forward.inner])
-        self.outer = linear(f"{path}.feed_forward.outer", [layer.feed_forward.outer])
+        gate: nn.Linear | None = getattr(network, "gate", None)
+        self.is_gated = gate is not None
+        self.activation = stack.activation
+        first_maps = [network.inner] if gate is None else [gate, network.inner]
+        self.inner = linear(f"{path}.feed_forward.inner", first_maps)
+        self.outer = linear(f"{path}.feed_forward.outer", [network.outer])
+        if self.is_gated or self.activation == "relu":
+            scale_columns(self.inner, residual_scale, first=0 if gate is None else gate.out_features)
+        else:
+            scale_columns(self.outer, residual_scale)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.inner(x)
-        return self.outer(hidden if self.outer.clamps_negative else torch.relu(hidden))
+        if self.is_gated:
+            gate, hidden = hidden.chunk(2, dim=1)
+            return self.outer(_ACTIVATIONS[self.activation](gate) * hidden)
+        if self.activation == "relu" and self.outer.clamps_negative:
+            return self.outer(hidden)
+        return self.outer(_ACTIVATIONS[self.activation](hidden))
 
 
 class EncoderBlock(nn.Module):
     """One encoder layer over `(B·S, D)` rows."""
 
-    def __init__(self, layer: EncoderLayer, path: str, linear: LinearFactory, num_heads: int) -> None:
+    def __init__(
+        self, layer: Any, path: str, stack: Stack, linear: LinearFactory, residual_scale: float = 1.0
+    ) -> None:
         super().__init__()
         attention = layer.self_attention
         packed = [attention.query, attention.key, attention.value]
         self.query_key_value = linear(f"{path}.self_attention.query", packed)
         self.output = linear(f"{path}.self_attention.output", [attention.output])
-        self.feed_forward = FeedForward(layer, path, linear)
-        self.num_heads = num_heads
+        scale_columns(self.output, residual_scale)
+        self.feed_forward = FeedForward(layer.feed_forward, path, stack, linear, residual_scale)
+        self.num_heads, self.d_head, self.scale = stack.num_heads, stack.d_head, stack.attention_scale
 
     def ends(self) -> list[tuple[Linear, Linear]]:
         """The first and the last map of each sublayer, in order."""
         inner, outer = self.feed_forward.inner, self.feed_forward.outer
         return [(self.query_key_value, self.output), (inner, outer)]
 
-    def attend(self, x: Tensor, lengths: Tensor, source_length: int) -> Tensor:
-        """Self-attention within each row of `(B, S)`."""
-        packed = self.query_key_value(x)  # (B*S, 3D)
-        packed = packed.reshape(-1, source_length, packed.shape[1])  # (B, S, 3D)
+    def attend(self, x: Tensor, lengths: Tensor, source_length: int, bias: Tensor | None = None) -> Tensor:
+        """Self-attention within each row of `(B, S)`; the bias `(1, H, S, S)` is added to the scores."""
+        packed = self.query_key_value(x)  # (B*S, 3HK)
+        packed = packed.reshape(-1, source_length, packed.shape[1])  # (B, S, 3HK)
         query, key, value = packed.chunk(3, dim=2)
-        attended = operators.multi_head_attention(query, key, value, lengths, num_heads=self.num_heads)
-        return self.output(attended.reshape(-1, x.shape[1]))
+        attended = operators.multi_head_attention(
+            query, key, value, lengths, num_heads=self.num_heads, scale=self.scale, bias=bias
+        )
+        return self.output(attended.reshape(-1, self.num_heads * self.d_head))
 
 
 class DecoderBlock(nn.Module):
     """One decoder layer, for one or several positions per row."""
 
-    def __init__(self, layer: DecoderLayer, path: str, linear: LinearFactory, num_heads: int) -> None:
+    def __init__(
+        self, layer: Any, path: str, stack: Stack, linear: LinearFactory, residual_scale: float = 1.0
+    ) -> None:
         super().__init__()
         attention, cross = layer.self_attention, layer.cross_attention
         packed = [attention.query, attention.key, attention.value]
@@ -143,8 +185,10 @@ class DecoderBlock(nn.Module):
         self.output = linear(f"{path}.self_attention.output", [attention.output])
         self.cross_query = linear(f"{path}.cross_attention.query", [cross.query])
         self.cross_output = linear(f"{path}.cross_attention.output", [cross.output])
-        self.feed_forward = FeedForward(layer, path, linear)
-        self.num_heads = num_heads
+        for last in (self.output, self.cross_output):
+            scale_columns(last, residual_scale)
+        self.feed_forward = FeedForward(layer.feed_forward, path, stack, linear, residual_scale)
+        self.num_heads, self.d_head, self.scale = stack.num_heads, stack.d_head, stack.attention_scale
 
     def ends(self) -> list[tuple[Linear, Linear]]:
         """The first and the last map of each sublayer, in order."""
@@ -152,15 +196,32 @@ class DecoderBlock(nn.Module):
         return [(self.query_key_value, self.output), (self.cross_query, self.cross_output), (inner, outer)]
 
     def attend(
-        self, x: Tensor, cache: tuple[Tensor, Tensor], lengths: Tensor, capacity: Tensor, target_length: int
+        self,
+        x: Tensor,
+        cache: tuple[Tensor, Tensor],
+        lengths: Tensor,
+        capacity: Tensor,
+        target_length: int,
+        bias: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Masked self-attention of `(B·T, D)` rows; the cache grows by T positions."""
-        packed = self.query_key_value(x)  # (B*T, 3D)
-        packed = packed.view(-1, target_length, packed.shape[1])  # (B, T, 3D)
+        """Masked self-attention of `(B·T, D)` rows; the cache grows by T positions.
+
+        The bias `(B or 1, H, T, capacity)` is added to the scores.
+        """
+        packed = self.query_key_value(x)  # (B*T, 3HK)
+        packed = packed.view(-1, target_length, packed.shape[1])  # (B, T, 3HK)
         attended, key, value = operators.group_query_attention(
-            packed, None, None, *cache, lengths, capacity, num_heads=self.num_heads
+            packed,
+            None,
+            None,
+            *cache,
+            lengths,
+            capacity,
+            num_heads=self.num_heads,
+            scale=self.scale,
+            bias=bias,
         )
-        return self.output(attended.reshape(-1, x.shape[1])), key, value
+        return self.output(attended.reshape(-1, self.num_heads * self.d_head)), key, value
 
     def attend_memory(
         self, x: Tensor, memory: Sequence[Tensor], lengths: Tensor, capacity: Tensor
@@ -171,9 +232,17 @@ class DecoderBlock(nn.Module):
         place.
         """
         key, value, last_key, last_value = memory
-        query = self.cross_query(x).unsqueeze(1)  # (B, 1, D)
+        query = self.cross_query(x).unsqueeze(1)  # (B, 1, HK)
         attended, key, value = operators.group_query_attention(
-            query, last_key, last_value, key, value, lengths, capacity, num_heads=self.num_heads
+            query,
+            last_key,
+            last_value,
+            key,
+            value,
+            lengths,
+            capacity,
+            num_heads=self.num_heads,
+            scale=self.scale,
         )
         return self.cross_output(attended.squeeze(1)), key, value
 
@@ -184,10 +253,28 @@ class DecoderBlock(nn.Module):
 
         `x` is `(B·T, D)`, key and value are `(B, H, C, K)`. The mask is `(B, 1, 1, C)`, True = may attend.
         """
-        H, K = self.num_heads, key.shape[3]
+        H, K = self.num_heads, self.d_head
         query = self.cross_query(x).view(-1, target_length, H, K).transpose(1, 2)  # (B, H, T, K)
-        scores = query @ key.transpose(2, 3) / math.sqrt(K)  # (B, H, T, C)
+        scores = query @ key.transpose(2, 3) * self.scale  # (B, H, T, C)
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         weights = torch.softmax(scores, dim=-1)
-        attended = (weights @ value).transpose(1, 2).reshape(-1, x.shape[1])  # (B*T, D)
+        attended = (weights @ value).transpose(1, 2).reshape(-1, H * K)  # (B*T, HK)
         return self.cross_output(attended), weights
+
+
+def scale_columns(linear: Linear, scale: float, *, first: int = 0) -> None:
+    """Multiply the outputs of a map, from the first one given on, by a constant."""
+    if scale == 1:
+        return
+    assert isinstance(linear, FloatLinear)
+    linear.weight[:, first:] *= scale
+    if linear.bias is not None:
+        linear.bias[first:] *= scale
+
+
+_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "gelu": operators.gelu,
+    "gelu_tanh": operators.fast_gelu,
+    "silu": operators.silu,
+}

@@ -30,11 +30,6 @@ def make_graphs(model: Captioner, linear: LinearFactory) -> dict[Verb, Graph]:
     return {Verb.ENCODE: EncodeGraph(model, linear), Verb.STEP: StepGraph(model, linear)}
 
 
-def facts(config: CaptionerConfig) -> dict[str, Any]:  # noqa: ARG001
-    """The manifest's fields of this family besides sizes: none."""
-    return {}
-
-
 def _source_specs(config: CaptionerConfig) -> list[TensorSpec]:
     frame = (config.size, config.size, 3)
     if config.source == "picture":
@@ -130,7 +125,7 @@ class StepGraph(Graph):
         super().__init__()
         config = self.config = model.config
         self.embedding = Embedding(model.embedding.weight, linear)
-        self.logits = Projection(model, linear)
+        self.logits = Projection.of(model, linear)
         readers = [model.cell.hidden, model.gate]
         if model.attention is not None:
             readers.append(model.attention.query)

@@ -52,7 +52,7 @@ class LinearFactory(Protocol):
             layers: Layers that all read this input.
         """
 
-    def output(self, weight: Tensor) -> Linear | None:
+    def output(self, weight: Tensor, bias: Tensor | None = None) -> Linear | None:
         """The output projection by a matrix (V, D); None if the graph multiplies by the matrix itself."""
 
 
@@ -61,14 +61,13 @@ class FloatLinear(Linear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(weight)  # (I, O)
-        self.bias = None if bias is None else nn.Parameter(bias)  # (O,)
+        self.weight = nn.Parameter(weight, requires_grad=False)  # (I, O)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)  # (O,)
 
-    def take_bias(self) -> Tensor:
+    def take_bias(self) -> Tensor | None:
         """Removes the bias and returns it to the caller, who adds it elsewhere."""
-        assert self.bias is not None
-        bias, self.bias = self.bias.detach(), None
-        return bias
+        bias, self.bias = self.bias, None
+        return None if bias is None else bias.detach()
 
     def fold_bias(self, shift: Tensor, scale: Tensor, total: float) -> None:
         """Moves the bias into the weights, for inputs `x + shift` instead of `x`.
@@ -77,8 +76,8 @@ class FloatLinear(Linear):
         * total)` to a column of the weights adds exactly c to the column's output. Shift and scale are
         `(I,)`.
         """
-        weight = self.weight.detach()
-        constant = self.take_bias() - shift @ weight  # (O,)
+        weight, bias = self.weight.detach(), self.take_bias()
+        constant = -shift @ weight if bias is None else bias - shift @ weight  # (O,)
         self.weight = nn.Parameter(weight + torch.outer(1 / scale, constant / total))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,7 +94,7 @@ class FloatFactory:
     def __call__(self, name: str, layers: Sequence[nn.Linear]) -> Linear:  # noqa: ARG002
         return FloatLinear(*_side_by_side(layers))
 
-    def output(self, weight: Tensor) -> Linear | None:  # noqa: ARG002
+    def output(self, weight: Tensor, bias: Tensor | None = None) -> Linear | None:  # noqa: ARG002
         return None
 
 
@@ -155,8 +154,8 @@ class Int8Factory:
         weight, bias = _side_by_side(layers)
         return Int8Linear(weight, bias, self.ranges[name])
 
-    def output(self, weight: Tensor) -> Linear | None:
-        return Int8Linear(weight.detach().t(), None, self.ranges["output"])
+    def output(self, weight: Tensor, bias: Tensor | None = None) -> Linear | None:
+        return Int8Linear(weight.detach().t(), bias, self.ranges["output"])
 
 
 def _side_by_side(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

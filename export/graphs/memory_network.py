@@ -6,8 +6,6 @@ token the vector that precedes eos. All hops run in every step, which answers wi
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +18,6 @@ from seq2seq_serve.export.graphs.linear import LinearFactory
 from seq2seq_serve.training.config import BOS_ID, PAD_ID
 from seq2seq_serve.training.models.memory_network import (
     MemoryNetwork,
-    MemoryNetworkConfig,
     attention_weights,
     position_factors,
     rectify,
@@ -34,11 +31,6 @@ STORY_LENGTH, SENTENCE_LENGTH, QUESTION_LENGTH = "story_length", "sentence_lengt
 def make_graphs(model: MemoryNetwork, linear: LinearFactory) -> dict[Verb, Graph]:
     """Create both graphs, with maps from the factory."""
     return {Verb.ENCODE: EncodeGraph(model, linear), Verb.STEP: StepGraph(model, linear)}
-
-
-def facts(config: MemoryNetworkConfig) -> dict[str, Any]:  # noqa: ARG001
-    """The manifest's fields of this family besides sizes: none."""
-    return {}
 
 
 def _story_specs(model: MemoryNetwork, dtype: torch.dtype) -> list[TensorSpec]:

@@ -24,43 +24,60 @@ def group_query_attention(
     capacity: Tensor,
     *,
     num_heads: int,
+    scale: float | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Causal attention over a cache, which it extends in place (GroupQueryAttention).
 
     Args:
-        query: `(B, T, D)`, or packed query, key and value `(B, T, 3D)` with `key` and `value` None.
-        key: New keys `(B, T, D)`.
-        value: New values `(B, T, D)`.
+        query: `(B, T, HK)`, or packed query, key and value `(B, T, 3HK)` with `key` and `value` None.
+        key: New keys `(B, T, HK)`.
+        value: New values `(B, T, HK)`.
         past_key: `(B, H, C, K)`.
         past_value: `(B, H, C, K)`.
         lengths: `(B,)` int32: positions of each row after this call, minus one.
         capacity: `()` int32 on the host: C for one position, otherwise the positions of a row after this
             call.
         num_heads: H.
+        scale: The factor of the scores; None is 1 / √K.
+        bias: Added to the scores, `(B or 1, H, T, capacity)`; None adds nothing.
 
     Returns:
-        The attention output `(B, T, D)`, and the cache's keys and values.
+        The attention output `(B, T, HK)`, and the cache's keys and values.
     """
-    d_model = past_key.shape[1] * past_key.shape[3]
+    width = past_key.shape[1] * past_key.shape[3]
+    scale = 1 / math.sqrt(past_key.shape[3]) if scale is None else scale
+    further = [] if bias is None else [None, None, None, bias]
     output, present_key, present_value = symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
-        [query, key, value, past_key, past_value, lengths, capacity],
-        {"num_heads": num_heads, "kv_num_heads": num_heads, "scale": 1 / math.sqrt(past_key.shape[3])},
+        [query, key, value, past_key, past_value, lengths, capacity, *further],
+        {"num_heads": num_heads, "kv_num_heads": num_heads, "scale": scale},
         dtypes=(query.dtype, query.dtype, query.dtype),
-        shapes=((query.shape[0], query.shape[1], d_model), past_key.shape, past_value.shape),
+        shapes=((query.shape[0], query.shape[1], width), past_key.shape, past_value.shape),
         version=1,
     )
     return output, present_key, present_value
 
 
 def multi_head_attention(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Tensor, *, num_heads: int
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Tensor,
+    *,
+    num_heads: int,
+    scale: float | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
-    """Attention of `(B, S, D)` over `(B, S, D)`, in row b over its first `lengths[b]` positions."""
+    """Attention of `(B, S, HK)` over `(B, S, HK)`, in row b over its first `lengths[b]` positions.
+
+    The factor of the scores is 1 / √K by default; a bias `(1, H, S, S)` is added to them.
+    """
+    scale = 1 / math.sqrt(query.shape[2] // num_heads) if scale is None else scale
     return symbolic(
         "com.microsoft::MultiHeadAttention",
-        [query, key, value, None, lengths],
-        {"num_heads": num_heads, "scale": 1 / math.sqrt(query.shape[2] // num_heads)},
+        [query, key, value, None, lengths, *([] if bias is None else [bias])],
+        {"num_heads": num_heads, "scale": scale},
         dtype=query.dtype,
         shape=query.shape,
         version=1,
@@ -76,6 +93,42 @@ def layer_normalization(x: Tensor, weight: Tensor, bias: Tensor, *, epsilon: flo
         dtype=x.dtype,
         shape=x.shape,
     )
+
+
+def rms_normalization(x: Tensor, weight: Tensor, *, epsilon: float) -> Tensor:
+    """RMS norm over the last axis (RMSNormalization of the standard, opset 23)."""
+    attributes: dict[str, Any] = {"axis": -1, "epsilon": epsilon}
+    return symbolic("RMSNormalization", [x, weight], attributes, dtype=x.dtype, shape=x.shape, version=23)
+
+
+def skip_rms_normalization(
+    x: Tensor, skip: Tensor, weight: Tensor, x_bias: Tensor | None, *, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """RMS norm of `x + x_bias + skip`, and that sum (SkipSimplifiedLayerNormalization)."""
+    normalized, _, _, total = symbolic_multi_out(
+        "com.microsoft::SkipSimplifiedLayerNormalization",
+        [x, skip, weight, *([] if x_bias is None else [x_bias])],
+        {"epsilon": epsilon},
+        dtypes=(x.dtype, torch.float32, torch.float32, x.dtype),
+        shapes=(x.shape, (x.shape[0], 1), (x.shape[0], 1), x.shape),
+        version=1,
+    )
+    return normalized, total
+
+
+def gelu(x: Tensor) -> Tensor:
+    """The input times the normal distribution's cumulative function (Gelu of com.microsoft)."""
+    return symbolic("com.microsoft::Gelu", [x], dtype=x.dtype, shape=x.shape, version=1)
+
+
+def fast_gelu(x: Tensor) -> Tensor:
+    """`gelu` approximated by a hyperbolic tangent (FastGelu)."""
+    return symbolic("com.microsoft::FastGelu", [x], dtype=x.dtype, shape=x.shape, version=1)
+
+
+def silu(x: Tensor) -> Tensor:
+    """The input times its logistic function (QuickGelu)."""
+    return symbolic("com.microsoft::QuickGelu", [x], {"alpha": 1.0}, dtype=x.dtype, shape=x.shape, version=1)
 
 
 def skip_layer_normalization(
@@ -131,10 +184,19 @@ def integer_matmul(
     )
 
 
-def first(x: Tensor, length: int) -> Tensor:
-    """The first `length` positions of `(B, T, D)`, as a slice that is opaque to torch (Slice)."""
-    start, end, axis = (torch.full((1,), number, dtype=torch.int64) for number in (0, length, 1))
-    return symbolic("Slice", [x, start, end, axis], dtype=x.dtype, shape=(x.shape[0], length, x.shape[2]))
+def first(x: Tensor, length: int | Tensor, *, axis: int = 1) -> Tensor:
+    """The first `length` positions along an axis, as a slice that is opaque to torch (Slice).
+
+    The length may be a tensor `()`; torch then takes the axis to be as long as before.
+    """
+    start, axes = (torch.full((1,), number, dtype=torch.int64) for number in (0, axis))
+    shape = list(x.shape)
+    if isinstance(length, Tensor):
+        end = length.to(torch.int64).reshape(1)
+    else:
+        end = torch.full((1,), length, dtype=torch.int64)
+        shape[axis] = length
+    return symbolic("Slice", [x, start, end, axes], dtype=x.dtype, shape=shape)
 
 
 def most_probable(logits: Tensor) -> Tensor:

@@ -40,11 +40,6 @@ def make_graphs(model: Recurrent, linear: LinearFactory) -> dict[Verb, Graph]:
     return {Verb.ENCODE: EncodeGraph(model, linear), Verb.STEP: StepGraph(model, linear)}
 
 
-def facts(config: RecurrentConfig) -> dict[str, Any]:  # noqa: ARG001
-    """The manifest's fields of this family besides sizes: none."""
-    return {}
-
-
 def _memory_specs(config: RecurrentConfig, dtype: torch.dtype) -> list[TensorSpec]:
     if config.attention == "none":
         axes: tuple[int | str, ...] = (Axis.BATCH, config.d_hidden)
@@ -160,7 +155,7 @@ class StepGraph(Graph):
         super().__init__()
         config = self.config = model.config
         self.embedding = Embedding(model.embedding.weight, linear)
-        self.logits = Projection(model, linear)
+        self.logits = Projection.of(model, linear)
         self.tensors_per_cell = model.tensors_per_cell
         cells = list(model.cells)
         top = cells[-1]

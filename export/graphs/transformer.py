@@ -1,14 +1,14 @@
-"""The three graphs of a Transformer, as small torch modules over its trained weights.
+"""The three graphs of a Transformer, as small torch modules over trained weights.
 
 Each module lists its inputs and outputs as `TensorSpec`s, with their names, axes and roles, and expresses the
 model in operators for which ONNX Runtime has fused kernels. `training.models.transformer` defines their
-computation, and `export.parity` proves that the graphs compute the same. Inside a graph every token is one
-row of a matrix; only attention separates batch and position.
+computation for the paper's Transformer, `export.huggingface.model` for imported ones, and `export.parity`
+proves that the graphs compute the same. Inside a graph every token is one row of a matrix; only attention
+separates batch and position.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,7 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.export.graphs import operators
+from seq2seq_serve.export.graphs.architecture import Architecture, Stack, architecture_of, relative_bias
 from seq2seq_serve.export.graphs.base import (
     TYPE_NAMES,
     Embedding,
@@ -31,23 +32,58 @@ from seq2seq_serve.export.graphs.base import (
 )
 from seq2seq_serve.export.graphs.blocks import AddNorm, DecoderBlock, EncoderBlock
 from seq2seq_serve.export.graphs.linear import Linear, LinearFactory
-from seq2seq_serve.training.config import TransformerConfig
 from seq2seq_serve.training.models.base import Layers
-from seq2seq_serve.training.models.transformer import DecoderLayer, EncoderLayer, Transformer, alignment_layer
+from seq2seq_serve.training.models.transformer import Transformer, alignment_layer
 
 # B batch rows   S source length   T target length   D d_model   H heads   K d_head
 # V vocabulary   L layers   C cache capacity
 
+_FLOAT16_SCALE = 1 / 64  # a power of two, so that it is exact
+
 
 class _TransformerGraph(Graph):
-    """The common part of the three graphs."""
+    """The common part of the three graphs, which begin with the embedding of one stack."""
 
-    def __init__(self, model: Transformer, linear: LinearFactory, embedding_weight: Tensor) -> None:
+    def __init__(self, model: Architecture, stack: Stack, linear: LinearFactory) -> None:
         super().__init__()
-        self.config: TransformerConfig = model.config
         self.dtype = linear.dtype
-        self.embedding = Embedding(embedding_weight, linear)
-        self.positions = nn.Parameter(model.positions.detach())
+        self.is_pre_norm = stack.final_norm is not None
+        self.embedding = Embedding(
+            stack.embedding, linear, stack.embedding_scale * _residual_scale(stack, linear)
+        )
+        self.positions = _constant(stack.positions)
+        self.relative_bias = _constant(stack.relative_bias)
+        self.zero_position_id = stack.zero_position_id
+        self.embedding_norm: AddNorm | None = None
+        if stack.embedding_norm is not None:
+            self.embedding_norm = AddNorm(
+                stack.embedding_norm, None, None, None, pre_norm=False, linear=linear
+            )
+        self.num_layers = len(model.decoder.layers)
+        self.num_heads, self.d_head = model.decoder.num_heads, model.decoder.d_head
+        self.d_model = model.decoder.d_model
+        self.vocab_size = len(model.output_weight)
+
+    def _embed(self, ids: Tensor, positions: Tensor | None) -> Tensor:
+        """The first residual `(rows, D)` of token ids with their positions `(…, D)`."""
+        x = self.embedding(ids)
+        if positions is not None:
+            if self.zero_position_id is not None:
+                positions = positions * (ids != self.zero_position_id).unsqueeze(-1)
+            x = x + positions
+        rows: Tensor = x if x.dim() == 2 else x.view(-1, self.d_model)
+        return rows if self.embedding_norm is None else self.embedding_norm.enter(rows)
+
+    def _enter(self, x: Tensor, norms: Iterator[AddNorm]) -> tuple[Tensor, Tensor]:
+        """The input of the first sublayer, and the residual to which its output is added."""
+        return (next(norms).enter(x) if self.is_pre_norm else x), x
+
+    def _bias(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """The bias `(B or 1, H, T, S)` of self-attention scores between positions `(…, T)` and `(S,)`."""
+        if self.relative_bias is None:
+            return None
+        bias = relative_bias(self.relative_bias, queries, keys).movedim(-1, -3)
+        return bias if bias.dim() == 4 else bias.unsqueeze(0)
 
     def _cache_specs(self) -> list[TensorSpec]:
         return self._layer_specs(names.cache_key, names.cache_value, Role.CACHE, Axis.CACHE_CAPACITY)
@@ -56,28 +92,33 @@ class _TransformerGraph(Graph):
         return self._layer_specs(names.memory_key, names.memory_value, Role.MEMORY, Axis.MEMORY_CAPACITY)
 
     def _last_specs(self) -> list[TensorSpec]:
-        axes = (Axis.BATCH, 1, self.config.d_model)
+        axes = (Axis.BATCH, 1, self.num_heads * self.d_head)
         return [
             TensorSpec(name(layer), TYPE_NAMES[self.dtype], axes, Role.MEMORY)
-            for layer in range(self.config.num_decoder_layers)
+            for layer in range(self.num_layers)
             for name in (names.last_key, names.last_value)
         ]
 
     def _layer_specs(
         self, key_name: Callable[[int], str], value_name: Callable[[int], str], role: Role, capacity: Axis
     ) -> list[TensorSpec]:
-        axes = (Axis.BATCH, self.config.num_heads, capacity, self.config.d_head)
+        axes = (Axis.BATCH, self.num_heads, capacity, self.d_head)
         return [
             TensorSpec(name(layer), TYPE_NAMES[self.dtype], axes, role)
-            for layer in range(self.config.num_decoder_layers)
+            for layer in range(self.num_layers)
             for name in (key_name, value_name)
         ]
 
 
 def make_graphs(model: Transformer, linear: LinearFactory) -> dict[Verb, Graph]:
-    """Create the three graphs, with maps from the factory."""
+    """Create the three graphs of the paper's Transformer, with maps from the factory."""
+    return graphs_of(architecture_of(model), linear)
+
+
+def graphs_of(model: Architecture, linear: LinearFactory) -> dict[Verb, Graph]:
+    """Create the three graphs of any Transformer."""
     decoder = Decoder(model, linear)
-    layer = alignment_layer(model.config.num_decoder_layers)
+    layer = alignment_layer(len(model.decoder.layers))
     return {
         Verb.ENCODE: EncodeGraph(model, linear),
         Verb.STEP: StepGraph(model, linear, decoder),
@@ -85,28 +126,21 @@ def make_graphs(model: Transformer, linear: LinearFactory) -> dict[Verb, Graph]:
     }
 
 
-def facts(config: TransformerConfig) -> dict[str, Any]:
-    """The manifest's fields of this family besides sizes."""
-    return {
-        "attention_scale": 1 / math.sqrt(config.d_head),
-        "alignment_layer": alignment_layer(config.num_decoder_layers),
-    }
-
-
 class EncodeGraph(_TransformerGraph):
     """Turns a source into its memory: the cross-attention keys and values of every decoder layer."""
 
-    def __init__(self, model: Transformer, linear: LinearFactory) -> None:
-        super().__init__(model, linear, model.source_weight)
-        H = self.config.num_heads
+    def __init__(self, model: Architecture, linear: LinearFactory) -> None:
+        super().__init__(model, model.encoder, linear)
+        stack, scale = model.encoder, _residual_scale(model.encoder, linear)
         self.blocks = Layers[EncoderBlock](
-            EncoderBlock(layer, f"encoder_layers.{i}", linear, H)
-            for i, layer in enumerate(Layers[EncoderLayer](model.encoder_layers))
+            EncoderBlock(layer, f"{stack.name}.{i}", stack, linear, scale)
+            for i, layer in enumerate(stack.layers)
         )
-        self.norms = _norms(model.encoder_layers, model.encoder_norm, self.blocks, linear)
-        cross = [layer.cross_attention for layer in Layers[DecoderLayer](model.decoder_layers)]
+        self.norms = _norms(stack, self.blocks, linear)
+        cross: list[Any] = [layer.cross_attention for layer in model.decoder.layers]
         self.memory = linear(
-            "decoder_layers.0.cross_attention.key", [module for a in cross for module in (a.key, a.value)]
+            f"{model.decoder.name}.0.cross_attention.key",
+            [module for attention in cross for module in (attention.key, attention.value)],
         )
         memory = self._memory_specs()
         self.inputs = (*source_specs(), *memory)
@@ -114,18 +148,22 @@ class EncodeGraph(_TransformerGraph):
 
     def forward(self, source_ids: Tensor, source_lengths: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         B, S = source_ids.shape
-        D, H, K = self.config.d_model, self.config.num_heads, self.config.d_head
-        x = (self.embedding(source_ids) + self.positions[:S]).view(-1, D)  # (B*S, D)
+        H, K = self.num_heads, self.d_head
+        x = self._embed(source_ids, None if self.positions is None else self.positions[:S])  # (B*S, D)
+        places = torch.arange(S)
+        bias = self._bias(places, places)
         norms = iter(self.norms)
-        hidden, residual = _enter(x, norms, self.config)
+        hidden, residual = self._enter(x, norms)
         for block in self.blocks:
-            hidden, residual = next(norms)(block.attend(hidden, source_lengths, S), residual)
+            hidden, residual = next(norms)(block.attend(hidden, source_lengths, S, bias), residual)
             hidden, residual = next(norms)(block.feed_forward(hidden), residual)
-        packed = self.memory(hidden).view(B, S, len(memory), D)  # (B, S, 2L, D)
+        packed = self.memory(hidden).view(B, S, len(memory), H * K)  # (B, S, 2L, HK)
         heads = packed.view(B, S, len(memory), H, K).permute(2, 0, 3, 1, 4)  # (2L, B, H, S, K)
         written = [operators.write_prefix(buffer, heads[i]) for i, buffer in enumerate(memory)]
-        last_position = (source_lengths.to(torch.int64) - 1).view(-1, 1, 1, 1).expand(-1, 1, len(memory), D)
-        last = packed.gather(1, last_position)  # (B, 1, 2L, D)
+        last_position = (
+            (source_lengths.to(torch.int64) - 1).view(-1, 1, 1, 1).expand(-1, 1, len(memory), H * K)
+        )
+        last = packed.gather(1, last_position)  # (B, 1, 2L, HK)
         return (*written, *(last[:, :, i] for i in range(len(memory))))
 
 
@@ -136,8 +174,8 @@ class StepGraph(_TransformerGraph):
     that a greedy step is one replayed graph.
     """
 
-    def __init__(self, model: Transformer, linear: LinearFactory, decoder: Decoder) -> None:
-        super().__init__(model, linear, model.embedding.weight)
+    def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
+        super().__init__(model, model.decoder, linear)
         self.decoder = decoder
         self.feeds_itself = linear.is_fused
         cache, memory = self._cache_specs(), self._memory_specs()
@@ -152,7 +190,7 @@ class StepGraph(_TransformerGraph):
             *memory,
             *self._last_specs(),
         )
-        logits = TensorSpec(names.LOGITS, "float32", (Axis.BATCH, self.config.vocab_size), Role.LOGITS)
+        logits = TensorSpec(names.LOGITS, "float32", (Axis.BATCH, self.vocab_size), Role.LOGITS)
         following = [replace(token_ids, axes=(Axis.BATCH, 1)), cache_lengths] if self.feeds_itself else []
         self.outputs = (logits, *outs(following), *outs(cache), *outs(memory))
 
@@ -168,17 +206,21 @@ class StepGraph(_TransformerGraph):
         if self.feeds_itself:
             # All other nodes read the sum, so none can read the input after the write in place.
             cache_lengths = cache_lengths + 1
-        num_tensors = 2 * self.config.num_decoder_layers
+        num_tensors = 2 * self.num_layers
         cache, memory, last = (buffers[i : i + num_tensors] for i in range(0, 3 * num_tensors, num_tensors))
-        x = self.embedding(token_ids) + nn.functional.embedding(cache_lengths, self.positions)  # (B, D)
+        positions = None
+        if self.positions is not None:
+            positions = nn.functional.embedding(cache_lengths, self.positions)
+        x = self._embed(token_ids, positions)  # (B, D)
+        bias = self._bias(cache_lengths[:, None], torch.arange(cache[0].shape[2]))
         norms = iter(self.decoder.norms)
-        hidden, residual = _enter(x, norms, self.config)
+        hidden, residual = self._enter(x, norms)
         new_cache: list[Tensor] = []
         new_memory: list[Tensor] = []
         for layer, block in enumerate(self.decoder.blocks):
             pair = slice(2 * layer, 2 * layer + 2)
             output, key, value = block.attend(
-                hidden, (cache[2 * layer], cache[2 * layer + 1]), cache_lengths, cache_capacity, 1
+                hidden, (cache[2 * layer], cache[2 * layer + 1]), cache_lengths, cache_capacity, 1, bias
             )
             new_cache += (key, value)
             hidden, residual = next(norms)(output, residual)
@@ -203,9 +245,9 @@ class DecodeGraph(_TransformerGraph):
     """
 
     def __init__(
-        self, model: Transformer, linear: LinearFactory, decoder: Decoder, *, alignment_layer: int
+        self, model: Architecture, linear: LinearFactory, decoder: Decoder, *, alignment_layer: int
     ) -> None:
-        super().__init__(model, linear, model.embedding.weight)
+        super().__init__(model, model.decoder, linear)
         self.decoder = decoder
         self.alignment_layer = alignment_layer
         positions, labels = (Axis.BATCH, Axis.TARGET_LENGTH), (Axis.BATCH, Axis.LABEL_LENGTH)
@@ -233,21 +275,25 @@ class DecodeGraph(_TransformerGraph):
         *buffers: Tensor,
     ) -> tuple[Tensor, ...]:
         B, T = target_ids.shape
-        P, D = label_ids.shape[1], self.config.d_model
-        num_tensors = 2 * self.config.num_decoder_layers
+        P, D = label_ids.shape[1], self.d_model
+        num_tensors = 2 * self.num_layers
         cache, memory = buffers[:num_tensors], buffers[num_tensors:]
         new_length = first_position + torch.scalar_tensor(T, dtype=torch.int32)
         last_position = (new_length - 1).expand(B)
         mask = torch.arange(memory[0].shape[2]) < source_lengths[:, None, None, None]  # (B, 1, 1, C)
-        positions = nn.functional.embedding(first_position + torch.arange(T), self.positions)
-        x = (self.embedding(target_ids) + positions).view(-1, D)  # (B*T, D)
+        places = first_position + torch.arange(T)
+        positions = None if self.positions is None else nn.functional.embedding(places, self.positions)
+        x = self._embed(target_ids, positions)  # (B*T, D)
+        bias = self._bias(places, torch.arange(cache[0].shape[2]))
+        if bias is not None:
+            bias = operators.first(bias, new_length, axis=3)
         norms = iter(self.decoder.norms)
-        hidden, residual = _enter(x, norms, self.config)
+        hidden, residual = self._enter(x, norms)
         new_cache: list[Tensor] = []
         alignment = x
         for layer, block in enumerate(self.decoder.blocks):
             output, key, value = block.attend(
-                hidden, (cache[2 * layer], cache[2 * layer + 1]), last_position, new_length, T
+                hidden, (cache[2 * layer], cache[2 * layer + 1]), last_position, new_length, T, bias
             )
             new_cache += (key, value)
             hidden, residual = next(norms)(output, residual)
@@ -267,43 +313,62 @@ class DecodeGraph(_TransformerGraph):
 class Decoder(nn.Module):
     """The common part of step and decode: the blocks, the norms between them, the output projection."""
 
-    def __init__(self, model: Transformer, linear: LinearFactory) -> None:
+    def __init__(self, model: Architecture, linear: LinearFactory) -> None:
         super().__init__()
-        config = model.config
+        stack, scale = model.decoder, _residual_scale(model.decoder, linear)
         self.blocks = Layers[DecoderBlock](
-            DecoderBlock(layer, f"decoder_layers.{i}", linear, config.num_heads)
-            for i, layer in enumerate(Layers[DecoderLayer](model.decoder_layers))
+            DecoderBlock(layer, f"{stack.name}.{i}", stack, linear, scale)
+            for i, layer in enumerate(stack.layers)
         )
-        self.norms = _norms(model.decoder_layers, model.decoder_norm, self.blocks, linear)
-        self.logits = Projection(model, linear)
+        self.norms = _norms(stack, self.blocks, linear)
+        self.logits = Projection(
+            model.output_weight,
+            linear,
+            is_tied=model.output_weight is stack.embedding,
+            bias=model.output_bias,
+            scale=model.output_scale,
+        )
+
+
+def _residual_scale(stack: Stack, linear: LinearFactory) -> float:
+    """The factor of the residual in the graph. The norms remove it, so it does not change the results.
+
+    In models with RMS norms the residual and the products of gated networks can exceed the range of float16.
+    """
+    return _FLOAT16_SCALE if stack.is_rms and linear.dtype is torch.float16 else 1.0
 
 
 def _norms(
-    layers: nn.ModuleList,
-    final: nn.Module,
-    blocks: Iterable[EncoderBlock | DecoderBlock],
-    linear: LinearFactory,
+    stack: Stack, blocks: Iterable[EncoderBlock | DecoderBlock], linear: LinearFactory
 ) -> Layers[AddNorm]:
-    """The norms in the order of their use; `final` is a norm if the stack is pre-norm."""
-    norms = [norm for layer in layers for norm in layer.children() if isinstance(norm, nn.LayerNorm)]
+    """The norms in the order of their use."""
+    kinds = ("self_attention_norm", "cross_attention_norm", "feed_forward_norm")
+    norms = [getattr(layer, kind) for layer in stack.layers for kind in kinds if hasattr(layer, kind)]
     ends = [pair for block in blocks for pair in block.ends()]
     firsts: list[Linear | None] = [first for first, _ in ends]
     lasts: list[Linear | None] = [last for _, last in ends]
-    pre_norm = isinstance(final, nn.LayerNorm)
-    if isinstance(final, nn.LayerNorm):
-        norms, firsts, lasts = [*norms, final], [*firsts, None], [None, *lasts]
+    pre_norm = stack.final_norm is not None
+    if pre_norm:
+        norms, firsts, lasts = [*norms, stack.final_norm], [*firsts, None], [None, *lasts]
     else:
         firsts = [*firsts[1:], None]
     made: list[AddNorm] = []
     shift: Tensor | None = None  # of the residual that the next norm reads
     for norm, last, first in zip(norms, lasts, firsts, strict=True):
-        made.append(AddNorm(norm, last, first, shift, pre_norm=pre_norm, linear=linear))
+        made.append(
+            AddNorm(
+                norm,
+                last,
+                first,
+                shift,
+                pre_norm=pre_norm,
+                linear=linear,
+                residual_scale=_residual_scale(stack, linear),
+            )
+        )
         shift = None if pre_norm else made[-1].shift
     return Layers(made)
 
 
-def _enter(x: Tensor, norms: Iterator[AddNorm], config: TransformerConfig) -> tuple[Tensor, Tensor]:
-    """The input of the first sublayer, and the residual to which its output is added."""
-    if config.norm == "post":
-        return x, x
-    return next(norms).enter(x), x
+def _constant(table: Tensor | None) -> nn.Parameter | None:
+    return None if table is None else nn.Parameter(table.detach(), requires_grad=False)

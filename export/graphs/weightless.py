@@ -121,6 +121,24 @@ def candidates() -> onnx.ModelProto:
     return _selection("candidates", nodes, inputs, _tokens("num_candidates"))
 
 
+def normalize() -> onnx.ModelProto:
+    """Turn logits into log-probabilities: `(m, V)` to `(m, V)`."""
+    out = names.out(names.LOGITS)
+    nodes = [_node("LogSoftmax", [names.LOGITS], out)]
+    outputs = [_tensor(out, TensorProto.FLOAT, "rows", "vocab_size")]
+    return _selection("normalize", nodes, [_logits()], outputs)
+
+
+def best() -> onnx.ModelProto:
+    """The largest numbers of each row, best first, of equals the lowest id: `(m, V)` to `(m, K)`.
+
+    The numbers are log-probabilities after all changes, and are returned as they are.
+    """
+    nodes = [_top([names.LOG_PROBABILITIES, names.TOKEN_IDS])]
+    inputs = [_logits(), _tensor(names.NUM_CANDIDATES, TensorProto.INT64, 1)]
+    return _selection("best", nodes, inputs, _tokens("num_candidates"))
+
+
 def score() -> onnx.ModelProto:
     """The log-probability of a given token of each row: `(m, V)` to `(m, 1)`; the labels are token ids."""
     nodes = [_node("Identity", [names.LABEL_IDS], names.TOKEN_IDS), *_log_probabilities()]
@@ -225,7 +243,9 @@ def all_graphs() -> dict[str, onnx.ModelProto]:
         "adjust.onnx": adjust(),
         "penalize.onnx": penalize(),
         "write.onnx": write(),
+        "normalize.onnx": normalize(),
         "candidates.onnx": candidates(),
+        "best.onnx": best(),
         "score.onnx": score(),
         "sample.onnx": sample(),
         "sample_sorted.onnx": sample_sorted(),

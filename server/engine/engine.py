@@ -55,7 +55,7 @@ class Runner(Protocol):
         max_source_length: The largest length of the source that a row's memory depends on.
         max_target_length: Positions of a row's cache.
         start_id: The first token that a sequence is fed.
-        eos_id: The token that ends a sequence.
+        eos_ids: The tokens that end a sequence; the first one ends a target that is scored.
         has_decode: Whether it can `prefill` and `align`; otherwise steps read prefixes and compute attention.
     """
 
@@ -63,7 +63,7 @@ class Runner(Protocol):
     max_source_length: int
     max_target_length: int
     start_id: int
-    eos_id: int
+    eos_ids: tuple[int, ...]
     has_decode: bool
 
     def warm_up(self) -> None:
@@ -133,12 +133,12 @@ class Engine:
         self._scheduler = Scheduler(
             runner.num_slots,
             start_id=runner.start_id,
-            eos_id=runner.eos_id,
+            eos_ids=runner.eos_ids,
             has_decode=runner.has_decode,
             queue_limits=queue_limits,
             limits=limits,
         )
-        self._eos_id = runner.eos_id
+        self._eos_id = runner.eos_ids[0]
         self._commands: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
         self._entrance = threading.Lock()  # held to add requests, and to begin draining
         self._is_draining = False

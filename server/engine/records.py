@@ -8,12 +8,13 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from seq2seq_serve.bundle.manifest import EarlyStopping, LengthPenalty
 from seq2seq_serve.server.errors import ServerError
 
 Array = npt.NDArray[Any]
@@ -46,6 +47,11 @@ class Constraints:
         no_repeat_ngram_size: 0 is off.
         suppressed_token_ids: Tokens that are never selected.
         logit_bias: By token id, the number that is added to its logit.
+        forbidden_after: By the last n - 1 tokens, the tokens that would complete an n-gram of the source.
+        repeats_start: Whether the token that the decoder reads first counts as a part of the target for
+            `repetition_penalty`, `no_repeat_ngram_size` and `forbidden_after`.
+        is_renormalized: Whether the log-probabilities of a beam search are those among the allowed tokens.
+            Otherwise they are changed instead of the logits, and do not add up to 1.
     """
 
     min_new_tokens: int = 0
@@ -53,6 +59,14 @@ class Constraints:
     no_repeat_ngram_size: int = 0
     suppressed_token_ids: frozenset[int] = frozenset()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    forbidden_after: Mapping[tuple[int, ...], frozenset[int]] = field(default_factory=dict)
+    repeats_start: bool = False
+    is_renormalized: bool = True
+
+    @property
+    def change_logits(self) -> bool:
+        """Whether any logit changes."""
+        return replace(self, repeats_start=False, is_renormalized=True) != NO_CONSTRAINTS
 
 
 NO_CONSTRAINTS = Constraints()
@@ -87,13 +101,16 @@ class Beam:
     Attributes:
         size: Number of hypotheses that are extended at once.
         alpha: Exponent of the length penalty; 0 ranks by log-probability.
-        early_stopping: Whether the search ends as soon as `size` hypotheses are complete; otherwise it ends
-            when no running hypothesis can reach a better score.
+        formula: The formula of the length penalty (`server.engine.search.length_penalty`).
+        early_stopping: When the search ends, once `size` hypotheses are complete: at once (True), when the
+            best running one would have a worse score at its present length (False), or when none can reach a
+            better score ("never").
     """
 
     size: int
     alpha: float = 0.6
-    early_stopping: bool = True
+    formula: LengthPenalty = "wu"
+    early_stopping: EarlyStopping = True
 
 
 class StopRule(Protocol):
@@ -130,6 +147,10 @@ class Request:
             are drawn independently. Otherwise they start with the most probable tokens after the prefix, and
             each is continued greedily.
         prefix_ids: Ids that the target is forced to start with; not counted in `max_new_tokens`.
+        start_id: The token that the decoder reads first; None is the model's.
+        num_counted: Number of prefix ids that count as generated in the length penalty.
+        begin_suppressed_ids: Tokens that are not selected directly after the prefix.
+        ends_forced: Whether the last token of a target at its limit is the end of sequence, at no cost.
         stops: Ends a target early, after the prefix; None ends none.
         is_score: Whether the prefix is a whole target, of which only the log-probabilities are computed.
         log_probabilities: Whether the result contains the log-probability of every generated token.
@@ -152,6 +173,10 @@ class Request:
     beam: Beam | None = None
     num_hypotheses: int = 1
     prefix_ids: tuple[int, ...] = ()
+    start_id: int | None = None
+    num_counted: int = 0
+    begin_suppressed_ids: frozenset[int] = frozenset()
+    ends_forced: bool = False
     stops: StopRule | None = None
     is_score: bool = False
     log_probabilities: bool = False
@@ -172,7 +197,7 @@ class Request:
     @functools.cached_property
     def is_constrained(self) -> bool:
         """Whether the logits are changed before a token is selected."""
-        return self.constraints != NO_CONSTRAINTS
+        return self.constraints.change_logits
 
     @property
     def is_detailed(self) -> bool:
@@ -298,6 +323,7 @@ class Search:
     """The decoding of one request. Owned by the scheduler; changed only on the engine's thread.
 
     Attributes:
+        start_id: The token that the decoder reads first.
         rows: The running hypotheses; in a beam the best first.
         ended: The complete hypotheses by their place in the result: in a beam the rank, otherwise the index.
         num_sent: By place, the number of tokens that were streamed.
@@ -307,6 +333,7 @@ class Search:
     """
 
     request: Request
+    start_id: int
     rows: list[Sequence] = field(default_factory=list)
     ended: dict[int, Hypothesis] = field(default_factory=dict)
     num_sent: dict[int, int] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -85,7 +85,7 @@ class Scheduler:
     Args:
         num_slots: Rows of the runner's buffers.
         start_id: The first token that a sequence is fed.
-        eos_id: The token that ends a sequence.
+        eos_ids: The tokens that end a sequence.
         has_decode: Whether the runner can compute several positions at once; otherwise steps read prefixes
             and compute attention.
         queue_limits: Bounds of the queue.
@@ -101,7 +101,7 @@ class Scheduler:
         num_slots: int,
         *,
         start_id: int,
-        eos_id: int,
+        eos_ids: Collection[int],
         has_decode: bool = True,
         queue_limits: QueueLimits | None = None,
         limits: SchedulerLimits | None = None,
@@ -109,7 +109,7 @@ class Scheduler:
         self.slots = Slots(num_slots)
         self.running: dict[Request, Search] = {}
         self._start_id = start_id
-        self._eos_id = eos_id
+        self._eos_ids = eos_ids
         self._has_decode = has_decode
         self._limits = limits or SchedulerLimits()
         self._num_turns = 0
@@ -192,7 +192,7 @@ class Scheduler:
                 if request.num_slots > self.slots.num_free or (admitted and is_full):
                     break
                 self._queue.take(request)
-                search = start(request, self._start_id, feeds_prefix=not self._has_decode)
+                search = start(request, self._start_id, self._eos_ids, feeds_prefix=not self._has_decode)
                 search.admitted_at, search.admitted_turn = now, self._num_turns
                 search.num_slots = request.num_slots
                 self.running[request] = search
@@ -230,7 +230,7 @@ class Scheduler:
             try:
                 if row in selected.branches:
                     add_choice(sequence, selected.branches[row])
-                if extend(sequence, token_id, self._eos_id):
+                if extend(sequence, token_id, self._eos_ids):
                     leavers.append(sequence)
             except Exception as error:
                 failed[search] = error
@@ -238,7 +238,7 @@ class Scheduler:
         for search in forking:
             before = search.rows
             try:
-                forks += branch(search, selected.branches, self._eos_id)
+                forks += branch(search, selected.branches, self._eos_ids)
             except Exception as error:
                 failed[search] = error
             else:
@@ -268,11 +268,11 @@ class Scheduler:
         """Keep a complete request and one of its rows until its alignments have been computed."""
         fed = {}
         for place, hypothesis in sorted(search.ended.items()):
-            fed[place] = (self._start_id, *hypothesis.token_ids)
+            fed[place] = (search.start_id, *hypothesis.token_ids)
             if hypothesis.finish_reason is not FinishReason.EOS:  # then the last token was not fed
                 fed[place] = fed[place][:-1]
         self._owed[search] = _Owed(row, fed)
-        row.token_ids, row.next_token_id = [], self._start_id
+        row.token_ids, row.next_token_id = [], search.start_id
         row.num_branches, row.is_plain = 0, True
         self.slots.reserve(1 - search.num_slots)
         search.num_slots = 1
@@ -338,7 +338,7 @@ class Scheduler:
         """Returns the end of a request that never had a slot."""
         with self._lock:
             self._deadlines.discard(request)
-        return Finished(Search(request, finish_reason=reason), error)
+        return Finished(Search(request, self._start_id, finish_reason=reason), error)
 
     def _abandon(self, ends: list[_End], now: float) -> list[Finished]:
         ending = {search for search, _, _ in ends}

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from seq2seq_serve.bundle.manifest import LengthPenalty
 from seq2seq_serve.server.engine.records import (
     Alternatives,
     Beam,
@@ -54,27 +55,28 @@ class _Child:
         return self.parent.log_probability + self.log_probability
 
 
-def start(request: Request, start_id: int, *, feeds_prefix: bool = False) -> Search:
+def start(request: Request, start_id: int, eos_ids: Collection[int], *, feeds_prefix: bool = False) -> Search:
     """Creates the search of a new request, with one row, whose memory the encoder will fill.
 
     Args:
         request: The new request.
-        start_id: The id that a sequence is fed first.
+        start_id: The model's first token, if the request does not have one of its own.
+        eos_ids: The tokens that end a sequence.
         feeds_prefix: Whether steps read the prefix, one token each; otherwise the row begins after it.
     """
-    search = Search(request)
-    root = Sequence(search, next_token_id=start_id)
+    search = Search(request, start_id if request.start_id is None else request.start_id)
+    root = Sequence(search, next_token_id=search.start_id)
     if feeds_prefix:
         root.num_forced = len(request.prefix_ids)
     else:
         root.token_ids = list(request.prefix_ids)
-        root.next_token_id = (start_id, *request.prefix_ids)[-1]
-    _prepare(root, scores=feeds_prefix and request.is_score)
+        root.next_token_id = (search.start_id, *request.prefix_ids)[-1]
+    _prepare(root, eos_ids, scores=feeds_prefix and request.is_score)
     search.rows.append(root)
     return search
 
 
-def _prepare(root: Sequence, *, scores: bool = False) -> None:
+def _prepare(root: Sequence, eos_ids: Collection[int], *, scores: bool = False) -> None:
     """Set the number of tokens that the next step selects for a request's first row."""
     request = root.request
     if scores:
@@ -82,13 +84,14 @@ def _prepare(root: Sequence, *, scores: bool = False) -> None:
     elif root.num_forced:
         root.num_branches, root.is_plain = 1, True
     else:
-        root.num_branches = request.num_hypotheses if request.beam is None else 2 * request.beam.size
-        root.is_plain = request.is_plain
+        beam = request.beam
+        root.num_branches = request.num_hypotheses if beam is None else num_candidates(beam, eos_ids)
+        root.is_plain = request.is_plain and not request.begin_suppressed_ids
 
 
 def add_choice(sequence: Sequence, branches: Branches) -> None:
     """Add the log-probability of a row's next token, and its alternatives if the request wants them."""
-    (log_probability,) = branches.log_probabilities
+    (log_probability,) = (0.0,) if _is_end_forced(sequence) else branches.log_probabilities
     if sequence.request.is_score:
         sequence.choices.append(Choice(log_probability))
         return
@@ -97,7 +100,7 @@ def add_choice(sequence: Sequence, branches: Branches) -> None:
         sequence.choices.append(Choice(log_probability, branches.alternatives))
 
 
-def extend(sequence: Sequence, token_id: int, eos_id: int) -> bool:
+def extend(sequence: Sequence, token_id: int, eos_ids: Collection[int]) -> bool:
     """Append a token to a row. Returns whether its hypothesis is complete; the search has then dropped it."""
     request = sequence.search.request
     reason: FinishReason | None = None
@@ -105,14 +108,15 @@ def extend(sequence: Sequence, token_id: int, eos_id: int) -> bool:
         sequence.token_ids.append(forced_id)
         sequence.next_token_id = forced_id
         sequence.num_forced -= 1
-        _prepare(sequence, scores=request.is_score)
+        _prepare(sequence, eos_ids, scores=request.is_score)
         return False
     # A scored target is complete before this; a step at most computed the log-probability of its end.
-    if token_id == eos_id or request.is_score:
+    if token_id in eos_ids or request.is_score or _is_end_forced(sequence):
         reason = FinishReason.EOS
     else:
         sequence.token_ids.append(token_id)
         sequence.next_token_id = token_id
+        sequence.is_plain = request.is_plain
         tail = _advanced(sequence, token_id)
         if tail is None:
             reason = FinishReason.STOP
@@ -127,18 +131,18 @@ def extend(sequence: Sequence, token_id: int, eos_id: int) -> bool:
     return True
 
 
-def branch(search: Search, branches: Mapping[int, Branches], eos_id: int) -> list[Fork]:
+def branch(search: Search, branches: Mapping[int, Branches], eos_ids: Collection[int]) -> list[Fork]:
     """Extend the rows of a request together, each by the tokens that were selected for its slot.
 
     Returns:
         The rows that continue from the cache of another row. `search.rows` contains no row that has ended.
     """
     if search.request.beam is not None:
-        return _place(search, _extend_beam(search, search.request.beam, branches, eos_id))
+        return _place(search, _extend_beam(search, search.request.beam, branches, eos_ids))
     (root,) = search.rows
     children = []
-    for child in _children([root], branches, search.request.num_hypotheses):
-        reason = _end(child, eos_id)
+    for child in _children([root], branches, search.request.num_hypotheses, eos_ids):
+        reason = _end(child, eos_ids)
         if reason is None and root.num_generated + 1 >= search.request.max_new_tokens:
             reason = FinishReason.LENGTH
         if reason is None:
@@ -184,58 +188,79 @@ def unsent_tokens(search: Search) -> dict[int, list[int]]:
     return news
 
 
-def length_penalty(num_tokens: int, alpha: float) -> float:
-    """Returns `((5 + |Y|) / 6)^alpha` (Wu et al. 2016, equation 14, arXiv:1609.08144).
+def length_penalty(num_tokens: int, alpha: float, formula: LengthPenalty) -> float:
+    """Returns the divisor of a hypothesis' log-probability.
 
-    |Y| is `num_tokens`: the generated tokens with the end of sequence, without a prefix.
+    It is `((5 + |Y|) / 6)^alpha` for "wu" (Wu et al. 2016, equation 14, arXiv:1609.08144), and `|Y|^alpha`
+    for "power". |Y| is `num_tokens`: the generated tokens with the end of sequence, without a prefix.
     """
-    return float(((5 + num_tokens) / 6) ** alpha)
+    return float((num_tokens if formula == "power" else (5 + num_tokens) / 6) ** alpha)
 
 
-def _extend_beam(search: Search, beam: Beam, branches: Mapping[int, Branches], eos_id: int) -> list[_Child]:
+def _extend_beam(
+    search: Search, beam: Beam, branches: Mapping[int, Branches], eos_ids: Collection[int]
+) -> list[_Child]:
     """Returns the hypotheses that go on, best first; none if the search is over.
 
-    It ranks the 2 * size best extensions. A complete hypothesis is kept in `search.ended` if it is among the
-    first `size`. The first `size` incomplete ones go on.
+    It ranks the best extensions, `num_candidates` of them. A complete hypothesis is kept in `search.ended` if
+    it is among the first `size`. The first `size` incomplete ones go on.
     """
-    num_tokens = search.rows[0].num_generated + 1
-    penalty = length_penalty(num_tokens, beam.alpha)
+    request, num_tokens = search.request, search.rows[0].num_generated + 1
+
+    def penalty(number: int) -> float:
+        return length_penalty(number + request.num_counted, beam.alpha, beam.formula)
+
     ended, children = list(search.ended.values()), list[_Child]()
-    for child in _children(search.rows, branches, 2 * beam.size):
-        if child.token_id != eos_id and len(children) == beam.size:
+    for child in _children(search.rows, branches, num_candidates(beam, eos_ids), eos_ids):
+        if child.token_id not in eos_ids and len(children) == beam.size:
             continue
-        reason = _end(child, eos_id)
+        reason = _end(child, eos_ids)
         if reason is None:
             children.append(child)
         elif child.index < beam.size:
-            ended.append(_ended(child, reason, penalty))
+            ended.append(_ended(child, reason, penalty(num_tokens)))
     ended = _best(ended, beam.size)
     if children and len(ended) == beam.size:
         # Further tokens have log-probabilities of at most 0, so only the penalty can raise a score: with a
-        # positive alpha most at the limit, otherwise with the next token. At the limit all hypotheses end.
-        limit = search.request.max_new_tokens
-        best_length = limit if beam.alpha > 0 else min(num_tokens + 1, limit)
-        bound = children[0].total / length_penalty(best_length, beam.alpha)
-        if beam.early_stopping or bound <= ended[-1].score:
+        # positive alpha most at the limit. At the limit all hypotheses end.
+        is_exact = beam.early_stopping == "never" and beam.alpha > 0
+        bound = children[0].total / penalty(request.max_new_tokens if is_exact else num_tokens)
+        if beam.early_stopping is True or bound <= ended[-1].score:
             children = []
-    if num_tokens == search.request.max_new_tokens:
-        ended += [_ended(child, FinishReason.LENGTH, penalty) for child in children]
+    if num_tokens == request.max_new_tokens:
+        ended += [_ended(child, FinishReason.LENGTH, penalty(num_tokens)) for child in children]
         ended, children = _best(ended, beam.size), []
     if not children:
-        del ended[search.request.num_hypotheses :]
+        del ended[request.num_hypotheses :]
     search.ended = dict(enumerate(ended))
     return children
+
+
+def num_candidates(beam: Beam, eos_ids: Collection[int]) -> int:
+    """Returns the number of extensions that are ranked: enough that `size` of them do not end."""
+    return max(2, 1 + len(eos_ids)) * beam.size
+
+
+def _is_end_forced(sequence: Sequence) -> bool:
+    """Returns whether the next token of a row is the end of sequence, whatever the model says."""
+    request = sequence.request
+    return request.ends_forced and sequence.num_generated == request.max_new_tokens - 1
 
 
 def _best(hypotheses: list[Hypothesis], number: int) -> list[Hypothesis]:
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:number]
 
 
-def _children(rows: list[Sequence], branches: Mapping[int, Branches], number: int) -> list[_Child]:
+def _children(
+    rows: list[Sequence], branches: Mapping[int, Branches], number: int, eos_ids: Collection[int]
+) -> list[_Child]:
     """Returns the best extensions of some rows, best first, or the drawn extensions of one row.
 
     Forbidden tokens are left out. Equal extensions are ordered by their parents' rank, then by the lower id.
     """
+    if _is_end_forced(rows[0]):
+        eos_id = next(iter(eos_ids))
+        return [_Child(row, eos_id, 0.0, (), index) for index, row in enumerate(rows[:number])]
     selected = []
     for row in rows:
         assert row.row is not None
@@ -260,9 +285,9 @@ def _children(rows: list[Sequence], branches: Mapping[int, Branches], number: in
     return children
 
 
-def _end(child: _Child, eos_id: int) -> FinishReason | None:
+def _end(child: _Child, eos_ids: Collection[int]) -> FinishReason | None:
     """Returns why the token completes its hypothesis; None if it does not."""
-    if child.token_id == eos_id:
+    if child.token_id in eos_ids:
         return FinishReason.EOS
     tail = _advanced(child.parent, child.token_id)
     if tail is None:

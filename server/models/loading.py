@@ -93,8 +93,12 @@ def load_model(
         vocab_size=runner.vocab_size,
         cache_bytes=num_slots * runner.slot_bytes,
         num_bytes=num_bytes,
+        source_vocab_size=manifest.source_vocab_size,
         pad_id=manifest.special_ids.pad_id,
-        eos_id=runner.eos_id,
+        eos_ids=runner.eos_ids,
+        frames=manifest.frames,
+        choices=manifest.choices,
+        generation=manifest.generation,
         queue_limits=config.queue,
         sources={
             spec.name: SourceSpec(manifest.sources[spec.name], spec)

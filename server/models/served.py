@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from seq2seq_serve.bundle.manifest import LengthBound, LengthRule, TensorSpec
+from seq2seq_serve.bundle.manifest import Choice, Frames, Generation, LengthBound, LengthRule, TensorSpec
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.server.deliveries import Deliveries, Mailbox
@@ -48,14 +48,18 @@ class ServedModel:
         provider: The provider that runs the graphs: "cpu" or "cuda".
         cache_bytes: Cache and memory of all slots.
         num_bytes: Estimate of the bytes that count against the memory limit: `cache_bytes` and the weights.
+        source_vocab_size: The number of token ids of sources.
         pad_id: The source token that pads rows.
-        eos_id: The target token that ends a sequence.
+        eos_ids: The target tokens that end a sequence; the first one ends a target that is scored.
+        frames: The tokens around texts.
         sources: Its inputs by name.
         memory: Computes the positions of memory that a request takes.
         has_attention: Whether it can align targets with sources.
         num_hops: The number of times that it attends to each position of memory for one token.
         source_language: A BCP 47 tag; empty if the bundle does not name one.
         queue_limits: The limits of each engine's queue.
+        choices: What a request may choose by a name, by the name of its option.
+        generation: The options of requests that do not set them.
         length_bound: The bound of targets whose requests do not set a limit; None applies the model's limit.
     """
 
@@ -68,8 +72,10 @@ class ServedModel:
     vocab_size: int
     cache_bytes: int
     num_bytes: int
+    source_vocab_size: int
     pad_id: int
-    eos_id: int
+    eos_ids: tuple[int, ...]
+    frames: Frames
     queue_limits: QueueLimits
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
@@ -78,6 +84,8 @@ class ServedModel:
     has_attention: bool = True
     num_hops: int = 1
     source_language: str = ""
+    choices: Mapping[str, Choice] = field(default_factory=dict)
+    generation: Generation = field(default_factory=Generation)
     length_bound: LengthBound | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
 
@@ -85,6 +93,11 @@ class ServedModel:
     def name(self) -> str:
         """The name that callers use."""
         return self.engines[0].model_name
+
+    @property
+    def eos_id(self) -> int:
+        """The target token that ends a target that is scored."""
+        return self.eos_ids[0]
 
     @property
     def reads_text(self) -> bool:

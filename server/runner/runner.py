@@ -21,6 +21,7 @@ from seq2seq_serve.bundle.manifest import Bundle, VariantFiles
 from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.server.engine.records import (
     Array,
+    Beam,
     Constraints,
     Move,
     Request,
@@ -85,9 +86,12 @@ class OnnxRunner:
         self.max_source_length = sizing.max_source_length
         self._max_memory_length = sizing.sizes[Axis.MEMORY_CAPACITY]
         self.max_target_length = sizing.sizes[Axis.CACHE_CAPACITY]
-        self.vocab_size = manifest.sizes["vocab_size"]
+        self.vocab_size = manifest.target_vocab_size
         self._memory = manifest.memory
-        self.start_id, self.eos_id = manifest.special_ids.decoder_start_id, manifest.special_ids.eos_id
+        (start,) = manifest.frames.start
+        # For a start that requests choose, any of its tokens serves to warm up.
+        self.start_id = next(iter(manifest.choices[start].ids.values())) if isinstance(start, str) else start
+        self.eos_ids = manifest.special_ids.eos_ids
         if config.shares_threads:
             share_threads(sizing.num_pool_threads)
         self._device = OnnxDevice(self.provider, self.num_threads)
@@ -134,7 +138,7 @@ class OnnxRunner:
         self._sessions: dict[Verb, Session] = {
             verb: self._load(verb) for verb in self._graphs if verb is not Verb.STEP
         }
-        self._selector = Selector(self._columns, self.vocab_size, self.eos_id, self._device)
+        self._selector = Selector(self._columns, self.vocab_size, self.eos_ids, self._device)
         self._buckets = buckets_up_to(self.num_slots)
         self._bindings: dict[tuple[int, int], list[Any]] = {}  # by rows and the state's current copy
         self._select: Session | None = None
@@ -158,9 +162,9 @@ class OnnxRunner:
         request = Request("warm-up", sources, memory_length, max_new_tokens=1, arrival=0.0)
         self.encode(0, [request])
         self._or_uncaptured(self._step_every_bucket)
-        self.step((Sequence(Search(request), self.start_id),))
+        self.step((Sequence(Search(request, self.start_id), self.start_id),))
         for detailed in _requests_of_every_selection(request):
-            row = Sequence(Search(detailed), self.start_id, is_plain=False)
+            row = Sequence(Search(detailed, self.start_id), self.start_id, is_plain=False)
             self.step((row,))
         self.move((Move(0, 0, cache_length=1, memory_length=request.memory_length),))
         # With an empty cache and with a filled one, which may use other kernels.
@@ -199,8 +203,8 @@ class OnnxRunner:
         Returns:
             For each scored sequence the log-probabilities of its target, end of sequence included.
         """
-        fed = [np.array([self.start_id, *sequence.token_ids]) for sequence in sequences]
-        labels = [np.array([*sequence.token_ids, self.eos_id]) for sequence in sequences]
+        fed = [np.array([sequence.search.start_id, *sequence.token_ids]) for sequence in sequences]
+        labels = [np.array([*sequence.token_ids, self.eos_ids[0]]) for sequence in sequences]
         is_scored = any(sequence.request.is_score for sequence in sequences)
         longest = max(len(ids) - (not s.request.is_score) for ids, s in zip(fed, sequences, strict=True))
         feeds: dict[str, Array] = {
@@ -230,7 +234,7 @@ class OnnxRunner:
         self._run_step(num_rows, picks=has_plain)
         if has_plain and self._device.is_host:
             self._columns.pick(num_rows)
-        token_ids = self._columns.read_token_ids(num_rows) if has_plain else [self.eos_id] * num_rows
+        token_ids = self._columns.read_token_ids(num_rows) if has_plain else [self.eos_ids[0]] * num_rows
         self._rows = rows if are_growing else ()
         attention = self._read_attention(rows)
         if all(sequence.is_plain for sequence in rows):
@@ -453,6 +457,7 @@ def _requests_of_every_selection(request: Request) -> list[Request]:
     ]
     return [
         replace(request, constraints=constraints, log_probabilities=True),
+        replace(request, constraints=replace(constraints, is_renormalized=False), beam=Beam(1)),
         *(replace(request, sampling=sampling) for sampling in samplings),
         replace(request, is_score=True),
     ]

@@ -31,6 +31,7 @@ from seq2seq_serve.server.runner.device import CPU, OnnxDevice
 _CHANGED = names.out(names.LOGITS)
 _NO_ADJUSTMENT = {0: (1.0, 0.0)}
 _NO_PENALTY = 0  # the row of penalties that stays zero
+_RANKED = ("candidates", "best")  # graphs whose results are the most probable tokens, in order
 _NUM_LIKELY = 1024  # candidates, which are enough for almost every `top_p`
 
 _BindLogits = Callable[[Any], None]
@@ -57,16 +58,28 @@ class Selector:
     Args:
         columns: The logits, and the ids that the next step is fed.
         vocab_size: V.
-        eos_id: The token that ends a target.
+        eos_ids: The tokens that end a target.
         device: Runs the graphs.
     """
 
-    def __init__(self, columns: Columns, vocab_size: int, eos_id: int, device: OnnxDevice) -> None:
+    def __init__(
+        self, columns: Columns, vocab_size: int, eos_ids: tuple[int, ...], device: OnnxDevice
+    ) -> None:
         self._columns = columns
         self._vocab_size = vocab_size
-        self._eos_id = eos_id
+        self._eos_ids = eos_ids
         self._device = device
-        graphs = ("adjust", "penalize", "candidates", "sample", "sample_sorted", "sample_top_p", "score")
+        graphs = (
+            "adjust",
+            "penalize",
+            "normalize",
+            "candidates",
+            "best",
+            "sample",
+            "sample_sorted",
+            "sample_top_p",
+            "score",
+        )
         self._sessions = {name: device.weightless(name) for name in graphs}
         self._penalty_rows: dict[Request, int] = {}  # for the requests that ran at the last addition
 
@@ -91,27 +104,25 @@ class Selector:
                 groups[group] += asks
         branches: dict[int, Branches] = {}
         for (graph, num_candidates), asks in groups.items():
-            bind_logits = self._constrained(asks, len(rows))
+            bind_logits = self._constrained(asks, len(rows), is_normalized=graph == "best")
             wanted = max(ask.sequence.request.num_alternatives for ask in asks)
             best: _Picked | None = None
-            if graph == "candidates" or wanted:
+            if graph in _RANKED or wanted:
                 wanted = max(wanted, *(ask.sequence.num_branches for ask in asks))
                 feeds = {names.NUM_CANDIDATES: np.array([min(wanted, self._vocab_size)])}
-                best = self._run("candidates", bind_logits, feeds)
+                best = self._run("best" if graph == "best" else "candidates", bind_logits, feeds)
             picked: _Picked | None
             if graph == "score":
                 labels = [self._label(ask.sequence) for ask in asks]
                 picked = self._run(graph, bind_logits, {names.LABEL_IDS: np.array(labels)[:, None]})
             else:
-                picked = (
-                    best if graph == "candidates" else self._draw(graph, num_candidates, asks, bind_logits)
-                )
+                picked = best if graph in _RANKED else self._draw(graph, num_candidates, asks, bind_logits)
             assert picked is not None
             for i, ask in enumerate(asks):
                 if ask.row not in branches:
                     token_ids[ask.row] = picked[0][i][0]
                     branches[ask.row] = Branches([], [], _alternatives(best, i, ask.sequence))
-                num_picked = 1 if graph != "candidates" else ask.sequence.num_branches
+                num_picked = ask.sequence.num_branches if graph in _RANKED else 1
                 branches[ask.row].token_ids.extend(picked[0][i][:num_picked])
                 branches[ask.row].log_probabilities.extend(picked[1][i][:num_picked])
         self._columns.write_token_ids(token_ids)
@@ -123,15 +134,12 @@ class Selector:
         if request.is_score:
             return ("score", 0), [_Ask(row, sequence, 0.0, {})]
         changes: dict[int, tuple[float, float]] = {}
-        if request.is_constrained:
-            changes = adjustments(
-                request.constraints,
-                sequence.token_ids,
-                num_generated=sequence.num_generated,
-                eos_id=self._eos_id,
-                vocab_size=self._vocab_size,
-            )
+        is_first = not sequence.num_generated
+        if request.is_constrained or (is_first and request.begin_suppressed_ids):
+            changes = adjustments(sequence, self._eos_ids, self._vocab_size)
         sampling = request.sampling
+        if request.beam is not None and not request.constraints.is_renormalized:
+            return ("best", 0), [_Ask(row, sequence, 0.0, changes)]
         if sampling is None:
             return ("candidates", 0), [_Ask(row, sequence, 0.0, changes)]
         uniforms = (
@@ -143,7 +151,7 @@ class Selector:
 
     def _label(self, sequence: Sequence) -> int:
         """Returns the next token id of a scored target."""
-        return self._eos_id if sequence.forced_id is None else sequence.forced_id
+        return self._eos_ids[0] if sequence.forced_id is None else sequence.forced_id
 
     def _keep_penalties(self, request: Request, rows: tuple[Sequence, ...]) -> None:
         """Write a new request's penalties to the device, over those of a request that has left."""
@@ -155,12 +163,18 @@ class Selector:
         self._penalty_rows = {one: row for one, row in self._penalty_rows.items() if one in running}
         taken = set(self._penalty_rows.values())
         row = next(row for row in range(1, 1 + self._columns.num_slots) if row not in taken)
-        self._columns.write_penalties(row, penalties(constraints, self._eos_id))
+        self._columns.write_penalties(row, penalties(constraints, self._eos_ids))
         self._penalty_rows[request] = row
 
-    def _constrained(self, asks: list[_Ask], num_rows: int) -> _BindLogits:
-        """Returns a function that binds the logits of the rows, with all constraints, as a graph's input."""
-        bind = self._adjusted(asks, num_rows)
+    def _constrained(self, asks: list[_Ask], num_rows: int, *, is_normalized: bool) -> _BindLogits:
+        """Returns a function that binds the logits of the rows, with all constraints, as a graph's input.
+
+        Args:
+            asks: The selections.
+            num_rows: The rows of the step.
+            is_normalized: Whether the constraints change log-probabilities instead of logits.
+        """
+        bind = self._adjusted(asks, num_rows, is_normalized=is_normalized)
         rows = [self._penalty_rows.get(ask.sequence.request, _NO_PENALTY) for ask in asks]
         if not any(rows):
             return bind
@@ -171,10 +185,15 @@ class Selector:
 
         return self._change("penalize", bind_both, {names.PENALTY_ROWS: np.array(rows)})
 
-    def _adjusted(self, asks: list[_Ask], num_rows: int) -> _BindLogits:
+    def _adjusted(self, asks: list[_Ask], num_rows: int, *, is_normalized: bool) -> _BindLogits:
         """Returns a function that binds the logits of the rows, changed by their targets so far."""
+        bind: _BindLogits
+        bind = functools.partial(self._columns.bind_logits, self._device.bind_input, num_rows=num_rows)
+        if is_normalized:
+            bind = self._change("normalize", bind, {})
         first = asks[0].row
-        if all(ask.row == row and not ask.changes for row, ask in enumerate(asks, first)):
+        is_whole = all(ask.row == row and not ask.changes for row, ask in enumerate(asks, first))
+        if is_whole and not is_normalized:
             return lambda binding: self._columns.bind_logits(
                 self._device.bind_input, binding, len(asks), first_row=first
             )
@@ -193,7 +212,6 @@ class Selector:
             names.FACTORS: factors,
             names.BIASES: biases,
         }
-        bind = functools.partial(self._columns.bind_logits, self._device.bind_input, num_rows=num_rows)
         return self._change("adjust", bind, feeds)
 
     def _change(self, graph: str, bind: _BindLogits, feeds: dict[str, Array]) -> _BindLogits:

@@ -170,7 +170,7 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
         slot_bytes=slot_bytes,
         num_slots=num_slots,
         weight_bytes=variant.weights.size_bytes,
-        vocab_size=manifest.sizes["vocab_size"],
+        vocab_size=manifest.target_vocab_size,
     )
 
 

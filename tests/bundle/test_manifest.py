@@ -15,6 +15,7 @@ from seq2seq_serve.bundle.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_TOKENIZER_BYTES,
     BundleError,
+    Frames,
     LengthBound,
     LengthRule,
     TensorSpec,
@@ -68,10 +69,10 @@ def test_a_whole_bundle_is_loaded_with_all_that_the_server_needs(bundle_path, ra
     bundle = load_bundle(bundle_path)
     manifest, config = bundle.manifest, random_trained.config
     assert manifest.format_version == FORMAT_VERSION
-    assert manifest.sizes["vocab_size"] == config.vocab_size
+    assert manifest.source_vocab_size == manifest.target_vocab_size == config.vocab_size
     assert (manifest.max_source_length, manifest.max_target_length) == (48, 48)
-    assert manifest.special_ids.decoder_start_id == BOS_ID
-    assert manifest.special_ids.eos_id == EOS_ID
+    assert manifest.frames == Frames(start=(BOS_ID,), source_suffix=(EOS_ID,))
+    assert manifest.special_ids.eos_ids == (EOS_ID,)
     assert manifest.variants.keys() == {Precision.FP32, Precision.INT8}
     for variant in manifest.variants.values():
         assert variant.graphs.keys() == set(Verb)
@@ -102,7 +103,7 @@ def test_any_changed_byte_of_the_manifest_is_found(place, damaged):
 
 def test_another_eos_is_found(damaged):
     content = (damaged / "manifest.json").read_text()
-    changed = content.replace(f'"eos_id": {EOS_ID}', f'"eos_id": {EOS_ID + 1}')
+    changed = content.replace(f'"start": [\n      {BOS_ID}', f'"start": [\n      {EOS_ID}')
     assert changed != content
     (damaged / "manifest.json").write_text(changed)
     [problem] = problems_of(damaged)
@@ -211,7 +212,7 @@ def test_another_format_version_is_refused_with_both_numbers_and_what_to_do(vers
 
 def test_unknown_missing_and_wrong_fields_are_all_named(damaged):
     edit(damaged, "colour", value="red")
-    edit(damaged, "special_ids", "eos_id", value="two")
+    edit(damaged, "special_ids", "eos_ids", value="two")
     edit(damaged, "variants", "int8", "graphs", "step", "file", value={"file": "int8/step.onnx"})
     manifest = json.loads((damaged / "manifest.json").read_text())
     del manifest["memory"]
@@ -220,7 +221,7 @@ def test_unknown_missing_and_wrong_fields_are_all_named(damaged):
     assert sorted(fields) == [
         "colour",
         "memory",
-        "special_ids.eos_id",
+        "special_ids.eos_ids",
         "variants.int8.graphs.step.file.sha256",
         "variants.int8.graphs.step.file.size_bytes",
     ]
@@ -233,14 +234,37 @@ def test_a_head_width_that_the_operators_refuse_is_named(d_head, damaged):
 
 
 @pytest.mark.parametrize(
-    "name", ["pad_id", "bos_id", "eos_id", "unk_id", "decoder_start_id", "forced_bos_id"]
+    ("record", "name"),
+    [
+        ("special_ids", "eos_ids"),
+        ("frames", "start"),
+        ("frames", "forced"),
+        ("frames", "source_prefix"),
+        ("frames", "source_suffix"),
+        ("generation", "suppressed_token_ids"),
+        ("generation", "begin_suppressed_token_ids"),
+    ],
 )
-def test_a_special_id_outside_the_vocabulary_is_named(name, damaged, random_trained):
+def test_a_token_outside_the_vocabulary_is_named(record, name, damaged, random_trained):
     vocab_size = random_trained.config.vocab_size
     for token_id in (vocab_size, -1):
-        edit(damaged, "special_ids", name, value=token_id)
-        problem = f"special_ids.{name} is {token_id}, outside the vocabulary of {vocab_size}"
+        edit(damaged, record, name, value=[token_id])
+        problem = f"{record}.{name} has the id {token_id}, outside the vocabulary of {vocab_size}"
         assert problems_of(damaged) == (problem,)
+
+
+def test_a_choice_that_does_not_exist_is_named(damaged):
+    edit(damaged, "frames", "forced", value=["target_language"])
+    problem = "frames.forced has the place 'target_language', which is none of choices"
+    assert problems_of(damaged) == (problem,)
+    edit(damaged, "choices", value={"target_language": {"ids": {"ko": 5}, "default": "en"}})
+    (problem,) = problems_of(damaged)
+    assert problem.startswith("choices.target_language has the default 'en'")
+
+
+def test_the_decoder_starts_with_one_token(damaged):
+    edit(damaged, "frames", "start", value=[1, 2])
+    assert problems_of(damaged) == ("frames.start has 2 tokens, and must have one",)
 
 
 def test_sentences_are_padded_with_zero(damaged):
@@ -273,10 +297,10 @@ def test_a_bound_grows_with_the_source_and_leaves_a_token_at_least(damaged):
 
 
 def test_a_vocabulary_smaller_than_the_tokenizer_is_refused(damaged, random_trained):
-    edit(damaged, "sizes", "vocab_size", value=200)
-    vocab_size = random_trained.config.vocab_size
+    edit(damaged, "target_vocab_size", value=200)
+    last_id = random_trained.config.vocab_size - 1
     assert problems_of(damaged) == (
-        f"tokenizer.json has {vocab_size} tokens, more than the model's vocabulary of 200",
+        f"tokenizer.json has tokens up to the id {last_id}, beyond the model's vocabulary of 200",
     )
 
 
@@ -360,7 +384,7 @@ def test_a_damaged_tokenizer_is_named(content, damaged):
 
 def test_all_problems_are_listed_at_once(damaged):
     edit(damaged, "sizes", "d_head", value=12)
-    edit(damaged, "special_ids", "eos_id", value=10_000)
+    edit(damaged, "special_ids", "eos_ids", value=[10_000])
     (damaged / "tokenizer.json").write_bytes(b"{}")
     (damaged / "fp32" / "step.onnx").unlink()
     content = bytearray((damaged / "int8" / "weights.bin").read_bytes())
@@ -369,7 +393,7 @@ def test_all_problems_are_listed_at_once(damaged):
     problems = problems_of(damaged)
     for pattern in (
         "sizes.d_head is 12",
-        "special_ids.eos_id is 10000",
+        "special_ids.eos_ids has the id 10000",
         "tokenizer.json has 2 bytes",
         "fp32/step.onnx is missing",
         "int8/weights.bin was changed",

@@ -41,7 +41,7 @@ def cuda_bundle(made_once) -> Path:
             max_target_length=160,
         )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(exporter, "_provider", lambda _: "none")
+            patch.setattr(exporter, "provider_of", lambda _: "none")
             patch.setattr(exporter, "Graphs", lambda *_: None)
             patch.setattr(exporter, "_prove", lambda *_: Parity(0.0, 1.0, ((1, 1, 1),)))
             export_bundle(random_model(config), folder / "random", PRECISIONS)

@@ -101,7 +101,7 @@ def test_where_float32_itself_rounds_more_the_graphs_may_differ_more(
 ):
     trained = random_model(MemoryNetworkConfig, {"d_model": 32})
     monkeypatch.setattr(parity, "worst_difference", lambda *_: difference)
-    monkeypatch.setattr(parity, "rounding", lambda _: rounding)
+    monkeypatch.setattr(parity, "rounding", lambda *_: rounding)
     if tolerance is None:
         with pytest.raises(ExportError, match="fp32 differs from the trained model by"):
             exporter._prove(trained, None, Precision.FP32)

@@ -4,12 +4,14 @@ It keeps memory and cache by row as the real one does, so that a row that was mo
 decodes something else.
 """
 
+import dataclasses
 import random
 from collections.abc import Iterable
 
 import numpy as np
 
 from seq2seq_serve.server.engine.records import Array, Branches, Move, Request, Selected, Sequence
+from seq2seq_serve.training.evaluation import selection
 
 START_ID, EOS_ID, VOCAB_SIZE = 1, 2, 97
 SOURCE = "source_ids"
@@ -67,7 +69,7 @@ class FakeRunner:
     max_source_length = 64
     max_target_length = 64
     start_id = START_ID
-    eos_id = EOS_ID
+    eos_ids = (EOS_ID,)
 
     def __init__(
         self,
@@ -159,3 +161,10 @@ class FakeRunner:
     def close(self) -> None:
         assert not self.is_closed
         self.is_closed = True
+
+
+def oracles_constraints(request: Request) -> selection.Constraints:
+    """The constraints of a request as the search of training knows them."""
+    names = [each.name for each in dataclasses.fields(selection.Constraints) if each.name != "prefix_ids"]
+    given = {name: getattr(request.constraints, name) for name in names}
+    return selection.Constraints(**given, prefix_ids=request.prefix_ids)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import (
+    Frames,
     GraphSpec,
     LengthRule,
     Manifest,
@@ -287,7 +288,10 @@ def write_toy(kind: Kind, folder: Path) -> None:
         format_version=FORMAT_VERSION,
         kind="toy",
         sizes={"vocab_size": VOCAB_SIZE},
-        special_ids=SpecialIds(PAD, BOS, EOS, unk_id=3, decoder_start_id=BOS),
+        source_vocab_size=VOCAB_SIZE,
+        target_vocab_size=VOCAB_SIZE,
+        special_ids=SpecialIds(PAD, (EOS,)),
+        frames=Frames(start=(BOS,), source_suffix=(EOS,)),
         sources=kind.forms,
         memory=kind.rule,
         max_source_length=kind.max_source_length,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seq2seq_serve.bundle.manifest import EarlyStopping, LengthPenalty
 from seq2seq_serve.training.evaluation.selection import Constraints, Sampling
 from seq2seq_serve.training.models.base import EncoderDecoder, Memory, select_rows
 
@@ -46,12 +47,12 @@ class Hypothesis:
         return sum(self.log_probabilities)
 
 
-def length_penalty(num_tokens: int, alpha: float) -> float:
-    """(5 + |Y|)^alpha / (5 + 1)^alpha: Wu et al. 2016, equation 14, arXiv:1609.08144.
+def length_penalty(num_tokens: int, alpha: float, formula: LengthPenalty = "wu") -> float:
+    """(5 + |Y|)^alpha / (5 + 1)^alpha: Wu et al. 2016, equation 14, arXiv:1609.08144; or |Y|^alpha.
 
     |Y| counts the generated tokens, with eos and without a forced prefix. The coverage penalty is not used.
     """
-    return float((5 + num_tokens) ** alpha / 6**alpha)
+    return float(num_tokens**alpha if formula == "power" else (5 + num_tokens) ** alpha / 6**alpha)
 
 
 class SourceLengthError(ValueError):
@@ -157,7 +158,8 @@ def beam_search(
     beam_size: int,
     alpha: float,
     max_new_tokens: int,
-    early_stopping: bool = True,
+    early_stopping: EarlyStopping = True,
+    formula: LengthPenalty = "wu",
     constraints: Constraints = NO_CONSTRAINTS,
 ) -> list[Hypothesis]:
     """Return the best hypotheses of one source, best first, at most `beam_size`; 1 is greedy search.
@@ -168,8 +170,9 @@ def beam_search(
     run on until beam_size hypotheses run. Hypotheses that still run at the limit are results, too. Forbidden
     tokens extend nothing, so there may be fewer extensions, and fewer results.
 
-    With `early_stopping` the search stops as soon as beam_size hypotheses are finished; otherwise it stops
-    when no running hypothesis can reach a better score than the worst of the best beam_size finished ones.
+    The search stops when beam_size hypotheses are finished and, unless `early_stopping` is True, the best
+    running one has a worse score: at its present length (False), or at the limit if alpha is positive
+    ("never"). Further tokens have log-probabilities of at most 0, so no hypothesis can improve after "never".
     `alpha` is the exponent of the length penalty; 0 ranks by log-probability.
     """
     if beam_size < 1:
@@ -188,7 +191,7 @@ def beam_search(
         for rank, (parent, token_id, log_probability) in enumerate(extensions):
             ids = parents[parent].token_ids
             log_probabilities = [*parents[parent].log_probabilities, log_probability]
-            score = sum(log_probabilities) / length_penalty(num_tokens, alpha)
+            score = sum(log_probabilities) / length_penalty(num_tokens, alpha, formula)
             if token_id != eos_id and len(running) < beam_size:
                 running.append(Hypothesis([*ids, token_id], log_probabilities, score, is_finished=False))
             elif token_id == eos_id and rank < beam_size:
@@ -196,10 +199,12 @@ def beam_search(
         finished = _best(finished, beam_size)
         if not running:
             break
-        if len(finished) == beam_size and (
-            early_stopping or not _can_improve(running, finished, num_tokens, max_new_tokens, alpha)
-        ):
-            return finished
+        if len(finished) == beam_size:
+            at_limit = early_stopping == "never" and alpha > 0
+            penalty = length_penalty(max_new_tokens if at_limit else num_tokens, alpha, formula)
+            can_improve = max(one.log_probability for one in running) / penalty > finished[-1].score
+            if early_stopping is True or not can_improve:
+                return finished
     return _best(finished + running, beam_size)
 
 
@@ -301,16 +306,3 @@ def _best_extensions(
 
 def _best(hypotheses: list[Hypothesis], beam_size: int) -> list[Hypothesis]:
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:beam_size]
-
-
-def _can_improve(
-    running: list[Hypothesis], finished: list[Hypothesis], num_tokens: int, max_new_tokens: int, alpha: float
-) -> bool:
-    """Whether a running hypothesis could still reach a better score than the worst finished one.
-
-    Further tokens have log-probabilities of at most 0, so only the length penalty can raise a score: most at
-    the limit if alpha is positive, otherwise with the next token. At the limit, the score is final.
-    """
-    best_length = max_new_tokens if alpha > 0 else min(num_tokens + 1, max_new_tokens)
-    penalty = length_penalty(best_length, alpha)
-    return max(hypothesis.log_probability for hypothesis in running) / penalty > finished[-1].score

@@ -214,4 +214,8 @@ def model_message(model: ServedModel) -> pb.Model:
             name: pb.Shape(sizes=[axis if isinstance(axis, int) else -1 for axis in source.axes])
             for name, source in model.sources.items()
         },
+        choices={
+            name: pb.Choice(names=sorted(choice.ids), default=choice.default)
+            for name, choice in model.choices.items()
+        },
     )

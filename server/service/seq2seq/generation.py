@@ -12,7 +12,7 @@ from seq2seq_serve.server.engine.records import Request, Result
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import Call, check_answer_bytes
 from seq2seq_serve.server.service.seq2seq.answers import estimated_bytes, generate_response
-from seq2seq_serve.server.service.seq2seq.requests import Job, engine_jobs, target_text
+from seq2seq_serve.server.service.seq2seq.requests import Job, engine_jobs, target_text, with_defaults
 from seq2seq_serve.server.service.seq2seq.sources import read_sources
 
 
@@ -90,9 +90,7 @@ async def _read(
     """Returns the engine's requests for a message, and a copy of its options."""
     work = partial(engine_jobs, message, model, call, stream=stream)
     jobs = await read_sources(work, message, model, call)
-    options = pb.GenerateOptions()
-    options.CopyFrom(message.options)
-    return jobs, options
+    return jobs, with_defaults(message.options, model)
 
 
 async def succeeded(mailbox: Mailbox) -> Result:

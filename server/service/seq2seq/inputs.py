@@ -164,13 +164,16 @@ def check_bytes(text: str, max_tokens: int, model: ServedModel, field: str, what
         )
 
 
-def check_ids(token_ids: Iterable[int], model: ServedModel, field: str) -> None:
-    """Refuses token ids that the model does not have."""
+def check_ids(
+    token_ids: Iterable[int], model: ServedModel, field: str, *, vocab_size: int | None = None
+) -> None:
+    """Refuses token ids that the model does not have: ids of targets, unless another size is given."""
+    vocab_size = vocab_size or model.vocab_size
     for index, token_id in enumerate(token_ids):
-        if not 0 <= token_id < model.vocab_size:
+        if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
                 f"token id {token_id} is outside the vocabulary of {model.name}: "
-                f"ids go from 0 to {model.vocab_size - 1}",
+                f"ids go from 0 to {vocab_size - 1}",
                 field=f"{field}[{index}]",
             )
 
@@ -180,7 +183,7 @@ def check_source_ids(token_ids: Sequence[int], model: ServedModel, field: str) -
 
     Training never lets a model read padding, and the served graphs read every id that they are given.
     """
-    check_ids(token_ids, model, field)
+    check_ids(token_ids, model, field, vocab_size=model.source_vocab_size)
     if model.pad_id in token_ids:
         raise InvalidRequest(
             f"token id {model.pad_id} is padding, which {model.name} does not read: leave it out, or send "
@@ -250,12 +253,12 @@ def _read_sentences(given: Input, model: ServedModel) -> tuple[Array, list[str]]
 
 
 def _check_story(story: Array, given: Input, model: ServedModel) -> None:
-    outside = np.argwhere((story < 0) | (story >= model.vocab_size))
+    outside = np.argwhere((story < 0) | (story >= model.source_vocab_size))
     if len(outside):
         place = outside[0].tolist()
         raise InvalidRequest(
             f"token id {story[tuple(place)]} at {place} of {given.name} is outside the vocabulary of "
-            f"{model.name}: ids go from 0 to {model.vocab_size - 1}",
+            f"{model.name}: ids go from 0 to {model.source_vocab_size - 1}",
             field=f"{given.field}.data",
         )
     is_word = story != model.pad_id

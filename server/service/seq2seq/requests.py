@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
-from seq2seq_serve.bundle.manifest import LengthBound
+from seq2seq_serve.bundle.manifest import Choice, EarlyStopping, LengthBound, LengthPenalty
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
+    LENGTH_PENALTY_FORMULA_POWER,
+    LENGTH_PENALTY_FORMULA_WU,
     GenerateOptions,
     GenerateRequest,
+    LengthPenaltyFormula,
     LongSource,
     ScoreRequest,
     Target,
@@ -27,6 +30,10 @@ from seq2seq_serve.server.service.seq2seq.stopping import StoppedText, StopSeque
 from seq2seq_serve.server.service.text_threads import Checkpoint
 
 _MAX_STOP_LENGTH = 256
+_FORMULAS: dict[LengthPenalty, LengthPenaltyFormula] = {
+    "wu": LENGTH_PENALTY_FORMULA_WU,
+    "power": LENGTH_PENALTY_FORMULA_POWER,
+}
 
 
 @dataclass(frozen=True)
@@ -60,16 +67,20 @@ def engine_jobs(
         InvalidRequest: An option or source does not fit; the error names the field and what it must be.
         Forbidden: The role of the caller does not allow its priority.
     """
-    options = message.options
-    prefix_ids = _target_ids(options.target_prefix, model, "options.target_prefix")
-    max_new_tokens = _max_new_tokens(options, model, len(prefix_ids))
+    options = with_defaults(message.options, model)
+    chosen, frames = _chosen(options, model), model.frames
+    forced_ids = _placed(frames.forced, chosen)
+    (start_id,) = _placed(frames.start, chosen)
+    frame = _placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)
+    prefix_ids = (*forced_ids, *_target_ids(options.target_prefix, model, "options.target_prefix"))
+    max_new_tokens = _max_new_tokens(options, model, len(prefix_ids), len(forced_ids))
     _check_ranges(options, model, max_new_tokens)
     stops = _stop_sequences(options, model)
     _check_long_source(options, model)
     language = _source_language(options, model)
     bound = _length_bound(options, model)
     parts = source_parts(
-        message.sources, model, checkpoint, long_source=options.long_source, language=language
+        message.sources, model, checkpoint, frame=frame, long_source=options.long_source, language=language
     )
     attention, sampling, beam = _attention(options, model), _sampling(options), _beam(options)
     priority = _priority(options.priority, call, "options.priority")
@@ -92,11 +103,15 @@ def engine_jobs(
             stream=stream,
             priority=priority,
             caller=call.caller.name,
-            constraints=constraints,
+            constraints=_with_source(constraints, its_sources["sources"], options, model),
             sampling=sampling,
             beam=beam,
             num_hypotheses=max(options.num_hypotheses, 1),
             prefix_ids=prefix_ids,
+            start_id=start_id,
+            num_counted=len(forced_ids),
+            begin_suppressed_ids=frozenset(model.generation.begin_suppressed_token_ids),
+            ends_forced=model.generation.forced_eos_id is not None,
             stops=stops,
             log_probabilities=options.log_probabilities,
             num_alternatives=options.num_alternatives,
@@ -127,15 +142,19 @@ def score_request(message: ScoreRequest, model: ServedModel, call: Call, checkpo
     """
     if message.target.WhichOneof("value") is None:
         raise InvalidRequest("the target is missing: give it a text or token ids", field="target")
+    chosen, frames = _chosen(message, model), model.frames
+    frame = _placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)
+    (start_id,) = _placed(frames.start, chosen)
     return Request(
         request_id=call.request_id,
-        **_sources(source_parts(message.sources, model, checkpoint)[0], model),
+        **_sources(source_parts(message.sources, model, checkpoint, frame=frame)[0], model),
         max_new_tokens=1,
         arrival=call.arrival,
         deadline=call.deadline,
         priority=_priority(message.priority, call, "priority"),
         caller=call.caller.name,
-        prefix_ids=_target_ids(message.target, model, "target"),
+        prefix_ids=(*_placed(frames.forced, chosen), *_target_ids(message.target, model, "target")),
+        start_id=start_id,
         is_score=True,
     )
 
@@ -160,16 +179,77 @@ def _target_ids(target: Target, model: ServedModel, field: str) -> tuple[int, ..
     return tuple(token_ids)
 
 
-def _max_new_tokens(options: GenerateOptions, model: ServedModel, prefix_length: int) -> int:
-    limit = model.max_target_length - prefix_length
+def with_defaults(options: GenerateOptions, model: ServedModel) -> GenerateOptions:
+    """Returns the options with the model's own where the request does not set any."""
+    defaults = model.generation
+    result = GenerateOptions()
+    result.CopyFrom(options)
+    if not options.beam_size and not options.temperature and defaults.beam_size > 1:
+        result.beam_size = defaults.beam_size
+    if result.beam_size > 1:
+        if not options.HasField("length_penalty"):
+            result.length_penalty = defaults.length_penalty
+        if not options.length_penalty_formula:
+            result.length_penalty_formula = _FORMULAS[defaults.length_penalty_formula]
+        if not options.HasField("early_stopping"):
+            result.early_stopping = defaults.early_stopping is True
+            result.exhaustive_search |= defaults.early_stopping == "never"
+    for name in ("min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"):
+        if not getattr(options, name) and getattr(defaults, name):
+            setattr(result, name, getattr(defaults, name))
+    if not options.HasField("repetition_penalty") and defaults.repetition_penalty != 1:
+        result.repetition_penalty = defaults.repetition_penalty
+    return result
+
+
+def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict[str, int]:
+    """Returns the token of each of the model's choices, by the name of its option."""
+    chosen = {}
+    for name in ("source_language", "target_language", "task"):
+        given, field = (
+            getattr(options, name),
+            name if isinstance(options, ScoreRequest) else f"options.{name}",
+        )
+        choice = model.choices.get(name)
+        if choice is None:
+            if given and name != "source_language":  # which is also the language whose sentences are split
+                raise InvalidRequest(
+                    f"{model.name} does not have a {name} to choose: leave it out", field=field
+                )
+            continue
+        if not given and not choice.default:
+            raise InvalidRequest(f"{model.name} needs a {name}: {_names(choice)}", field=field)
+        token_id = choice.ids.get(given or choice.default)
+        if token_id is None:
+            raise InvalidRequest(
+                f"{name} is {given[:100]!r}, and {model.name} has {_names(choice)}", field=field
+            )
+        chosen[name] = token_id
+    return chosen
+
+
+def _names(choice: Choice) -> str:
+    return ", ".join(sorted(choice.ids))
+
+
+def _placed(places: Iterable[int | str], chosen: Mapping[str, int]) -> tuple[int, ...]:
+    """Returns the ids of a frame's places."""
+    return tuple(chosen[place] if isinstance(place, str) else place for place in places)
+
+
+def _max_new_tokens(options: GenerateOptions, model: ServedModel, num_prefix: int, num_forced: int) -> int:
+    """Returns the limit after the prefix. The forced tokens at its beginning count for a given limit."""
+    limit = model.max_target_length - num_prefix
     if not options.HasField("max_new_tokens"):
-        return limit
-    if not 1 <= options.max_new_tokens <= limit:
+        default = model.generation.max_new_tokens
+        return limit if default is None else max(min(limit, default - num_forced), 1)
+    if not 1 + num_forced <= options.max_new_tokens <= limit + num_forced:
         raise InvalidRequest(
-            f"max_new_tokens is {options.max_new_tokens}, and {model.name} takes 1 to {limit}",
+            f"max_new_tokens is {options.max_new_tokens}, and {model.name} takes {1 + num_forced} to "
+            f"{limit + num_forced}",
             field="options.max_new_tokens",
         )
-    return options.max_new_tokens
+    return options.max_new_tokens - num_forced
 
 
 def _priority(priority: int, call: Call, field: str) -> int:
@@ -252,6 +332,8 @@ def _source_language(options: GenerateOptions, model: ServedModel) -> str:
     if not options.source_language:
         return known_language(model.source_language) or DEFAULT_LANGUAGE
     language = known_language(options.source_language)
+    if language is None and "source_language" in model.choices:
+        return DEFAULT_LANGUAGE
     if language is None:
         raise InvalidRequest(
             f"source_language is {options.source_language[:100]!r}, and the server cannot split its "
@@ -295,7 +377,9 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
     suppressed, biases = options.suppressed_token_ids, options.logit_bias
     for name, ids in (("suppressed_token_ids", suppressed), ("logit_bias", biases)):
         check_ids(ids, model, f"options.{name}")
-    if len(set(suppressed)) >= model.vocab_size:
+    defaults = model.generation
+    all_suppressed = frozenset(suppressed) | frozenset(defaults.suppressed_token_ids)
+    if len(all_suppressed) >= model.vocab_size:
         raise InvalidRequest(
             "every token is suppressed: leave at least one", field="options.suppressed_token_ids"
         )
@@ -303,9 +387,30 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
         min_new_tokens=options.min_new_tokens,
         repetition_penalty=options.repetition_penalty if options.HasField("repetition_penalty") else 1.0,
         no_repeat_ngram_size=options.no_repeat_ngram_size,
-        suppressed_token_ids=frozenset(suppressed),
+        suppressed_token_ids=all_suppressed,
         logit_bias=dict(biases),
+        repeats_start=defaults.repeats_start,
+        is_renormalized=defaults.is_renormalized,
     )
+
+
+def _with_source(
+    constraints: Constraints, sources: Mapping[str, Array], options: GenerateOptions, model: ServedModel
+) -> Constraints:
+    """Returns the constraints with the n-grams of the source, if the target must not repeat them."""
+    size = options.encoder_no_repeat_ngram_size
+    if not size:
+        return constraints
+    if not model.reads_text:
+        raise InvalidRequest(
+            f"encoder_no_repeat_ngram_size applies to a text, which {model.name} does not read: leave it out",
+            field="options.encoder_no_repeat_ngram_size",
+        )
+    token_ids = sources[model.memory.source].tolist()
+    after: dict[tuple[int, ...], set[int]] = {}
+    for end in range(size - 1, len(token_ids)):
+        after.setdefault(tuple(token_ids[end - size + 1 : end]), set()).add(token_ids[end])
+    return replace(constraints, forbidden_after={key: frozenset(ids) for key, ids in after.items()})
 
 
 def _sampling(options: GenerateOptions) -> Sampling | None:
@@ -323,11 +428,11 @@ def _sampling(options: GenerateOptions) -> Sampling | None:
 def _beam(options: GenerateOptions) -> Beam | None:
     if options.beam_size <= 1:
         return None
-    return Beam(
-        size=options.beam_size,
-        alpha=options.length_penalty if options.HasField("length_penalty") else Beam.alpha,
-        early_stopping=not options.HasField("early_stopping") or options.early_stopping,
-    )
+    # `with_defaults` has set the options.
+    (formula,) = (name for name, number in _FORMULAS.items() if number == options.length_penalty_formula)
+    early_stopping: EarlyStopping = "never" if options.exhaustive_search else options.early_stopping
+    alpha = round(options.length_penalty, 6)  # the message has float32
+    return Beam(options.beam_size, alpha, formula, early_stopping)
 
 
 def _attention(options: GenerateOptions, model: ServedModel) -> bool:

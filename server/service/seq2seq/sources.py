@@ -36,6 +36,7 @@ from seq2seq_serve.server.service.seq2seq.sentences import DEFAULT_LANGUAGE, lin
 from seq2seq_serve.server.service.text_threads import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Checkpoint
 
 _Read = TypeVar("_Read")
+Frame = tuple[Sequence[int], Sequence[int]]  # the tokens before and after those of a text
 
 MAX_PARTS = 256  # lines or sentences that a text is split into
 MAX_TIMES_TOO_LONG = 16  # how many times the usual bytes a source to split or truncate may have
@@ -100,6 +101,7 @@ def source_parts(
     model: ServedModel,
     checkpoint: Checkpoint,
     *,
+    frame: Frame,
     long_source: LongSource = LongSource.LONG_SOURCE_REFUSE,
     language: str = DEFAULT_LANGUAGE,
 ) -> list[Part]:
@@ -109,6 +111,7 @@ def source_parts(
         sources: The sources of the request.
         model: The model that the request names.
         checkpoint: Is called every few milliseconds; an error that it raises ends the work.
+        frame: The tokens before and after those of a text.
         long_source: What to do with a text that is too long.
         language: The language by whose rules sentences are split.
 
@@ -126,12 +129,17 @@ def source_parts(
         return [Part(arrays, story)]
     (given,) = inputs
     if given.kind == "text":
-        return _text_parts(given, model, long_source, language, checkpoint)
-    return [_ids_part(given, model, long_source)]
+        return _text_parts(given, model, frame, long_source, language, checkpoint)
+    return [_ids_part(given, model, frame, long_source)]
 
 
 def _text_parts(
-    given: Input, model: ServedModel, long_source: LongSource, language: str, checkpoint: Checkpoint
+    given: Input,
+    model: ServedModel,
+    frame: Frame,
+    long_source: LongSource,
+    language: str,
+    checkpoint: Checkpoint,
 ) -> list[Part]:
     text, limit = given.source.text, model.max_source_length
     check_visible(text, given.field)
@@ -140,7 +148,7 @@ def _text_parts(
     check_bytes(text, limit * (MAX_TIMES_TOO_LONG if may_be_long else 1), model, given.field)
     if is_split:
         has_long_lines = long_source == LONG_SOURCE_SPLIT
-        passages = _passages(given, model, language, checkpoint, has_long_lines=has_long_lines)
+        passages = _passages(given, model, frame, language, checkpoint, has_long_lines=has_long_lines)
         parts = list(islice(passages, MAX_PARTS + 1))
         if len(parts) > MAX_PARTS:
             raise InvalidRequest(
@@ -149,7 +157,7 @@ def _text_parts(
                 field=given.field,
             )
         return parts
-    token_ids, num_over = model.source_tokenizer.encode_truncated(text, limit)
+    token_ids, num_over = model.source_tokenizer.encode_truncated(text, limit, *frame)
     if num_over and long_source != LONG_SOURCE_TRUNCATE:
         hint = " or set options.long_source"
         raise _too_long("the source", limit + num_over, model, given, hint=hint)
@@ -157,7 +165,13 @@ def _text_parts(
 
 
 def _passages(
-    given: Input, model: ServedModel, language: str, checkpoint: Checkpoint, *, has_long_lines: bool
+    given: Input,
+    model: ServedModel,
+    frame: Frame,
+    language: str,
+    checkpoint: Checkpoint,
+    *,
+    has_long_lines: bool,
 ) -> Iterator[Part]:
     """Yields a part for each sentence of a text.
 
@@ -178,7 +192,7 @@ def _passages(
     for line, after_line in lines(given.source.text):
         checkpoint()
         if has_long_lines and len(line.encode()) <= max_bytes:
-            token_ids, num_over = model.source_tokenizer.encode_truncated(line, limit)
+            token_ids, num_over = model.source_tokenizer.encode_truncated(line, limit, *frame)
             if not num_over:
                 next(number)
                 yield replace(_part(given, token_ids), text=line, separator=after_line)
@@ -186,13 +200,13 @@ def _passages(
         for sentence, separator in sentences(line, language, before_window):
             which = f"sentence {next(number)} of the source"
             check_bytes(sentence, limit, model, given.field)
-            token_ids, num_over = model.source_tokenizer.encode_truncated(sentence, limit)
+            token_ids, num_over = model.source_tokenizer.encode_truncated(sentence, limit, *frame)
             if num_over:
                 raise _too_long(which, limit + num_over, model, given)
             yield replace(_part(given, token_ids), text=sentence, separator=separator or after_line)
 
 
-def _ids_part(given: Input, model: ServedModel, long_source: LongSource) -> Part:
+def _ids_part(given: Input, model: ServedModel, frame: Frame, long_source: LongSource) -> Part:
     token_ids: Sequence[int] = given.source.token_ids.values
     limit = model.max_source_length
     if not token_ids:
@@ -202,7 +216,8 @@ def _ids_part(given: Input, model: ServedModel, long_source: LongSource) -> Part
         if long_source != LONG_SOURCE_TRUNCATE:
             raise _too_long("the source", len(token_ids), model, given)
         num_truncated = len(token_ids) - limit
-        token_ids = [*token_ids[: limit - 1], token_ids[-1]]  # the last is the end of sequence
+        num_behind = len(frame[1])  # the caller's ids end with the frame's
+        token_ids = [*token_ids[: limit - num_behind], *token_ids[len(token_ids) - num_behind :]]
     check_source_ids(token_ids, model, f"{given.field}.values")
     return _part(given, token_ids, num_truncated)
 

@@ -44,7 +44,7 @@ def rows_for(runner: OnnxRunner, requests: list[Request]) -> tuple[Sequence, ...
     """Rows that have no token yet."""
     return tuple(
         Sequence(
-            Search(request),
+            Search(request, runner.start_id),
             runner.start_id,
             num_branches=request.beam.size if request.beam else 1,
             is_plain=request.is_plain,

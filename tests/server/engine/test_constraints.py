@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seq2seq_serve.server.engine import constraints as module
-from seq2seq_serve.server.engine.records import NO_CONSTRAINTS, Constraints
+from seq2seq_serve.server.engine.records import NO_CONSTRAINTS, Constraints, Search, Sequence
+from tests.server.fakes import make_request
 
 EOS = 2
 FORBIDDEN = (1.0, -math.inf)
@@ -15,11 +16,10 @@ FORBIDDEN = (1.0, -math.inf)
 
 def adjustments(constraints, target_ids, vocab_size=100, num_prefix=0):
     """What changes in all, because of the target so far and at every position."""
-    num_generated = len(target_ids) - num_prefix
-    changes = module.adjustments(
-        constraints, target_ids, num_generated=num_generated, eos_id=EOS, vocab_size=vocab_size
-    )
-    for token_id, penalty in module.penalties(constraints, EOS).items():
+    request = make_request((7,), constraints=constraints, prefix_ids=tuple(target_ids[:num_prefix]))
+    row = Sequence(Search(request, start_id=1), next_token_id=1, token_ids=list(target_ids))
+    changes = module.adjustments(row, (EOS,), vocab_size)
+    for token_id, penalty in module.penalties(constraints, (EOS,)).items():
         factor, bias = changes.get(token_id, (1.0, 0.0))
         is_forbidden = bias - penalty == -math.inf
         changes[token_id] = FORBIDDEN if is_forbidden else (factor, bias - penalty)

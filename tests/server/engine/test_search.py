@@ -29,7 +29,7 @@ from seq2seq_serve.training.evaluation import search, selection
 from tests.server.driver import Driver
 from tests.server.engine.test_engine import sources
 from tests.server.fakes import EOS_ID as FAKE_EOS_ID
-from tests.server.fakes import FakeRunner, make_request
+from tests.server.fakes import FakeRunner, make_request, oracles_constraints
 from tests.server.runner.test_selection import LIMIT, VOCAB_SIZE, random_constraints, random_request, run
 
 
@@ -53,7 +53,12 @@ def random_branching(chance: random.Random) -> Request:
     kind = chance.random()
     if kind < 0.6:
         size = chance.randint(1, 6)
-        beam = Beam(size, alpha=chance.choice([0.0, 0.6, 1.0, -0.5]), early_stopping=chance.random() < 0.5)
+        beam = Beam(
+            size,
+            alpha=chance.choice([0.0, 0.6, 1.0, -0.5]),
+            formula=chance.choice(["wu", "power"]),
+            early_stopping=chance.choice([True, False, "never"]),
+        )
         return dataclasses.replace(request, beam=beam, num_hypotheses=chance.randint(1, size))
     sampling = Sampling(1.0, chance.choice([0, 9]), chance.choice([1.0, 0.9]), 0.0, chance.getrandbits(64))
     return dataclasses.replace(
@@ -69,7 +74,7 @@ def requests() -> list[Request]:
 
 def oracle(trained, request) -> list[search.Hypothesis]:
     source = request.sources[SOURCE_IDS].tolist()
-    constraints = selection.Constraints(**vars(request.constraints), prefix_ids=request.prefix_ids)
+    constraints = oracles_constraints(request)
     common = {"bos_id": BOS_ID, "eos_id": EOS_ID, "max_new_tokens": request.max_new_tokens}
     if request.beam is not None:
         found = search.beam_search(
@@ -78,6 +83,7 @@ def oracle(trained, request) -> list[search.Hypothesis]:
             beam_size=request.beam.size,
             alpha=request.beam.alpha,
             early_stopping=request.beam.early_stopping,
+            formula=request.beam.formula,
             constraints=constraints,
             **common,
         )
@@ -177,7 +183,11 @@ def several(chance: random.Random, source: tuple[int, ...], most: int, now: floa
     count, limit = chance.randint(1, most), chance.randint(1, 9)
     options = {"max_new_tokens": limit, "stream": True, "arrival": now, "num_hypotheses": count}
     if chance.random() < 0.5:
-        beam = Beam(chance.randint(count, most), chance.choice([0.0, 0.6]), chance.random() < 0.5)
+        beam = Beam(
+            chance.randint(count, most),
+            chance.choice([0.0, 0.6]),
+            early_stopping=chance.choice([True, "never"]),
+        )
         return make_request(source, beam=beam, **options)
     return make_request(source, sampling=Sampling(1.0, 0, 1.0, 0.0, 3), **options)
 
@@ -289,10 +299,11 @@ def test_every_hypothesis_has_an_alignment_of_its_own():
 
 
 def test_the_length_penalty_is_that_of_wu_et_al():
-    assert length_penalty(1, 0.6) == 1
-    assert length_penalty(7, 1.0) == 2
-    assert length_penalty(19, 0.5) == 2
-    assert length_penalty(100, 0.0) == 1
+    assert length_penalty(1, 0.6, "wu") == 1
+    assert length_penalty(7, 1.0, "wu") == 2
+    assert length_penalty(19, 0.5, "wu") == 2
+    assert length_penalty(100, 0.0, "wu") == 1
+    assert length_penalty(16, 0.5, "power") == 4
 
 
 class TableModel:
@@ -334,7 +345,7 @@ class TableModel:
 class TableRunner(FakeRunner):
     """The same table under the engine."""
 
-    start_id, eos_id = BOS_ID, EOS_ID
+    start_id, eos_ids = BOS_ID, (EOS_ID,)
 
     def __init__(self, model: TableModel, num_slots: int) -> None:
         super().__init__(num_slots)
@@ -356,9 +367,12 @@ class TableRunner(FakeRunner):
     st.integers(1, 5),
     st.integers(1, 6),
     st.sampled_from([0.0, 0.6, 1.0, -0.5]),
-    st.booleans(),
+    st.sampled_from([True, False, "never"]),
+    st.sampled_from(["wu", "power"]),
 )
-def test_the_rules_of_the_beam_are_the_oracles_up_to_the_limit(seed, size, limit, alpha, early_stopping):
+def test_the_rules_of_the_beam_are_the_oracles_up_to_the_limit(
+    seed, size, limit, alpha, early_stopping, formula
+):
     model = TableModel(seed, vocab_size=7, max_length=limit)
     expected = search.beam_search(
         model,
@@ -369,9 +383,10 @@ def test_the_rules_of_the_beam_are_the_oracles_up_to_the_limit(seed, size, limit
         alpha=alpha,
         max_new_tokens=limit,
         early_stopping=early_stopping,
+        formula=formula,
     )
     driver = Driver(TableRunner(model, size))
-    beam = Beam(size, alpha, early_stopping)
+    beam = Beam(size, alpha, formula, early_stopping)
     request = make_request((5,), beam=beam, num_hypotheses=size, max_new_tokens=limit)
     driver.submit(request)
     driver.finish()
@@ -414,7 +429,7 @@ def test_a_bug_amid_a_search_leaves_no_row_behind(monkeypatch, caplog):
     driver.submit(*requests, other)
     driver.turn(2)
 
-    def fail(search, branches, eos_id):
+    def fail(search, branches, eos_ids):
         search.rows.clear()
         raise RuntimeError("a bug")
 

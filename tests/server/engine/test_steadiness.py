@@ -83,7 +83,7 @@ class RandomRequests:
 
     def _beam(self) -> dict:
         size = self.chance.randint(2, 5)
-        beam = Beam(size, alpha=self.chance.choice([0.0, 0.6]), early_stopping=self.often(0.5))
+        beam = Beam(size, alpha=self.chance.choice([0.0, 0.6]), early_stopping=self.often(0.5) or "never")
         return {"beam": beam, "num_hypotheses": self.chance.randint(1, size)}
 
     def _sampling(self) -> Sampling:
@@ -144,7 +144,9 @@ class LongRun:
                 cache_bytes=runner.num_slots * runner.slot_bytes,
                 num_bytes=runner.num_slots * runner.slot_bytes,
                 pad_id=bundle.manifest.special_ids.pad_id,
-                eos_id=runner.eos_id,
+                eos_ids=runner.eos_ids,
+                source_vocab_size=bundle.manifest.source_vocab_size,
+                frames=bundle.manifest.frames,
                 queue_limits=QueueLimits(max_waiting_requests=_MAX_WAITING),
                 source_tokenizer=bundle.source_tokenizer,
                 target_tokenizer=bundle.target_tokenizer,

@@ -34,6 +34,7 @@ from seq2seq_serve.server.runner.runner import OnnxRunner, buckets_up_to
 from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.evaluation.search import greedy_search
+from seq2seq_serve.training.models.transformer import alignment_layer
 from seq2seq_serve.training.run import TrainedModel
 from tests.server.driver import Driver
 
@@ -236,7 +237,7 @@ def test_the_attention_of_an_answer_is_that_of_torch(limit, trained_run, trained
             assert result.best.attention is None
             continue
         fed = [BOS_ID, *result.best.token_ids][: result.num_target_tokens]
-        expected = torch_alignment(trained, source, fed, trained_bundle.manifest.alignment_layer)
+        expected = torch_alignment(trained, source, fed, alignment_layer(trained.config.num_decoder_layers))
         assert result.best.attention.shape == (result.num_target_tokens, len(source))
         np.testing.assert_allclose(result.best.attention, expected, atol=1e-5)
 

@@ -19,6 +19,7 @@ from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.evaluation import selection
 from seq2seq_serve.training.evaluation.search import greedy_hypothesis, sample_search, score_target
 from tests.server.driver import Driver
+from tests.server.fakes import oracles_constraints
 from tests.server.runner.test_runner import FarDevice
 
 VOCAB_SIZE, LIMIT = 300, 12
@@ -91,7 +92,7 @@ def oracle(trained, request):
         "bos_id": BOS_ID,
         "eos_id": EOS_ID,
         "max_new_tokens": request.max_new_tokens,
-        "constraints": selection.Constraints(**vars(request.constraints), prefix_ids=request.prefix_ids),
+        "constraints": oracles_constraints(request),
     }
     source = request.sources[SOURCE_IDS].tolist()
     if request.sampling is None:
@@ -322,10 +323,10 @@ def test_constraints_that_raise_for_one_row_end_its_request_only(random_bundle, 
     expected = run(random_bundle, requests, num_slots=7)
     broken = dataclasses.replace(requests[1], log_probabilities=True)
 
-    def fail(constraints, *given, **named):
-        if constraints is broken.constraints:
+    def fail(row, *given):
+        if row.request.constraints is broken.constraints:
             raise RuntimeError("these constraints were told to fail")
-        return adjustments(constraints, *given, **named)
+        return adjustments(row, *given)
 
     broken = dataclasses.replace(broken, constraints=Constraints(min_new_tokens=1))
     monkeypatch.setattr("seq2seq_serve.server.runner.selection.adjustments", fail)

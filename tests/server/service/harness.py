@@ -23,7 +23,7 @@ import tokenizers
 from grpc import aio
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from seq2seq_serve.bundle.manifest import LengthBound, LengthRule, TensorSpec
+from seq2seq_serve.bundle.manifest import Frames, LengthBound, LengthRule, TensorSpec
 from seq2seq_serve.bundle.names import SOURCE_IDS, Axis, Form, Role
 from seq2seq_serve.bundle.normalization import Normalization, normalizer
 from seq2seq_serve.bundle.tokenizer import Tokenizer
@@ -76,7 +76,7 @@ class EchoRunner:
     max_source_length: int = 64
     max_target_length: int = 64
     start_id: int = BOS
-    eos_id: int = EOS
+    eos_ids: tuple[int, ...] = (EOS,)
     has_decode: bool = True
     gate: threading.Event = field(default_factory=threading.Event)
     stepping: threading.Event = field(default_factory=threading.Event)
@@ -258,7 +258,9 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns, num_instances: int) 
             cache_bytes=4096,
             num_bytes=8192,
             pad_id=PAD,
-            eos_id=EOS,
+            source_vocab_size=tokenizer.vocab_size,
+            eos_ids=(EOS,),
+            frames=Frames(start=(BOS,), source_suffix=(EOS,)),
             queue_limits=config.queue,
             source_tokenizer=tokenizer,
             target_tokenizer=tokenizer,

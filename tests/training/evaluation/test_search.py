@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from seq2seq_serve.bundle.manifest import EarlyStopping
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID, TransformerConfig
 from seq2seq_serve.training.evaluation.search import (
     beam_search,
@@ -138,9 +139,9 @@ def test_a_beam_that_holds_everything_is_exhaustive_search(
         assert hypothesis.is_finished == (len(hypothesis.token_ids) < limit)
 
 
-@pytest.mark.parametrize("early_stopping", [True, False])
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
 def test_hypotheses_come_best_first_and_are_distinct(
-    tiny_vocabulary_model: Transformer, early_stopping: bool
+    tiny_vocabulary_model: Transformer, early_stopping: EarlyStopping
 ) -> None:
     for source in random_sources(tiny_vocabulary_model, 6):
         found = beam_search(
@@ -177,7 +178,7 @@ def test_searching_on_never_gives_a_worse_best_than_stopping_early(
                 max_new_tokens=12,
                 early_stopping=early_stopping,
             )[0].score
-            for early_stopping in (True, False)
+            for early_stopping in (True, "never")
         )
         differences.append(late - early)
     assert min(differences) >= 0
@@ -295,9 +296,9 @@ def beam_by_definition(
     limit: int,
     beam_size: int,
     alpha: float,
-    early_stopping: bool,
+    early_stopping: EarlyStopping,
 ) -> list[tuple[tuple[int, ...], bool, float]]:
-    """(target, whether it is finished, score), best first; without early stopping it runs to the limit."""
+    """(target, whether it is finished, score), best first; "never" runs to the limit."""
     running, finished = [(constraints.prefix_ids, 0.0)], []
     for num_tokens in range(1, limit + 1):
         extensions = []
@@ -315,8 +316,11 @@ def beam_by_definition(
             for total, target, token_id in extensions[:beam_size]
             if token_id == EOS_ID
         ]
-        if early_stopping and len(finished) >= beam_size:
-            running = []
+        if early_stopping != "never" and len(finished) >= beam_size and running:
+            now = running[0][1] / length_penalty(num_tokens, alpha)
+            worst = sorted(score for _, _, score in finished)[-beam_size]
+            if early_stopping or now <= worst:
+                running = []
     cut_short = [(target, False, total / length_penalty(limit, alpha)) for target, total in running]
     return sorted(finished + cut_short, key=lambda result: -result[2])[:beam_size]
 
@@ -362,7 +366,7 @@ def test_greedy_and_a_beam_of_one_are_the_definition_under_every_constraint(
     limit=st.integers(1, 8),
     beam_size=st.integers(1, 5),
     alpha=st.sampled_from([-0.5, 0.0, 0.6, 2.0]),
-    early_stopping=st.booleans(),
+    early_stopping=st.sampled_from([True, False, "never"]),
 )
 @example(  # at the limit, what runs is as good as it is, and not as it would be with one more token
     seed=536,
@@ -370,10 +374,15 @@ def test_greedy_and_a_beam_of_one_are_the_definition_under_every_constraint(
     limit=3,
     beam_size=4,
     alpha=-0.5,
-    early_stopping=False,
+    early_stopping="never",
 )
 def test_a_beam_is_the_definition_under_every_constraint(
-    seed: int, constraints: Constraints, limit: int, beam_size: int, alpha: float, early_stopping: bool
+    seed: int,
+    constraints: Constraints,
+    limit: int,
+    beam_size: int,
+    alpha: float,
+    early_stopping: EarlyStopping,
 ) -> None:
     model = random_model(seed, parts=2**20)  # so fine that no two are equal
     expected = beam_by_definition(model, constraints, limit, beam_size, alpha, early_stopping)

@@ -269,9 +269,9 @@ def test_no_more_texts_are_cut_of_a_call_that_is_refused(monkeypatch, options, n
     """All rows were cut into tokens before anything was added up."""
     texts = []
 
-    def counted(self, text, max_length, inner=Tokenizer.encode_truncated):
+    def counted(self, text, *given, inner=Tokenizer.encode_truncated):
         texts.append(text)
-        return inner(self, text, max_length)
+        return inner(self, text, *given)
 
     monkeypatch.setattr(Tokenizer, "encode_truncated", counted)
     monkeypatch.setattr("seq2seq_serve.server.service.calls.MAX_ANSWER_BYTES", 4000)

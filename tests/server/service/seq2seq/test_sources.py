@@ -156,9 +156,9 @@ def test_text_that_takes_long_is_cut_beside_the_loop(monkeypatch):
     """Also where it is not long for the model, and for targets that are scored."""
     threads = []
 
-    def noted(self, text, max_length, inner=Tokenizer.encode_truncated):
+    def noted(self, *given, inner=Tokenizer.encode_truncated):
         threads.append(threading.current_thread().name)
-        return inner(self, text, max_length)
+        return inner(self, *given)
 
     monkeypatch.setattr(Tokenizer, "encode_truncated", noted)
 

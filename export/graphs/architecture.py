@@ -1,0 +1,119 @@
+"""A Transformer as its graphs read it: the trained layers, and the options in which models differ.
+
+The graphs of the paper's Transformer and of imported models (`export.huggingface`) are created from this one
+record.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from seq2seq_serve.training.models.transformer import Transformer
+
+# V vocabulary   D d_model   H heads   K d_head   T, S positions
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The encoder or the decoder.
+
+    Its layers have the names of `training.models.transformer`: `self_attention` and, in a decoder,
+    `cross_attention` with the maps `query`, `key`, `value` and `output`; `feed_forward` with `inner`, `outer`
+    and, if it is gated, `gate`; and a norm for each, such as `feed_forward_norm`. Every map may lack a bias.
+    A norm is a `LayerNorm`, or an `RMSNorm`.
+
+    Attributes:
+        name: The name of the layers in the model, for the calibrated ranges of its maps.
+        embedding: `(V, D)`.
+        embedding_scale: The factor of embeddings.
+        positions: `(positions, D)`, added to scaled embeddings; None adds nothing.
+        embedding_norm: The norm of that sum; None without.
+        final_norm: The last norm of a pre-norm stack; None in post-norm.
+        attention_scale: The factor of attention scores.
+        activation: The feed-forward network's function.
+        relative_bias: `(2 M + 1, H)`, added to self-attention scores, see `relative_bias`; None without.
+        zero_position_id: A token to which no position is added; None if there is none.
+    """
+
+    name: str
+    embedding: Tensor
+    embedding_scale: float
+    positions: Tensor | None
+    embedding_norm: nn.Module | None
+    layers: nn.ModuleList
+    final_norm: nn.Module | None
+    num_heads: int
+    d_head: int
+    attention_scale: float
+    activation: Activation = "relu"
+    relative_bias: Tensor | None = None
+    zero_position_id: int | None = None
+
+    @property
+    def d_model(self) -> int:
+        return self.embedding.shape[1]
+
+    @property
+    def is_rms(self) -> bool:
+        """Whether the norms divide by the root mean square, and neither subtract nor add anything."""
+        return isinstance(self.final_norm, nn.RMSNorm)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A whole model.
+
+    Attributes:
+        output_weight: `(V, D)`, the projection to logits; it may be the decoder's embedding itself.
+        output_bias: `(V,)`, added to logits; None without.
+        output_scale: The factor of decoder states before the projection.
+    """
+
+    encoder: Stack
+    decoder: Stack
+    output_weight: Tensor
+    output_bias: Tensor | None = None
+    output_scale: float = 1.0
+
+
+def architecture_of(model: Transformer) -> Architecture:
+    """The paper's Transformer."""
+    config = model.config
+
+    def stack(name: str, embedding: Tensor, layers: nn.ModuleList, final_norm: nn.Module) -> Stack:
+        return Stack(
+            name=name,
+            embedding=embedding,
+            embedding_scale=math.sqrt(config.d_model),
+            positions=model.positions,
+            embedding_norm=None,
+            layers=layers,
+            final_norm=final_norm if config.norm == "pre" else None,
+            num_heads=config.num_heads,
+            d_head=config.d_head,
+            attention_scale=1 / math.sqrt(config.d_head),
+        )
+
+    return Architecture(
+        encoder=stack("encoder_layers", model.source_weight, model.encoder_layers, model.encoder_norm),
+        decoder=stack("decoder_layers", model.embedding.weight, model.decoder_layers, model.decoder_norm),
+        output_weight=model.output_weight,
+    )
+
+
+def relative_bias(table: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """The bias `(…, T, S, H)` of the scores between positions `(…, T)` and `(S,)`.
+
+    Row M + d of the table `(2 M + 1, H)` is for a key d positions before its query; distances beyond M have
+    the bias of M.
+    """
+    most = len(table) // 2
+    distances = queries[..., None] - keys  # (…, T, S)
+    return nn.functional.embedding(torch.clamp(distances + most, 0, 2 * most), table)

@@ -1,0 +1,200 @@
+"""The folder of a checkpoint as `save_pretrained` writes it: its settings, and its weights by name.
+
+`open_checkpoint` reads only small files, and refuses a folder that cannot be imported before any weight is
+read. No code of a checkpoint is run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+_INDEXED = {  # the file of all weights, and the index of several files, in the order of preference
+    "model.safetensors": "model.safetensors.index.json",
+    "pytorch_model.bin": "pytorch_model.bin.index.json",
+}
+_OTHER_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "adapter_model.safetensors", "adapter_model.bin")
+_DECODERS = ("ForCausalLM", "LMHeadModel")
+_ENCODERS = (
+    "ForMaskedLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForPreTraining",
+    "EncoderModel",
+)
+_GENERATION_KEYS = (  # of config.json, for a checkpoint without generation_config.json
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "decoder_start_token_id",
+    "do_sample",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "eos_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "length_penalty",
+    "max_length",
+    "max_new_tokens",
+    "min_length",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "pad_token_id",
+    "renormalize_logits",
+    "repetition_penalty",
+    "suppress_tokens",
+)
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be imported; the message says why."""
+
+
+@dataclass(frozen=True)
+class CheckpointFolder:
+    """A checkpoint whose small files have been read.
+
+    Attributes:
+        config: The content of `config.json`.
+        generation: The settings of `generate` as transformers finds them: all of `generation_config.json`, or
+            without such a file those in `config.json`.
+        tokenizer_class: The class of the tokenizer; empty if the folder does not name one.
+        files: The files with weights.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    tokenizer_class: str
+    files: tuple[Path, ...]
+
+    @cached_property
+    def num_weights(self) -> int:
+        """The number of numbers in all weights, read from the files' headers where they have one."""
+        count = 0
+        for file in self.files:
+            if file.suffix == ".safetensors":
+                with _opened(file) as tensors:
+                    shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
+                count += sum(int(torch.Size(shape).numel()) for shape in shapes)
+            else:
+                count += sum(tensor.numel() for tensor in _read_bin(file).values())
+        return count
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The name and the value of each weight; values are views of the files until they are used."""
+        for file in self.files:
+            if file.suffix == ".safetensors":
+                with _opened(file) as tensors:
+                    for name in tensors.keys():  # noqa: SIM118
+                        yield name, tensors.get_tensor(name)
+            else:
+                yield from _read_bin(file).items()
+
+
+def open_checkpoint(path: Path) -> CheckpointFolder:
+    """Read a checkpoint's settings and find its weights.
+
+    Raises:
+        CheckpointError: The folder is not a checkpoint, or one of a kind that cannot be imported.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is not a folder; give one as save_pretrained writes it")
+    if not (path / "config.json").is_file():
+        raise CheckpointError(f"{path} has no config.json; give a folder as save_pretrained writes it")
+    config = _read_json(path / "config.json")
+    _check_kind(path, config)
+    tokenizer_file = path / "tokenizer_config.json"
+    settings = _read_json(tokenizer_file) if tokenizer_file.is_file() else {}
+    for name, content in (("config.json", config), ("tokenizer_config.json", settings)):
+        if content.get("auto_map"):
+            raise CheckpointError(
+                f"{path / name} asks for code of the checkpoint (auto_map), which is never run"
+            )
+    generation_file = path / "generation_config.json"
+    if generation_file.is_file():
+        generation = _read_json(generation_file)
+    else:
+        generation = {key: config[key] for key in _GENERATION_KEYS if config.get(key) is not None}
+        if config.get("force_bos_token_to_be_generated"):
+            generation.setdefault("forced_bos_token_id", config.get("bos_token_id"))
+    tokenizer_class = settings.get("tokenizer_class") or config.get("tokenizer_class") or ""
+    return CheckpointFolder(path, config, generation, tokenizer_class, _weight_files(path))
+
+
+def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise CheckpointError(f"{path / 'config.json'} has no model_type")
+    architecture = (config.get("architectures") or [""])[0]
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise CheckpointError(
+            f"{path} is quantised ({method}); give the original checkpoint, which --precision int8 quantises"
+        )
+    if architecture.endswith(_DECODERS):
+        raise CheckpointError(f"{path} is a decoder-only model ({architecture}), not an encoder-decoder")
+    if architecture.endswith(_ENCODERS):
+        raise CheckpointError(
+            f"{path} is an encoder or a classifier ({architecture}), not a model that generates text"
+        )
+
+
+def _weight_files(path: Path) -> tuple[Path, ...]:
+    for name, index_name in _INDEXED.items():
+        if (path / name).is_file():
+            return (path / name,)
+        if not (path / index_name).is_file():
+            continue
+        index = _read_json(path / index_name).get("weight_map")
+        if not isinstance(index, dict) or not index:
+            raise CheckpointError(f"{path / index_name} has no weight_map")
+        files = tuple(path / file for file in sorted(set(index.values())))
+        missing = [file.name for file in files if file.parent != path or not file.is_file()]
+        if missing:
+            raise CheckpointError(f"{path} lacks {', '.join(missing)}, which {index_name} names")
+        return files
+    others = [name for name in _OTHER_WEIGHTS if (path / name).is_file()]
+    found = f" (only {', '.join(others)})" if others else ""
+    raise CheckpointError(f"{path} has no weights: neither {' nor '.join(_INDEXED)}{found}")
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} is damaged: {error}") from error
+
+
+def _read_bin(file: Path) -> dict[str, Tensor]:
+    try:
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # files older than PyTorch 1.6 cannot be mapped
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle and zip files are damaged in many ways
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{file} cannot be read as weights alone: {reason}") from error
+    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise CheckpointError(f"{file} holds more than weights by name")
+    return content
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} is not a JSON object")
+    return content

@@ -1,0 +1,269 @@
+"""Writes the bundle of a checkpoint, all or nothing, as `export.exporter` does that of a training run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from seq2seq_serve.bundle.manifest import (
+    FileSpec,
+    Manifest,
+    Parity,
+    SpecialIds,
+    Variant,
+    file_spec,
+    write_manifest,
+)
+from seq2seq_serve.bundle.names import FORMAT_VERSION, TOKENIZER_FILE, Precision
+from seq2seq_serve.export import parity
+from seq2seq_serve.export.calibration import calibrate
+from seq2seq_serve.export.exporter import (
+    MOST_ROUNDING,
+    TOLERANCES,
+    ExportError,
+    check_path,
+    compare,
+    float_factory,
+    int8_difference,
+    provider_of,
+    write_bundle,
+    write_variant,
+)
+from seq2seq_serve.export.graphs.linear import Int8Factory, LinearFactory
+from seq2seq_serve.export.graphs.transformer import graphs_of
+from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, CheckpointFolder, open_checkpoint
+from seq2seq_serve.export.huggingface.families import Family, Limits, config_of, family_of, read_model
+from seq2seq_serve.export.huggingface.generation import eos_ids, generation_of, left_out
+from seq2seq_serve.export.huggingface.model import ImportedModel
+from seq2seq_serve.export.huggingface.reference import random_batches, reference, worst_difference
+from seq2seq_serve.export.huggingface.samples import make_pairs, read_texts
+from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
+from seq2seq_serve.export.runtime import Graphs
+from seq2seq_serve.training.data.sources import TOKENS
+
+_BYTES_PER_WEIGHT = {Precision.FP32: 4, Precision.FP16: 2, Precision.BF16: 2, Precision.INT8: 3}
+_MEMORY_PER_WEIGHT = 10  # bytes: 2.5 times the weights in float32; measured with 300 million weights: 2.3
+_MEMORY_PER_CONVERTED_WEIGHT = 4  # bytes, for files in another type, whose weights are not mapped but copied
+_SPARE_BYTES = 1 << 30  # of the libraries
+_MEMORY_FILE = Path("/proc/meminfo")
+_MEMORY_LIMIT_FILE, _MEMORY_USED_FILE = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory.current"),
+)
+_FAR = (1, 150, 140)  # a comparison beyond the last distance of published relative positions
+_VALUES_PER_PAIR = 2_000  # of a map's inputs that the calibration keeps
+_DEFAULT_LIMITS = Limits()
+_INT8_ADVICE = "Export fp32 only, or calibrate on more texts of your own (--calibration)"
+
+_Pairs = list[tuple[list[int], list[int]]]
+
+
+@dataclass(frozen=True)
+class _Imported:
+    """A checkpoint ready to be exported."""
+
+    family: Family
+    model: ImportedModel
+    tokenizers: ImportedTokenizers
+    checkpoint: CheckpointFolder
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return eos_ids(self.checkpoint.generation, self.checkpoint.config)
+
+
+def export_checkpoint(
+    folder: Path,
+    path: Path,
+    precisions: Sequence[Precision],
+    *,
+    calibration: Path | None = None,
+    limits: Limits = _DEFAULT_LIMITS,
+    overwrite: bool = False,
+    report: Callable[[str], None] = lambda _: None,
+) -> Manifest:
+    """Import a checkpoint, prove each precision against `transformers`, and write the bundle at once.
+
+    Args:
+        folder: As `save_pretrained` writes it.
+        path: The bundle.
+        precisions: Those of the bundle.
+        calibration: A file of texts, one a line, by which int8 is calibrated; None for built-in sentences.
+        limits: The most tokens of sources and targets.
+        overwrite: Whether an older bundle is replaced.
+        report: Called with a line about each step, as it begins or ends.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be imported.
+        ExportError: `path` exists or cannot be written, or a proof failed. No bundle is written.
+    """
+    check_path(path, overwrite=overwrite)
+    for precision in precisions:
+        provider_of(precision)  # refuses a precision that cannot be proved here
+    checkpoint = open_checkpoint(folder)
+    family = family_of(checkpoint)
+    config = config_of(family, checkpoint.config, limits)
+    texts = read_texts(calibration)
+    tokenizers = read_tokenizers(folder, family.name, checkpoint.config, checkpoint.generation)
+    ends = eos_ids(checkpoint.generation, checkpoint.config)
+    generation_of(checkpoint.generation, len(tokenizers.frames.start), config.max_target_length)
+    _check_room(checkpoint, path, precisions)
+    if names := left_out(checkpoint.generation):
+        report(f"not taken over from the settings of generate: {', '.join(names)}")
+    report(f"reading {checkpoint.num_weights / 1e6:.1f} million weights ({family.name})")
+    model = read_model(checkpoint, family, limits)
+    _compare_with_transformers(checkpoint, model, tokenizers.pad_id, ends[0], report)
+    imported = _Imported(family, model, tokenizers, checkpoint)
+    pairs: _Pairs = []
+    if Precision.INT8 in precisions:
+        report(f"int8: translating {len(texts)} texts for the calibration")
+        pairs = make_pairs(model, tokenizers, ends, texts)
+    return write_bundle(
+        path, lambda folder: _write(imported, folder, precisions, pairs, report), overwrite=overwrite
+    )
+
+
+def _compare_with_transformers(
+    checkpoint: CheckpointFolder,
+    model: ImportedModel,
+    pad_id: int,
+    other_id: int,
+    report: Callable[[str], None],
+) -> None:
+    batches = random_batches(model.config, pad_id, other_id)
+    expected = reference(checkpoint.path, batches)
+    difference, tolerance = worst_difference(model, batches, expected), TOLERANCES[Precision.FP32]
+    if not difference <= tolerance:
+        tolerance = min(max(tolerance, 2 * parity.rounding(model)), MOST_ROUNDING)
+    if not difference <= tolerance:
+        raise ExportError(
+            f"the imported model differs from transformers by {difference:.1e} in a log-probability, and "
+            f"{tolerance:.0e} is allowed"
+        )
+    report(f"the model equals transformers: worst difference of log-probabilities {difference:.1e}")
+
+
+def _write(
+    imported: _Imported,
+    folder: Path,
+    precisions: Sequence[Precision],
+    pairs: _Pairs,
+    report: Callable[[str], None],
+) -> Manifest:
+    config, tokenizers = imported.model.config, imported.tokenizers
+    settings = imported.checkpoint.generation
+    source, target = _save_tokenizers(tokenizers, folder)
+    variants = {
+        precision: _write_variant(imported.model, folder, precision, pairs, report)
+        for precision in precisions
+    }
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        kind=imported.family.name,
+        sizes=config.sizes,
+        source_vocab_size=config.source_vocab_size,
+        target_vocab_size=config.vocab_size,
+        special_ids=SpecialIds(tokenizers.pad_id, imported.eos_ids),
+        frames=tokenizers.frames,
+        choices=tokenizers.choices,
+        generation=generation_of(settings, len(tokenizers.frames.start), config.max_target_length),
+        sources=dict(TOKENS.forms),
+        memory=TOKENS.memory,
+        max_source_length=config.max_source_length,
+        max_target_length=config.max_target_length,
+        source_tokenizer=source,
+        target_tokenizer=target,
+        variants=variants,
+        provenance=_provenance(imported.checkpoint),
+    )
+    write_manifest(folder, manifest)
+    return manifest
+
+
+def _write_variant(
+    model: ImportedModel, folder: Path, precision: Precision, pairs: _Pairs, report: Callable[[str], None]
+) -> Variant:
+    linear: LinearFactory
+    if precision is Precision.INT8:
+        fed = [(source, target[:-1]) for source, target in pairs[0::2]]
+        linear = Int8Factory(calibrate(model, fed, max_values_per_pair=_VALUES_PER_PAIR))
+    else:
+        linear = float_factory(precision)
+    modules = {verb: graph.to(linear.dtype) for verb, graph in graphs_of(model.architecture, linear).items()}
+
+    def prove(graphs: Graphs) -> Parity:
+        shapes = parity.SHAPES if model.config.max_distance is None else (*parity.SHAPES, _FAR)
+        proof = compare(model, graphs, precision, shapes)
+        if precision is not Precision.INT8:
+            return proof
+        mean = int8_difference(model, graphs, pairs[1::2], "of the model's own targets", _INT8_ADVICE)
+        return replace(proof, mean_log_probability_difference=mean)
+
+    variant = write_variant(folder, precision, modules, model.source_kind, prove, report)
+    proof = variant.parity
+    line = f"worst difference of log-probabilities {proof.max_log_probability_difference:.1e}"
+    if proof.mean_log_probability_difference is not None:
+        line += f", mean {proof.mean_log_probability_difference:.1e}"
+    report(f"{precision}: {line} (tolerance {proof.tolerance:.0e})")
+    return variant
+
+
+def _save_tokenizers(tokenizers: ImportedTokenizers, folder: Path) -> tuple[FileSpec, FileSpec]:
+    if tokenizers.source is tokenizers.target:
+        tokenizers.source.save(folder / TOKENIZER_FILE)
+        return (file_spec(folder, TOKENIZER_FILE),) * 2
+    names = f"source-{TOKENIZER_FILE}", f"target-{TOKENIZER_FILE}"
+    tokenizers.source.save(folder / names[0])
+    tokenizers.target.save(folder / names[1])
+    return file_spec(folder, names[0]), file_spec(folder, names[1])
+
+
+def _provenance(checkpoint: CheckpointFolder) -> dict[str, str]:
+    import transformers
+
+    return {
+        "checkpoint": checkpoint.path.resolve().name,
+        "architecture": ", ".join(
+            checkpoint.config.get("architectures") or [checkpoint.config["model_type"]]
+        ),
+        "transformers": transformers.__version__,
+    }
+
+
+def _check_room(checkpoint: CheckpointFolder, path: Path, precisions: Sequence[Precision]) -> None:
+    """Raise CheckpointError if the memory or the disk is too small for the export."""
+    num_weights = checkpoint.num_weights
+    folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+    needed, free = (
+        num_weights * sum(map(_BYTES_PER_WEIGHT.__getitem__, precisions)),
+        shutil.disk_usage(folder).free,
+    )
+    if free < needed:
+        raise CheckpointError(
+            f"the bundle takes about {_gigabytes(needed)} on disk, and {folder} has {_gigabytes(free)} free"
+        )
+    per_weight = _MEMORY_PER_WEIGHT
+    if sum(file.stat().st_size for file in checkpoint.files) < 4 * num_weights:
+        per_weight += _MEMORY_PER_CONVERTED_WEIGHT
+    needed, available = num_weights * per_weight + _SPARE_BYTES, _available_memory()
+    if available is not None and available < needed:
+        raise CheckpointError(
+            f"the export takes about {_gigabytes(needed)} of memory, and {_gigabytes(available)} are free"
+        )
+
+
+def _gigabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.1f} GB"
+
+
+def _available_memory() -> int | None:
+    """The bytes that this process may still take, by the system and by its control group; None if unknown."""
+    sizes = []
+    if _MEMORY_FILE.is_file():
+        fields = dict(line.split(":", 1) for line in _MEMORY_FILE.read_text().splitlines())
+        sizes.append(int(fields["MemAvailable"].split()[0]) << 10)
+    if _MEMORY_LIMIT_FILE.is_file() and (limit := _MEMORY_LIMIT_FILE.read_text().strip()) != "max":
+        sizes.append(int(limit) - int(_MEMORY_USED_FILE.read_text()))
+    return min(sizes, default=None)

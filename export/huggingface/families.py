@@ -1,0 +1,436 @@
+"""The families of checkpoints that can be imported: a table of their options, and the names of their weights.
+
+To add a family, add a line to `FAMILIES`, and a recipe for its tokenizer to `export.huggingface.tokenizers`.
+A model whose configuration or weights have other names also needs a `Dialect`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from seq2seq_serve.export.graphs.architecture import Activation
+from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, CheckpointFolder
+from seq2seq_serve.export.huggingface.model import ImportedConfig, ImportedModel, StackConfig
+
+# D d_model   H heads   M largest distance
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+_LAYER_NORM_EPSILON = 1e-5
+_D_HEAD_MULTIPLE = 8  # the attention operator of the served graphs refuses others
+_NAMES_IN_MESSAGE = 5
+
+
+@dataclass(frozen=True)
+class Positions:
+    """The vectors that are added to embeddings.
+
+    Attributes:
+        compute: Returns the vectors (positions, D) of a number of positions; None if the checkpoint has them.
+        offset: The row of the table of the first position.
+        is_limited: Whether `max_position_embeddings` is the most positions that the model has.
+        skips_pad: Whether the pad token has no position.
+    """
+
+    compute: Callable[[int, int, int], Tensor] | None
+    offset: int = 0
+    is_limited: bool = True
+    skips_pad: bool = False
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How some families name their settings and weights.
+
+    Attributes:
+        options: Reads the settings of a family from `config.json`.
+        names: Patterns of a weight's name and their replacements by this project's names, in order.
+        recomputed: The names, after replacement, of weights that are computed instead.
+    """
+
+    options: Callable[[Family, Mapping[str, Any], Limits], ImportedConfig]
+    names: tuple[tuple[str, str], ...]
+    recomputed: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """Models that differ in sizes only.
+
+    Attributes:
+        name: Also that of its tokenizer's recipe.
+        model_type: Of `config.json`.
+        tokenizer_class: The class that tells the family from others of its `model_type`; empty for any class.
+        activation: The default of `config.json`.
+        scales_embedding: The default of `scale_embedding`.
+        scales_output: Whether a tied projection divides decoder states by √D.
+        longest: The most tokens of a source and of a target by default, for a model without a limit.
+    """
+
+    name: str
+    model_type: str
+    dialect: Literal["bart", "t5"]
+    positions: Positions | None = None
+    tokenizer_class: str = ""
+    is_pre_norm: bool = True
+    has_embedding_norm: bool = False
+    activation: str = "gelu"
+    scales_embedding: bool = False
+    scales_output: bool = False
+    longest: int = 1024
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most tokens of a source, and the most positions of a target; 0 is the family's default."""
+
+    max_source_length: int = 0
+    max_target_length: int = 0
+
+    def filled(self, default: int, most: int | None) -> Limits:
+        """The limits with the default; a CheckpointError names one above the most positions of the model."""
+        for name, given in vars(self).items():
+            if most is not None and given > most:
+                flag = name.replace("_", "-")
+                raise CheckpointError(f"--{flag} is {given}, and the model has {most} positions")
+        return Limits(*(given or default for given in vars(self).values()))
+
+
+def sinusoids(num_positions: int, d_model: int, first: int) -> Tensor:
+    """(positions, D): all sines, then all cosines; frequencies of Vaswani et al. 2017, section 3.5."""
+    places = torch.arange(first, first + num_positions, dtype=torch.float64)[:, None]
+    angles = places / 10000 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+    return torch.cat([angles.sin(), angles.cos()], dim=1).float()
+
+
+def tensor2tensor_sinusoids(num_positions: int, d_model: int, first: int) -> Tensor:
+    """(positions, D): all sines, then all cosines; the last frequency is 1 / 10000.
+
+    Computed in float32 as the models did in training, because angles of far positions are rounded.
+    """
+    half = d_model // 2
+    frequencies = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
+    angles = torch.arange(first, first + num_positions).float()[:, None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+_LEARNED = Positions(None)
+_BART_LEARNED = Positions(None, offset=2)
+_SINUSOIDAL = Positions(sinusoids)
+_M2M100 = Positions(tensor2tensor_sinusoids, offset=2, is_limited=False, skips_pad=True)
+
+FAMILIES = (
+    Family("marian", "marian", "bart", _SINUSOIDAL, is_pre_norm=False),
+    Family("pegasus", "pegasus", "bart", _SINUSOIDAL),
+    Family("bart", "bart", "bart", _BART_LEARNED, is_pre_norm=False, has_embedding_norm=True),
+    Family("mbart50", "mbart", "bart", _BART_LEARNED, "MBart50Tokenizer", has_embedding_norm=True),
+    Family("mbart", "mbart", "bart", _BART_LEARNED, has_embedding_norm=True),
+    Family("nllb", "m2m_100", "bart", _M2M100, "NllbTokenizer", activation="relu", scales_embedding=True),
+    Family("m2m100", "m2m_100", "bart", _M2M100, activation="relu", scales_embedding=True),
+    Family("blenderbot", "blenderbot", "bart", _LEARNED),
+    Family("byt5", "t5", "t5", tokenizer_class="ByT5Tokenizer", activation="relu", scales_output=True),
+    Family("t5", "t5", "t5", activation="relu", scales_output=True, longest=512),
+    Family("mt5", "mt5", "t5", activation="gated-gelu", longest=512),
+)
+
+
+def family_of(checkpoint: CheckpointFolder) -> Family:
+    """The family of a checkpoint; a CheckpointError lists the families if there is none."""
+    model_type = checkpoint.config["model_type"]
+    tokenizer_class = checkpoint.tokenizer_class.removesuffix("Fast")
+    for family in FAMILIES:
+        if family.model_type == model_type and family.tokenizer_class in ("", tokenizer_class):
+            return family
+    kinds = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
+    raise CheckpointError(
+        f"{checkpoint.path} is a model of the type {model_type!r}, which is not supported; there are {kinds}"
+    )
+
+
+def config_of(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
+    """The options of a model as `config.json` has them, before its weights are seen.
+
+    Raises:
+        CheckpointError: A setting is missing, or its value is not supported.
+    """
+    try:
+        result = _DIALECTS[family.dialect].options(family, config, limits)
+    except KeyError as error:
+        raise CheckpointError(f"config.json lacks {error.args[0]}") from error
+    except (TypeError, ZeroDivisionError) as error:
+        raise CheckpointError(f"config.json has a size of the wrong kind: {error}") from error
+    for sizes in (result.encoder, result.decoder):
+        if sizes.d_head % _D_HEAD_MULTIPLE:
+            raise CheckpointError(
+                f"the model's heads are {sizes.d_head} wide; a multiple of {_D_HEAD_MULTIPLE} is supported"
+            )
+    return result
+
+
+def read_model(checkpoint: CheckpointFolder, family: Family, limits: Limits) -> ImportedModel:
+    """Read a checkpoint's weights into a model in eval mode, in float32.
+
+    Raises:
+        CheckpointError: A weight is missing, has another shape, or would not be used.
+    """
+    config = config_of(family, checkpoint.config, limits)
+    dialect = _DIALECTS[family.dialect]
+    weights: dict[str, Tensor] = {}
+    origins: dict[str, str] = {}
+    for name, tensor in checkpoint.weights():
+        renamed = _renamed(name, dialect)
+        if renamed in weights:
+            raise CheckpointError(f"{checkpoint.path} has two weights for one: {origins[renamed]} and {name}")
+        if not re.fullmatch(dialect.recomputed, renamed):
+            weights[renamed], origins[renamed] = tensor.to(torch.float32), name
+    _add_positions(weights, config, family, checkpoint.config)
+    options = _tie(weights) | _logits_bias(weights)
+    if family.scales_output and _scales_output(checkpoint.config):
+        options["output_scale"] = config.d_model**-0.5
+    with torch.device("meta"):
+        model = ImportedModel(_replaced(config, options))
+    expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    _check_names(
+        checkpoint, {origins.get(name, name) for name in weights.keys() - expected.keys()}, "are not used"
+    )
+    _check_names(checkpoint, expected.keys() - weights.keys(), "are missing")
+    for name, shape in expected.items():
+        if weights[name].shape != shape:
+            raise CheckpointError(
+                f"{checkpoint.path}: {origins.get(name, name)} has the shape {list(weights[name].shape)}, "
+                f"and config.json asks for {list(shape)}"
+            )
+    model.load_state_dict(weights, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def bucket_of(distances: Tensor, num_buckets: int, max_distance: int) -> Tensor:
+    """The buckets of distances from 0 on (Raffel et al. 2020, section 2.1): half are exact, half logarithmic.
+
+    In float32, because rounding decides the bucket of some distances.
+    """
+    num_exact = num_buckets // 2
+    logarithms = torch.log(distances.float() / num_exact) / math.log(max_distance / num_exact)
+    far = num_exact + (logarithms * (num_buckets - num_exact)).to(torch.int64)
+    return torch.where(distances < num_exact, distances, far.clamp(max=num_buckets - 1))
+
+
+def _renamed(name: str, dialect: Dialect) -> str:
+    for pattern, replacement in dialect.names:
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def _add_positions(
+    weights: dict[str, Tensor], config: ImportedConfig, family: Family, settings: Mapping[str, Any]
+) -> None:
+    """Replace what a checkpoint says about positions by the tables of the model."""
+    if config.max_distance is not None:
+        num_buckets = settings.get("relative_attention_num_buckets", 32)
+        for name, is_two_sided in (("source_bias", True), ("target_bias", False)):
+            if name in weights:
+                weights[name] = _relative_bias(
+                    weights[name], num_buckets, config.max_distance, is_two_sided=is_two_sided
+                )
+        return
+    positions, rows = family.positions, config.num_positions
+    assert positions is not None
+    assert rows is not None
+    for name in ("source_positions", "target_positions"):
+        if positions.compute is not None:
+            first = settings.get("pad_token_id", 1) + 1 if positions.skips_pad else positions.offset
+            weights[name] = positions.compute(rows, config.d_model, first)
+        elif name in weights:
+            weights[name] = weights[name][positions.offset : positions.offset + rows]
+
+
+def _relative_bias(weight: Tensor, num_buckets: int, most: int, *, is_two_sided: bool) -> Tensor:
+    """The bias (2 M + 1, H) of each distance, from that of each bucket (buckets, H)."""
+    distances = torch.arange(-most, most + 1)  # of a key before its query
+    if not is_two_sided:
+        return weight[bucket_of(distances.clamp(min=0), num_buckets, most)]
+    half = num_buckets // 2
+    return weight[bucket_of(distances.abs(), half, most) + half * (distances < 0)]
+
+
+def _tie(weights: dict[str, Tensor]) -> dict[str, Any]:
+    """Keep one of equal matrices over the vocabulary; whether they are equal is read from the weights."""
+    shared = weights.pop("shared.weight", None)
+    source, target = (weights.pop(f"{side}_embedding.weight", shared) for side in ("source", "target"))
+    output = weights.pop("output.weight", target)
+    if source is None or target is None or output is None:
+        raise CheckpointError("the checkpoint lacks a matrix of embeddings: shared.weight")
+    if shared is not None and not any(_equal(shared, other) for other in (source, target)):
+        raise CheckpointError("shared.weight of the checkpoint differs from both matrices of embeddings")
+    weights["embedding.weight"] = target
+    has_source, has_output = not _equal(source, target), not _equal(output, target)
+    if has_source:
+        weights["source_embedding.weight"] = source
+    if has_output:
+        weights["output.weight"] = output
+    return {"has_source_embedding": has_source, "has_output": has_output}
+
+
+def _logits_bias(weights: dict[str, Tensor]) -> dict[str, Any]:
+    bias = weights.pop("output_bias", None)
+    if bias is None or not bias.any():
+        return {}
+    weights["output_bias"] = bias.flatten()
+    return {"has_output_bias": True}
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a is b or (a.shape == b.shape and torch.equal(a, b))
+
+
+def _replaced(config: ImportedConfig, options: dict[str, Any]) -> ImportedConfig:
+    return type(config)(**vars(config) | options)
+
+
+def _check_names(checkpoint: CheckpointFolder, names: set[str], problem: str) -> None:
+    if names:
+        listed = ", ".join(sorted(names)[:_NAMES_IN_MESSAGE])
+        rest = f" and {len(names) - _NAMES_IN_MESSAGE} more" if len(names) > _NAMES_IN_MESSAGE else ""
+        raise CheckpointError(f"{checkpoint.path}: weights {problem}: {listed}{rest}")
+
+
+def _scales_output(config: Mapping[str, Any]) -> bool:
+    given = config.get("scale_decoder_outputs")
+    return config.get("tie_word_embeddings") is not False if given is None else bool(given)
+
+
+def _activation(name: str) -> Activation:
+    if name not in _ACTIVATIONS:
+        raise CheckpointError(
+            f"the activation {name!r} is not supported; there are {', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[name]
+
+
+def _bart_options(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
+    assert family.positions is not None
+    D = config["d_model"]
+
+    def stack(side: str) -> StackConfig:
+        heads = config[f"{side}_attention_heads"]
+        if D % heads:
+            raise CheckpointError(f"d_model is {D}, and {heads} heads do not divide it")
+        return StackConfig(config[f"{side}_layers"], heads, D // heads, config[f"{side}_ffn_dim"])
+
+    most = config["max_position_embeddings"]
+    lengths = limits.filled(most, most if family.positions.is_limited else None)
+    return ImportedConfig(
+        vocab_size=config.get("decoder_vocab_size") or config["vocab_size"],
+        source_vocab_size=config["vocab_size"],
+        d_model=D,
+        encoder=stack("encoder"),
+        decoder=stack("decoder"),
+        norm_kind="layer",
+        norm_epsilon=_LAYER_NORM_EPSILON,
+        activation=_activation(config.get("activation_function", family.activation)),
+        is_pre_norm=family.is_pre_norm,
+        has_embedding_norm=family.has_embedding_norm,
+        embedding_scale=math.sqrt(D) if config.get("scale_embedding", family.scales_embedding) else 1.0,
+        num_positions=most if family.positions.is_limited else max(vars(lengths).values()),
+        zero_position_id=config.get("pad_token_id", 1) if family.positions.skips_pad else None,
+        max_source_length=lengths.max_source_length,
+        max_target_length=lengths.max_target_length,
+    )
+
+
+def _t5_options(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
+    feed_forward = config.get("feed_forward_proj", family.activation)
+    gated, _, activation = feed_forward.rpartition("-")
+    is_gated = gated == "gated"
+    heads, d_head, d_ff = config["num_heads"], config["d_kv"], config["d_ff"]
+    num_decoder_layers = config.get("num_decoder_layers") or config["num_layers"]
+    lengths = limits.filled(family.longest, None)
+    return ImportedConfig(
+        vocab_size=config["vocab_size"],
+        source_vocab_size=config["vocab_size"],
+        d_model=config["d_model"],
+        encoder=StackConfig(config["num_layers"], heads, d_head, d_ff),
+        decoder=StackConfig(num_decoder_layers, heads, d_head, d_ff),
+        norm_kind="rms",
+        norm_epsilon=config.get("layer_norm_epsilon", 1e-6),
+        activation="gelu_tanh" if feed_forward == "gated-gelu" else _activation(activation),
+        has_biases=False,
+        is_gated=is_gated,
+        attention_scale=1.0,
+        max_distance=config.get("relative_attention_max_distance", 128),
+        max_source_length=lengths.max_source_length,
+        max_target_length=lengths.max_target_length,
+    )
+
+
+_DIALECTS = {
+    "bart": Dialect(
+        _bart_options,
+        (
+            (r"^model\.", ""),
+            (r"^(en|de)coder\.layers\.", r"\1coder_layers."),
+            (r"\.self_attn\.", ".self_attention."),
+            (r"\.encoder_attn\.", ".cross_attention."),
+            (r"\.q_proj\.", ".query."),
+            (r"\.k_proj\.", ".key."),
+            (r"\.v_proj\.", ".value."),
+            (r"\.out_proj\.", ".output."),
+            (r"\.self_attn_layer_norm\.", ".self_attention_norm."),
+            (r"\.encoder_attn_layer_norm\.", ".cross_attention_norm."),
+            (r"\.fc1\.", ".feed_forward.inner."),
+            (r"\.fc2\.", ".feed_forward.outer."),
+            (r"\.final_layer_norm\.", ".feed_forward_norm."),
+            (r"^encoder\.(layernorm_embedding|embed_\w+)\.", r"source_\1."),
+            (r"^decoder\.(layernorm_embedding|embed_\w+)\.", r"target_\1."),
+            (r"^(source|target)_layernorm_embedding\.", r"\1_norm."),
+            (r"^(source|target)_embed_tokens\.", r"\1_embedding."),
+            (r"^(source|target)_embed_positions\.weights?$", r"\1_positions"),
+            (r"^(en|de)coder\.layer_norm\.", r"\1coder_norm."),
+            (r"^lm_head\.", "output."),
+            (r"^final_logits_bias$", "output_bias"),
+        ),
+        recomputed="",
+    ),
+    "t5": Dialect(
+        _t5_options,
+        (
+            (r"^(en|de)coder\.block\.", r"\1coder_layers."),
+            (r"\.layer\.0\.SelfAttention\.", ".self_attention."),
+            (r"\.layer\.1\.EncDecAttention\.", ".cross_attention."),
+            (r"\.layer\.[12]\.DenseReluDense\.", ".feed_forward."),
+            (r"\.layer\.0\.layer_norm\.", ".self_attention_norm."),
+            (r"^(encoder_layers\.\d+)\.layer\.1\.layer_norm\.", r"\1.feed_forward_norm."),
+            (r"\.layer\.1\.layer_norm\.", ".cross_attention_norm."),
+            (r"\.layer\.2\.layer_norm\.", ".feed_forward_norm."),
+            (r"attention\.q\.", "attention.query."),
+            (r"attention\.k\.", "attention.key."),
+            (r"attention\.v\.", "attention.value."),
+            (r"attention\.o\.", "attention.output."),
+            (r"\.feed_forward\.wi_0\.", ".feed_forward.gate."),
+            (r"\.feed_forward\.wi(_1)?\.", ".feed_forward.inner."),
+            (r"\.feed_forward\.wo\.", ".feed_forward.outer."),
+            (r"^encoder_layers\.0\.self_attention\.relative_attention_bias\.weight$", "source_bias"),
+            (r"^decoder_layers\.0\.self_attention\.relative_attention_bias\.weight$", "target_bias"),
+            (r"^encoder\.embed_tokens\.", "source_embedding."),
+            (r"^decoder\.embed_tokens\.", "target_embedding."),
+            (r"^(en|de)coder\.final_layer_norm\.", r"\1coder_norm."),
+            (r"^lm_head\.", "output."),
+        ),
+        # Files of the first T5 models have it, and no release of transformers used it.
+        recomputed=r"decoder_layers\.0\.cross_attention\.relative_attention_bias\.weight",
+    ),
+}

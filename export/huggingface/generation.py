@@ -1,0 +1,79 @@
+"""The settings of `generate` in a checkpoint, as the manifest's defaults and rules of search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from seq2seq_serve.bundle.manifest import EarlyStopping, Generation
+from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
+
+_EARLY_STOPPING: dict[Any, EarlyStopping] = {None: False, **{one: one for one in (True, False, "never")}}
+# What changes the output of `generate`, with its neutral value, and does not exist here
+_NEUTRAL: dict[str, Any] = {
+    "do_sample": False,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "penalty_alpha": None,
+    "encoder_repetition_penalty": 1.0,
+    "sequence_bias": None,
+    "exponential_decay_length_penalty": None,
+    "force_words_ids": None,
+    "constraints": None,
+    "forced_decoder_ids": None,
+    "guidance_scale": None,
+    "watermarking_config": None,
+}
+
+
+def eos_ids(settings: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The tokens that end a target."""
+    given = settings.get("eos_token_id", config.get("eos_token_id"))
+    if given is None:
+        raise CheckpointError("the checkpoint has no eos_token_id: no token would end a target")
+    return tuple(given) if isinstance(given, list) else (given,)
+
+
+def generation_of(settings: Mapping[str, Any], num_start: int, max_target_length: int) -> Generation:
+    """The manifest's form of the settings.
+
+    Args:
+        settings: `CheckpointFolder.generation`.
+        num_start: The number of tokens that the decoder reads before a target; `max_length` counts them.
+        max_target_length: The model's limit.
+
+    Raises:
+        CheckpointError: A setting has a value that `generate` would refuse.
+    """
+    set_ones = {name: value for name, value in settings.items() if value is not None}
+    most = set_ones.get("max_new_tokens", set_ones.get("max_length", 0) - num_start)
+    least = set_ones.get("min_new_tokens", max(set_ones.get("min_length", 0) - num_start, 0))
+    forced_eos = set_ones.get("forced_eos_token_id")
+    early_stopping = set_ones.get("early_stopping")
+    if early_stopping not in _EARLY_STOPPING:
+        raise CheckpointError(f"early_stopping is {early_stopping!r}, and must be true, false or 'never'")
+    banned = [ids[0] for ids in set_ones.get("bad_words_ids", ()) if len(ids) == 1]
+    return Generation(
+        beam_size=set_ones.get("num_beams", 1),
+        length_penalty=float(set_ones.get("length_penalty", 1.0)),
+        length_penalty_formula="power",
+        early_stopping=_EARLY_STOPPING[early_stopping],
+        max_new_tokens=min(most, max_target_length) if most > 0 else None,
+        min_new_tokens=least,
+        repetition_penalty=float(set_ones.get("repetition_penalty", 1.0)),
+        no_repeat_ngram_size=set_ones.get("no_repeat_ngram_size", 0),
+        encoder_no_repeat_ngram_size=set_ones.get("encoder_no_repeat_ngram_size", 0),
+        suppressed_token_ids=tuple(sorted({*set_ones.get("suppress_tokens", ()), *banned})),
+        begin_suppressed_token_ids=tuple(set_ones.get("begin_suppress_tokens", ())),
+        forced_eos_id=forced_eos[0] if isinstance(forced_eos, list) else forced_eos,
+        is_renormalized=bool(set_ones.get("renormalize_logits", False)),
+        repeats_start=True,
+    )
+
+
+def left_out(settings: Mapping[str, Any]) -> list[str]:
+    """The settings of the checkpoint that change `generate` and are not taken over."""
+    names = [name for name, neutral in _NEUTRAL.items() if settings.get(name, neutral) not in (neutral, None)]
+    if any(len(ids) > 1 for ids in settings.get("bad_words_ids") or ()):
+        names.append("bad_words_ids (sequences)")
+    return names

@@ -1,0 +1,151 @@
+"""Pairs for the calibration and the proof of int8: texts, and the model's own targets for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from seq2seq_serve.bundle.manifest import Choice, Places
+from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
+from seq2seq_serve.export.huggingface.model import ImportedModel
+from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers
+
+MAX_TEXTS = 200
+_MAX_TARGET_LENGTH = 48
+_BATCH_ROWS = 16
+
+SENTENCES = (
+    "The train to the coast leaves at half past seven, and the tickets are sold out.",
+    "Nobody in the village remembered who had built the old stone bridge.",
+    "Please send me the signed contract by Friday, together with the two invoices.",
+    "In 2019 the company opened three new factories and hired about 1,200 people.",
+    "She asked whether the medicine could be taken with milk; the doctor said no.",
+    "Why does the water in the harbour rise twice a day?",
+    "summarize: The council met on Monday. It approved the new library, but not the car park.",
+    "translate English to German: The house at the end of the street is for sale.",
+    "Der Zug hatte wegen des Schnees fast zwei Stunden Verspätung.",
+    "Können Sie mir bitte sagen, wie ich zum Rathaus komme?",
+    "Die Messungen wurden im Mai wiederholt und ergaben dieselben Werte.",
+    "Mon frère a perdu ses clés dans le jardin de nos voisins.",
+    "Le rapport compte 40 pages et décrit les causes de l'accident.",
+    "Où se trouve la pharmacie la plus proche, s'il vous plaît ?",
+    "La reunión empezará a las nueve y durará unas dos horas.",
+    "Mi abuela cocinaba los domingos para toda la familia.",
+    "¿Cuántos días tarda el paquete en llegar a Sevilla?",
+    "Il museo resta chiuso il lunedì, ma il parco è sempre aperto.",
+    "Abbiamo trovato una piccola trattoria vicino alla stazione.",
+    "O barco saiu do porto antes do nascer do sol.",
+    "A farmácia fecha às oito horas da noite.",
+    "De fiets stond al weken tegen de muur van de kerk.",
+    "Wie heeft gisteren het raam in de keuken laten openstaan?",
+    "Tåget från Göteborg är tjugo minuter försenat.",
+    "Kissa nukkuu ikkunalaudalla koko iltapäivän.",
+    "Stary młyn nad rzeką został w zeszłym roku odnowiony.",
+    "Děti si hrály na dvoře, dokud nezačalo pršet.",
+    "A könyvtár szombaton csak délig van nyitva.",
+    "Pachetul a ajuns astăzi, cu o săptămână mai târziu.",
+    "Toplantı saat üçte başlayacak ve yaklaşık bir saat sürecek.",
+    "Chuyến tàu cuối cùng rời ga lúc mười một giờ đêm.",
+    "Hujan turun sepanjang malam, jadi pasar buka lebih siang.",
+    "Мой дедушка каждое утро читает газету на балконе.",
+    "Новая дорога соединит два города к концу 2026 года.",
+    "Де можна купити квитки на вечірній потяг?",
+    "Το μικρό καφενείο κοντά στο λιμάνι ανοίγει στις έξι το πρωί.",
+    "وصل القطار إلى المحطة قبل موعده بعشر دقائق.",
+    "أين يمكنني أن أجد طبيبًا يتحدث الإنجليزية؟",
+    "הספר החדש שלה יצא לאור בתחילת הקיץ.",
+    "यह पुल पिछले साल की बाढ़ में टूट गया था।",
+    "क्या आप मुझे स्टेशन का रास्ता बता सकते हैं?",
+    "আজ সকালে নদীর জল অনেক বেড়ে গেছে।",
+    "இந்த ஊரில் ஒரு பழைய நூலகம் இருக்கிறது.",
+    "รถไฟขบวนสุดท้ายออกจากสถานีตอนห้าทุ่ม",
+    "昨天晚上的雨把院子里的花都打落了。",
+    "请问最近的邮局在哪里？我想寄一个包裹。",
+    "駅前の小さな店で、温かいうどんを食べました。",
+    "会議は来週の火曜日に延期されました。",
+    "할머니는 아침마다 마당에서 고양이에게 밥을 주신다.",
+    "이 버스는 시청까지 얼마나 걸립니까?",
+)
+
+
+def read_texts(file: Path | None) -> tuple[str, ...]:
+    """The first lines of a file that are not blank; without a file, sentences in many languages."""
+    if file is None:
+        return SENTENCES
+    try:
+        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{file} is not a text in UTF-8: {error}") from error
+    texts = tuple(line for line in lines if line)[:MAX_TEXTS]
+    if len(texts) < 2:
+        raise CheckpointError(f"{file} has {len(texts)} lines of text, and the calibration needs at least 2")
+    return texts
+
+
+def make_pairs(
+    model: ImportedModel, tokenizers: ImportedTokenizers, eos_ids: Sequence[int], texts: Sequence[str]
+) -> list[tuple[list[int], list[int]]]:
+    """The framed source of each text, and the target that greedy search finds, with its start tokens.
+
+    A place for a language without a default takes one language after another.
+    """
+    frames, choices = tokenizers.frames, tokenizers.choices
+    cut = model.config.max_source_length - len(frames.source_prefix) - len(frames.source_suffix)
+    sources, starts = [], []
+    for row, text_ids in enumerate(tokenizers.source.encode_batch(texts)):
+        prefix, suffix, start = (
+            _fill(places, choices, row)
+            for places in (frames.source_prefix, frames.source_suffix, (*frames.start, *frames.forced))
+        )
+        sources.append([*prefix, *text_ids[:cut], *suffix])
+        starts.append(start)
+    order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
+    targets: list[list[int]] = [[] for _ in sources]
+    for first in range(0, len(order), _BATCH_ROWS):
+        rows = order[first : first + _BATCH_ROWS]
+        found = _greedy(model, [sources[row] for row in rows], [starts[row] for row in rows], eos_ids)
+        for row, target in zip(rows, found, strict=True):
+            targets[row] = target
+    return list(zip(sources, targets, strict=True))
+
+
+def _fill(places: Places, choices: dict[str, Choice], row: int) -> list[int]:
+    filled = []
+    for place in places:
+        if isinstance(place, str):
+            choice = choices[place]
+            names = list(choice.ids)
+            filled.append(choice.ids[choice.default or names[row % len(names)]])
+        else:
+            filled.append(place)
+    return filled
+
+
+def _greedy(
+    model: ImportedModel,
+    sources: Sequence[Sequence[int]],
+    starts: Sequence[Sequence[int]],
+    eos_ids: Sequence[int],
+) -> list[list[int]]:
+    """The start tokens and those of greedy search, eos included; all starts are equally long."""
+    kind = model.source_kind
+    targets = [list(start) for start in starts]
+    longest = min(model.config.max_target_length, _MAX_TARGET_LENGTH)
+    with torch.inference_mode():
+        *source, mask = kind.tensors([kind.inputs(ids) for ids in sources])
+        memory = model.encode(*source, mask)
+        state = model.start(memory, mask)
+        for position in range(longest):
+            states, state = model.step(torch.tensor([ids[position] for ids in targets]), state, memory, mask)
+            if position + 1 < len(starts[0]):
+                continue
+            for target, token_id in zip(targets, model.project(states).argmax(dim=1).tolist(), strict=True):
+                target.append(token_id)
+    return [_until_eos(target, len(start), eos_ids) for target, start in zip(targets, starts, strict=True)]
+
+
+def _until_eos(target: list[int], num_start: int, eos_ids: Sequence[int]) -> list[int]:
+    ends = (place for place, token_id in enumerate(target) if place >= num_start and token_id in eos_ids)
+    return target[: next(ends, len(target)) + 1]

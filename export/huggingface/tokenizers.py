@@ -1,0 +1,486 @@
+"""Tokenizers of Hugging Face checkpoints as files of the `tokenizers` library, and the frames of families.
+
+A `tokenizer.json` is taken as it is: `transformers` rebuilds parts of it by class, and so may differ. Without
+one, the files of the checkpoint are read (SentencePiece models, byte pairs). In both cases no text of a user
+is cut into a special token, and the tokens around a text are in `Frames`, not in the file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from seq2seq_serve.bundle.charsmap import GUARD, HIDDEN
+from seq2seq_serve.bundle.manifest import Choice, Frames, Places
+from seq2seq_serve.bundle.tokenizer import BYTE_OF_CHARACTER, Tokenizer
+from seq2seq_serve.export.huggingface.sentencepiece import PieceType, SentencePieceModel
+
+SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
+
+_ANY_CLASS = ("PreTrainedTokenizer", "TokenizersBackend")  # the file as it is
+_SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LISTS_OF_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
+_SENTINEL = re.compile(r"\u2581?<extra_id_\d+>")
+_MBART_LANGUAGES = (
+    "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM "
+    "ne_NP nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
+)
+_MBART50_LANGUAGES = (
+    f"{_MBART_LANGUAGES} af_ZA az_AZ bn_IN fa_IR he_IL hr_HR id_ID ka_GE km_KH mk_MK ml_IN mn_MN mr_IN pl_PL "
+    "ps_AF pt_XX sv_SE sw_KE ta_IN te_IN th_TH tl_XX uk_UA ur_PK xh_ZA gl_ES sl_SI"
+)
+_M2M100_LANGUAGES = {  # by `language_codes` of tokenizer_config.json
+    "m2m100": (
+        "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl gu ha "
+        "he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn mr ms my ne "
+        "nl no ns oc or pa pl ps pt ro ru sd si sk sl so sq sr ss su sv sw ta th tl tn tr uk ur uz vi wo "
+        "xh yi yo zh zu"
+    ),
+    "wmt21": "en ha is ja cs ru zh de",
+}
+
+
+@dataclass(frozen=True)
+class ImportedTokenizers:
+    """The tokenizers of a checkpoint.
+
+    Attributes:
+        source: Cuts source texts.
+        target: Turns targets into texts; the same object as `source` if both have one vocabulary.
+        pad_id: Pads sources.
+        frames: The tokens around texts.
+        choices: The languages that a request chooses.
+    """
+
+    source: Tokenizer
+    target: Tokenizer
+    pad_id: int
+    frames: Frames
+    choices: dict[str, Choice]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The files that describe a checkpoint's tokenizer.
+
+    Attributes:
+        settings: The content of `tokenizer_config.json` and `special_tokens_map.json`.
+        config: The content of `config.json`.
+    """
+
+    folder: Path
+    settings: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path, config: Mapping[str, Any]) -> Checkpoint:
+        """Read the settings of a folder; files that it lacks have none."""
+        settings: dict[str, Any] = {}
+        for name in ("special_tokens_map.json", "tokenizer_config.json"):
+            if (folder / name).is_file():
+                settings |= _read_json(folder / name)
+        return cls(folder, settings, config)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of the model's token ids for sources."""
+        return int(self.config["vocab_size"])
+
+    def file(self, name: str) -> Path:
+        """The path of a file; ValueError names one that is missing."""
+        if not (self.folder / name).is_file():
+            raise ValueError(f"{self.folder} has no {name}, which its tokenizer needs")
+        return self.folder / name
+
+    def token(self, role: str, default: str) -> str:
+        """The token of a role such as `eos_token`."""
+        return _content(self.settings.get(role) or default)
+
+    def special_tokens(self) -> list[str]:
+        """The special tokens that the settings name."""
+        listed = [self.settings[role] for role in _SPECIAL_ROLES if self.settings.get(role)]
+        for name in _LISTS_OF_SPECIAL:
+            values = self.settings.get(name) or []
+            listed += values.values() if isinstance(values, dict) else values
+        added = self.settings.get("added_tokens_decoder") or {}
+        listed += [added[key] for key in sorted(added, key=int) if added[key].get("special")]
+        return list(dict.fromkeys(map(_content, listed)))
+
+
+_Built = tokenizers.Tokenizer | tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]
+
+
+@dataclass(frozen=True)
+class TokenizerRecipe:
+    """The tokenizer of a family.
+
+    A frame names tokens by their roles ("bos", "eos") and languages by their choices.
+
+    Attributes:
+        classes: The classes of `tokenizer_config.json` that it stands for, without "Fast".
+        build: Creates the tokenizer of a checkpoint without `tokenizer.json`, or those of both sides.
+        language: A pattern for the tokens of languages, whose group is the language's name.
+        prefix: The tokens before a source.
+        suffix: The tokens after it.
+        starts_with_language: Whether the decoder reads the target's language instead of a start token.
+            Otherwise the language is the first token of a target.
+    """
+
+    classes: tuple[str, ...]
+    build: Callable[[Checkpoint], _Built]
+    language: str = ""
+    prefix: tuple[str, ...] = ()
+    suffix: tuple[str, ...] = ("eos",)
+    starts_with_language: bool = False
+
+
+def read_tokenizers(
+    folder: Path, family: str, config: Mapping[str, Any], generation: Mapping[str, Any]
+) -> ImportedTokenizers:
+    """Read the tokenizers of a checkpoint.
+
+    Args:
+        folder: The checkpoint.
+        family: A name of `RECIPES`.
+        config: The content of `config.json`.
+        generation: The checkpoint's settings for `generate`.
+
+    Raises:
+        ValueError: A file is missing or damaged, the tokenizer's class is not supported, or the tokenizer
+            does not fit the model's vocabulary.
+    """
+    recipe, checkpoint = RECIPES[family], Checkpoint.read(folder, config)
+    name = str(checkpoint.settings.get("tokenizer_class") or _ANY_CLASS[0]).removesuffix("Fast")
+    if name not in (*recipe.classes, *_ANY_CLASS):
+        raise ValueError(
+            f"{folder}: tokenizer_class is {name}; a model of the family {family} has "
+            f"{' or '.join(recipe.classes)}"
+        )
+    has_file = (folder / "tokenizer.json").is_file()
+    built = _of_file(checkpoint, recipe) if has_file else recipe.build(checkpoint)
+    source, target = map(Tokenizer, built) if isinstance(built, tuple) else [Tokenizer(built)] * 2
+    return _framed(source, target, recipe, checkpoint, generation)
+
+
+def _framed(
+    source: Tokenizer,
+    target: Tokenizer,
+    recipe: TokenizerRecipe,
+    checkpoint: Checkpoint,
+    generation: Mapping[str, Any],
+) -> ImportedTokenizers:
+    """Add the frames and choices of a family."""
+    settings = checkpoint.settings
+    languages = _languages(source, recipe.language)
+    if len(languages) == 1 and not recipe.starts_with_language:
+        languages = {}  # nothing to choose, and the texts of such models are used without it
+    start, forced = generation.get("decoder_start_token_id"), generation.get("forced_bos_token_id")
+    names: dict[int | None, str] = {token_id: name for name, token_id in languages.items()}
+    prefix, suffix = recipe.prefix, recipe.suffix
+    if settings.get("legacy_behaviour") and SOURCE_LANGUAGE in prefix:
+        prefix, suffix = (), (*suffix, SOURCE_LANGUAGE)
+    forced_places: Places = () if forced is None else (int(forced),)
+    first = generation.get("bos_token_id") if start is None else start
+    start_places: Places = () if first is None else (int(first),)
+    default_target = _content(settings.get("tgt_lang") or "")
+    if languages and TARGET_LANGUAGE not in prefix:
+        if recipe.starts_with_language and (start is None or start in names):
+            start_places, default_target = (TARGET_LANGUAGE,), names.get(start, default_target)
+        elif not recipe.starts_with_language and (forced is None or forced in names):
+            forced_places, default_target = (TARGET_LANGUAGE,), names.get(forced, default_target)
+    if not start_places:
+        raise ValueError(
+            f"{checkpoint.folder}: the checkpoint has neither decoder_start_token_id nor bos_token_id"
+        )
+    frames = Frames(
+        start=start_places,
+        forced=forced_places,
+        source_prefix=_places(prefix, source, checkpoint, languages),
+        source_suffix=_places(suffix, source, checkpoint, languages),
+    )
+    used = {place for places in vars(frames).values() for place in places if isinstance(place, str)}
+    defaults = {SOURCE_LANGUAGE: _content(settings.get("src_lang") or ""), TARGET_LANGUAGE: default_target}
+    choices = {
+        name: Choice(languages, default if default in languages else "")
+        for name, default in defaults.items()
+        if name in used
+    }
+    pad_id = generation.get("pad_token_id", checkpoint.config.get("pad_token_id"))
+    if pad_id is None:
+        pad_id = source.token_id(checkpoint.token("pad_token", "<pad>"))
+    return ImportedTokenizers(source, target, int(pad_id), frames, choices)
+
+
+def _places(
+    roles: Iterable[str], tokenizer: Tokenizer, checkpoint: Checkpoint, languages: Mapping[str, int]
+) -> Places:
+    tokens = {"bos": checkpoint.token("bos_token", "<s>"), "eos": checkpoint.token("eos_token", "</s>")}
+    return tuple(
+        tokenizer.token_id(tokens[role]) if role in tokens else role
+        for role in roles
+        if role in tokens or languages
+    )
+
+
+def _languages(tokenizer: Tokenizer, pattern: str) -> dict[str, int]:
+    """The languages among the special tokens, by the order of their ids."""
+    if not pattern:
+        return {}
+    matches = ((re.fullmatch(pattern, name), token_id) for token_id, name in tokenizer.special_tokens.items())
+    return {match[1]: token_id for match, token_id in sorted(matches, key=lambda pair: pair[1]) if match}
+
+
+def _of_file(checkpoint: Checkpoint, recipe: TokenizerRecipe) -> tokenizers.Tokenizer:
+    """The tokenizer of a `tokenizer.json`, without its frame and special tokens beyond the vocabulary."""
+    path, vocab_size = checkpoint.folder / "tokenizer.json", checkpoint.vocab_size
+    described = _read_json(path)
+    try:
+        model, added = described["model"], described["added_tokens"]
+        is_unigram = isinstance(model["vocab"], list)
+        ids = {entry[0]: i for i, entry in enumerate(model["vocab"])} if is_unigram else dict(model["vocab"])
+        ids |= {token["content"]: token["id"] for token in added}
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{path}: not a tokenizer file (it lacks {error})") from error
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise ValueError(f"{path} has {len(ids)} tokens, and their ids have gaps")
+    is_special = {token["content"] for token in added if token["special"]} | set(checkpoint.special_tokens())
+    is_special |= {name for name in ids if _SENTINEL.fullmatch(name)}
+    if recipe.language:
+        is_special |= {name for name in ids if re.fullmatch(recipe.language, name)}
+    too_high = [name for name, token_id in ids.items() if token_id >= vocab_size and name not in is_special]
+    if too_high:
+        raise ValueError(
+            f"{path} has {len(too_high)} tokens beyond the model's vocabulary of {vocab_size}, such as "
+            f"{too_high[0]!r}: the tokenizer is not that of the model"
+        )
+    known = {token["content"]: token for token in added}
+    added = [
+        known.get(name) or _ADDED | {"id": token_id, "content": name}
+        for name, token_id in sorted(ids.items(), key=lambda item: item[1])
+        if token_id < vocab_size and (name in known or name in is_special)
+    ]
+    for token in added:
+        token["special"] = token["content"] in is_special
+        if is_unigram and token["special"]:
+            if token["id"] < len(model["vocab"]):
+                model["vocab"][token["id"]][0] = HIDDEN + token["content"]
+            token["content"] = HIDDEN + token["content"]
+    if is_unigram:
+        del model["vocab"][vocab_size:]
+        steps = [json.loads(GUARD.__getstate__()), described.get("normalizer")]
+        described["normalizer"] = {"type": "Sequence", "normalizers": list(filter(None, steps))}
+    described |= {"added_tokens": added, "post_processor": None, "padding": None, "truncation": None}
+    try:
+        inner = tokenizers.Tokenizer.from_str(json.dumps(described))
+    except Exception as error:  # the library raises bare Exception
+        raise ValueError(f"{path}: not a tokenizer file ({error})") from error
+    for token in added:
+        if inner.token_to_id(token["content"]) != token["id"]:
+            raise ValueError(f"{path}: the ids of its added tokens have gaps, at {token['content']!r}")
+    return inner
+
+
+_ADDED: dict[str, Any] = {
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": False,
+    "normalized": False,
+    "special": True,
+}
+
+
+def _marian(checkpoint: Checkpoint) -> _Built:
+    """Pieces of one SentencePiece model a side, with the ids of `vocab.json`."""
+    config, unk = checkpoint.config, checkpoint.token("unk_token", "<unk>")
+    vocab = _read_json(checkpoint.file("vocab.json"))
+    target_vocab, target_size = vocab, checkpoint.vocab_size
+    if checkpoint.settings.get("separate_vocabs"):
+        target_vocab = _read_json(checkpoint.file("target_vocab.json"))
+        target_size = int(config.get("decoder_vocab_size") or target_size)
+
+    def side(file: str, ids: Mapping[str, int], vocab_size: int) -> tokenizers.Tokenizer:
+        special = [unk, checkpoint.token("eos_token", "</s>"), checkpoint.token("pad_token", "<pad>")]
+        special += [name for name in ids if re.fullmatch(RECIPES["marian"].language, name)]
+        special = [name for name in special if name in ids]
+        return _of_pieces(checkpoint, file, ids, special, unk, vocab_size)
+
+    return side("source.spm", vocab, checkpoint.vocab_size), side("target.spm", target_vocab, target_size)
+
+
+def _of_pieces(
+    checkpoint: Checkpoint,
+    file: str,
+    vocab: Mapping[str, int],
+    special: Iterable[str],
+    unk: str,
+    vocab_size: int | None = None,
+) -> tokenizers.Tokenizer:
+    """The tokenizer of a SentencePiece model whose pieces have the ids of `vocab`."""
+    limit = checkpoint.vocab_size if vocab_size is None else vocab_size
+    if sorted(vocab.values()) != list(range(len(vocab))):
+        raise ValueError(
+            f"{checkpoint.folder}: the vocabulary has {len(vocab)} tokens, and their ids have gaps"
+        )
+    if unk not in vocab:
+        raise ValueError(f"{checkpoint.folder}: the vocabulary has no token {unk!r} for unknown pieces")
+    special = set(special)
+    kept = {name: token_id for name, token_id in vocab.items() if token_id < limit}
+    too_high = [name for name in vocab.keys() - kept.keys() if name not in special]
+    if too_high:
+        raise ValueError(
+            f"{checkpoint.folder}: the tokenizer has {len(too_high)} tokens beyond the model's vocabulary of "
+            f"{limit}, such as {min(too_high)!r}: it is not that of the model"
+        )
+    model = SentencePieceModel.read(checkpoint.file(file))
+    return model.tokenizer(kept, unk, {name: kept[name] for name in special if name in kept})
+
+
+def _m2m100(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+    vocab = _read_json(checkpoint.file("vocab.json"))
+    codes = str(checkpoint.settings.get("language_codes") or "m2m100")
+    if codes not in _M2M100_LANGUAGES:
+        raise ValueError(
+            f"{checkpoint.folder}: language_codes is {codes!r}, and must be one of m2m100, wmt21"
+        )
+    languages = [f"__{code}__" for code in _M2M100_LANGUAGES[codes].split()]
+    vocab |= {name: len(vocab) + i for i, name in enumerate(languages)}
+    special = [name for name in ("<s>", "<pad>", "</s>", "<unk>") if name in vocab] + languages
+    return _of_pieces(checkpoint, "sentencepiece.bpe.model", vocab, special, "<unk>")
+
+
+def _fairseq(languages: str) -> Callable[[Checkpoint], tokenizers.Tokenizer]:
+    """The order of mBART and NLLB: four special tokens, pieces, languages, mask."""
+
+    def build(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+        file = "sentencepiece.bpe.model"
+        model = SentencePieceModel.read(checkpoint.file(file))
+        first = ["<s>", "<pad>", "</s>", "<unk>"]
+        codes = languages.split() or [
+            name for name in checkpoint.special_tokens() if re.fullmatch(RECIPES["nllb"].language, name)
+        ]
+        if not codes:
+            raise ValueError(f"{checkpoint.folder} has no tokenizer.json, and its settings name no languages")
+        names = [*first, *(piece.text for piece in model.pieces[3:]), *codes, "<mask>"]
+        return _of_pieces(checkpoint, file, _numbered(names, checkpoint), [*first, *codes, "<mask>"], "<unk>")
+
+    return build
+
+
+def _t5(num_sentinels: int) -> Callable[[Checkpoint], tokenizers.Tokenizer]:
+    def build(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+        model = SentencePieceModel.read(checkpoint.file("spiece.model"))
+        count = checkpoint.settings.get("extra_ids")
+        listed = sum(bool(_SENTINEL.fullmatch(name)) for name in checkpoint.special_tokens())
+        count = (listed or num_sentinels) if count is None else int(count)
+        pieces = [piece.text for piece in model.pieces]
+        names = pieces + [f"<extra_id_{i}>" for i in reversed(range(count))]
+        control = (PieceType.CONTROL, PieceType.UNKNOWN)
+        special = [piece.text for piece in model.pieces if piece.type in control]
+        special += [name for name in names if _SENTINEL.fullmatch(name)]
+        unk = checkpoint.token("unk_token", "<unk>")
+        return _of_pieces(checkpoint, "spiece.model", _numbered(names, checkpoint), special, unk)
+
+    return build
+
+
+def _pegasus(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+    model = SentencePieceModel.read(checkpoint.file("spiece.model"))
+    offset = int(checkpoint.settings.get("offset", 103))
+    roles = {
+        "pad_token": "<pad>",
+        "eos_token": "</s>",
+        "mask_token_sent": "<mask_1>",
+        "mask_token": "<mask_2>",
+    }
+    first = [
+        checkpoint.token(role, default) for role, default in roles.items() if offset or "mask" not in role
+    ]
+    first += [f"<unk_{i}>" for i in range(2, offset)]
+    names = [*first, *(piece.text for piece in model.pieces[2:])]
+    unk = checkpoint.token("unk_token", "<unk>")
+    return _of_pieces(checkpoint, "spiece.model", _numbered(names, checkpoint), [*first, unk], unk)
+
+
+def _byte_pairs(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+    vocab = _read_json(checkpoint.file("vocab.json"))
+    if max(vocab.values()) >= checkpoint.vocab_size:
+        raise ValueError(
+            f"{checkpoint.folder}: vocab.json has the id {max(vocab.values())}, beyond the model's "
+            f"vocabulary of {checkpoint.vocab_size}"
+        )
+    lines = checkpoint.file("merges.txt").read_text(encoding="utf-8").split("\n")
+    pairs = (line.partition(" ") for line in lines if line and not line.startswith("#version"))
+    merges = [(left, right) for left, _, right in pairs]
+    inner = tokenizers.Tokenizer(models.BPE(vocab, merges))
+    has_space = bool(
+        checkpoint.settings.get("add_prefix_space", checkpoint.config.get("model_type") == "blenderbot")
+    )
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=has_space)
+    inner.decoder = decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *checkpoint.special_tokens()]
+    inner.add_special_tokens([name for name in dict.fromkeys(special) if name in vocab])
+    return inner
+
+
+def _byt5(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+    """Byte pairs without merges: the id of a byte is the byte + 3."""
+    special = ["<pad>", "</s>", "<unk>"]
+    vocab = {name: i for i, name in enumerate(special)}
+    vocab |= {character: 3 + byte for character, byte in BYTE_OF_CHARACTER.items()}
+    sentinels = [f"<extra_id_{i}>" for i in range(min(125, checkpoint.vocab_size - len(vocab)))]
+    vocab |= {name: len(vocab) + i for i, name in enumerate(sentinels)}
+    inner = tokenizers.Tokenizer(models.BPE(vocab, []))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens([*special, *sentinels])
+    return inner
+
+
+def _numbered(names: list[str], checkpoint: Checkpoint) -> dict[str, int]:
+    vocab = {name: i for i, name in enumerate(names)}
+    if len(vocab) != len(names):
+        raise ValueError(f"{checkpoint.folder}: a token occurs twice in the vocabulary")
+    return vocab
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return content
+
+
+def _content(token: Any) -> str:
+    """The text of a token that is a string, or an object with settings."""
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+_T5 = ("T5Tokenizer", "MT5Tokenizer")
+_MBART = ("MBartTokenizer", "MBart50Tokenizer")
+_LANGUAGE_FIRST = (SOURCE_LANGUAGE,)
+RECIPES = {
+    "marian": TokenizerRecipe(("MarianTokenizer",), _marian, r">>(.+)<<", prefix=(TARGET_LANGUAGE,)),
+    "pegasus": TokenizerRecipe(("PegasusTokenizer",), _pegasus),
+    "bart": TokenizerRecipe(("BartTokenizer", "RobertaTokenizer"), _byte_pairs, prefix=("bos",)),
+    "mbart": TokenizerRecipe(
+        _MBART, _fairseq(_MBART_LANGUAGES), r"([a-z]{2}_[A-Z]{2})", (), ("eos", SOURCE_LANGUAGE), True
+    ),
+    "mbart50": TokenizerRecipe(_MBART, _fairseq(_MBART50_LANGUAGES), r"([a-z]{2}_[A-Z]{2})", _LANGUAGE_FIRST),
+    "m2m100": TokenizerRecipe(("M2M100Tokenizer",), _m2m100, r"__([a-z]+)__", _LANGUAGE_FIRST),
+    "nllb": TokenizerRecipe(("NllbTokenizer",), _fairseq(""), r"([a-z]{3}_[A-Z][a-z]{3})", _LANGUAGE_FIRST),
+    "t5": TokenizerRecipe(_T5, _t5(100)),
+    "mt5": TokenizerRecipe(_T5, _t5(0)),
+    "umt5": TokenizerRecipe(_T5, _t5(0)),
+    "byt5": TokenizerRecipe(("ByT5Tokenizer",), _byt5),
+    "blenderbot": TokenizerRecipe(("BlenderbotTokenizer",), _byte_pairs),
+}

@@ -1,0 +1,129 @@
+"""Folders with a small random model of each family and its tokenizer, as `save_pretrained` writes them.
+
+Each model has what published checkpoints have and class defaults lack: other layers, heads and sizes on each
+side, biases of logits that are not zero, norms that are not the identity, and for T5 heads that together are
+wider than the model.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from tests.export.huggingface import tokenizer_files as files
+
+_SIZES = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 56,
+    "max_position_embeddings": 64,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
+}
+_T5_SIZES = {"d_model": 32, "d_kv": 16, "num_heads": 3, "num_layers": 2, "num_decoder_layers": 3, "d_ff": 40}
+_BART_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+_T5_IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+
+
+def _marian(vocab: Mapping[str, int], **options: Any) -> Any:
+    pad_id = vocab.get("decoder_vocab_size", vocab["vocab_size"]) - 1
+    ids = {"pad_token_id": pad_id, "eos_token_id": 0, "decoder_start_token_id": pad_id, "bos_token_id": None}
+    return transformers.MarianMTModel(
+        transformers.MarianConfig(**_SIZES, **vocab, **ids, scale_embedding=True, **options)
+    )
+
+
+def _bart_like(name: str, ids: Mapping[str, int] = _BART_IDS, **options: Any) -> Callable[..., Any]:
+    config_class = getattr(transformers, f"{name}Config")
+    model_class = getattr(transformers, f"{name}ForConditionalGeneration")
+    return lambda vocab: model_class(config_class(**_SIZES, **vocab, **ids, **options))
+
+
+def _t5_like(name: str, **options: Any) -> Callable[..., Any]:
+    config_class = getattr(transformers, f"{name}Config")
+    model_class = getattr(transformers, f"{name}ForConditionalGeneration")
+
+    def make(vocab: Mapping[str, int]) -> Any:
+        model = model_class(config_class(**_T5_SIZES, **vocab, **_T5_IDS, **options))
+        if options.get("tie_word_embeddings") is False:
+            model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight))
+            tied = model.all_tied_weights_keys
+            model.all_tied_weights_keys = {key: tied[key] for key in tied if key != "lm_head.weight"}
+        return model
+
+    return make
+
+
+# By the name of a case: the tokenizer's files, and the model.
+CASES: dict[str, tuple[Callable[[Path], files.Files], Callable[..., Any]]] = {
+    "marian": (files.marian, lambda vocab: _marian(vocab, activation_function="swish")),
+    "marian-separate": (
+        lambda folder: files.marian(folder, separate=True),
+        lambda vocab: _marian(
+            vocab,
+            activation_function="relu",
+            share_encoder_decoder_embeddings=False,
+            tie_word_embeddings=False,
+        ),
+    ),
+    "pegasus": (
+        files.pegasus,
+        _bart_like("Pegasus", _T5_IDS, activation_function="relu", scale_embedding=True),
+    ),
+    "bart": (files.bart, _bart_like("Bart")),
+    "mbart": (files.mbart, _bart_like("MBart", scale_embedding=True)),
+    "mbart50": (files.mbart50, _bart_like("MBart", scale_embedding=True, activation_function="relu")),
+    "m2m100": (files.m2m100, _bart_like("M2M100", scale_embedding=True)),
+    "nllb": (files.nllb, _bart_like("M2M100", scale_embedding=True)),
+    "blenderbot": (
+        files.blenderbot,
+        _bart_like("Blenderbot", {**_BART_IDS, "decoder_start_token_id": 1}, scale_embedding=True),
+    ),
+    "t5": (files.t5, _t5_like("T5")),
+    "t5-1.1": (files.t5, _t5_like("T5", feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
+    "mt5": (lambda folder: files.t5(folder, "mt5"), _t5_like("MT5", tie_word_embeddings=False)),
+    "byt5": (files.byt5, _t5_like("T5", feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
+}
+
+
+def make_model(case: str, vocab: Mapping[str, int], seed: int = 0) -> Any:
+    """A random model of a case, in eval mode."""
+    model = CASES[case][1](vocab).eval()
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+            elif parameter.requires_grad:  # tables of sinusoids are not
+                # Scores of T5 are not scaled: with larger queries, rounding decides between two keys.
+                spread = 0.02 if name.endswith(".q.weight") else 0.2
+                parameter.copy_(torch.randn_like(parameter) * spread)
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias.normal_()
+    return model
+
+
+def make_checkpoint(case: str, folder: Path, **generation: Any) -> Any:
+    """Write the files of a case; returns the model as transformers reads it from them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = CASES[case][0](folder)
+    vocab = {key: made.config[key] for key in ("vocab_size", "decoder_vocab_size") if key in made.config}
+    model = make_model(case, vocab)
+    for name, value in (made.generation | generation).items():
+        setattr(model.generation_config, name, value)
+    model.save_pretrained(folder)
+    return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+
+
+def edit(file: Path, **changes: Any) -> None:
+    """Change fields of a JSON file; None removes one."""
+    content = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))

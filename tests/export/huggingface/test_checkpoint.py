@@ -1,0 +1,133 @@
+"""What cannot be imported is refused by name, before a weight is read."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, open_checkpoint
+from seq2seq_serve.export.huggingface.families import Limits, family_of, read_model
+from tests.export.huggingface.checkpoints import edit
+
+
+@pytest.fixture
+def folder(checkpoint, tmp_path):
+    """A copy that a test may change."""
+    shutil.copytree(checkpoint("bart")[0], tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def refused(folder, match):
+    with pytest.raises(CheckpointError, match=match) as caught:
+        family_of(open_checkpoint(folder))
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_no_checkpoint_is_refused(folder):
+    refused(folder / "nothing", r"nothing is not a folder; give one as save_pretrained writes it")
+    (folder / "config.json").unlink()
+    refused(folder, r"has no config.json")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
+def test_a_config_that_is_not_json_is_refused(folder, content):
+    (folder / "config.json").write_text(content)
+    refused(folder, r"config.json is not (JSON|a JSON object)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, r"is a decoder-only model \(GPT2LM"),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, r"is a decoder-only model \(Llama"),
+        (
+            {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
+            r"is an encoder or a classifier \(Bert",
+        ),
+        ({"architectures": ["BartForSequenceClassification"]}, r"is an encoder or a classifier \(BartFor"),
+        (
+            {"model_type": "umt5"},
+            r"the type 'umt5', which is not supported; there are marian, pegasus, bart, ",
+        ),
+        ({"model_type": None}, r"config.json has no model_type"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, r"is quantised \(bitsandbytes\)"),
+        ({"auto_map": {"AutoModel": "modeling.Mine"}}, r"asks for code of the checkpoint \(auto_map\)"),
+    ],
+)
+def test_models_of_other_kinds_are_refused_by_name(folder, changes, message):
+    edit(folder / "config.json", **changes)
+    refused(folder, message)
+
+
+def test_weights_of_other_libraries_are_refused(folder):
+    (folder / "model.safetensors").rename(folder / "tf_model.h5")
+    refused(folder, r"has no weights: neither model.safetensors nor pytorch_model.bin \(only tf_model.h5\)")
+
+
+def test_a_damaged_file_of_weights_is_refused(folder):
+    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(CheckpointError, match=r"model.safetensors is damaged"):
+        list(open_checkpoint(folder).weights())
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("this would be code of the checkpoint",)
+
+
+def test_a_bin_with_more_than_weights_is_not_run(folder, capsys):
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": Evil()}, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin cannot be read as weights alone"):
+        list(open_checkpoint(folder).weights())
+    assert capsys.readouterr().out == ""
+
+
+def write_in_two(folder, *, as_bin):
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    ending, index = ("bin", "pytorch_model.bin") if as_bin else ("safetensors", "model.safetensors")
+    names = sorted(weights)
+    parts = {f"part-{i}.{ending}": {name: weights[name] for name in names[i::2]} for i in range(2)}
+    for file, part in parts.items():
+        if as_bin:
+            torch.save(part, folder / file)
+        else:
+            from safetensors.torch import save_file
+
+            save_file(part, folder / file)
+    weight_map = {name: file for file, part in parts.items() for name in part}
+    (folder / f"{index}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return list(parts)
+
+
+@pytest.mark.parametrize("as_bin", [False, True])
+def test_weights_may_be_in_several_files(folder, as_bin):
+    def read():
+        opened = open_checkpoint(folder)
+        return opened.num_weights, read_model(opened, family_of(opened), Limits()).state_dict()
+
+    num_before, before = read()
+    files = write_in_two(folder, as_bin=as_bin)
+    num_after, after = read()
+    assert num_after == num_before >= sum(tensor.numel() for tensor in before.values())
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    (folder / files[1]).unlink()
+    refused(folder, rf"lacks {files[1]}, which .*index.json names")
+
+
+def test_settings_of_generate_are_those_of_one_file(folder):
+    edit(folder / "generation_config.json", num_beams=4)
+    edit(folder / "config.json", num_beams=7, max_length=62)
+    assert open_checkpoint(folder).generation["num_beams"] == 4
+    assert "max_length" not in open_checkpoint(folder).generation
+    (folder / "generation_config.json").unlink()
+    generation = open_checkpoint(folder).generation
+    assert (generation["num_beams"], generation["max_length"]) == (7, 62)
+    edit(
+        folder / "config.json", force_bos_token_to_be_generated=True, bos_token_id=0, forced_bos_token_id=None
+    )
+    assert open_checkpoint(folder).generation["forced_bos_token_id"] == 0

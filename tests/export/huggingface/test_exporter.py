@@ -1,0 +1,124 @@
+"""A checkpoint becomes a bundle that computes the same, or nothing at all."""
+
+import shutil
+
+import pytest
+import torch
+import transformers
+
+from seq2seq_serve.bundle.manifest import load_bundle
+from seq2seq_serve.bundle.names import Form, Precision
+from seq2seq_serve.export.exporter import TOLERANCES, ExportError
+from seq2seq_serve.export.huggingface import exporter, families, reference
+from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
+from seq2seq_serve.export.huggingface.exporter import export_checkpoint
+from seq2seq_serve.export.huggingface.families import Limits
+from tests.export.huggingface.checkpoints import CASES, edit
+
+FP32 = [Precision.FP32]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_graphs_of_every_family_equal_transformers(checkpoint, case, tmp_path):
+    folder, theirs = checkpoint(case)
+    lines: list[str] = []
+    export_checkpoint(folder, tmp_path / "bundle", FP32, report=lines.append)
+    manifest = load_bundle(tmp_path / "bundle").manifest
+    proof = manifest.variants[Precision.FP32].parity
+    assert 0 < proof.max_log_probability_difference < 3e-5
+    assert manifest.kind == case.removesuffix("-separate").removesuffix("-1.1")
+    assert manifest.source_vocab_size == theirs.config.vocab_size
+    assert manifest.sources == {"source_ids": Form.TEXT}
+    assert manifest.special_ids.eos_ids == (theirs.config.eos_token_id,)
+    assert manifest.generation.repeats_start
+    assert manifest.provenance["transformers"] == transformers.__version__
+    assert lines[1].startswith("the model equals transformers: worst difference of log-probabilities ")
+    is_relative = manifest.kind in ("t5", "mt5", "byt5")
+    assert any(target > 128 for _, _, target in proof.shapes) == is_relative
+
+
+@pytest.mark.parametrize("case", ["marian", "t5-1.1"])
+def test_int8_is_calibrated_on_texts_and_the_models_own_targets(checkpoint, case, tmp_path):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("a first text\n\nanother one, longer than it\nthe third\nand the last one\n")
+    export_checkpoint(checkpoint(case)[0], tmp_path / "bundle", [Precision.INT8], calibration=texts)
+    proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.INT8].parity
+    assert 0 < proof.mean_log_probability_difference < 0.2
+    assert proof.score is None
+
+
+def test_float16_of_t5_keeps_large_residuals_in_its_range(checkpoint, tmp_path):
+    """In float16 the residual of published models overflows; the graph's is smaller by a constant."""
+    folder = tmp_path / "large"
+    shutil.copytree(checkpoint("t5-1.1")[0], folder)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+    with torch.no_grad():
+        for stack in (model.encoder, model.decoder):
+            for block in stack.block:
+                block.layer[-1].DenseReluDense.wo.weight.mul_(3e4)
+    model.save_pretrained(folder)
+    source_ids = torch.arange(3, 23)[None]
+    states = model.encoder(source_ids, output_hidden_states=True).hidden_states
+    assert max(state.abs().max() for state in states[:-1]) > 65504
+    export_checkpoint(folder, tmp_path / "bundle", [Precision.FP16])
+    proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].parity
+    assert proof.max_log_probability_difference < TOLERANCES[Precision.FP16]
+
+
+def test_limits_are_those_of_the_checkpoint_or_those_given(checkpoint, tmp_path):
+    export_checkpoint(checkpoint("bart")[0], tmp_path / "a", FP32)
+    manifest = load_bundle(tmp_path / "a").manifest
+    assert (manifest.max_source_length, manifest.max_target_length) == (64, 64)
+    export_checkpoint(checkpoint("bart")[0], tmp_path / "b", FP32, limits=Limits(32, 48))
+    manifest = load_bundle(tmp_path / "b").manifest
+    assert (manifest.max_source_length, manifest.max_target_length) == (32, 48)
+
+
+def refuse_to_go_on(line):
+    if not line.startswith(("reading", "not taken over")):
+        raise AssertionError(f"the export went on to {line!r}")
+
+
+def test_a_model_that_differs_from_transformers_is_not_exported(checkpoint, tmp_path, monkeypatch):
+    wrong = families.Positions(families.sinusoids, offset=1)
+    monkeypatch.setattr(
+        families, "FAMILIES", (families.Family("marian", "marian", "bart", wrong, is_pre_norm=False),)
+    )
+    with pytest.raises(
+        ExportError, match=r"the imported model differs from transformers by .* and .* is allowed"
+    ):
+        export_checkpoint(checkpoint("marian")[0], tmp_path / "bundle", FP32, report=refuse_to_go_on)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("resource", ["memory", "disk"])
+def test_too_little_room_is_refused_before_long_work(checkpoint, tmp_path, monkeypatch, resource):
+    if resource == "memory":
+        monkeypatch.setattr(exporter, "_available_memory", lambda: 1 << 20)
+        match = r"the export takes about 1.1 GB of memory, and 0.0 GB are free"
+    else:
+        monkeypatch.setattr(exporter.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
+        match = r"the bundle takes about 0.0 GB on disk, and .* has 0.0 GB free"
+    monkeypatch.setattr(reference, "reference", refuse_to_go_on)
+    with pytest.raises(CheckpointError, match=match):
+        export_checkpoint(checkpoint("bart")[0], tmp_path / "bundle", FP32, report=refuse_to_go_on)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_of_generate_come_along(checkpoint, tmp_path, monkeypatch):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint("bart")[0], folder)
+    edit(folder / "generation_config.json", num_beams=4, length_penalty=2.0, max_length=60, do_sample=True)
+    lines: list[str] = []
+    export_checkpoint(folder, tmp_path / "bundle", FP32, report=lines.append)
+    generation = load_bundle(tmp_path / "bundle").manifest.generation
+    assert (generation.beam_size, generation.length_penalty, generation.max_new_tokens) == (4, 2.0, 59)
+    assert generation.length_penalty_formula == "power"
+    assert lines[0] == "not taken over from the settings of generate: do_sample"
+
+
+def test_a_calibration_without_texts_is_refused(checkpoint, tmp_path):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("only one line\n")
+    with pytest.raises(CheckpointError, match=r"has 1 lines of text, and the calibration needs at least 2"):
+        export_checkpoint(checkpoint("bart")[0], tmp_path / "bundle", FP32, calibration=texts)

@@ -1,0 +1,163 @@
+"""The imported model computes what transformers computes, whatever the family."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, open_checkpoint
+from seq2seq_serve.export.huggingface.families import FAMILIES, Limits, bucket_of, family_of, read_model
+from tests.export.huggingface.checkpoints import CASES, edit
+
+# Sums of float32 in another order; scores of T5 are larger than those of others, which rounds more.
+LIMITS = Limits()
+RELATIVE = ("t5", "t5-1.1", "mt5", "byt5")
+TOLERANCE = 3e-5
+SHAPES = ((1, 1, 1), (3, 13, 9), (2, 40, 45))
+FAR_SHAPES = (*SHAPES, (2, 300, 200))  # beyond the largest distance of T5
+
+
+def imported(folder, limits=LIMITS):
+    opened = open_checkpoint(folder)
+    return read_model(opened, family_of(opened), limits)
+
+
+def log_probabilities(theirs, ours, B, S, T):
+    """Those of transformers, of `decode`, and of repeated `step`; the last row is padded."""
+    config, generator = theirs.config, torch.Generator().manual_seed(0)
+    source_ids = torch.randint(3, config.vocab_size - 8, (B, S), generator=generator)
+    target_ids = torch.randint(3, ours.config.vocab_size - 8, (B, T), generator=generator)
+    mask = torch.ones(B, S, dtype=torch.bool)
+    mask[1:, S - S // 2 :] = False
+    source_ids[~mask] = config.pad_token_id
+    with torch.inference_mode():
+        expected = theirs(
+            input_ids=source_ids, attention_mask=mask.long(), decoder_input_ids=target_ids
+        ).logits
+        memory = ours.encode(source_ids, mask)
+        decoded = ours.decode(target_ids, memory, mask)
+        state, steps = ours.start(memory, mask), []
+        for position in range(T):
+            states, state = ours.step(target_ids[:, position], state, memory, mask)
+            steps.append(ours.project(states))
+    return [logits.log_softmax(-1) for logits in (expected, decoded, torch.stack(steps, dim=1))]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_imported_model_equals_transformers(checkpoint, case):
+    folder, theirs = checkpoint(case)
+    ours = imported(folder, Limits(300, 300) if case in RELATIVE else LIMITS)
+    for shape in FAR_SHAPES if case in RELATIVE else SHAPES:
+        expected, decoded, stepped = log_probabilities(theirs, ours, *shape)
+        assert expected.std() > 0.1, "a model whose tokens are all alike proves nothing"
+        torch.testing.assert_close(decoded, expected, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(stepped, decoded, atol=TOLERANCE, rtol=0)
+
+
+def test_m2m100_has_as_many_positions_as_one_asks_for(checkpoint):
+    folder, theirs = checkpoint("m2m100")
+    ours = imported(folder, Limits(200, 150))
+    expected, decoded, _ = log_probabilities(theirs, ours, 2, 200, 150)
+    torch.testing.assert_close(decoded, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_a_model_with_a_table_has_as_many_positions_as_the_table(checkpoint):
+    folder, _ = checkpoint("marian")
+    with pytest.raises(CheckpointError, match=r"--max-source-length is 65, and the model has 64 positions"):
+        imported(folder, Limits(65, 0))
+
+
+def test_the_tokenizer_tells_families_of_one_type_apart(checkpoint):
+    for case, name in (("mbart", "mbart"), ("mbart50", "mbart50"), ("m2m100", "m2m100"), ("nllb", "nllb")):
+        assert family_of(open_checkpoint(checkpoint(case)[0])).name == name
+    assert family_of(open_checkpoint(checkpoint("byt5")[0])).name == "byt5"
+
+
+def test_every_family_has_a_case():
+    folders = {case.removesuffix("-separate").removesuffix("-1.1") for case in CASES}
+    assert folders == {family.name for family in FAMILIES}
+
+
+@pytest.fixture
+def folder(checkpoint, tmp_path):
+    """A copy of a small T5 that a test may change."""
+    shutil.copytree(checkpoint("t5")[0], tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def change_weights(folder, change):
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_weight_that_nothing_uses_is_refused_by_name(folder):
+    change_weights(folder, lambda weights: weights.update({"encoder.adapter.weight": torch.zeros(3)}))
+    with pytest.raises(CheckpointError, match=r"weights are not used: encoder.adapter.weight"):
+        imported(folder)
+
+
+def test_a_missing_weight_is_refused_by_name(folder):
+    change_weights(folder, lambda weights: weights.pop("encoder.final_layer_norm.weight"))
+    with pytest.raises(CheckpointError, match=r"weights are missing: encoder_norm.weight"):
+        imported(folder)
+
+
+def test_a_weight_of_another_shape_is_refused(folder):
+    edit(folder / "config.json", d_ff=48)
+    with pytest.raises(
+        CheckpointError, match=r"wi.weight has the shape \[40, 32\], and config.json asks for \[48, 32\]"
+    ):
+        imported(folder)
+
+
+def test_embeddings_that_are_stored_twice_are_one(folder):
+    before = imported(folder)
+    change_weights(
+        folder, lambda weights: weights.update({"lm_head.weight": weights["shared.weight"].clone()})
+    )
+    after = imported(folder)
+    assert after.output is None
+    assert torch.equal(after.embedding.weight, before.embedding.weight)
+
+
+def test_the_bias_that_old_files_of_t5_have_and_nobody_used_is_ignored(folder):
+    name = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+    change_weights(folder, lambda weights: weights.update({name: torch.zeros(32, 3)}))
+    imported(folder)
+
+
+@pytest.mark.parametrize("written", [{"scale_decoder_outputs": False}, {"tie_word_embeddings": False}])
+def test_a_t5_whose_projection_is_not_scaled_says_so_in_one_of_two_ways(folder, written):
+    assert imported(folder).config.output_scale == 32**-0.5
+    edit(folder / "config.json", **{"scale_decoder_outputs": None} | written)
+    assert imported(folder).config.output_scale == 1
+
+
+def test_an_unknown_activation_is_refused_with_the_list(folder):
+    edit(folder / "config.json", feed_forward_proj="laplace")
+    with pytest.raises(
+        CheckpointError, match=r"the activation 'laplace' is not supported; there are relu, gelu, "
+    ):
+        imported(folder)
+
+
+def test_heads_that_the_attention_operator_refuses_are_refused(folder):
+    edit(folder / "config.json", d_kv=12)
+    with pytest.raises(CheckpointError, match=r"heads are 12 wide; a multiple of 8 is supported"):
+        imported(folder)
+
+
+def test_a_setting_that_is_missing_is_named(folder):
+    edit(folder / "config.json", d_kv=None)
+    with pytest.raises(CheckpointError, match=r"config.json lacks d_kv"):
+        imported(folder)
+
+
+def test_buckets_are_those_of_transformers():
+    theirs = pytest.importorskip("transformers.models.t5.modeling_t5").T5Attention._relative_position_bucket
+    distances = torch.arange(400)
+    for num_buckets, max_distance in ((32, 128), (16, 64), (32, 100)):
+        expected = theirs(-distances, False, num_buckets, max_distance)
+        assert torch.equal(bucket_of(distances, num_buckets, max_distance), expected)

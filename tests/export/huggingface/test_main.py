@@ -1,0 +1,79 @@
+"""The command `python -m export huggingface`."""
+
+import builtins
+import shutil
+import sys
+
+import pytest
+
+from seq2seq_serve.bundle.manifest import load_bundle
+from seq2seq_serve.export.__main__ import main
+from tests.export.huggingface.checkpoints import edit
+
+
+def test_one_command_makes_a_bundle(checkpoint, tmp_path, capsys):
+    folder, bundle = checkpoint("marian")[0], tmp_path / "bundle"
+    capsys.readouterr()
+    assert (
+        main(["huggingface", str(folder), str(bundle), "--precision", "fp32", "--max-target-length", "40"])
+        == 0
+    )
+    told = capsys.readouterr()
+    assert told.out == f"{bundle}\n"
+    lines = [line for line in told.err.splitlines() if line]
+    assert lines[0].startswith("reading 0.1 million weights (marian)")
+    assert lines[-1].startswith("fp32: worst difference of log-probabilities")
+    assert load_bundle(bundle).manifest.max_target_length == 40
+    assert main(["huggingface", str(folder), str(bundle), "--precision", "fp32"]) == 1
+    assert capsys.readouterr().err == f"error: {bundle} already exists; give another folder, or --overwrite\n"
+
+
+def test_a_refusal_is_one_line(checkpoint, tmp_path, capsys):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint("bart")[0], folder)
+    edit(folder / "config.json", model_type="gpt2", architectures=["GPT2LMHeadModel"])
+    assert main(["huggingface", str(folder), str(tmp_path / "bundle")]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == f"error: {folder} is a decoder-only model (GPT2LMHeadModel), not an encoder-decoder\n"
+
+
+def test_a_calibration_that_is_not_there_is_named(checkpoint, tmp_path, capsys):
+    arguments = [
+        str(checkpoint("bart")[0]),
+        str(tmp_path / "bundle"),
+        "--calibration",
+        str(tmp_path / "no.txt"),
+    ]
+    assert main(["huggingface", *arguments]) == 1
+    assert capsys.readouterr().err == f"error: {tmp_path / 'no.txt'}: No such file or directory\n"
+
+
+@pytest.mark.parametrize("given", ["1", "many", "-5"])
+def test_a_length_is_a_number_of_tokens(given, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["huggingface", "a", "b", f"--max-source-length={given}"])
+    assert f"'{given}' is not a number of tokens of at least 2" in capsys.readouterr().err
+
+
+def test_the_extra_is_named_when_its_packages_are_missing(checkpoint, tmp_path, capsys, monkeypatch):
+    found = builtins.__import__
+
+    def without_transformers(name, *arguments, **options):
+        if name.partition(".")[0] == "transformers":
+            raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
+        return found(name, *arguments, **options)
+
+    folder = str(checkpoint("bart")[0])
+    monkeypatch.setattr(builtins, "__import__", without_transformers)
+    assert main(["huggingface", folder, str(tmp_path / "bundle")]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == "error: transformers is missing: pip install 'seq2seq-serve[huggingface]'"
+
+
+def test_help_does_not_import_torch(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for arguments in (["--help"], ["huggingface", "--help"]):
+        with pytest.raises(SystemExit, match="0"):
+            main(arguments)
+        assert "python -m export huggingface" in capsys.readouterr().out

@@ -1,0 +1,341 @@
+"""The ids, texts and frames of imported tokenizers against the libraries that checkpoints are used with.
+
+The oracle is the tokenizer of `transformers` before it is saved. Where a folder has SentencePiece models
+only, sentencepiece itself is the oracle: `transformers` would read them by the `tokenizers` library, which
+leaves decomposed Hangul as it is and drops accents.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+
+import pytest
+import sentencepiece
+import tokenizers
+
+from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
+from tests.export.huggingface.tokenizer_files import (
+    CONTROL_TEXTS,
+    FAMILIES,
+    HARD_TEXTS,
+    Files,
+    m2m100,
+    marian,
+    mbart,
+    nllb,
+    only_pieces,
+    sentences,
+    t5,
+)
+
+FEW, MANY = 300, 10_000
+COUNTS = [FEW, pytest.param(MANY, marks=pytest.mark.slow)]
+BY_PIECES = ("t5", "pegasus", "mbart", "mbart50", "nllb")
+
+
+def imported(files: Files) -> ImportedTokenizers:
+    return read_tokenizers(files.folder, files.family, files.config, files.generation)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def files(request, tmp_path_factory) -> Files:
+    return FAMILIES[request.param](tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def ours(files) -> ImportedTokenizers:
+    return imported(files)
+
+
+def texts(count: int) -> list[str]:
+    # NUL ends a text for some versions of sentencepiece.
+    return [text for text in (*sentences(count, 99), *HARD_TEXTS) if "\0" not in text]
+
+
+def assert_same(
+    tokenizer: Tokenizer, expected: Callable[[str], Sequence[int]], count: int, ties: float
+) -> None:
+    """The ids are equal; at most `ties` of the texts may have the same ids in another order.
+
+    Two orders of the same pieces have the same probability. sentencepiece adds in 32 bits from the text's
+    beginning, so that its choice among them depends on all that is before.
+    """
+    given = texts(count)
+    differ = [
+        (text, ids, list(expected(text)))
+        for text, ids in zip(given, tokenizer.encode_batch(given), strict=True)
+        if ids != list(expected(text))
+    ]
+    assert [case for case in differ if sorted(case[1]) != sorted(case[2])] == []
+    assert len(differ) <= ties * len(given), differ
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_ids_are_those_of_transformers(files, ours, count):
+    ties = 0.005 if files.family == "marian" else 0
+    assert_same(ours.source, lambda text: files.theirs(text, add_special_tokens=False).input_ids, count, ties)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("family", BY_PIECES)
+def test_ids_of_pieces_alone_are_those_of_sentencepiece(family, count, tmp_path):
+    files = only_pieces(tmp_path, family)
+    (model,) = tmp_path.glob("*.model")
+    theirs, vocab = sentencepiece.SentencePieceProcessor(model_file=str(model)), files.theirs.get_vocab()
+    tokenizer = imported(files).source
+    assert_same(
+        tokenizer,
+        lambda text: [vocab.get(piece, vocab["<unk>"]) for piece in theirs.encode(text, out_type=str)],
+        count,
+        ties=0.005,
+    )
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("separate", [False, True])
+def test_a_marian_target_has_its_own_pieces(count, separate, tmp_path):
+    files = marian(tmp_path, separate=separate)
+    target = imported(files).target
+    assert_same(
+        target,
+        lambda text: files.theirs(text_target=text, add_special_tokens=False).input_ids,
+        count,
+        ties=0.005,
+    )
+
+
+def test_marian_knows_pieces_that_only_the_target_can_cut(tmp_path):
+    files = marian(tmp_path)
+    vocab = json.loads((tmp_path / "vocab.json").read_text())
+    source = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "source.spm"))
+    # A run of characters that the source's model does not know is one piece, and vocab.json may have it.
+    surface = next(
+        piece for piece in vocab if len(piece) == 1 and source.piece_to_id(piece) == source.unk_id()
+    )
+    assert vocab[surface] in imported(files).source.encode(f"a {surface} b")
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_texts_of_ids_are_those_of_transformers(files, ours, count):
+    for text in texts(count):
+        ids = ours.target.encode(text)
+        theirs = files.theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        decoded = ours.target.decode(ids)
+        # Marian's and M2M100's classes strip the text; the other ones keep a space at its end.
+        assert (decoded.strip() if files.family in ("marian", "m2m100") else decoded) == theirs
+        stream = ours.target.stream()
+        assert "".join([*(stream.push([token_id]) for token_id in ids), stream.finish()]) == decoded
+        assert "".join(ours.target.pieces(ids)).replace("<unk>", "") == stream_text(ours.target, ids)
+
+
+def stream_text(tokenizer: Tokenizer, ids: list[int]) -> str:
+    unk = {token_id for token_id, name in tokenizer.special_tokens.items() if name == "<unk>"}
+    return tokenizer.decode([token_id for token_id in ids if token_id not in unk])
+
+
+def test_a_file_that_is_saved_and_loaded_is_the_same(files, ours, tmp_path):
+    for tokenizer in (ours.source, ours.target):
+        tokenizer.save(tmp_path / "tokenizer.json")
+        loaded = Tokenizer.load(tmp_path / "tokenizer.json")
+        given = [*sentences(100, 5), *HARD_TEXTS, *CONTROL_TEXTS]
+        assert loaded.encode_batch(given) == tokenizer.encode_batch(given)
+        assert loaded.token_bytes == tokenizer.token_bytes
+        assert loaded.special_tokens == tokenizer.special_tokens
+
+
+def test_control_tokens_that_a_user_types_are_text(files, ours):
+    for tokenizer in (ours.source, ours.target):
+        unk = tokenizer.token_id("<unk>")
+        special = tokenizer.special_tokens.keys() - {unk}
+        for text in CONTROL_TEXTS:
+            ids = tokenizer.encode(text)
+            assert not special & set(ids), text
+            assert ids != [unk]
+            if unk not in ids:
+                assert tokenizer.decode(ids).strip() == text
+
+
+def test_special_tokens_keep_their_names_and_have_no_text(ours):
+    eos = ours.source.token_id("</s>")
+    assert ours.source.piece(eos) == "</s>"
+    assert ours.source.decode([eos, *ours.source.encode("ab"), eos]).strip() == "ab"
+
+
+def test_an_id_without_a_token_has_no_text(files, ours):
+    assert ours.target.decode([files.config["vocab_size"] + 100]) == ""
+
+
+def framed(ours: ImportedTokenizers, text: str, **chosen: str) -> list[int]:
+    def ids(places) -> list[int]:
+        return [
+            ours.choices[place].ids[chosen[place]] if isinstance(place, str) else place for place in places
+        ]
+
+    return [*ids(ours.frames.source_prefix), *ours.source.encode(text), *ids(ours.frames.source_suffix)]
+
+
+LANGUAGES = {"mbart": "ko_KR", "mbart50": "sv_SE", "m2m100": "ko", "nllb": "kor_Hang"}
+
+
+def test_frames_are_those_of_transformers(files, ours):
+    if files.family == "blenderbot":  # the class of this version forgets the end of sequence
+        assert framed(ours, "a b") == [*files.theirs("a b").input_ids, 2]
+        return
+    language = LANGUAGES.get(files.family, "")
+    if language:
+        files.theirs.src_lang = language
+    assert framed(ours, "a b", source_language=language) == files.theirs("a b").input_ids
+
+
+def test_targets_begin_with_their_language(files, ours):
+    frames = ours.frames
+    if files.family == "mbart":
+        assert (frames.start, frames.forced) == (("target_language",), ())
+    elif files.family in LANGUAGES:
+        assert (frames.start, frames.forced) == ((2,), ("target_language",))
+    else:
+        assert (frames.start, frames.forced) == ((files.generation["decoder_start_token_id"],), ())
+    language = LANGUAGES.get(files.family)
+    if language:
+        token = f"__{language}__" if files.family == "m2m100" else language
+        expected = ours.source.token_id(token)
+        assert ours.choices["target_language"].ids[language] == expected
+        assert ours.choices["target_language"].default == ""
+
+
+def test_a_language_that_the_checkpoint_fixes_is_the_default(tmp_path):
+    files = nllb(tmp_path)
+    language = files.theirs.convert_tokens_to_ids("fra_Latn")
+    choices = read_tokenizers(
+        tmp_path, "nllb", files.config, {**files.generation, "forced_bos_token_id": language}
+    ).choices
+    assert choices["target_language"].default == "fra_Latn"
+
+
+def test_mbart_starts_with_a_language_and_not_with_bos(tmp_path):
+    files = mbart(tmp_path)
+    ours = read_tokenizers(tmp_path, "mbart", files.config, {"bos_token_id": 0})
+    assert ours.frames.start == ("target_language",)
+
+
+def test_mbart_starts_with_the_language_that_the_checkpoint_fixes(tmp_path):
+    files = mbart(tmp_path)
+    language = files.theirs.convert_tokens_to_ids("ro_RO")
+    ours = read_tokenizers(tmp_path, "mbart", files.config, {"decoder_start_token_id": language})
+    assert ours.frames.start == ("target_language",)
+    assert ours.choices["target_language"].default == "ro_RO"
+
+
+def test_nllb_of_before_2023_has_its_language_behind(tmp_path):
+    files = nllb(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"legacy_behaviour": True}))
+    frames = imported(files).frames
+    assert (frames.source_prefix, frames.source_suffix) == ((), (2, "source_language"))
+
+
+def test_marian_chooses_its_target_language_in_the_source(tmp_path):
+    files = marian(tmp_path, languages=("fra", "ron", "cmn_Hans"))
+    ours = imported(files)
+    assert ours.frames.source_prefix == ("target_language",)
+    assert list(ours.choices) == ["target_language"]
+    assert framed(ours, "a b", target_language="ron") == files.theirs(">>ron<< a b").input_ids
+    assert not set(ours.choices["target_language"].ids.values()) & set(ours.source.encode(">>ron<< a b"))
+
+
+def test_marian_with_one_language_has_no_choice(tmp_path):
+    ours = imported(marian(tmp_path, languages=("deu",)))
+    assert (ours.frames.source_prefix, ours.choices) == ((), {})
+
+
+def test_an_exported_file_has_no_frame_of_its_own(files, ours):
+    assert ours.source.encode_source("a b") == ours.source.encode("a b")
+
+
+@pytest.mark.parametrize("stop", ["b", " b", "b ", "\n", "ﬁ", "</s>"])
+def test_a_stop_sequence_is_normalised_as_the_text_is(stop, ours):
+    inside = ours.target.normalize_inside(stop)
+    assert "\ue000" not in inside
+    assert "\u2581" not in inside
+    if stop.strip() == "b":
+        assert inside == stop
+
+
+class TestRefusals:
+    def test_a_tokenizer_of_another_model(self, tmp_path):
+        files = t5(tmp_path)
+        with pytest.raises(ValueError, match="beyond the model's vocabulary of 1000"):
+            read_tokenizers(tmp_path, "t5", {"vocab_size": 1000}, files.generation)
+
+    def test_pieces_of_another_model(self, tmp_path):
+        files = marian(tmp_path)
+        with pytest.raises(ValueError, match="beyond the model's vocabulary of 1000"):
+            read_tokenizers(tmp_path, "marian", {"vocab_size": 1000}, files.generation)
+
+    def test_languages_beyond_the_vocabulary_cannot_be_chosen(self, tmp_path):
+        files = m2m100(tmp_path)
+        num_pieces = len(json.loads((tmp_path / "vocab.json").read_text()))
+        ours = read_tokenizers(tmp_path, "m2m100", {"vocab_size": num_pieces + 3}, files.generation)
+        assert list(ours.choices["source_language"].ids) == ["af", "am", "ar"]
+
+    @pytest.mark.parametrize("name", ["source.spm", "target.spm", "vocab.json"])
+    def test_a_missing_file(self, name, tmp_path):
+        files = marian(tmp_path)
+        (tmp_path / name).unlink()
+        with pytest.raises(ValueError, match=f"no {name}"):
+            imported(files)
+
+    def test_a_folder_without_a_tokenizer(self, tmp_path):
+        with pytest.raises(ValueError, match=r"no spiece\.model"):
+            read_tokenizers(tmp_path, "t5", {"vocab_size": 100}, {"decoder_start_token_id": 0})
+
+    def test_a_damaged_model(self, tmp_path):
+        files = marian(tmp_path)
+        content = (tmp_path / "source.spm").read_bytes()
+        for damaged in (b"", b"\xff" * 20, content[: len(content) // 2], b"{}"):
+            (tmp_path / "source.spm").write_bytes(damaged)
+            with pytest.raises(ValueError, match=r"source\.spm: not a SentencePiece model"):
+                imported(files)
+
+    def test_a_damaged_file(self, tmp_path):
+        files = t5(tmp_path)
+        for damaged in ("", "{", "[]", "{}", '{"model": {"vocab": [1]}, "added_tokens": []}'):
+            (tmp_path / "tokenizer.json").write_text(damaged)
+            with pytest.raises(ValueError, match=r"tokenizer\.json"):
+                imported(files)
+
+    def test_a_class_of_another_family(self, tmp_path):
+        files = t5(tmp_path)
+        settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+        (tmp_path / "tokenizer_config.json").write_text(
+            json.dumps(settings | {"tokenizer_class": "BertTokenizerFast"})
+        )
+        with pytest.raises(
+            ValueError, match="tokenizer_class is BertTokenizer; a model of the family t5 has T5Tokenizer"
+        ):
+            imported(files)
+
+    def test_a_vocabulary_with_gaps(self, tmp_path):
+        files = marian(tmp_path)
+        vocab = json.loads((tmp_path / "vocab.json").read_text())
+        vocab.popitem()
+        (tmp_path / "vocab.json").write_text(json.dumps(vocab | {"z": 5}))
+        with pytest.raises(ValueError, match="their ids have gaps"):
+            imported(files)
+
+    def test_a_model_without_a_start_token(self, tmp_path):
+        files = t5(tmp_path)
+        with pytest.raises(ValueError, match="neither decoder_start_token_id nor bos_token_id"):
+            read_tokenizers(tmp_path, "t5", files.config, {})
+
+
+def test_a_file_is_taken_as_it_is_where_transformers_rebuilds_it(tmp_path):
+    """Its class for mBART drops the normaliser of the file, and these texts would be unknown."""
+    files = mbart(tmp_path)
+    described = json.loads((tmp_path / "tokenizer.json").read_text())
+    described["normalizer"] = {"type": "NFKC"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    expected = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    given = texts(50)
+    theirs = [expected.encode(text, add_special_tokens=False).ids for text in given]
+    assert imported(files).source.encode_batch(given) == theirs
