@@ -182,7 +182,8 @@ class Frames(_Record):
     """The tokens around each source text and before each target.
 
     Attributes:
-        start: The token that the decoder reads before a target; it is not part of it. Exactly one.
+        start: The tokens that the decoder reads before a target; they are not part of it. Exactly one for a
+            model without a `decode` graph.
         forced: The first tokens of every target. They are part of it, and its length counts them.
         source_prefix: The tokens before those of a source text.
         source_suffix: The tokens after them, end of sequence included.
@@ -483,8 +484,8 @@ def _contradictions(manifest: Manifest) -> list[str]:
         problems.append(f"sizes.d_head is {d_head}, and must be a multiple of {_D_HEAD_MULTIPLE}")
     if manifest.target_vocab_size < 1:
         problems.append(f"target_vocab_size is {manifest.target_vocab_size}, and must be at least 1")
-    if len(manifest.frames.start) != 1:
-        problems.append(f"frames.start has {len(manifest.frames.start)} tokens, and must have one")
+    if not manifest.frames.start:
+        problems.append("frames.start is empty: the decoder needs a first token")
     ids = manifest.special_ids
     if not ids.eos_ids:
         problems.append("special_ids.eos_ids is empty: no token would end a target")
@@ -567,6 +568,10 @@ def _graph_problems(manifest: Manifest, variant: Variant) -> list[str]:
         value = getattr(manifest.memory, name)
         if value is not None and value < 1:
             problems.append(f"memory.{name} is {value}, and must be at least 1")
+    if len(manifest.frames.start) > 1 and Verb.DECODE not in variant.graphs:
+        problems.append(
+            f"frames.start has {len(manifest.frames.start)} tokens, and without a decode graph there must be one"
+        )
     state = {spec.name for spec in step.inputs if spec.role is Role.STATE}
     for verb, graph in ((Verb.ENCODE, encode), (Verb.STEP, step)):
         written = {buffer_of(spec.name) for spec in graph.outputs if spec.role is Role.STATE}

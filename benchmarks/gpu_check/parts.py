@@ -129,7 +129,7 @@ def _scores(runner: OnnxRunner, sources: list[list[int]], targets: list[list[int
     requests = [dataclasses.replace(request, is_score=True) for request in requests_for(sources, 1)]
     runner.encode(0, requests)
     rows = tuple(
-        Sequence(Search(request, runner.start_id), runner.start_id, token_ids=target[:-1])
+        Sequence(Search(request, runner.start_ids), runner.start_ids[-1], token_ids=target[:-1])
         for request, target in zip(requests, targets, strict=True)
     )
     return np.array(runner.prefill(0, rows), np.float64)

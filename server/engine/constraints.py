@@ -36,7 +36,7 @@ def adjustments(row: Sequence, eos_ids: Collection[int], vocab_size: int) -> dic
         vocab_size: V.
     """
     request, constraints = row.request, row.request.constraints
-    target_ids = [row.search.start_id, *row.token_ids] if constraints.repeats_start else row.token_ids
+    target_ids = [*row.search.start_ids, *row.token_ids] if constraints.repeats_start else row.token_ids
     suppressed, changed = constraints.suppressed_token_ids, dict[int, tuple[float, float]]()
     if constraints.repetition_penalty != 1:
         changed = dict.fromkeys(target_ids, (constraints.repetition_penalty, 0.0))

@@ -54,7 +54,7 @@ class Runner(Protocol):
         num_slots: Rows of the buffers.
         max_source_length: The largest length of the source that a row's memory depends on.
         max_target_length: Positions of a row's cache.
-        start_id: The first token that a sequence is fed.
+        start_ids: The tokens that a sequence is fed first.
         eos_ids: The tokens that end a sequence; the first one ends a target that is scored.
         has_decode: Whether it can `prefill` and `align`; otherwise steps read prefixes and compute attention.
     """
@@ -62,7 +62,7 @@ class Runner(Protocol):
     num_slots: int
     max_source_length: int
     max_target_length: int
-    start_id: int
+    start_ids: tuple[int, ...]
     eos_ids: tuple[int, ...]
     has_decode: bool
 
@@ -132,7 +132,7 @@ class Engine:
         self._clock = clock
         self._scheduler = Scheduler(
             runner.num_slots,
-            start_id=runner.start_id,
+            start_ids=runner.start_ids,
             eos_ids=runner.eos_ids,
             has_decode=runner.has_decode,
             queue_limits=queue_limits,
@@ -313,7 +313,7 @@ class Engine:
                 try:
                     self._runner.encode(first_row, [sequence.request for sequence in plan.admitted])
                     if self._runner.has_decode and any(
-                        sequence.token_ids or sequence.request.is_score for sequence in plan.admitted
+                        sequence.cache_length or sequence.request.is_score for sequence in plan.admitted
                     ):
                         scores = self._runner.prefill(first_row, plan.admitted)
                         for sequence, log_probabilities in zip(plan.admitted, scores, strict=True):

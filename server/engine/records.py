@@ -48,8 +48,8 @@ class Constraints:
         suppressed_token_ids: Tokens that are never selected.
         logit_bias: By token id, the number that is added to its logit.
         forbidden_after: By the last n - 1 tokens, the tokens that would complete an n-gram of the source.
-        repeats_start: Whether the token that the decoder reads first counts as a part of the target for
-            `repetition_penalty`, `no_repeat_ngram_size` and `forbidden_after`.
+        repeats_start: Whether the start tokens count as a part of the target for `repetition_penalty`,
+            `no_repeat_ngram_size` and `forbidden_after`.
         is_renormalized: Whether the log-probabilities of a beam search are those among the allowed tokens.
             Otherwise they are changed instead of the logits, and do not add up to 1.
     """
@@ -147,7 +147,7 @@ class Request:
             are drawn independently. Otherwise they start with the most probable tokens after the prefix, and
             each is continued greedily.
         prefix_ids: Ids that the target is forced to start with; not counted in `max_new_tokens`.
-        start_id: The token that the decoder reads first; None is the model's.
+        start_ids: The tokens that the decoder reads before a target; empty for the model's.
         num_counted: Number of prefix ids that count as generated in the length penalty.
         begin_suppressed_ids: Tokens that are not selected directly after the prefix.
         ends_forced: Whether the last token of a target at its limit is the end of sequence, at no cost.
@@ -173,7 +173,7 @@ class Request:
     beam: Beam | None = None
     num_hypotheses: int = 1
     prefix_ids: tuple[int, ...] = ()
-    start_id: int | None = None
+    start_ids: tuple[int, ...] = ()
     num_counted: int = 0
     begin_suppressed_ids: frozenset[int] = frozenset()
     ends_forced: bool = False
@@ -323,7 +323,7 @@ class Search:
     """The decoding of one request. Owned by the scheduler; changed only on the engine's thread.
 
     Attributes:
-        start_id: The token that the decoder reads first.
+        start_ids: The tokens that the decoder reads before the target.
         rows: The running hypotheses; in a beam the best first.
         ended: The complete hypotheses by their place in the result: in a beam the rank, otherwise the index.
         num_sent: By place, the number of tokens that were streamed.
@@ -333,7 +333,7 @@ class Search:
     """
 
     request: Request
-    start_id: int
+    start_ids: tuple[int, ...]
     rows: list[Sequence] = field(default_factory=list)
     ended: dict[int, Hypothesis] = field(default_factory=dict)
     num_sent: dict[int, int] = field(default_factory=dict)
@@ -357,7 +357,7 @@ class Sequence:
         index: Number of the hypothesis in its request; 0 in a beam.
         num_branches: Number of tokens that its next step selects; 0 for a row that only keeps the memory of a
             complete request until its alignments are computed.
-        token_ids: Target tokens so far, the prefix included, without the start token and the end of sequence.
+        token_ids: Target tokens so far, the prefix included, without start tokens and the end of sequence.
         log_probability: The sum over its generated tokens; 0 for a plain request.
         choices: The requested details of each token, the end of sequence included.
         tail: The state of its request's stop rule.
@@ -392,8 +392,8 @@ class Sequence:
 
     @property
     def cache_length(self) -> int:
-        """Target positions already in the cache: the start token and all tokens fed since."""
-        return len(self.token_ids)
+        """Target positions already in the cache: the start tokens and all tokens fed since."""
+        return len(self.search.start_ids) - 1 + len(self.token_ids)
 
     @property
     def forced_id(self) -> int | None:
@@ -430,7 +430,7 @@ class Alignment:
     Attributes:
         row: The row that keeps the memory of the request.
         place: The hypothesis' place in the result.
-        first_position: Number of target positions before the piece, which earlier pieces covered.
+        first_position: Number of cache positions before the piece: start tokens, and those of earlier pieces.
         target_ids: The ids that the decoder was fed from that position on.
     """
 

@@ -64,7 +64,8 @@ class _Owed:
 
     Attributes:
         row: The row that keeps its memory. Its tokens are the aligned beginning of the first of `fed`.
-        fed: The ids that the decoder was fed, by the place of each hypothesis without a whole alignment.
+        fed: The ids that the decoder was fed from the last start token on, by the place of each hypothesis
+            without a whole alignment.
     """
 
     row: Sequence
@@ -84,7 +85,7 @@ class Scheduler:
 
     Args:
         num_slots: Rows of the runner's buffers.
-        start_id: The first token that a sequence is fed.
+        start_ids: The tokens that a sequence is fed first; exactly one without `decode`.
         eos_ids: The tokens that end a sequence.
         has_decode: Whether the runner can compute several positions at once; otherwise steps read prefixes
             and compute attention.
@@ -100,7 +101,7 @@ class Scheduler:
         self,
         num_slots: int,
         *,
-        start_id: int,
+        start_ids: tuple[int, ...],
         eos_ids: Collection[int],
         has_decode: bool = True,
         queue_limits: QueueLimits | None = None,
@@ -108,7 +109,7 @@ class Scheduler:
     ) -> None:
         self.slots = Slots(num_slots)
         self.running: dict[Request, Search] = {}
-        self._start_id = start_id
+        self._start_ids = start_ids
         self._eos_ids = eos_ids
         self._has_decode = has_decode
         self._limits = limits or SchedulerLimits()
@@ -187,12 +188,12 @@ class Scheduler:
             while self.slots.num_free and (request := self._queue.first(now)) is not None:
                 longest = max(longest, request.encode_tokens)
                 if self._has_decode:
-                    longest = max(longest, len(request.prefix_ids))
+                    longest = max(longest, len(request.start_ids) + len(request.prefix_ids))
                 is_full = longest * (len(admitted) + 1) > max_tokens
                 if request.num_slots > self.slots.num_free or (admitted and is_full):
                     break
                 self._queue.take(request)
-                search = start(request, self._start_id, self._eos_ids, feeds_prefix=not self._has_decode)
+                search = start(request, self._start_ids, self._eos_ids, feeds_prefix=not self._has_decode)
                 search.admitted_at, search.admitted_turn = now, self._num_turns
                 search.num_slots = request.num_slots
                 self.running[request] = search
@@ -268,11 +269,11 @@ class Scheduler:
         """Keep a complete request and one of its rows until its alignments have been computed."""
         fed = {}
         for place, hypothesis in sorted(search.ended.items()):
-            fed[place] = (search.start_id, *hypothesis.token_ids)
+            fed[place] = (search.start_ids[-1], *hypothesis.token_ids)
             if hypothesis.finish_reason is not FinishReason.EOS:  # then the last token was not fed
                 fed[place] = fed[place][:-1]
         self._owed[search] = _Owed(row, fed)
-        row.token_ids, row.next_token_id = [], search.start_id
+        row.token_ids, row.next_token_id = [], search.start_ids[-1]
         row.num_branches, row.is_plain = 0, True
         self.slots.reserve(1 - search.num_slots)
         search.num_slots = 1
@@ -289,7 +290,8 @@ class Scheduler:
                 while done < len(fed):
                     if num_left <= 0:
                         return
-                    piece = Alignment(owed.row, place, done, fed[done : done + longest])
+                    first_position = len(owed.row.search.start_ids) - 1 + done
+                    piece = Alignment(owed.row, place, first_position, fed[done : done + longest])
                     done += len(piece.target_ids)
                     num_left -= len(piece.target_ids) + _ALIGN_CALL_TOKENS
                     # The step runs this row, too: it writes the position that the next piece overwrites.
@@ -310,7 +312,8 @@ class Scheduler:
                 continue
             search.ended[piece.place].attended.append(weights)
             fed = self._owed[search].fed
-            if piece.first_position + len(piece.target_ids) == len(fed[piece.place]):
+            num_before = piece.first_position - (len(search.start_ids) - 1)
+            if num_before + len(piece.target_ids) == len(fed[piece.place]):
                 del fed[piece.place]
             if not fed:
                 ends.append((search, _reason(search), None))
@@ -338,7 +341,7 @@ class Scheduler:
         """Returns the end of a request that never had a slot."""
         with self._lock:
             self._deadlines.discard(request)
-        return Finished(Search(request, self._start_id, finish_reason=reason), error)
+        return Finished(Search(request, self._start_ids, finish_reason=reason), error)
 
     def _abandon(self, ends: list[_End], now: float) -> list[Finished]:
         ending = {search for search, _, _ in ends}

@@ -55,22 +55,24 @@ class _Child:
         return self.parent.log_probability + self.log_probability
 
 
-def start(request: Request, start_id: int, eos_ids: Collection[int], *, feeds_prefix: bool = False) -> Search:
+def start(
+    request: Request, start_ids: tuple[int, ...], eos_ids: Collection[int], *, feeds_prefix: bool = False
+) -> Search:
     """Creates the search of a new request, with one row, whose memory the encoder will fill.
 
     Args:
         request: The new request.
-        start_id: The model's first token, if the request does not have one of its own.
+        start_ids: The model's start tokens, if the request does not have its own.
         eos_ids: The tokens that end a sequence.
         feeds_prefix: Whether steps read the prefix, one token each; otherwise the row begins after it.
     """
-    search = Search(request, start_id if request.start_id is None else request.start_id)
-    root = Sequence(search, next_token_id=search.start_id)
+    search = Search(request, request.start_ids or start_ids)
+    root = Sequence(search, next_token_id=search.start_ids[-1])
     if feeds_prefix:
         root.num_forced = len(request.prefix_ids)
     else:
         root.token_ids = list(request.prefix_ids)
-        root.next_token_id = (search.start_id, *request.prefix_ids)[-1]
+        root.next_token_id = (*search.start_ids, *request.prefix_ids)[-1]
     _prepare(root, eos_ids, scores=feeds_prefix and request.is_score)
     search.rows.append(root)
     return search
@@ -320,7 +322,7 @@ def _place(search: Search, children: list[_Child]) -> list[Fork]:
                 row, num_shared = _new_row(parent), 0
             else:
                 row = spare.pop()
-                num_shared = 1 + _num_shared(row.token_ids, parent.token_ids)  # 1: the start token
+                num_shared = len(search.start_ids) + _num_shared(row.token_ids, parent.token_ids)
             row.token_ids = parent.token_ids.copy()
             row.choices = parent.choices.copy()
             row.attended = parent.attended.copy()

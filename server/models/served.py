@@ -117,7 +117,7 @@ class ServedModel:
     @property
     def max_target_length(self) -> int:
         """The largest number of target tokens."""
-        return self.engines[0].max_target_length
+        return self.engines[0].max_target_length - (len(self.frames.start) - 1)
 
     @property
     def max_request_slots(self) -> int:

@@ -88,9 +88,11 @@ class OnnxRunner:
         self.max_target_length = sizing.sizes[Axis.CACHE_CAPACITY]
         self.vocab_size = manifest.target_vocab_size
         self._memory = manifest.memory
-        (start,) = manifest.frames.start
         # For a start that requests choose, any of its tokens serves to warm up.
-        self.start_id = next(iter(manifest.choices[start].ids.values())) if isinstance(start, str) else start
+        self.start_ids = tuple(
+            next(iter(manifest.choices[place].ids.values())) if isinstance(place, str) else place
+            for place in manifest.frames.start
+        )
         self.eos_ids = manifest.special_ids.eos_ids
         if config.shares_threads:
             share_threads(sizing.num_pool_threads)
@@ -162,15 +164,16 @@ class OnnxRunner:
         request = Request("warm-up", sources, memory_length, max_new_tokens=1, arrival=0.0)
         self.encode(0, [request])
         self._or_uncaptured(self._step_every_bucket)
-        self.step((Sequence(Search(request, self.start_id), self.start_id),))
+        start_ids = self.start_ids[-1:]
+        self.step((Sequence(Search(request, start_ids), *start_ids),))
         for detailed in _requests_of_every_selection(request):
-            row = Sequence(Search(detailed, self.start_id), self.start_id, is_plain=False)
+            row = Sequence(Search(detailed, start_ids), *start_ids, is_plain=False)
             self.step((row,))
         self.move((Move(0, 0, cache_length=1, memory_length=request.memory_length),))
         # With an empty cache and with a filled one, which may use other kernels.
         for first_position, length in ((0, 1), (1, 2)):
             if self.has_decode and first_position + length <= self.max_target_length:
-                self.align(0, first_position, (self.start_id,) * length, request.memory_length)
+                self.align(0, first_position, start_ids * length, request.memory_length)
         if not self._device.is_host:
             # The weights are on the device, and no further session will be created.
             self._files = None
@@ -195,7 +198,7 @@ class OnnxRunner:
 
     @_on_device
     def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
-        """Fill the caches of the rows from `first_row` on from their prefixes, by one call.
+        """Fill the caches of the rows from `first_row` on from start tokens and prefixes, by one call.
 
         Shorter rows are padded; their later steps overwrite the positions that the padding wrote. The first
         step feeds a prefix's last token.
@@ -203,8 +206,8 @@ class OnnxRunner:
         Returns:
             For each scored sequence the log-probabilities of its target, end of sequence included.
         """
-        fed = [np.array([sequence.search.start_id, *sequence.token_ids]) for sequence in sequences]
-        labels = [np.array([*sequence.token_ids, self.eos_ids[0]]) for sequence in sequences]
+        fed = [np.array([*sequence.search.start_ids, *sequence.token_ids]) for sequence in sequences]
+        labels = [np.array([*ids[1:], self.eos_ids[0]]) for ids in fed]
         is_scored = any(sequence.request.is_score for sequence in sequences)
         longest = max(len(ids) - (not s.request.is_score) for ids, s in zip(fed, sequences, strict=True))
         feeds: dict[str, Array] = {
@@ -214,7 +217,7 @@ class OnnxRunner:
         }
         scores = self._decode(first_row, len(sequences), 0, feeds, names.LOG_PROBABILITIES)
         return [
-            row[: len(ids)].tolist() if sequence.request.is_score else []
+            row[len(sequence.search.start_ids) - 1 : len(ids)].tolist() if sequence.request.is_score else []
             for row, ids, sequence in zip(scores, labels, sequences, strict=True)
         ]
 

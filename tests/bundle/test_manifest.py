@@ -262,9 +262,9 @@ def test_a_choice_that_does_not_exist_is_named(damaged):
     assert problem.startswith("choices.target_language has the default 'en'")
 
 
-def test_the_decoder_starts_with_one_token(damaged):
-    edit(damaged, "frames", "start", value=[1, 2])
-    assert problems_of(damaged) == ("frames.start has 2 tokens, and must have one",)
+def test_the_decoder_starts_with_a_token(damaged):
+    edit(damaged, "frames", "start", value=[])
+    assert problems_of(damaged) == ("frames.start is empty: the decoder needs a first token",)
 
 
 def test_sentences_are_padded_with_zero(damaged):

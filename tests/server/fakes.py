@@ -25,11 +25,13 @@ def next_token(source: tuple[int, ...], fed: list[int]) -> int:
     return 3 + mixed % (VOCAB_SIZE - 3)
 
 
-def expected_tokens(source: tuple[int, ...], max_new_tokens: int) -> list[int]:
+def expected_tokens(
+    source: tuple[int, ...], max_new_tokens: int, start_ids: tuple[int, ...] = ()
+) -> list[int]:
     """The whole target of a source decoded alone, by definition."""
     target: list[int] = []
     while len(target) < max_new_tokens:
-        token = next_token(source, [START_ID, *target])
+        token = next_token(source, [*(start_ids or (START_ID,)), *target])
         if token == EOS_ID:
             break
         target.append(token)
@@ -68,7 +70,7 @@ class FakeRunner:
 
     max_source_length = 64
     max_target_length = 64
-    start_id = START_ID
+    start_ids = (START_ID,)
     eos_ids = (EOS_ID,)
 
     def __init__(
@@ -105,7 +107,7 @@ class FakeRunner:
     def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
         assert self.has_decode
         for row, sequence in enumerate(sequences, first_row):
-            self.cache[row] = [START_ID, *sequence.token_ids][:-1]
+            self.cache[row] = [*sequence.search.start_ids, *sequence.token_ids][:-1]
         return [
             [-float(token) for token in (*sequence.token_ids, EOS_ID)] if sequence.request.is_score else []
             for sequence in sequences

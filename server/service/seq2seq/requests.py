@@ -70,7 +70,7 @@ def engine_jobs(
     options = with_defaults(message.options, model)
     chosen, frames = _chosen(options, model), model.frames
     forced_ids = _placed(frames.forced, chosen)
-    (start_id,) = _placed(frames.start, chosen)
+    start_ids = _placed(frames.start, chosen)
     frame = _placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)
     prefix_ids = (*forced_ids, *_target_ids(options.target_prefix, model, "options.target_prefix"))
     max_new_tokens = _max_new_tokens(options, model, len(prefix_ids), len(forced_ids))
@@ -108,7 +108,7 @@ def engine_jobs(
             beam=beam,
             num_hypotheses=max(options.num_hypotheses, 1),
             prefix_ids=prefix_ids,
-            start_id=start_id,
+            start_ids=start_ids,
             num_counted=len(forced_ids),
             begin_suppressed_ids=frozenset(model.generation.begin_suppressed_token_ids),
             ends_forced=model.generation.forced_eos_id is not None,
@@ -144,7 +144,7 @@ def score_request(message: ScoreRequest, model: ServedModel, call: Call, checkpo
         raise InvalidRequest("the target is missing: give it a text or token ids", field="target")
     chosen, frames = _chosen(message, model), model.frames
     frame = _placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)
-    (start_id,) = _placed(frames.start, chosen)
+    start_ids = _placed(frames.start, chosen)
     return Request(
         request_id=call.request_id,
         **_sources(source_parts(message.sources, model, checkpoint, frame=frame)[0], model),
@@ -154,7 +154,7 @@ def score_request(message: ScoreRequest, model: ServedModel, call: Call, checkpo
         priority=_priority(message.priority, call, "priority"),
         caller=call.caller.name,
         prefix_ids=(*_placed(frames.forced, chosen), *_target_ids(message.target, model, "target")),
-        start_id=start_id,
+        start_ids=start_ids,
         is_score=True,
     )
 

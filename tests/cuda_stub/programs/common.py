@@ -44,8 +44,8 @@ def rows_for(runner: OnnxRunner, requests: list[Request]) -> tuple[Sequence, ...
     """Rows that have no token yet."""
     return tuple(
         Sequence(
-            Search(request, runner.start_id),
-            runner.start_id,
+            Search(request, runner.start_ids),
+            runner.start_ids[-1],
             num_branches=request.beam.size if request.beam else 1,
             is_plain=request.is_plain,
         )

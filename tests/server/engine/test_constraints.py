@@ -17,7 +17,7 @@ FORBIDDEN = (1.0, -math.inf)
 def adjustments(constraints, target_ids, vocab_size=100, num_prefix=0):
     """What changes in all, because of the target so far and at every position."""
     request = make_request((7,), constraints=constraints, prefix_ids=tuple(target_ids[:num_prefix]))
-    row = Sequence(Search(request, start_id=1), next_token_id=1, token_ids=list(target_ids))
+    row = Sequence(Search(request, start_ids=(1,)), next_token_id=1, token_ids=list(target_ids))
     changes = module.adjustments(row, (EOS,), vocab_size)
     for token_id, penalty in module.penalties(constraints, (EOS,)).items():
         factor, bias = changes.get(token_id, (1.0, 0.0))

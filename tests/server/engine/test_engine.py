@@ -20,6 +20,7 @@ from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFaile
 from tests.server.driver import Driver, assert_empty
 from tests.server.fakes import EOS_ID, START_ID, FakeRunner, expected_tokens, make_request
 
+STARTS = ((), (5,), (4, 3, START_ID))  # the model's start token, and those of requests
 sources = st.lists(
     st.lists(st.integers(3, 96), min_size=1, max_size=9).map(tuple), min_size=1, max_size=25, unique=True
 )
@@ -29,7 +30,12 @@ sources = st.lists(
 def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(sources, num_slots, max_encode_tokens, seed):
     chance = random.Random(seed)
     driver = Driver(FakeRunner(num_slots), limits=SchedulerLimits(max_encode_tokens=max_encode_tokens))
-    requests = [make_request(source, max_new_tokens=chance.randint(1, 12), stream=True) for source in sources]
+    requests = [
+        make_request(
+            source, max_new_tokens=chance.randint(1, 12), stream=True, start_ids=chance.choice(STARTS)
+        )
+        for source in sources
+    ]
     waiting = list(requests)
     while waiting:
         for _ in range(chance.randint(0, 4)):
@@ -38,7 +44,7 @@ def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(sources, num_slot
         driver.turn(chance.randint(0, 3))
     driver.finish()
     for request, source in zip(requests, sources, strict=True):
-        expected = expected_tokens(source, request.max_new_tokens)
+        expected = expected_tokens(source, request.max_new_tokens, request.start_ids)
         result = driver.results[request]
         assert list(result.best.token_ids) == expected
         assert driver.told(request) == expected
@@ -704,6 +710,7 @@ def test_alignments_are_the_same_in_pieces_beside_any_neighbours(wanted, num_slo
         prefix = (7,) * chance.randint(0, 3)
         kind = {"beam": Beam(count)} if is_beam else {}
         options = {"num_hypotheses": count, "attention": True, "prefix_ids": prefix, "stream": True} | kind
+        options["start_ids"] = chance.choice(STARTS)
         requests.append((make_request(source, max_new_tokens=chance.randint(1, 12), **options), source))
         driver.submit(requests[-1][0], make_request((chance.randint(3, 90), 5)))
         if chance.random() < 0.2:
@@ -713,9 +720,11 @@ def test_alignments_are_the_same_in_pieces_beside_any_neighbours(wanted, num_slo
     for request, source in requests:
         result = driver.results[request]
         for hypothesis in result.hypotheses if result.error is None else ():
-            fed = [START_ID, *hypothesis.token_ids]
+            start_ids = request.start_ids or (START_ID,)
+            fed = [*start_ids, *hypothesis.token_ids]
             fed = fed if hypothesis.finish_reason is FinishReason.EOS else fed[:-1]
-            np.testing.assert_array_equal(hypothesis.attention, expected_alignment(source, fed))
+            expected = expected_alignment(source, fed)[len(start_ids) - 1 :]
+            np.testing.assert_array_equal(hypothesis.attention, expected)
 
 
 def test_a_turn_computes_a_bounded_part_of_the_alignments_and_everybody_goes_on_meanwhile():

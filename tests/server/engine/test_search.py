@@ -345,7 +345,7 @@ class TableModel:
 class TableRunner(FakeRunner):
     """The same table under the engine."""
 
-    start_id, eos_ids = BOS_ID, (EOS_ID,)
+    start_ids, eos_ids = (BOS_ID,), (EOS_ID,)
 
     def __init__(self, model: TableModel, num_slots: int) -> None:
         super().__init__(num_slots)

@@ -10,7 +10,7 @@ from tests.server.fakes import START_ID, make_request
 
 
 def make_sequence(number: int) -> Sequence:
-    sequence = Sequence(Search(make_request((number,) * (number % 7 + 1)), START_ID), START_ID)
+    sequence = Sequence(Search(make_request((number,) * (number % 7 + 1)), (START_ID,)), START_ID)
     sequence.token_ids += [5] * (number % 5)
     return sequence
 

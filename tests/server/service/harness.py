@@ -75,7 +75,7 @@ class EchoRunner:
     num_slots: int = 4
     max_source_length: int = 64
     max_target_length: int = 64
-    start_id: int = BOS
+    start_ids: tuple[int, ...] = (BOS,)
     eos_ids: tuple[int, ...] = (EOS,)
     has_decode: bool = True
     gate: threading.Event = field(default_factory=threading.Event)
