@@ -41,6 +41,7 @@ _FORMS = {
     Form.PICTURE: ("uint8", 3),
     Form.CLIP: ("uint8", 4),
     Form.FEATURES: ("float32", 2),
+    Form.SOUND: ("float32", 2),
 }
 _D_HEAD_MULTIPLE = 8  # GroupQueryAttention refuses others
 # Larger files are refused before they are parsed, which takes many times as much memory.
@@ -195,6 +196,23 @@ class Frames(_Record):
     source_suffix: Places = ()
 
 
+@dataclass(frozen=True)
+class Timestamps(_Record):
+    """The tokens of times within a sound (Radford et al. 2022, arXiv:2212.04356, section 2.3).
+
+    Attributes:
+        first_id: The token of 0 seconds. It and all ids after it are times.
+        step_seconds: From the time of one token to that of the next.
+        off_id: The last token of `Frames.start`; a request for timestamps leaves it out.
+        max_first: The most steps before the first time of a target; None for no limit.
+    """
+
+    first_id: int
+    step_seconds: float
+    off_id: int
+    max_first: int | None = None
+
+
 LengthPenalty = Literal["wu", "power"]
 EarlyStopping = bool | Literal["never"]
 
@@ -284,6 +302,7 @@ class Manifest(_Record):
         choices: What a request may choose by a name, by the name of its option: `source_language`,
             `target_language` or `task`.
         generation: The options of a request that does not set them.
+        timestamps: The tokens of times; None for a model without them.
         source_language: The BCP 47 tag of the sources' language, by whose rules they are split into
             sentences; empty if the training did not name one.
         length_bound: The bound on target lengths learned from the training corpus; None for no bound.
@@ -306,6 +325,7 @@ class Manifest(_Record):
     variants: dict[Precision, Variant]
     choices: dict[str, Choice] = field(default_factory=dict)
     generation: Generation = field(default_factory=Generation)
+    timestamps: Timestamps | None = None
     source_language: str = ""
     length_bound: LengthBound | None = None
     provenance: dict[str, str] = field(default_factory=dict)
@@ -501,6 +521,12 @@ def _contradictions(manifest: Manifest) -> list[str]:
     for name, choice in manifest.choices.items():
         if not choice.ids or (choice.default and choice.default not in choice.ids):
             problems.append(f"choices.{name} has the default {choice.default!r}, and the names {choice.ids}")
+    times = manifest.timestamps
+    if times is not None and (times.off_id not in manifest.frames.start[-1:] or times.step_seconds <= 0):
+        problems.append(
+            f"timestamps.off_id is {times.off_id}, and must be the last token of frames.start; "
+            f"timestamps.step_seconds is {times.step_seconds}, and must be above 0"
+        )
     for name in ("max_source_length", "max_target_length"):
         if getattr(manifest, name) < 1:
             problems.append(f"{name} is {getattr(manifest, name)}, and must be at least 1")
@@ -526,6 +552,7 @@ def _id_fields(manifest: Manifest) -> dict[str, tuple[int, Places]]:
     source, target = manifest.source_vocab_size or manifest.target_vocab_size, manifest.target_vocab_size
     frames, generation = manifest.frames, manifest.generation
     forced_eos = () if generation.forced_eos_id is None else (generation.forced_eos_id,)
+    times = () if manifest.timestamps is None else (manifest.timestamps.first_id,)
     return {
         "special_ids.pad_id": (source, (manifest.special_ids.pad_id,)),
         "special_ids.eos_ids": (target, manifest.special_ids.eos_ids),
@@ -536,6 +563,7 @@ def _id_fields(manifest: Manifest) -> dict[str, tuple[int, Places]]:
         "generation.suppressed_token_ids": (target, generation.suppressed_token_ids),
         "generation.begin_suppressed_token_ids": (target, generation.begin_suppressed_token_ids),
         "generation.forced_eos_id": (target, forced_eos),
+        "timestamps.first_id": (target, times),
         **{
             f"choices.{name}": (max(source, target), tuple(choice.ids.values()))
             for name, choice in manifest.choices.items()
@@ -570,7 +598,7 @@ def _graph_problems(manifest: Manifest, variant: Variant) -> list[str]:
             problems.append(f"memory.{name} is {value}, and must be at least 1")
     if len(manifest.frames.start) > 1 and Verb.DECODE not in variant.graphs:
         problems.append(
-            f"frames.start has {len(manifest.frames.start)} tokens, and without a decode graph there must be one"
+            f"frames.start has {len(manifest.frames.start)} tokens, and must have one without a decode graph"
         )
     state = {spec.name for spec in step.inputs if spec.role is Role.STATE}
     for verb, graph in ((Verb.ENCODE, encode), (Verb.STEP, step)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 MANIFEST_FILE = "manifest.json"
 CHECKSUM_FILE = "manifest.sha256"  # the manifest's checksum; the manifest has those of all other files
 TOKENIZER_FILE = "tokenizer.json"
@@ -46,6 +46,7 @@ class Form(enum.StrEnum):
     PICTURE = "picture"  # a file, or its pixels
     CLIP = "clip"  # an animated file, or its frames
     FEATURES = "features"  # annotations that the caller computed
+    SOUND = "sound"  # a file, or its log-mel spectrogram
 
 
 class Axis(enum.StrEnum):
@@ -85,6 +86,7 @@ QUESTION = "question"  # (B, words) int64; 0 pads it
 PICTURE = "picture"  # (B, size, size, 3) uint8: red, green, blue
 CLIP = "clip"  # (B, frames, size, size, 3) uint8
 FEATURES = "features"  # (B, annotations, width) float32
+SOUND = "sound"  # (B, bands, frames) float32: `bundle.audio.log_mel`
 SOURCE_LENGTHS = "source_lengths"  # (B,) int32; for decode, positions of memory
 TOKEN_IDS = "token_ids"  # (B,) int64: the last target token of each row
 LAST_SOURCE_POSITIONS = "last_source_positions"  # (B,) int32: positions of memory minus one

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from seq2seq_serve.training.models.transformer import Transformer
 
-# V vocabulary   D d_model   H heads   K d_head   T, S positions
+# B batch rows   V vocabulary   D d_model   H heads   K d_head   T, S positions   C channels
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
@@ -31,7 +31,8 @@ class Stack:
 
     Attributes:
         name: The name of the layers in the model, for the calibrated ranges of its maps.
-        embedding: `(V, D)`.
+        embedding: `(V, D)`; None for the encoder of a model that reads sounds.
+        front: The maps that make embeddings of a spectrogram, see `neighbours`; None for the other stacks.
         embedding_scale: The factor of embeddings.
         positions: `(positions, D)`, added to scaled embeddings; None adds nothing.
         embedding_norm: The norm of that sum; None without.
@@ -43,7 +44,7 @@ class Stack:
     """
 
     name: str
-    embedding: Tensor
+    embedding: Tensor | None
     embedding_scale: float
     positions: Tensor | None
     embedding_norm: nn.Module | None
@@ -55,15 +56,32 @@ class Stack:
     activation: Activation = "relu"
     relative_bias: Tensor | None = None
     zero_position_id: int | None = None
-
-    @property
-    def d_model(self) -> int:
-        return self.embedding.shape[1]
+    front: Front | None = None
 
     @property
     def is_rms(self) -> bool:
         """Whether the norms divide by the root mean square, and neither subtract nor add anything."""
         return isinstance(self.final_norm, nn.RMSNorm)
+
+
+@dataclass(frozen=True)
+class Front:
+    """What turns a spectrogram into the encoder's embeddings: two convolutions of three neighbouring frames.
+
+    The second one has a stride of 2, and each is followed by a GELU. As linear maps of `neighbours`, they are
+    quantised like all others.
+
+    Attributes:
+        name: The name of the maps in the model.
+        num_bands: The bands of the spectrogram.
+        num_frames: Its frames, twice as many as there are positions of memory.
+    """
+
+    name: str
+    num_bands: int
+    num_frames: int
+    first: nn.Linear
+    second: nn.Linear
 
 
 @dataclass(frozen=True)
@@ -106,6 +124,16 @@ def architecture_of(model: Transformer) -> Architecture:
         decoder=stack("decoder_layers", model.embedding.weight, model.decoder_layers, model.decoder_norm),
         output_weight=model.output_weight,
     )
+
+
+def neighbours(x: Tensor, stride: int) -> Tensor:
+    """Every frame of `(B, T, C)`, or every second one, between its neighbours: `(B, T / stride, 3 C)`.
+
+    Zeros stand for the neighbours of the first and the last frame.
+    """
+    T = x.shape[1]
+    padded = nn.functional.pad(x, (0, 0, 1, 1))
+    return torch.cat([padded[:, i : i + T : stride] for i in range(3)], dim=2)
 
 
 def relative_bias(table: Tensor, queries: Tensor, keys: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role
 from seq2seq_serve.export.graphs import operators
+from seq2seq_serve.export.graphs.architecture import Front
 from seq2seq_serve.export.graphs.linear import Linear, LinearFactory
 from seq2seq_serve.training.models.base import EncoderDecoder
 
@@ -96,6 +97,12 @@ def source_specs() -> tuple[TensorSpec, TensorSpec]:
         TensorSpec(names.SOURCE_IDS, "int64", (Axis.BATCH, Axis.SOURCE_LENGTH), Role.SOURCE),
         TensorSpec(names.SOURCE_LENGTHS, "int32", (Axis.BATCH,), Role.SOURCE),
     )
+
+
+def sound_specs(front: Front) -> tuple[TensorSpec]:
+    """The input of an `encode` graph over sounds."""
+    axes = (Axis.BATCH, front.num_bands, front.num_frames)
+    return (TensorSpec(names.SOUND, "float32", axes, Role.SOURCE),)
 
 
 def token_specs(*columns: str) -> list[TensorSpec]:

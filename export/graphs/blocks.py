@@ -161,8 +161,13 @@ class EncoderBlock(nn.Module):
         inner, outer = self.feed_forward.inner, self.feed_forward.outer
         return [(self.query_key_value, self.output), (inner, outer)]
 
-    def attend(self, x: Tensor, lengths: Tensor, source_length: int, bias: Tensor | None = None) -> Tensor:
-        """Self-attention within each row of `(B, S)`; the bias `(1, H, S, S)` is added to the scores."""
+    def attend(
+        self, x: Tensor, lengths: Tensor | None, source_length: int, bias: Tensor | None = None
+    ) -> Tensor:
+        """Self-attention within each row of `(B, S)`; the bias `(1, H, S, S)` is added to the scores.
+
+        Without lengths `(B,)` every row has S positions.
+        """
         packed = self.query_key_value(x)  # (B*S, 3HK)
         packed = packed.reshape(-1, source_length, packed.shape[1])  # (B, S, 3HK)
         query, key, value = packed.chunk(3, dim=2)

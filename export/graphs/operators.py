@@ -63,20 +63,21 @@ def multi_head_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    lengths: Tensor,
+    lengths: Tensor | None,
     *,
     num_heads: int,
     scale: float | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Attention of `(B, S, HK)` over `(B, S, HK)`, in row b over its first `lengths[b]` positions.
+    """Attention of `(B, S, HK)` over `(B, S, HK)`, in row b over its first `lengths[b]` positions, or all.
 
     The factor of the scores is 1 / √K by default; a bias `(1, H, S, S)` is added to them.
     """
     scale = 1 / math.sqrt(query.shape[2] // num_heads) if scale is None else scale
+    further = [None, lengths, bias] if bias is not None else [None, lengths] if lengths is not None else []
     return symbolic(
         "com.microsoft::MultiHeadAttention",
-        [query, key, value, None, lengths, *([] if bias is None else [bias])],
+        [query, key, value, *further],
         {"num_heads": num_heads, "scale": scale},
         dtype=query.dtype,
         shape=query.shape,

@@ -20,13 +20,21 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.export.graphs import operators
-from seq2seq_serve.export.graphs.architecture import Architecture, Stack, architecture_of, relative_bias
+from seq2seq_serve.export.graphs.architecture import (
+    Architecture,
+    Front,
+    Stack,
+    architecture_of,
+    neighbours,
+    relative_bias,
+)
 from seq2seq_serve.export.graphs.base import (
     TYPE_NAMES,
     Embedding,
     Graph,
     Projection,
     outs,
+    sound_specs,
     source_specs,
     token_specs,
 )
@@ -48,9 +56,10 @@ class _TransformerGraph(Graph):
         super().__init__()
         self.dtype = linear.dtype
         self.is_pre_norm = stack.final_norm is not None
-        self.embedding = Embedding(
-            stack.embedding, linear, stack.embedding_scale * _residual_scale(stack, linear)
-        )
+        if stack.embedding is not None:
+            self.embedding = Embedding(
+                stack.embedding, linear, stack.embedding_scale * _residual_scale(stack, linear)
+            )
         self.positions = _constant(stack.positions)
         self.relative_bias = _constant(stack.relative_bias)
         self.zero_position_id = stack.zero_position_id
@@ -61,15 +70,17 @@ class _TransformerGraph(Graph):
             )
         self.num_layers = len(model.decoder.layers)
         self.num_heads, self.d_head = model.decoder.num_heads, model.decoder.d_head
-        self.d_model = model.decoder.d_model
-        self.vocab_size = len(model.output_weight)
+        self.vocab_size, self.d_model = model.output_weight.shape
 
     def _embed(self, ids: Tensor, positions: Tensor | None) -> Tensor:
         """The first residual `(rows, D)` of token ids with their positions `(…, D)`."""
-        x = self.embedding(ids)
+        if positions is not None and self.zero_position_id is not None:
+            positions = positions * (ids != self.zero_position_id).unsqueeze(-1)
+        return self._placed(self.embedding(ids), positions)
+
+    def _placed(self, x: Tensor, positions: Tensor | None) -> Tensor:
+        """The first residual `(rows, D)` of embeddings with their positions, both `(…, D)`."""
         if positions is not None:
-            if self.zero_position_id is not None:
-                positions = positions * (ids != self.zero_position_id).unsqueeze(-1)
             x = x + positions
         rows: Tensor = x if x.dim() == 2 else x.view(-1, self.d_model)
         return rows if self.embedding_norm is None else self.embedding_norm.enter(rows)
@@ -127,11 +138,15 @@ def graphs_of(model: Architecture, linear: LinearFactory) -> dict[Verb, Graph]:
 
 
 class EncodeGraph(_TransformerGraph):
-    """Turns a source into its memory: the cross-attention keys and values of every decoder layer."""
+    """Turns a source into its memory: the cross-attention keys and values of every decoder layer.
+
+    A source is a text, or a sound, which has the same number of positions in every row.
+    """
 
     def __init__(self, model: Architecture, linear: LinearFactory) -> None:
         super().__init__(model, model.encoder, linear)
         stack, scale = model.encoder, _residual_scale(model.encoder, linear)
+        self.front = None if stack.front is None else _FrontMaps(stack.front, linear)
         self.blocks = Layers[EncoderBlock](
             EncoderBlock(layer, f"{stack.name}.{i}", stack, linear, scale)
             for i, layer in enumerate(stack.layers)
@@ -143,28 +158,53 @@ class EncodeGraph(_TransformerGraph):
             [module for attention in cross for module in (attention.key, attention.value)],
         )
         memory = self._memory_specs()
-        self.inputs = (*source_specs(), *memory)
+        sources = source_specs() if stack.front is None else sound_specs(stack.front)
+        self.inputs = (*sources, *memory)
         self.outputs = (*outs(memory), *self._last_specs())
 
-    def forward(self, source_ids: Tensor, source_lengths: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
-        B, S = source_ids.shape
+    def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         H, K = self.num_heads, self.d_head
-        x = self._embed(source_ids, None if self.positions is None else self.positions[:S])  # (B*S, D)
+        lengths: Tensor | None = None
+        if self.front is None:
+            source_ids, lengths, *memory = given
+            B, S = source_ids.shape
+            x = self._embed(source_ids, None if self.positions is None else self.positions[:S])  # (B*S, D)
+            last_position = lengths.to(torch.int64) - 1
+        else:
+            sound, *memory = given
+            embedded = self.front(sound.to(self.dtype))
+            B, S, _ = embedded.shape
+            x = self._placed(embedded, self.positions)  # (B*S, D)
+            last_position = torch.full((B,), S - 1)
         places = torch.arange(S)
         bias = self._bias(places, places)
         norms = iter(self.norms)
         hidden, residual = self._enter(x, norms)
         for block in self.blocks:
-            hidden, residual = next(norms)(block.attend(hidden, source_lengths, S, bias), residual)
+            hidden, residual = next(norms)(block.attend(hidden, lengths, S, bias), residual)
             hidden, residual = next(norms)(block.feed_forward(hidden), residual)
         packed = self.memory(hidden).view(B, S, len(memory), H * K)  # (B, S, 2L, HK)
         heads = packed.view(B, S, len(memory), H, K).permute(2, 0, 3, 1, 4)  # (2L, B, H, S, K)
         written = [operators.write_prefix(buffer, heads[i]) for i, buffer in enumerate(memory)]
-        last_position = (
-            (source_lengths.to(torch.int64) - 1).view(-1, 1, 1, 1).expand(-1, 1, len(memory), H * K)
-        )
-        last = packed.gather(1, last_position)  # (B, 1, 2L, HK)
-        return (*written, *(last[:, :, i] for i in range(len(memory))))
+        last = packed.gather(1, last_position.view(-1, 1, 1, 1).expand(-1, 1, len(memory), H * K))
+        return (*written, *(last[:, :, i] for i in range(len(memory))))  # (B, 1, HK) each
+
+
+class _FrontMaps(nn.Module):
+    """The maps of a spectrogram `(B, bands, frames)` to embeddings `(B, frames / 2, D)`."""
+
+    def __init__(self, front: Front, linear: LinearFactory) -> None:
+        super().__init__()
+        self.first = linear(f"{front.name}.first", [front.first])
+        self.second = linear(f"{front.name}.second", [front.second])
+
+    def forward(self, sound: Tensor) -> Tensor:
+        x = sound.transpose(1, 2)  # (B, T, C)
+        for stride, linear in ((1, self.first), (2, self.second)):
+            near = neighbours(x, stride)
+            B, T, width = near.shape
+            x = operators.gelu(linear(near.reshape(-1, width))).view(B, T, -1)
+        return x
 
 
 class StepGraph(_TransformerGraph):

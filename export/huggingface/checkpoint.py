@@ -27,6 +27,7 @@ _ENCODERS = (
     "ForMaskedLM",
     "ForSequenceClassification",
     "ForTokenClassification",
+    "ForAudioClassification",
     "ForQuestionAnswering",
     "ForPreTraining",
     "EncoderModel",

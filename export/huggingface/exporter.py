@@ -38,10 +38,11 @@ from seq2seq_serve.export.huggingface.families import Family, Limits, config_of,
 from seq2seq_serve.export.huggingface.generation import eos_ids, generation_of, left_out
 from seq2seq_serve.export.huggingface.model import ImportedModel
 from seq2seq_serve.export.huggingface.reference import random_batches, reference, worst_difference
-from seq2seq_serve.export.huggingface.samples import make_pairs, read_texts
+from seq2seq_serve.export.huggingface.samples import frame_texts, make_pairs, read_texts
+from seq2seq_serve.export.huggingface.sounds import check_features, read_sounds
 from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
 from seq2seq_serve.export.runtime import Graphs
-from seq2seq_serve.training.data.sources import TOKENS
+from seq2seq_serve.training.data.sources import Numbers
 
 _BYTES_PER_WEIGHT = {Precision.FP32: 4, Precision.FP16: 2, Precision.BF16: 2, Precision.INT8: 3}
 _MEMORY_PER_WEIGHT = 10  # bytes: 2.5 times the weights in float32; measured with 300 million weights: 2.3
@@ -53,11 +54,12 @@ _MEMORY_LIMIT_FILE, _MEMORY_USED_FILE = (
     Path("/sys/fs/cgroup/memory.current"),
 )
 _FAR = (1, 150, 140)  # a comparison beyond the last distance of published relative positions
+_SOUND_SHAPES = ((1, 1, 6), (2, 1, 5))  # a sound takes a second to encode
 _VALUES_PER_PAIR = 2_000  # of a map's inputs that the calibration keeps
 _DEFAULT_LIMITS = Limits()
 _INT8_ADVICE = "Export fp32 only, or calibrate on more texts of your own (--calibration)"
 
-_Pairs = list[tuple[list[int], list[int]]]
+_Pairs = list[tuple[Numbers, list[int]]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,8 @@ def export_checkpoint(
         folder: As `save_pretrained` writes it.
         path: The bundle.
         precisions: Those of the bundle.
-        calibration: A file of texts, one a line, by which int8 is calibrated; None for built-in sentences.
+        calibration: A file of texts, or of names of sounds, one a line, by which int8 is calibrated; None for
+            built-in ones.
         limits: The most tokens of sources and targets.
         overwrite: Whether an older bundle is replaced.
         report: Called with a line about each step, as it begins or ends.
@@ -105,8 +108,13 @@ def export_checkpoint(
     checkpoint = open_checkpoint(folder)
     family = family_of(checkpoint)
     config = config_of(family, checkpoint.config, limits)
-    texts = read_texts(calibration)
     tokenizers = read_tokenizers(folder, family.name, checkpoint.config, checkpoint.generation)
+    sources: list[Numbers]
+    if config.sounds is None:
+        sources = frame_texts(read_texts(calibration), tokenizers, config.max_source_length)
+    else:
+        check_features(folder, config.sounds)
+        sources = read_sounds(calibration, config.sounds)
     ends = eos_ids(checkpoint.generation, checkpoint.config)
     generation_of(checkpoint.generation, len(tokenizers.frames.start), config.max_target_length)
     _check_room(checkpoint, path, precisions)
@@ -118,8 +126,8 @@ def export_checkpoint(
     imported = _Imported(family, model, tokenizers, checkpoint)
     pairs: _Pairs = []
     if Precision.INT8 in precisions:
-        report(f"int8: translating {len(texts)} texts for the calibration")
-        pairs = make_pairs(model, tokenizers, ends, texts)
+        report(f"int8: decoding {len(sources)} sources for the calibration")
+        pairs = make_pairs(model, tokenizers, ends, sources)
     return write_bundle(
         path, lambda folder: _write(imported, folder, precisions, pairs, report), overwrite=overwrite
     )
@@ -169,8 +177,9 @@ def _write(
         frames=tokenizers.frames,
         choices=tokenizers.choices,
         generation=generation_of(settings, len(tokenizers.frames.start), config.max_target_length),
-        sources=dict(TOKENS.forms),
-        memory=TOKENS.memory,
+        timestamps=tokenizers.timestamps,
+        sources=dict(imported.model.source_kind.forms),
+        memory=imported.model.source_kind.memory,
         max_source_length=config.max_source_length,
         max_target_length=config.max_target_length,
         source_tokenizer=source,
@@ -194,7 +203,9 @@ def _write_variant(
     modules = {verb: graph.to(linear.dtype) for verb, graph in graphs_of(model.architecture, linear).items()}
 
     def prove(graphs: Graphs) -> Parity:
-        shapes = parity.SHAPES if model.config.max_distance is None else (*parity.SHAPES, _FAR)
+        shapes: parity.Shapes = _SOUND_SHAPES if model.config.sounds else parity.SHAPES
+        if model.config.max_distance is not None:
+            shapes = (*shapes, _FAR)
         proof = compare(model, graphs, precision, shapes)
         if precision is not Precision.INT8:
             return proof

@@ -18,6 +18,7 @@ from torch import Tensor
 from seq2seq_serve.export.graphs.architecture import Activation
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, CheckpointFolder
 from seq2seq_serve.export.huggingface.model import ImportedConfig, ImportedModel, StackConfig
+from seq2seq_serve.export.huggingface.sounds import Sounds
 
 # D d_model   H heads   M largest distance
 
@@ -83,7 +84,7 @@ class Family:
 
     name: str
     model_type: str
-    dialect: Literal["bart", "t5"]
+    dialect: Literal["bart", "t5", "whisper"]
     positions: Positions | None = None
     tokenizer_class: str = ""
     is_pre_norm: bool = True
@@ -145,6 +146,7 @@ FAMILIES = (
     Family("byt5", "t5", "t5", tokenizer_class="ByT5Tokenizer", activation="relu", scales_output=True),
     Family("t5", "t5", "t5", activation="relu", scales_output=True, longest=512),
     Family("mt5", "mt5", "t5", activation="gated-gelu", longest=512),
+    Family("whisper", "whisper", "whisper", _LEARNED),
 )
 
 
@@ -196,9 +198,9 @@ def read_model(checkpoint: CheckpointFolder, family: Family, limits: Limits) -> 
         if renamed in weights:
             raise CheckpointError(f"{checkpoint.path} has two weights for one: {origins[renamed]} and {name}")
         if not re.fullmatch(dialect.recomputed, renamed):
-            weights[renamed], origins[renamed] = tensor.to(torch.float32), name
+            weights[renamed], origins[renamed] = _linear(tensor.to(torch.float32)), name
     _add_positions(weights, config, family, checkpoint.config)
-    options = _tie(weights) | _logits_bias(weights)
+    options = _tie(weights, reads_texts=config.sounds is None) | _logits_bias(weights)
     if family.scales_output and _scales_output(checkpoint.config):
         options["output_scale"] = config.d_model**-0.5
     with torch.device("meta"):
@@ -247,10 +249,11 @@ def _add_positions(
                     weights[name], num_buckets, config.max_distance, is_two_sided=is_two_sided
                 )
         return
-    positions, rows = family.positions, config.num_positions
+    positions = family.positions
     assert positions is not None
-    assert rows is not None
-    for name in ("source_positions", "target_positions"):
+    tables = {"source_positions": config.num_source_positions, "target_positions": config.num_positions}
+    for name, rows in tables.items():
+        assert rows is not None
         if positions.compute is not None:
             first = settings.get("pad_token_id", 1) + 1 if positions.skips_pad else positions.offset
             weights[name] = positions.compute(rows, config.d_model, first)
@@ -267,11 +270,17 @@ def _relative_bias(weight: Tensor, num_buckets: int, most: int, *, is_two_sided:
     return weight[bucket_of(distances.abs(), half, most) + half * (distances < 0)]
 
 
-def _tie(weights: dict[str, Tensor]) -> dict[str, Any]:
+def _linear(weight: Tensor) -> Tensor:
+    """The weight of a convolution (D, C, 3) as that of a linear map over `neighbours`, (D, 3 C)."""
+    return weight.transpose(1, 2).flatten(1) if weight.dim() == 3 else weight
+
+
+def _tie(weights: dict[str, Tensor], *, reads_texts: bool) -> dict[str, Any]:
     """Keep one of equal matrices over the vocabulary; whether they are equal is read from the weights."""
     shared = weights.pop("shared.weight", None)
     source, target = (weights.pop(f"{side}_embedding.weight", shared) for side in ("source", "target"))
     output = weights.pop("output.weight", target)
+    source = source if reads_texts else target
     if source is None or target is None or output is None:
         raise CheckpointError("the checkpoint lacks a matrix of embeddings: shared.weight")
     if shared is not None and not any(_equal(shared, other) for other in (source, target)):
@@ -321,24 +330,24 @@ def _activation(name: str) -> Activation:
     return _ACTIVATIONS[name]
 
 
+def _bart_stack(config: Mapping[str, Any], side: Literal["encoder", "decoder"]) -> StackConfig:
+    D, heads = config["d_model"], config[f"{side}_attention_heads"]
+    if D % heads:
+        raise CheckpointError(f"d_model is {D}, and {heads} heads do not divide it")
+    return StackConfig(config[f"{side}_layers"], heads, D // heads, config[f"{side}_ffn_dim"])
+
+
 def _bart_options(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
     assert family.positions is not None
     D = config["d_model"]
-
-    def stack(side: str) -> StackConfig:
-        heads = config[f"{side}_attention_heads"]
-        if D % heads:
-            raise CheckpointError(f"d_model is {D}, and {heads} heads do not divide it")
-        return StackConfig(config[f"{side}_layers"], heads, D // heads, config[f"{side}_ffn_dim"])
-
     most = config["max_position_embeddings"]
     lengths = limits.filled(most, most if family.positions.is_limited else None)
     return ImportedConfig(
         vocab_size=config.get("decoder_vocab_size") or config["vocab_size"],
         source_vocab_size=config["vocab_size"],
         d_model=D,
-        encoder=stack("encoder"),
-        decoder=stack("decoder"),
+        encoder=_bart_stack(config, "encoder"),
+        decoder=_bart_stack(config, "decoder"),
         norm_kind="layer",
         norm_epsilon=_LAYER_NORM_EPSILON,
         activation=_activation(config.get("activation_function", family.activation)),
@@ -348,6 +357,29 @@ def _bart_options(family: Family, config: Mapping[str, Any], limits: Limits) -> 
         num_positions=most if family.positions.is_limited else max(vars(lengths).values()),
         zero_position_id=config.get("pad_token_id", 1) if family.positions.skips_pad else None,
         max_source_length=lengths.max_source_length,
+        max_target_length=lengths.max_target_length,
+    )
+
+
+def _whisper_options(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
+    D, positions = config["d_model"], config["max_source_positions"]
+    if limits.max_source_length:
+        raise CheckpointError("--max-source-length is for texts: all sounds of this model are equally long")
+    lengths = limits.filled(config["max_target_positions"], config["max_target_positions"])
+    return ImportedConfig(
+        vocab_size=config["vocab_size"],
+        source_vocab_size=0,
+        d_model=D,
+        encoder=_bart_stack(config, "encoder"),
+        decoder=_bart_stack(config, "decoder"),
+        norm_kind="layer",
+        norm_epsilon=_LAYER_NORM_EPSILON,
+        activation=_activation(config.get("activation_function", family.activation)),
+        has_key_biases=False,
+        embedding_scale=math.sqrt(D) if config.get("scale_embedding", False) else 1.0,
+        num_positions=config["max_target_positions"],
+        sounds=Sounds(config.get("num_mel_bins", 80), 2 * positions),
+        max_source_length=positions,
         max_target_length=lengths.max_target_length,
     )
 
@@ -377,31 +409,38 @@ def _t5_options(family: Family, config: Mapping[str, Any], limits: Limits) -> Im
     )
 
 
+_BART_NAMES = (
+    (r"^model\.", ""),
+    (r"^(en|de)coder\.layers\.", r"\1coder_layers."),
+    (r"\.self_attn\.", ".self_attention."),
+    (r"\.encoder_attn\.", ".cross_attention."),
+    (r"\.q_proj\.", ".query."),
+    (r"\.k_proj\.", ".key."),
+    (r"\.v_proj\.", ".value."),
+    (r"\.out_proj\.", ".output."),
+    (r"\.self_attn_layer_norm\.", ".self_attention_norm."),
+    (r"\.encoder_attn_layer_norm\.", ".cross_attention_norm."),
+    (r"\.fc1\.", ".feed_forward.inner."),
+    (r"\.fc2\.", ".feed_forward.outer."),
+    (r"\.final_layer_norm\.", ".feed_forward_norm."),
+    (r"^encoder\.(layernorm_embedding|embed_\w+)\.", r"source_\1."),
+    (r"^decoder\.(layernorm_embedding|embed_\w+)\.", r"target_\1."),
+    (r"^(source|target)_layernorm_embedding\.", r"\1_norm."),
+    (r"^(source|target)_embed_tokens\.", r"\1_embedding."),
+    (r"^(source|target)_embed_positions\.weights?$", r"\1_positions"),
+    (r"^(en|de)coder\.layer_norm\.", r"\1coder_norm."),
+    (r"^lm_head\.", "output."),
+    (r"^final_logits_bias$", "output_bias"),
+)
 _DIALECTS = {
-    "bart": Dialect(
-        _bart_options,
+    "bart": Dialect(_bart_options, _BART_NAMES, recomputed=""),
+    "whisper": Dialect(
+        _whisper_options,
         (
-            (r"^model\.", ""),
-            (r"^(en|de)coder\.layers\.", r"\1coder_layers."),
-            (r"\.self_attn\.", ".self_attention."),
-            (r"\.encoder_attn\.", ".cross_attention."),
-            (r"\.q_proj\.", ".query."),
-            (r"\.k_proj\.", ".key."),
-            (r"\.v_proj\.", ".value."),
-            (r"\.out_proj\.", ".output."),
-            (r"\.self_attn_layer_norm\.", ".self_attention_norm."),
-            (r"\.encoder_attn_layer_norm\.", ".cross_attention_norm."),
-            (r"\.fc1\.", ".feed_forward.inner."),
-            (r"\.fc2\.", ".feed_forward.outer."),
-            (r"\.final_layer_norm\.", ".feed_forward_norm."),
-            (r"^encoder\.(layernorm_embedding|embed_\w+)\.", r"source_\1."),
-            (r"^decoder\.(layernorm_embedding|embed_\w+)\.", r"target_\1."),
-            (r"^(source|target)_layernorm_embedding\.", r"\1_norm."),
-            (r"^(source|target)_embed_tokens\.", r"\1_embedding."),
-            (r"^(source|target)_embed_positions\.weights?$", r"\1_positions"),
-            (r"^(en|de)coder\.layer_norm\.", r"\1coder_norm."),
-            (r"^lm_head\.", "output."),
-            (r"^final_logits_bias$", "output_bias"),
+            *_BART_NAMES,
+            (r"^encoder\.conv1\.", "front.first."),
+            (r"^encoder\.conv2\.", "front.second."),
+            (r"^proj_out\.", "output."),
         ),
         recomputed="",
     ),

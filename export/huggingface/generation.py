@@ -74,6 +74,8 @@ def generation_of(settings: Mapping[str, Any], num_start: int, max_target_length
 def left_out(settings: Mapping[str, Any]) -> list[str]:
     """The settings of the checkpoint that change `generate` and are not taken over."""
     names = [name for name, neutral in _NEUTRAL.items() if settings.get(name, neutral) not in (neutral, None)]
+    if "no_timestamps_token_id" in settings:  # Whisper's prompt, which is in the frames
+        names = [name for name in names if name != "forced_decoder_ids"]
     if any(len(ids) > 1 for ids in settings.get("bad_words_ids") or ()):
         names.append("bad_words_ids (sequences)")
     return names

@@ -17,8 +17,17 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from seq2seq_serve.export.graphs.architecture import Activation, Architecture, Stack, relative_bias
+from seq2seq_serve.export.graphs.architecture import (
+    Activation,
+    Architecture,
+    Front,
+    Stack,
+    neighbours,
+    relative_bias,
+)
+from seq2seq_serve.export.huggingface.sounds import Sounds
 from seq2seq_serve.training.config import ModelConfig
+from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.models.base import EncoderDecoder, Layers, Memory, State
 from seq2seq_serve.training.models.transformer import alignment_layer
 
@@ -48,18 +57,21 @@ class ImportedConfig(ModelConfig):
 
     Attributes:
         vocab_size: The number of target tokens.
-        source_vocab_size: The number of source tokens.
+        source_vocab_size: The number of source tokens; 0 for a model that reads sounds.
+        sounds: The sounds that the model reads; None for a model that reads texts.
         has_source_embedding: Whether source tokens have a matrix of their own.
         has_output: Whether the projection to logits has a matrix of its own.
         has_output_bias: Whether a bias is added to logits.
         has_biases: Whether the linear maps of the layers have biases.
+        has_key_biases: The same for the maps of attention's keys.
         is_pre_norm: Whether norms are before the sublayers, and one at the end of each stack.
         has_embedding_norm: Whether the sum of token and position has a norm.
         is_gated: Whether the feed-forward network multiplies two maps, of which one is activated.
         embedding_scale: The factor of token embeddings.
         attention_scale: The factor of attention scores; None is 1 / sqrt(K).
         output_scale: The factor of decoder states before the projection.
-        num_positions: The rows of the tables of positions; None without such tables.
+        num_positions: The rows of the tables of positions; None without such tables. For sounds, the source's
+            table has a row for each position of memory.
         zero_position_id: The token whose position is a vector of zeros; None if all tokens have positions.
         max_distance: The distance from which on all distances have one bias; None without relative bias.
     """
@@ -75,6 +87,7 @@ class ImportedConfig(ModelConfig):
     has_output: bool = False
     has_output_bias: bool = False
     has_biases: bool = True
+    has_key_biases: bool = True
     is_pre_norm: bool = True
     has_embedding_norm: bool = False
     is_gated: bool = False
@@ -84,6 +97,12 @@ class ImportedConfig(ModelConfig):
     num_positions: int | None = None
     zero_position_id: int | None = None
     max_distance: int | None = None
+    sounds: Sounds | None = None
+
+    @property
+    def num_source_positions(self) -> int | None:
+        """The rows of the source's table of positions; None without a table."""
+        return self.num_positions if self.sounds is None else self.sounds.num_positions
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -113,7 +132,7 @@ class Attention(nn.Module):
         self.num_heads = sizes.num_heads
         self.scale = scale_of(config, sizes)
         self.query = nn.Linear(D, width, bias=bias)
-        self.key = nn.Linear(D, width, bias=bias)
+        self.key = nn.Linear(D, width, bias=bias and config.has_key_biases)
         self.value = nn.Linear(D, width, bias=bias)
         self.output = nn.Linear(width, D, bias=bias)
 
@@ -153,6 +172,25 @@ class FeedForward(nn.Module):
         hidden = self.activate(hidden) if self.gate is None else self.activate(self.gate(x)) * hidden
         output: Tensor = self.outer(hidden)
         return output
+
+
+class SoundFront(nn.Module):
+    """Whisper's two convolutions over a spectrogram, as linear maps of three neighbouring frames.
+
+    The width of each frame's neighbourhood is 3, and the second convolution has a stride of 2 (Radford et al.
+    2022, arXiv:2212.04356, section 2.2).
+    """
+
+    def __init__(self, num_bands: int, d_model: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(3 * num_bands, d_model)
+        self.second = nn.Linear(3 * d_model, d_model)
+
+    def forward(self, sound: Tensor) -> Tensor:
+        """(B, bands, frames) to (B, frames / 2, D)."""
+        x = nn.functional.gelu(self.first(neighbours(sound.transpose(1, 2), stride=1)))
+        result: Tensor = nn.functional.gelu(self.second(neighbours(x, stride=2)))
+        return result
 
 
 class Layer(nn.Module):
@@ -226,10 +264,15 @@ class ImportedModel(EncoderDecoder):
         if config.has_output:
             self.output = nn.Linear(D, V, bias=False)
         self.output_bias = _table(V) if config.has_output_bias else None
-        has_positions, distance = config.num_positions is not None, config.max_distance
-        self.source_positions = _table(config.num_positions, D) if config.num_positions else None
-        self.target_positions = _table(config.num_positions, D) if config.num_positions else None
-        assert has_positions != (distance is not None)
+        self.front = None if config.sounds is None else SoundFront(config.sounds.num_bands, D)
+        num_source, num_target, distance = (
+            config.num_source_positions,
+            config.num_positions,
+            config.max_distance,
+        )
+        assert (num_target is None) != (distance is None)
+        self.source_positions = _table(num_source, D) if num_source else None
+        self.target_positions = _table(num_target, D) if num_target else None
         self.source_bias = _table(2 * distance + 1, config.encoder.num_heads) if distance else None
         self.target_bias = _table(2 * distance + 1, config.decoder.num_heads) if distance else None
         self.encoder_layers = Layers(
@@ -244,6 +287,10 @@ class ImportedModel(EncoderDecoder):
         self.decoder_norm = config.make_norm() if config.is_pre_norm else nn.Identity()
 
     @property
+    def source_kind(self) -> SourceKind:
+        return self.config.sounds or TOKENS
+
+    @property
     def architecture(self) -> Architecture:
         """The model as its graphs read it."""
         return Architecture(
@@ -252,10 +299,11 @@ class ImportedModel(EncoderDecoder):
                 self.config.encoder,
                 self.encoder_layers,
                 self.encoder_norm,
-                embedding=self.source_weight,
+                embedding=self.source_weight if self.front is None else None,
                 positions=self.source_positions,
                 embedding_norm=self.source_norm,
                 relative_bias=self.source_bias,
+                front=self._front(),
             ),
             decoder=self._stack(
                 "decoder_layers",
@@ -273,10 +321,12 @@ class ImportedModel(EncoderDecoder):
         )
 
     def encode(self, *source: Tensor) -> Memory:
-        source_ids, source_mask = source
-        S = source_ids.shape[1]
-        x = self._embed(source_ids, self.source_weight, self.source_positions, 0, self.source_norm)
-        places = torch.arange(S)
+        given, source_mask = source
+        if self.front is None:
+            x = self._embed(given, self.source_weight, self.source_positions, 0, self.source_norm)
+        else:
+            x = self.source_norm(self.front(given) + self.source_positions)
+        places = torch.arange(x.shape[1])
         bias = _masked(x, source_mask[:, None, None, :]) + _relative_bias(self.source_bias, places, places)
         for layer in self.encoder_layers:
             x, _ = layer.attend(x, bias)
@@ -349,6 +399,12 @@ class ImportedModel(EncoderDecoder):
         result: Tensor = norm(x)
         return result
 
+    def _front(self) -> Front | None:
+        sounds, front = self.config.sounds, self.front
+        if sounds is None or front is None:
+            return None
+        return Front("front", sounds.num_bands, sounds.num_frames, front.first, front.second)
+
     def _stack(
         self,
         name: str,
@@ -356,10 +412,11 @@ class ImportedModel(EncoderDecoder):
         layers: nn.ModuleList,
         final_norm: nn.Module,
         *,
-        embedding: Tensor,
+        embedding: Tensor | None,
         positions: Tensor | None,
         embedding_norm: nn.Module,
         relative_bias: Tensor | None,
+        front: Front | None = None,
     ) -> Stack:
         config = self.config
         return Stack(
@@ -376,6 +433,7 @@ class ImportedModel(EncoderDecoder):
             activation=config.activation,
             relative_bias=relative_bias,
             zero_position_id=config.zero_position_id,
+            front=front,
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,22 +16,39 @@ from seq2seq_serve.export.huggingface.model import ImportedConfig, ImportedModel
 _SHAPES = ((1, 1, 1), (1, 8, 6), (3, 21, 11), (2, 47, 29), (1, 150, 140))
 
 
+_SOUND_SHAPES = ((1, 0, 1), (2, 0, 9))  # all sounds are equally long
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Random sources with their mask (B, S), and random targets (B, T)."""
+    """Random sources, token ids (B, S) or spectrograms, with their mask (B, S), and random targets (B, T)."""
 
-    source_ids: Tensor
+    source: Tensor
     source_mask: Tensor
     target_ids: Tensor
 
+    @property
+    def named_source(self) -> dict[str, Tensor]:
+        """The source as the arguments of a model of `transformers`."""
+        if self.source.is_floating_point():
+            return {"input_features": self.source}
+        return {"input_ids": self.source, "attention_mask": self.source_mask.long()}
+
 
 def random_batches(config: ImportedConfig, pad_id: int, other_id: int) -> list[Batch]:
-    """Batches of several sizes; the first row is full, and other rows are padded.
+    """Batches of several sizes; the first row of texts is full, and other rows are padded.
 
     No other token is pad, because some models do not count it as a position; `other_id` stands in its place.
     """
     generator = torch.Generator().manual_seed(0)
     batches = []
+    if config.sounds is not None:
+        rng = np.random.default_rng(0)
+        for B, _, T in _SOUND_SHAPES:
+            source, mask = config.sounds.tensors([config.sounds.random(rng, 0, 0) for _ in range(B)])
+            target_ids = torch.randint(config.vocab_size, (B, T), generator=generator)
+            batches.append(Batch(source, mask, target_ids))
+        return batches
     for B, longest_source, longest_target in _SHAPES:
         S = min(longest_source, config.max_source_length)
         T = min(longest_target, config.max_target_length)
@@ -46,21 +64,19 @@ def random_batches(config: ImportedConfig, pad_id: int, other_id: int) -> list[B
 
 def reference(path: Path, batches: Sequence[Batch]) -> list[Tensor]:
     """The log-probabilities (B, T, V) of `transformers` in float32; it runs no code of the checkpoint."""
-    from transformers import AutoModelForSeq2SeqLM  # takes seconds
+    from transformers import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq  # takes seconds
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    model = AutoModelForSeq2SeqLM.from_pretrained(
+    has_sounds = batches[0].source.is_floating_point()
+    kind = AutoModelForSpeechSeq2Seq if has_sounds else AutoModelForSeq2SeqLM
+    model = kind.from_pretrained(
         path, dtype=torch.float32, local_files_only=True, trust_remote_code=False
     ).eval()
     with torch.inference_mode():
         return [
-            model(
-                input_ids=batch.source_ids,
-                attention_mask=batch.source_mask.long(),
-                decoder_input_ids=batch.target_ids,
-            ).logits.log_softmax(-1)
+            model(**batch.named_source, decoder_input_ids=batch.target_ids).logits.log_softmax(-1)
             for batch in batches
         ]
 
@@ -70,7 +86,7 @@ def worst_difference(model: ImportedModel, batches: Sequence[Batch], expected: S
     worst = 0.0
     with torch.inference_mode():
         for batch, log_probabilities in zip(batches, expected, strict=True):
-            memory = model.encode(batch.source_ids, batch.source_mask)
+            memory = model.encode(batch.source, batch.source_mask)
             ours = model.decode(batch.target_ids, memory, batch.source_mask).log_softmax(-1)
             difference = (ours - log_probabilities).abs().max()
             worst = max(worst, float(difference) if difference.isfinite() else float("inf"))

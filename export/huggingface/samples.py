@@ -1,4 +1,4 @@
-"""Pairs for the calibration and the proof of int8: texts, and the model's own targets for them."""
+"""Pairs for the calibration and the proof of int8: sources, and the model's own targets for them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from seq2seq_serve.bundle.manifest import Choice, Places
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
 from seq2seq_serve.export.huggingface.model import ImportedModel
 from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers
+from seq2seq_serve.training.data.sources import Numbers
 
 MAX_TEXTS = 200
 _MAX_TARGET_LENGTH = 48
@@ -84,27 +85,36 @@ def read_texts(file: Path | None) -> tuple[str, ...]:
     return texts
 
 
-def make_pairs(
-    model: ImportedModel, tokenizers: ImportedTokenizers, eos_ids: Sequence[int], texts: Sequence[str]
-) -> list[tuple[list[int], list[int]]]:
-    """The framed source of each text, and the target that greedy search finds, with its start tokens.
+def frame_texts(
+    texts: Sequence[str], tokenizers: ImportedTokenizers, max_source_length: int
+) -> list[Numbers]:
+    """The token ids of texts, each in its frame.
 
     A place for a language without a default takes one language after another.
     """
     frames, choices = tokenizers.frames, tokenizers.choices
-    cut = model.config.max_source_length - len(frames.source_prefix) - len(frames.source_suffix)
-    sources, starts = [], []
+    cut = max_source_length - len(frames.source_prefix) - len(frames.source_suffix)
+    sources: list[Numbers] = []
     for row, text_ids in enumerate(tokenizers.source.encode_batch(texts)):
-        prefix, suffix, start = (
-            _fill(places, choices, row)
-            for places in (frames.source_prefix, frames.source_suffix, (*frames.start, *frames.forced))
+        prefix, suffix = (
+            _fill(places, choices, row) for places in (frames.source_prefix, frames.source_suffix)
         )
         sources.append([*prefix, *text_ids[:cut], *suffix])
-        starts.append(start)
+    return sources
+
+
+def make_pairs(
+    model: ImportedModel, tokenizers: ImportedTokenizers, eos_ids: Sequence[int], sources: Sequence[Numbers]
+) -> list[tuple[Numbers, list[int]]]:
+    """Each encoded source, and the target that greedy search finds, with its start tokens."""
+    frames = tokenizers.frames
+    places = (*frames.start, *frames.forced)
+    starts = [_fill(places, tokenizers.choices, row) for row in range(len(sources))]
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     targets: list[list[int]] = [[] for _ in sources]
-    for first in range(0, len(order), _BATCH_ROWS):
-        rows = order[first : first + _BATCH_ROWS]
+    num_rows = _BATCH_ROWS if model.config.sounds is None else 1
+    for first in range(0, len(order), num_rows):
+        rows = order[first : first + num_rows]
         found = _greedy(model, [sources[row] for row in rows], [starts[row] for row in rows], eos_ids)
         for row, target in zip(rows, found, strict=True):
             targets[row] = target
@@ -125,7 +135,7 @@ def _fill(places: Places, choices: dict[str, Choice], row: int) -> list[int]:
 
 def _greedy(
     model: ImportedModel,
-    sources: Sequence[Sequence[int]],
+    sources: Sequence[Numbers],
     starts: Sequence[Sequence[int]],
     eos_ids: Sequence[int],
 ) -> list[list[int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,20 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from seq2seq_serve.bundle.charsmap import GUARD, HIDDEN
-from seq2seq_serve.bundle.manifest import Choice, Frames, Places
+from seq2seq_serve.bundle.manifest import Choice, Frames, Places, Timestamps
 from seq2seq_serve.bundle.tokenizer import BYTE_OF_CHARACTER, Tokenizer
 from seq2seq_serve.export.huggingface.sentencepiece import PieceType, SentencePieceModel
 
-SOURCE_LANGUAGE, TARGET_LANGUAGE = "source_language", "target_language"
+SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK = "source_language", "target_language", "task"
 
 _ANY_CLASS = ("PreTrainedTokenizer", "TokenizersBackend")  # the file as it is
 _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS_OF_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
 _SENTINEL = re.compile(r"\u2581?<extra_id_\d+>")
+_TIME = re.compile(r"<\|\d+\.\d\d\|>")
+_TIME_STEP_SECONDS = 0.02
+_WHISPER_TASKS = ("transcribe", "translate")
+_FEWEST_MULTILINGUAL = 51_865  # tokens; English models of Whisper have one token less
 _MBART_LANGUAGES = (
     "ar_AR cs_CZ de_DE en_XX es_XX et_EE fi_FI fr_XX gu_IN hi_IN it_IT ja_XX kk_KZ ko_KR lt_LT lv_LV my_MM "
     "ne_NP nl_XX ro_RO ru_RU si_LK tr_TR vi_VN zh_CN"
@@ -56,7 +60,8 @@ class ImportedTokenizers:
         target: Turns targets into texts; the same object as `source` if both have one vocabulary.
         pad_id: Pads sources.
         frames: The tokens around texts.
-        choices: The languages that a request chooses.
+        choices: The languages and tasks that a request chooses.
+        timestamps: The tokens of times; None without.
     """
 
     source: Tokenizer
@@ -64,6 +69,7 @@ class ImportedTokenizers:
     pad_id: int
     frames: Frames
     choices: dict[str, Choice]
+    timestamps: Timestamps | None = None
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,7 @@ class TokenizerRecipe:
         suffix: The tokens after it.
         starts_with_language: Whether the decoder reads the target's language instead of a start token.
             Otherwise the language is the first token of a target.
+        is_prompted: Whether the decoder reads Whisper's prompt before a target, and sources are sounds.
     """
 
     classes: tuple[str, ...]
@@ -139,6 +146,7 @@ class TokenizerRecipe:
     prefix: tuple[str, ...] = ()
     suffix: tuple[str, ...] = ("eos",)
     starts_with_language: bool = False
+    is_prompted: bool = False
 
 
 def read_tokenizers(
@@ -166,6 +174,8 @@ def read_tokenizers(
     has_file = (folder / "tokenizer.json").is_file()
     built = _of_file(checkpoint, recipe) if has_file else recipe.build(checkpoint)
     source, target = map(Tokenizer, built) if isinstance(built, tuple) else [Tokenizer(built)] * 2
+    if recipe.is_prompted:
+        return _prompted(target, recipe, checkpoint, generation)
     return _framed(source, target, recipe, checkpoint, generation)
 
 
@@ -218,6 +228,54 @@ def _framed(
     return ImportedTokenizers(source, target, int(pad_id), frames, choices)
 
 
+def _prompted(
+    tokenizer: Tokenizer, recipe: TokenizerRecipe, checkpoint: Checkpoint, generation: Mapping[str, Any]
+) -> ImportedTokenizers:
+    """Add Whisper's prompt: start, language and task of models of many languages, and "no timestamps".
+
+    Without a language or task in the checkpoint's settings, a request names its language, and the task is to
+    transcribe. Old checkpoints have them in `forced_decoder_ids`.
+    """
+    from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE  # takes seconds
+
+    start, pad_id = generation.get("decoder_start_token_id"), generation.get("pad_token_id")
+    start = tokenizer.token_id("<|startoftranscript|>") if start is None else int(start)
+    off_id = generation.get("no_timestamps_token_id")
+    off_id = tokenizer.token_id("<|notimestamps|>") if off_id is None else int(off_id)
+    given = generation.get("lang_to_id")
+    is_multilingual = generation.get("is_multilingual", checkpoint.vocab_size >= _FEWEST_MULTILINGUAL)
+    choices: dict[str, Choice] = {}
+    if given or is_multilingual:
+        languages = _languages(tokenizer, recipe.language)
+        if given:
+            languages = {name: languages[name] for name in languages if f"<|{name}|>" in given}
+        tasks = {name: tokenizer.token_id(f"<|{name}|>") for name in _WHISPER_TASKS}
+        forced = {token_id for _, token_id in generation.get("forced_decoder_ids") or ()}
+        language = str(generation.get("language") or "").strip("<|>").lower()
+        language = TO_LANGUAGE_CODE.get(language, language)
+        choices = {
+            SOURCE_LANGUAGE: Choice(languages, language or _forced(languages, forced, "")),
+            TASK: Choice(tasks, str(generation.get("task") or _forced(tasks, forced, _WHISPER_TASKS[0]))),
+        }
+    return ImportedTokenizers(
+        source=tokenizer,
+        target=tokenizer,
+        pad_id=int(checkpoint.config.get("pad_token_id", 0) if pad_id is None else pad_id),
+        frames=Frames(start=(start, *choices, off_id)),
+        choices=choices,
+        timestamps=Timestamps(
+            first_id=off_id + 1,
+            step_seconds=_TIME_STEP_SECONDS,
+            off_id=off_id,
+            max_first=generation.get("max_initial_timestamp_index"),
+        ),
+    )
+
+
+def _forced(names: Mapping[str, int], forced: Collection[int], default: str) -> str:
+    return next((name for name, token_id in names.items() if token_id in forced), default)
+
+
 def _places(
     roles: Iterable[str], tokenizer: Tokenizer, checkpoint: Checkpoint, languages: Mapping[str, int]
 ) -> Places:
@@ -251,7 +309,7 @@ def _of_file(checkpoint: Checkpoint, recipe: TokenizerRecipe) -> tokenizers.Toke
     if sorted(ids.values()) != list(range(len(ids))):
         raise ValueError(f"{path} has {len(ids)} tokens, and their ids have gaps")
     is_special = {token["content"] for token in added if token["special"]} | set(checkpoint.special_tokens())
-    is_special |= {name for name in ids if _SENTINEL.fullmatch(name)}
+    is_special |= {name for name in ids if _SENTINEL.fullmatch(name) or _TIME.fullmatch(name)}
     if recipe.language:
         is_special |= {name for name in ids if re.fullmatch(recipe.language, name)}
     too_high = [name for name, token_id in ids.items() if token_id >= vocab_size and name not in is_special]
@@ -410,6 +468,8 @@ def _pegasus(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
 
 def _byte_pairs(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     vocab = _read_json(checkpoint.file("vocab.json"))
+    added = checkpoint.folder / "added_tokens.json"
+    vocab |= _read_json(added) if added.is_file() else {}
     if max(vocab.values()) >= checkpoint.vocab_size:
         raise ValueError(
             f"{checkpoint.folder}: vocab.json has the id {max(vocab.values())}, beyond the model's "
@@ -425,6 +485,7 @@ def _byte_pairs(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=has_space)
     inner.decoder = decoders.ByteLevel()
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *checkpoint.special_tokens()]
+    special += [name for name in vocab if re.fullmatch(r"<\|.+\|>", name)]  # Whisper's
     inner.add_special_tokens([name for name in dict.fromkeys(special) if name in vocab])
     return inner
 
@@ -483,4 +544,7 @@ RECIPES = {
     "umt5": TokenizerRecipe(_T5, _t5(0)),
     "byt5": TokenizerRecipe(("ByT5Tokenizer",), _byt5),
     "blenderbot": TokenizerRecipe(("BlenderbotTokenizer",), _byte_pairs),
+    "whisper": TokenizerRecipe(
+        ("WhisperTokenizer",), _byte_pairs, r"<\|([a-z]{2,3})\|>", suffix=(), is_prompted=True
+    ),
 }

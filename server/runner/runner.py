@@ -165,9 +165,10 @@ class OnnxRunner:
         self.encode(0, [request])
         self._or_uncaptured(self._step_every_bucket)
         start_ids = self.start_ids[-1:]
-        self.step((Sequence(Search(request, start_ids), *start_ids),))
+        (start_id,) = start_ids
+        self.step((Sequence(Search(request, start_ids), start_id),))
         for detailed in _requests_of_every_selection(request):
-            row = Sequence(Search(detailed, start_ids), *start_ids, is_plain=False)
+            row = Sequence(Search(detailed, start_ids), start_id, is_plain=False)
             self.step((row,))
         self.move((Move(0, 0, cache_length=1, memory_length=request.memory_length),))
         # With an empty cache and with a filled one, which may use other kernels.

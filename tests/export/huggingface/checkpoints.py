@@ -62,6 +62,15 @@ def _t5_like(name: str, **options: Any) -> Callable[..., Any]:
     return make
 
 
+def _whisper(vocab: Mapping[str, int]) -> Any:
+    ids = {f"{name}_token_id": vocab["vocab_size"] - 44 for name in ("bos", "eos", "pad")}
+    ids["decoder_start_token_id"] = ids["eos_token_id"] + 1
+    sizes = _SIZES | {"num_mel_bins": 12, "max_source_positions": 32, "max_target_positions": 40}
+    return transformers.WhisperForConditionalGeneration(
+        transformers.WhisperConfig(**sizes, **vocab, **ids, suppress_tokens=None, begin_suppress_tokens=None)
+    )
+
+
 # By the name of a case: the tokenizer's files, and the model.
 CASES: dict[str, tuple[Callable[[Path], files.Files], Callable[..., Any]]] = {
     "marian": (files.marian, lambda vocab: _marian(vocab, activation_function="swish")),
@@ -91,7 +100,10 @@ CASES: dict[str, tuple[Callable[[Path], files.Files], Callable[..., Any]]] = {
     "t5-1.1": (files.t5, _t5_like("T5", feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
     "mt5": (lambda folder: files.t5(folder, "mt5"), _t5_like("MT5", tie_word_embeddings=False)),
     "byt5": (files.byt5, _t5_like("T5", feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
+    "whisper": (files.whisper, _whisper),
 }
+SOUNDS = ("whisper",)
+TEXTS = tuple(case for case in CASES if case not in SOUNDS)
 
 
 def make_model(case: str, vocab: Mapping[str, int], seed: int = 0) -> Any:
@@ -120,7 +132,9 @@ def make_checkpoint(case: str, folder: Path, **generation: Any) -> Any:
     for name, value in (made.generation | generation).items():
         setattr(model.generation_config, name, value)
     model.save_pretrained(folder)
-    return transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    is_speech = case in SOUNDS
+    kind = transformers.AutoModelForSpeechSeq2Seq if is_speech else transformers.AutoModelForSeq2SeqLM
+    return kind.from_pretrained(folder).eval()
 
 
 def edit(file: Path, **changes: Any) -> None:

@@ -1,5 +1,6 @@
 """Folders with the tokenizer files of each family, trained on made-up sentences of many scripts."""
 
+import dataclasses
 import io
 import json
 import random
@@ -253,13 +254,15 @@ def pegasus(folder: Path) -> Files:
 
 
 @cache
-def _byte_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
+def _byte_pairs(
+    special: tuple[str, ...] = ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
+) -> tuple[dict[str, int], list[tuple[str, str]]]:
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=900,
-        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        special_tokens=list(special),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -281,6 +284,43 @@ def blenderbot(folder: Path) -> Files:
     vocab, merges = _byte_pairs()
     theirs = transformers.BlenderbotTokenizer(vocab=vocab, merges=merges)
     return _saved(folder, "blenderbot", theirs, {"decoder_start_token_id": 1})
+
+
+def whisper(folder: Path) -> Files:
+    """As `save_pretrained` writes it, with three languages and the times of 0.64 seconds."""
+    vocab, merges = _byte_pairs(())
+    languages, tasks = ["en", "de", "ko"], ["translate", "transcribe"]
+    special = [
+        "startoftranscript",
+        *languages,
+        *tasks,
+        "startoflm",
+        "startofprev",
+        "nospeech",
+        "notimestamps",
+    ]
+    names = ["<|endoftext|>", *(f"<|{name}|>" for name in special)]
+    theirs = transformers.WhisperTokenizer(vocab | {names[0]: len(vocab)}, merges)
+    theirs.add_tokens([tokenizers.AddedToken(name, special=True) for name in names])
+    theirs.add_tokens([tokenizers.AddedToken(f"<|{i * 0.02:.2f}|>") for i in range(33)])
+    ids = {name.strip("<|>"): theirs.convert_tokens_to_ids(name) for name in names}
+    generation = {
+        "decoder_start_token_id": ids["startoftranscript"],
+        "bos_token_id": ids["endoftext"],
+        "pad_token_id": ids["endoftext"],
+        "eos_token_id": ids["endoftext"],
+        "no_timestamps_token_id": ids["notimestamps"],
+        "max_initial_timestamp_index": 10,
+        "is_multilingual": True,
+        "lang_to_id": {f"<|{name}|>": ids[name] for name in languages},
+        "task_to_id": {name: ids[name] for name in tasks},
+        "suppress_tokens": [3, 40, 41, *(ids[name] for name in special[-5:-1])],
+        "begin_suppress_tokens": [5, ids["endoftext"]],
+    }
+    return dataclasses.replace(
+        _saved(folder, "whisper", theirs, generation),
+        config={"vocab_size": len(theirs), "model_type": "whisper"},
+    )
 
 
 def byt5(folder: Path) -> Files:

@@ -1,0 +1,156 @@
+"""Reads sounds into log-mel spectrograms, as speech models read them, for export and for the server alike.
+
+Files are WAV, FLAC, Ogg (Vorbis, Opus) or MP3, of any rate, with one or several channels. Files may be
+hostile: a file's header is compared with the limits first, and no more than a model takes is decoded.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import soundfile
+import soxr
+from numpy.typing import NDArray
+
+Samples = NDArray[np.float32]  # of one channel, from -1 to 1
+
+SAMPLE_RATE = 16_000  # samples a second of a spectrogram's sound
+HOP = 160  # samples from one frame of a spectrogram to the next
+WINDOW = 400  # samples of the Fourier transform
+_MAX_CHANNELS = 8
+_MAX_RATE = 192_000
+_BLOCK = 65_536  # samples of each channel that are decoded at once
+_FORMATS = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3")  # libsndfile's names
+# The mel scale of Slaney (1998, "Auditory Toolbox"): linear up to 1,000 Hz, logarithmic above
+_LINEAR_HERTZ, _MELS_PER_HERTZ = 1000.0, 3 / 200
+_MELS_PER_OCTAVE = 27 * math.log(2) / math.log(6.4)
+_FLOOR, _DYNAMIC_RANGE = 1e-10, 8.0  # of power, and of its logarithm
+_SPECTROGRAM_COST = 1 << 22  # pixels of a picture that take as long to decode as the transform of 30 seconds
+
+
+class SoundError(ValueError):
+    """A file is not a sound that can be read, or it exceeds a limit."""
+
+
+def read_sound(content: bytes, max_seconds: float) -> Samples:
+    """Returns the mean of a file's channels at `SAMPLE_RATE`.
+
+    Raises:
+        SoundError: The bytes are not a sound, or are longer than `max_seconds`.
+    """
+    with _opened(content, max_seconds) as file:
+        blocks = [block.mean(axis=1) for block in _blocks(file, max_seconds)]
+        samples = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
+        if not np.isfinite(samples).all():
+            raise SoundError("the sound has samples that are not finite")
+        if file.samplerate != SAMPLE_RATE:
+            samples = soxr.resample(samples, file.samplerate, SAMPLE_RATE)
+    if not len(samples):
+        raise SoundError("the sound has no samples")
+    result: Samples = samples.astype(np.float32)
+    return result
+
+
+def cost_in_pixels(content: bytes, max_seconds: float) -> int:
+    """Returns the number of a picture's pixels that take as long to decode as the sound, by its header.
+
+    Raises:
+        SoundError: As `read_sound`, as far as the header tells.
+    """
+    with _opened(content, max_seconds) as file:
+        return int(file.frames * file.channels) + _SPECTROGRAM_COST
+
+
+def log_mel(samples: Samples, num_mels: int, num_frames: int) -> NDArray[np.float32]:
+    """Returns the logarithm of the power in each band of the mel scale, `(num_mels, num_frames)`.
+
+    It is the input of Whisper (Radford et al. 2022, arXiv:2212.04356, section 2.2): the logarithm's largest
+    8 units, scaled to about -1 to 1; silence follows a short sound.
+
+    Args:
+        samples: At `SAMPLE_RATE`, at most `num_frames * HOP`.
+        num_mels: The number of bands.
+        num_frames: The number of windows of `WINDOW` samples; their centres are `HOP` samples apart.
+    """
+    assert len(samples) <= num_frames * HOP
+    half = WINDOW // 2
+    signal = np.zeros(num_frames * HOP + WINDOW)
+    signal[half : half + len(samples)] = samples
+    signal[:half] = signal[half + 1 : WINDOW + 1][::-1]  # the signal is mirrored at its ends
+    signal[-half:] = signal[-WINDOW - 1 : -half - 1][::-1]
+    num_heard = min(num_frames, -(-(len(samples) + half) // HOP))  # later windows are silent
+    if len(samples) > num_frames * HOP - WINDOW:
+        num_heard = num_frames
+    windows = np.lib.stride_tricks.sliding_window_view(signal, WINDOW)[::HOP][:num_heard]
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
+    power = np.abs(np.fft.rfft(windows * hann)) ** 2  # (frames, WINDOW / 2 + 1)
+    levels = np.full((num_mels, num_frames), np.log10(_FLOOR))
+    levels[:, :num_heard] = np.log10(np.maximum(_mel_bands(num_mels) @ power.T, _FLOOR))
+    levels = np.maximum(levels, levels.max() - _DYNAMIC_RANGE)
+    return ((levels + 4) / 4).astype(np.float32)
+
+
+@functools.cache
+def _mel_bands(num_mels: int) -> NDArray[np.float64]:
+    """Triangles `(num_mels, WINDOW / 2 + 1)` of equal area, over frequencies up to `SAMPLE_RATE / 2`."""
+    edges = _hertz(np.linspace(0, _mels(SAMPLE_RATE / 2), num_mels + 2))
+    frequencies = np.linspace(0, SAMPLE_RATE / 2, WINDOW // 2 + 1)
+    slopes = edges[:, None] - frequencies
+    widths = np.diff(edges)[:, None]
+    rising, falling = -slopes[:-2] / widths[:-1], slopes[2:] / widths[1:]
+    triangles = np.maximum(0, np.minimum(rising, falling))
+    bands: NDArray[np.float64] = triangles * (2 / (edges[2:] - edges[:-2]))[:, None]
+    return bands
+
+
+def _mels(hertz: float) -> float:
+    if hertz < _LINEAR_HERTZ:
+        return hertz * _MELS_PER_HERTZ
+    return _LINEAR_HERTZ * _MELS_PER_HERTZ + _MELS_PER_OCTAVE * math.log2(hertz / _LINEAR_HERTZ)
+
+
+def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
+    corner = _LINEAR_HERTZ * _MELS_PER_HERTZ
+    above = _LINEAR_HERTZ * 2 ** ((mels - corner) / _MELS_PER_OCTAVE)
+    return np.where(mels < corner, mels / _MELS_PER_HERTZ, above)
+
+
+@contextmanager
+def _opened(content: bytes, max_seconds: float) -> Iterator[Any]:
+    """Opens a file whose header fits; errors of the library become SoundErrors."""
+    try:
+        with soundfile.SoundFile(io.BytesIO(content)) as file:
+            if file.format not in _FORMATS:
+                raise SoundError(f"the file is {file.format}; WAV, FLAC, Ogg and MP3 can be read")
+            if file.channels > _MAX_CHANNELS or not SAMPLE_RATE / 4 <= file.samplerate <= _MAX_RATE:
+                raise SoundError(
+                    f"the sound has {file.channels} channels of {file.samplerate} samples a second, and 1 to "
+                    f"{_MAX_CHANNELS} channels of {SAMPLE_RATE // 4} to {_MAX_RATE} can be read"
+                )
+            if file.frames > max_seconds * file.samplerate:
+                raise _too_long(file.frames / file.samplerate, max_seconds)
+            yield file
+    except soundfile.LibsndfileError as error:
+        raise SoundError(
+            f"the file is not a WAV, FLAC, Ogg or MP3 file, or is damaged: {error.error_string}"
+        ) from error
+
+
+def _blocks(file: Any, max_seconds: float) -> Iterator[NDArray[np.float32]]:
+    """Yields the decoded samples `(n, channels)`; a header may be wrong about their number."""
+    num_left = math.floor(max_seconds * file.samplerate)
+    while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
+        num_left -= len(block)
+        if num_left < 0:
+            raise _too_long(max_seconds - num_left / file.samplerate, max_seconds)
+        yield block
+
+
+def _too_long(seconds: float, max_seconds: float) -> SoundError:
+    return SoundError(f"the sound has {seconds:.1f} seconds or more, and {max_seconds:g} is the limit")

@@ -1,0 +1,141 @@
+"""Sounds as sources of imported models: their kind, and those by which int8 is calibrated."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, WINDOW, SoundError, log_mel, read_sound
+from seq2seq_serve.bundle.manifest import LengthRule
+from seq2seq_serve.bundle.names import Form
+from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
+from seq2seq_serve.training.data.sources import Inputs, Numbers, SourceKind
+
+MAX_SOUNDS = 50
+_NUM_SAMPLES = 8
+_PEAK = 2**15 - 1  # of a sample of 16 bits
+_FORMANTS = ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240), (530, 1840, 2480), (570, 840, 2410))
+"""Hertz, of five vowels of English (Peterson and Barney 1952)."""
+
+
+@dataclass(frozen=True)
+class Sounds(SourceKind):
+    """Sounds of one length, padded with silence: `sound` (bands, frames).
+
+    Encoded, a sound is its samples, whole numbers of 16 bits at `SAMPLE_RATE`. Two frames are one position of
+    memory, also those of the silence.
+    """
+
+    num_bands: int
+    num_frames: int
+
+    forms: ClassVar[Mapping[str, Form]] = {names.SOUND: Form.SOUND}
+    unit = "positions"
+
+    @property
+    def num_positions(self) -> int:
+        """The positions of memory of every sound."""
+        return self.num_frames // 2
+
+    @property
+    def max_seconds(self) -> float:
+        """The longest sound."""
+        return self.num_frames * HOP / SAMPLE_RATE
+
+    @property
+    def memory(self) -> LengthRule:
+        return LengthRule(names.SOUND, constant=self.num_positions)
+
+    def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+        raise NotImplementedError("no corpus has sounds yet")
+
+    def inputs(self, source: Numbers) -> Inputs:
+        samples = np.asarray(source, np.float32) / np.float32(_PEAK)
+        return {names.SOUND: log_mel(samples, self.num_bands, self.num_frames)}
+
+    def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
+        return {names.SOUND: rng.uniform(-1, 1.5, (self.num_bands, self.num_frames)).astype(np.float32)}
+
+
+def check_features(folder: Path, sounds: Sounds) -> None:
+    """Raise CheckpointError if the checkpoint's spectrogram is another one than that of `bundle.audio`."""
+    for file in ("preprocessor_config.json", "processor_config.json"):
+        if (folder / file).is_file():
+            settings: dict[str, Any] = json.loads((folder / file).read_text(encoding="utf-8"))
+            settings = settings.get("feature_extractor", settings)
+            expected = {
+                "sampling_rate": SAMPLE_RATE,
+                "hop_length": HOP,
+                "n_fft": WINDOW,
+                "feature_size": sounds.num_bands,
+            }
+            for name, value in expected.items():
+                if settings.get(name, value) != value:
+                    raise CheckpointError(
+                        f"{folder / file}: {name} is {settings[name]}, and {value} is supported"
+                    )
+            return
+
+
+def read_sounds(file: Path | None, kind: Sounds) -> list[Numbers]:
+    """The sounds that a file names, one a line; without a file, made ones."""
+    if file is None:
+        return [_encoded(sound) for sound in make_sounds(kind.max_seconds)]
+    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    paths = [file.parent / line for line in lines if line][:MAX_SOUNDS]
+    if len(paths) < 2:
+        raise CheckpointError(f"{file} names {len(paths)} sounds, and the calibration needs at least 2")
+    sounds = []
+    for path in paths:
+        try:
+            sounds.append(_encoded(read_sound(path.read_bytes(), kind.max_seconds)))
+        except (OSError, SoundError) as error:
+            raise CheckpointError(f"{file} names {path}: {error}") from error
+    return sounds
+
+
+def _encoded(samples: NDArray[Any]) -> Numbers:
+    return array("h", np.rint(np.clip(samples, -1, 1) * _PEAK).astype(np.int16).tobytes())
+
+
+def make_sounds(max_seconds: float) -> list[NDArray[np.float64]]:
+    """Sounds that resemble speech: vowels of changing pitch and loudness, hisses and pauses, over a noise."""
+    chance = np.random.default_rng(0)
+    sounds = []
+    for number in range(_NUM_SAMPLES):
+        pitch, pieces = chance.uniform(90, 250), []
+        for _ in range(3 + 4 * number):
+            pieces += [_vowel(pitch * chance.uniform(0.8, 1.25), chance), _hiss(chance)]
+            if chance.random() < 0.3:
+                pieces.append(np.zeros(chance.integers(SAMPLE_RATE // 10, SAMPLE_RATE)))
+        sound = np.concatenate(pieces)[: int(max_seconds * SAMPLE_RATE)]
+        sound *= chance.uniform(0.1, 0.9) / np.abs(sound).max()
+        sounds.append(sound + 10 ** chance.uniform(-4, -2) * chance.standard_normal(len(sound)))
+    return sounds
+
+
+def _vowel(pitch: float, chance: np.random.Generator) -> NDArray[np.float64]:
+    """Harmonics of a pitch, the louder the nearer they are to a formant."""
+    times = np.arange(chance.integers(SAMPLE_RATE // 12, SAMPLE_RATE // 3)) / SAMPLE_RATE
+    glide = np.cumsum(pitch * (1 + chance.uniform(-0.3, 0.3) * times)) / SAMPLE_RATE
+    formants = np.array(_FORMANTS[chance.integers(len(_FORMANTS))])
+    harmonics = np.arange(1, int(SAMPLE_RATE / 2 / (1.2 * pitch)))
+    nearness = np.exp(-(((pitch * harmonics[:, None] - formants) / 180) ** 2)).sum(axis=1)
+    loudness = (0.02 + nearness) / harmonics
+    voice: NDArray[np.float64] = loudness @ np.sin(2 * np.pi * harmonics[:, None] * glide)
+    return voice * np.hanning(len(voice)) * chance.uniform(0.3, 1)
+
+
+def _hiss(chance: np.random.Generator) -> NDArray[np.float64]:
+    """High noise, as of the consonant s."""
+    noise = np.diff(chance.standard_normal(chance.integers(SAMPLE_RATE // 30, SAMPLE_RATE // 8)), prepend=0.0)
+    return noise * np.hanning(len(noise)) * chance.uniform(0.01, 0.1)
