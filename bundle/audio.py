@@ -25,6 +25,8 @@ HOP = 160  # samples from one frame of a spectrogram to the next
 WINDOW = 400  # samples of the Fourier transform
 _MAX_CHANNELS = 8
 _MAX_RATE = 192_000
+_CUT_SHARE = 6  # a long sound is cut in the last sixth of each piece
+_CUT_BLOCK = SAMPLE_RATE // 10  # samples whose mean power says how quiet a place is
 _BLOCK = 65_536  # samples of each channel that are decoded at once
 _FORMATS = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3")  # libsndfile's names
 # The mel scale of Slaney (1998, "Auditory Toolbox"): linear up to 1,000 Hz, logarithmic above
@@ -55,6 +57,19 @@ def read_sound(content: bytes, max_seconds: float) -> Samples:
         raise SoundError("the sound has no samples")
     result: Samples = samples.astype(np.float32)
     return result
+
+
+def split_sound(samples: Samples, longest: int) -> list[Samples]:
+    """Returns pieces of at most `longest` samples, cut where the sound is quietest near the end of each."""
+    pieces = []
+    while len(samples) > longest:
+        first = longest - longest // _CUT_SHARE
+        power = samples[first:longest] ** 2
+        blocks = power[: len(power) // _CUT_BLOCK * _CUT_BLOCK].reshape(-1, _CUT_BLOCK).mean(axis=1)
+        end = first + int(blocks.argmin()) * _CUT_BLOCK + _CUT_BLOCK // 2
+        pieces.append(samples[:end])
+        samples = samples[end:]
+    return [*pieces, samples]
 
 
 def cost_in_pixels(content: bytes, max_seconds: float) -> int:
@@ -93,7 +108,8 @@ def log_mel(samples: Samples, num_mels: int, num_frames: int) -> NDArray[np.floa
     levels = np.full((num_mels, num_frames), np.log10(_FLOOR))
     levels[:, :num_heard] = np.log10(np.maximum(_mel_bands(num_mels) @ power.T, _FLOOR))
     levels = np.maximum(levels, levels.max() - _DYNAMIC_RANGE)
-    return ((levels + 4) / 4).astype(np.float32)
+    spectrogram: NDArray[np.float32] = ((levels + 4) / 4).astype(np.float32)
+    return spectrogram
 
 
 @functools.cache

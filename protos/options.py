@@ -228,5 +228,6 @@ _ALL = (
     ),
     Option("target_language", "the language of the target, for models that write several", "the model's"),
     Option("task", "what to do, for models with several tasks", "the model's"),
+    Option("timestamps", "answer with the times of what was said, for models that read sounds"),
 )
 OPTIONS = {option.name: option for option in _ALL}

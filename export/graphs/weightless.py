@@ -6,6 +6,7 @@ Each kind of selection is a graph of its own, so that a step pays only for the k
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,56 @@ def penalize() -> onnx.ModelProto:
         _tensor(names.PENALTY_ROWS, TensorProto.INT64, "rows"),
     ]
     return _selection("penalize", nodes, inputs, [_tensor(out, TensorProto.FLOAT, "rows", "vocab_size")])
+
+
+def times() -> onnx.ModelProto:
+    """Apply the rules of times: `(m, V)` to `(m, V)`; a row without times keeps every bit.
+
+    Tokens outside of a row's bounds are forbidden. If the times together are more probable than any other
+    token, the other tokens are forbidden, too (Radford et al. 2022, arXiv:2212.04356).
+    """
+    out = names.out(names.LOGITS)
+    nodes = [
+        _node("Shape", [names.LOGITS], "vocab_size", start=1),
+        _node("Squeeze", ["vocab_size"], "count"),
+        _node("Range", ["zero_int", "count", "one_int"], "ids"),
+        _node("GreaterOrEqual", ["ids", names.FIRST_TIMES], "is_time"),
+        _node("GreaterOrEqual", ["ids", names.LEAST_TEXTS], "is_allowed_text"),
+        _node("GreaterOrEqual", ["ids", names.LEAST_TIMES], "is_late"),
+        _node("LessOrEqual", ["ids", names.MOST_TIMES], "is_early"),
+        _node("And", ["is_late", "is_early"], "is_within"),
+        _node("And", ["is_time", "is_within"], "is_allowed_time"),
+        _node("Where", ["is_allowed_time", names.LOGITS, "never"], "times"),
+        _node("Where", ["is_allowed_text", names.LOGITS, "never"], "no_early_texts"),
+        _node("Where", ["is_time", "never", "no_early_texts"], "texts"),
+        _node("Where", ["is_time", "times", "texts"], "allowed"),
+        _node("ReduceMax", ["texts", "axis_1"], "best_text", keepdims=1),
+        # relative to the best text, so that the exponents of rows without times are 0
+        _node("Sub", ["times", "best_text"], "relative"),
+        _node("Exp", ["relative"], "relative_probabilities"),
+        _node("ReduceSum", ["relative_probabilities", "axis_1"], "total", keepdims=1),
+        _node("Greater", ["total", "one"], "prefers_times"),
+        _node("Where", ["prefers_times", "times", "allowed"], out),
+    ]
+    inputs = [_logits()] + [
+        _tensor(name, TensorProto.INT64, "rows", 1)
+        for name in (names.FIRST_TIMES, names.LEAST_TEXTS, names.LEAST_TIMES, names.MOST_TIMES)
+    ]
+    return _selection("times", nodes, inputs, [_tensor(out, TensorProto.FLOAT, "rows", "vocab_size")])
+
+
+def detect() -> onnx.ModelProto:
+    """The most probable of some tokens, and its log-probability among them: `(m, V)` to `(m, 1)`."""
+    nodes = [
+        _node("Gather", [names.LOGITS, names.DETECTED_IDS], "given", axis=1),
+        _node("LogSoftmax", ["given"], "log_probabilities_of_all"),
+        helper.make_node(
+            "TopK", ["log_probabilities_of_all", "axis_1"], [names.LOG_PROBABILITIES, "place"], axis=1
+        ),
+        _node("Gather", [names.DETECTED_IDS, "place"], names.TOKEN_IDS),
+    ]
+    inputs = [_logits(), _tensor(names.DETECTED_IDS, TensorProto.INT64, "detected")]
+    return _selection("detect", nodes, inputs, _tokens(1))
 
 
 def write() -> onnx.ModelProto:
@@ -247,6 +298,8 @@ def all_graphs() -> dict[str, onnx.ModelProto]:
         "candidates.onnx": candidates(),
         "best.onnx": best(),
         "score.onnx": score(),
+        "detect.onnx": detect(),
+        "times.onnx": times(),
         "sample.onnx": sample(),
         "sample_sorted.onnx": sample_sorted(),
         "sample_top_p.onnx": sample_top_p(),
@@ -361,6 +414,7 @@ def _constants() -> list[onnx.TensorProto]:
     return [
         make("zero", FLOAT, [], [0]),
         make("one", FLOAT, [], [1]),
+        make("never", FLOAT, [], [-math.inf]),
         make("smallest", FLOAT, [], [2.0**-126]),  # the smallest float32 with all its bits
         make("zero_double", DOUBLE, [], [0]),
         make("below_one", DOUBLE, [], [1 - 2.0**-53]),

@@ -63,7 +63,8 @@ class Sounds(SourceKind):
         return {names.SOUND: log_mel(samples, self.num_bands, self.num_frames)}
 
     def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
-        return {names.SOUND: rng.uniform(-1, 1.5, (self.num_bands, self.num_frames)).astype(np.float32)}
+        sound = rng.uniform(-1, 1.5, (self.num_bands, self.num_frames))
+        return {names.SOUND: sound.astype(np.float32)}
 
 
 def check_features(folder: Path, sounds: Sounds) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import NamedTuple
 
-from seq2seq_serve.server.engine.records import Constraints, Sequence
+from seq2seq_serve.server.engine.records import Constraints, Sequence, Times
 
 
 def penalties(constraints: Constraints, eos_ids: Collection[int]) -> dict[int, float]:
@@ -53,6 +54,34 @@ def adjustments(row: Sequence, eos_ids: Collection[int], vocab_size: int) -> dic
         forbidden -= set(eos_ids)
     changed.update(dict.fromkeys(forbidden, (1.0, -math.inf)))
     return changed
+
+
+class TimeBounds(NamedTuple):
+    """The tokens that may follow in a target with times: others from one id on, and times between two ids."""
+
+    least_text: int
+    least_time: int
+    most_time: int
+
+
+def time_bounds(row: Sequence, times: Times, eos_ids: Collection[int], vocab_size: int) -> TimeBounds:
+    """Returns what a row with times may continue with.
+
+    A target begins with a time. Every further time stands twice, at the end of what was said and at the
+    beginning of what follows, or once before the end of sequence. Times never decrease, and what was said
+    takes time.
+    """
+    token_ids, first_id = row.token_ids, times.first_id
+    if not token_ids:
+        most = vocab_size - 1 if times.max_first is None else first_id + times.max_first
+        return TimeBounds(first_id, first_id, most)
+    is_time = [token_id >= first_id for token_id in token_ids[-2:]]
+    last_time = next((token_id for token_id in reversed(token_ids) if token_id >= first_id), None)
+    if is_time[-1] and is_time[0]:  # also where there is only one token
+        return TimeBounds(0, vocab_size, vocab_size - 1)
+    if is_time[-1]:
+        return TimeBounds(min(eos_ids), token_ids[-1], vocab_size - 1)
+    return TimeBounds(0, first_id if last_time is None else last_time + 1, vocab_size - 1)
 
 
 def _repeating(target_ids: list[int], size: int) -> list[int]:

@@ -410,6 +410,7 @@ class Engine:
                 first_token_seconds=max(search.first_token_at - request.arrival, 0.0),
                 total_seconds=self._clock() - request.arrival,
             ),
+            start_ids=search.start_ids,
             error=error,
             num_bounded=sum(
                 request.is_bounded and hypothesis.finish_reason is FinishReason.LENGTH

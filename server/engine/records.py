@@ -38,6 +38,21 @@ class FinishReason(enum.Enum):
 
 
 @dataclass(frozen=True)
+class Times:
+    """The tokens that stand for times within a sound, and what they may follow.
+
+    `server.engine.constraints.time_bounds` has the rules (Radford et al. 2022, arXiv:2212.04356).
+
+    Attributes:
+        first_id: The token of the beginning. It and all tokens after it are times.
+        max_first: The most steps before the first time of a target; None for no limit.
+    """
+
+    first_id: int
+    max_first: int | None
+
+
+@dataclass(frozen=True)
 class Constraints:
     """Changes to the logits before a token is selected; `server.engine.constraints` computes them.
 
@@ -52,6 +67,7 @@ class Constraints:
             `no_repeat_ngram_size` and `forbidden_after`.
         is_renormalized: Whether the log-probabilities of a beam search are those among the allowed tokens.
             Otherwise they are changed instead of the logits, and do not add up to 1.
+        times: The target has times, in pairs around what was said between them; None adds no rule.
     """
 
     min_new_tokens: int = 0
@@ -62,6 +78,7 @@ class Constraints:
     forbidden_after: Mapping[tuple[int, ...], frozenset[int]] = field(default_factory=dict)
     repeats_start: bool = False
     is_renormalized: bool = True
+    times: Times | None = None
 
     @property
     def change_logits(self) -> bool:
@@ -147,7 +164,9 @@ class Request:
             are drawn independently. Otherwise they start with the most probable tokens after the prefix, and
             each is continued greedily.
         prefix_ids: Ids that the target is forced to start with; not counted in `max_new_tokens`.
-        start_ids: The tokens that the decoder reads before a target; empty for the model's.
+        start_ids: The tokens that the decoder reads before a target; empty for the model's. In the place of
+            None, the step selects the most probable of `detected_ids`. The first one is not None.
+        detected_ids: The tokens of languages, one of which is detected.
         num_counted: Number of prefix ids that count as generated in the length penalty.
         begin_suppressed_ids: Tokens that are not selected directly after the prefix.
         ends_forced: Whether the last token of a target at its limit is the end of sequence, at no cost.
@@ -173,7 +192,8 @@ class Request:
     beam: Beam | None = None
     num_hypotheses: int = 1
     prefix_ids: tuple[int, ...] = ()
-    start_ids: tuple[int, ...] = ()
+    start_ids: tuple[int | None, ...] = ()
+    detected_ids: tuple[int, ...] = ()
     num_counted: int = 0
     begin_suppressed_ids: frozenset[int] = frozenset()
     ends_forced: bool = False
@@ -323,7 +343,8 @@ class Search:
     """The decoding of one request. Owned by the scheduler; changed only on the engine's thread.
 
     Attributes:
-        start_ids: The tokens that the decoder reads before the target.
+        start_ids: The tokens that the decoder reads before the target: those before the first one that has to
+            be detected, then also those that the steps have added.
         rows: The running hypotheses; in a beam the best first.
         ended: The complete hypotheses by their place in the result: in a beam the rank, otherwise the index.
         num_sent: By place, the number of tokens that were streamed.
@@ -362,7 +383,8 @@ class Sequence:
         choices: The requested details of each token, the end of sequence included.
         tail: The state of its request's stop rule.
         is_plain: Whether its next step only has to select the most probable token.
-        num_forced: Number of prefix tokens that its steps still have to read, if no other graph does.
+        num_forced: Number of start and prefix tokens that its steps still have to read.
+        detects: Whether its next step detects a start token.
         attended: The attention of each of its steps, as in `Selected`, if the step computes it and the
             request wants it.
     """
@@ -378,6 +400,7 @@ class Sequence:
     tail: bytes = b""
     is_plain: bool = True
     num_forced: int = 0
+    detects: bool = False
     attended: list[Array] = field(default_factory=list)
 
     @property
@@ -397,9 +420,11 @@ class Sequence:
 
     @property
     def forced_id(self) -> int | None:
-        """The next token of the prefix; None after its last."""
-        prefix_ids = self.search.request.prefix_ids
-        return prefix_ids[len(prefix_ids) - self.num_forced] if self.num_forced else None
+        """The next start token or token of the prefix that a step reads; None after the last."""
+        if not self.num_forced:
+            return None
+        request = self.search.request
+        return (*request.start_ids, *request.prefix_ids)[-self.num_forced]
 
     @property
     def num_generated(self) -> int:
@@ -496,6 +521,7 @@ class Result:
     Attributes:
         hypotheses: At least one, of a beam the best first; incomplete or none if there is an error.
         num_target_tokens: Tokens that all hypotheses generated after the prefix, ends of sequence included.
+        start_ids: The tokens that the decoder read before the target.
         error: None if the request succeeded.
         num_bounded: Number of hypotheses that ended at the length bound of the model's bundle.
     """
@@ -505,6 +531,7 @@ class Result:
     num_target_tokens: int
     num_source_tokens: int
     timings: Timings
+    start_ids: tuple[int, ...] = ()
     error: ServerError | None = None
     num_bounded: int = 0
 

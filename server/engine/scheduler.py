@@ -222,7 +222,7 @@ class Scheduler:
             search = sequence.search
             if search in failed or not sequence.num_branches:
                 continue
-            if not sequence.num_forced:
+            if not (sequence.num_forced or sequence.detects):
                 search.first_token_at = search.first_token_at or now
                 search.last_token_at = now
             if sequence.num_branches > 1:

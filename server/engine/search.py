@@ -66,9 +66,13 @@ def start(
         eos_ids: The tokens that end a sequence.
         feeds_prefix: Whether steps read the prefix, one token each; otherwise the row begins after it.
     """
-    search = Search(request, request.start_ids or start_ids)
+    known_ids = _known(request.start_ids)
+    search = Search(request, known_ids or start_ids)
     root = Sequence(search, next_token_id=search.start_ids[-1])
-    if feeds_prefix:
+    if len(known_ids) < len(request.start_ids):
+        root.detects = True
+        root.num_forced = len(request.start_ids) - len(known_ids) - 1 + len(request.prefix_ids)
+    elif feeds_prefix:
         root.num_forced = len(request.prefix_ids)
     else:
         root.token_ids = list(request.prefix_ids)
@@ -78,10 +82,20 @@ def start(
     return search
 
 
+def _known(start_ids: tuple[int | None, ...]) -> tuple[int, ...]:
+    """Returns the start tokens before the first one that has to be detected."""
+    known_ids = []
+    for token_id in start_ids:
+        if token_id is None:
+            break
+        known_ids.append(token_id)
+    return tuple(known_ids)
+
+
 def _prepare(root: Sequence, eos_ids: Collection[int], *, scores: bool = False) -> None:
     """Set the number of tokens that the next step selects for a request's first row."""
     request = root.request
-    if scores:
+    if scores or root.detects:
         root.num_branches, root.is_plain = 1, False
     elif root.num_forced:
         root.num_branches, root.is_plain = 1, True
@@ -93,6 +107,8 @@ def _prepare(root: Sequence, eos_ids: Collection[int], *, scores: bool = False) 
 
 def add_choice(sequence: Sequence, branches: Branches) -> None:
     """Add the log-probability of a row's next token, and its alternatives if the request wants them."""
+    if sequence.detects:
+        return
     (log_probability,) = (0.0,) if _is_end_forced(sequence) else branches.log_probabilities
     if sequence.request.is_score:
         sequence.choices.append(Choice(log_probability))
@@ -104,12 +120,18 @@ def add_choice(sequence: Sequence, branches: Branches) -> None:
 
 def extend(sequence: Sequence, token_id: int, eos_ids: Collection[int]) -> bool:
     """Append a token to a row. Returns whether its hypothesis is complete; the search has then dropped it."""
-    request = sequence.search.request
+    search, request = sequence.search, sequence.search.request
     reason: FinishReason | None = None
-    if (forced_id := sequence.forced_id) is not None:
-        sequence.token_ids.append(forced_id)
-        sequence.next_token_id = forced_id
-        sequence.num_forced -= 1
+    if sequence.detects or sequence.num_forced:
+        read_id = token_id if sequence.detects else sequence.forced_id
+        assert read_id is not None
+        if sequence.detects or sequence.num_forced > len(request.prefix_ids):
+            search.start_ids = (*search.start_ids, read_id)
+        else:
+            sequence.token_ids.append(read_id)
+        sequence.next_token_id = read_id
+        sequence.num_forced -= not sequence.detects
+        sequence.detects = False
         _prepare(sequence, eos_ids, scores=request.is_score)
         return False
     # A scored target is complete before this; a step at most computed the log-probability of its end.
@@ -128,8 +150,8 @@ def extend(sequence: Sequence, token_id: int, eos_ids: Collection[int]) -> bool:
             sequence.tail = tail
     if reason is None:
         return False
-    sequence.search.rows.remove(sequence)
-    sequence.search.ended[sequence.index] = _as_it_is(sequence, reason)
+    search.rows.remove(sequence)
+    search.ended[sequence.index] = _as_it_is(sequence, reason)
     return True
 
 

@@ -99,6 +99,7 @@ def load_model(
         frames=manifest.frames,
         choices=manifest.choices,
         generation=manifest.generation,
+        timestamps=manifest.timestamps,
         queue_limits=config.queue,
         sources={
             spec.name: SourceSpec(manifest.sources[spec.name], spec)

@@ -8,7 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from seq2seq_serve.bundle.manifest import Choice, Frames, Generation, LengthBound, LengthRule, TensorSpec
+from seq2seq_serve.bundle.manifest import (
+    Choice,
+    Frames,
+    Generation,
+    LengthBound,
+    LengthRule,
+    TensorSpec,
+    Timestamps,
+)
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.server.deliveries import Deliveries, Mailbox
@@ -60,6 +68,7 @@ class ServedModel:
         queue_limits: The limits of each engine's queue.
         choices: What a request may choose by a name, by the name of its option.
         generation: The options of requests that do not set them.
+        timestamps: The tokens of times; None for a model without them.
         length_bound: The bound of targets whose requests do not set a limit; None applies the model's limit.
     """
 
@@ -86,6 +95,7 @@ class ServedModel:
     source_language: str = ""
     choices: Mapping[str, Choice] = field(default_factory=dict)
     generation: Generation = field(default_factory=Generation)
+    timestamps: Timestamps | None = None
     length_bound: LengthBound | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
 
@@ -103,6 +113,11 @@ class ServedModel:
     def reads_text(self) -> bool:
         """Whether its only source is a text."""
         return [source.form for source in self.sources.values()] == [Form.TEXT]
+
+    @property
+    def reads_sound(self) -> bool:
+        """Whether its only source is a sound."""
+        return [source.form for source in self.sources.values()] == [Form.SOUND]
 
     @property
     def max_source_length(self) -> int:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seq2seq_serve.bundle import names
-from seq2seq_serve.server.engine.constraints import adjustments, penalties
+from seq2seq_serve.server.engine.constraints import adjustments, penalties, time_bounds
 from seq2seq_serve.server.engine.records import (
     Alternatives,
     Array,
@@ -79,6 +79,8 @@ class Selector:
             "sample_sorted",
             "sample_top_p",
             "score",
+            "detect",
+            "times",
         )
         self._sessions = {name: device.weightless(name) for name in graphs}
         self._penalty_rows: dict[Request, int] = {}  # for the requests that ran at the last addition
@@ -104,7 +106,10 @@ class Selector:
                 groups[group] += asks
         branches: dict[int, Branches] = {}
         for (graph, num_candidates), asks in groups.items():
-            bind_logits = self._constrained(asks, len(rows), is_normalized=graph == "best")
+            if graph == "detect":
+                bind_logits = self._adjusted(asks, len(rows), is_normalized=False)
+            else:
+                bind_logits = self._constrained(asks, len(rows), is_normalized=graph == "best")
             wanted = max(ask.sequence.request.num_alternatives for ask in asks)
             best: _Picked | None = None
             if graph in _RANKED or wanted:
@@ -115,6 +120,9 @@ class Selector:
             if graph == "score":
                 labels = [self._label(ask.sequence) for ask in asks]
                 picked = self._run(graph, bind_logits, {names.LABEL_IDS: np.array(labels)[:, None]})
+            elif graph == "detect":
+                detected_ids = asks[0].sequence.request.detected_ids  # those of the model
+                picked = self._run(graph, bind_logits, {names.DETECTED_IDS: np.array(detected_ids)})
             else:
                 picked = best if graph in _RANKED else self._draw(graph, num_candidates, asks, bind_logits)
             assert picked is not None
@@ -131,8 +139,8 @@ class Selector:
     def _asks(self, row: int, sequence: Sequence) -> tuple[tuple[str, int], list[_Ask]]:
         """Returns the graph that a row needs, its number of candidates, and the row's selections."""
         request = sequence.request
-        if request.is_score:
-            return ("score", 0), [_Ask(row, sequence, 0.0, {})]
+        if request.is_score or sequence.detects:
+            return ("score" if request.is_score else "detect", 0), [_Ask(row, sequence, 0.0, {})]
         changes: dict[int, tuple[float, float]] = {}
         is_first = not sequence.num_generated
         if request.is_constrained or (is_first and request.begin_suppressed_ids):
@@ -176,14 +184,29 @@ class Selector:
         """
         bind = self._adjusted(asks, num_rows, is_normalized=is_normalized)
         rows = [self._penalty_rows.get(ask.sequence.request, _NO_PENALTY) for ask in asks]
-        if not any(rows):
-            return bind
+        if any(rows):
+            adjusted = bind
 
-        def bind_both(binding: Any) -> None:
-            bind(binding)
-            self._columns.bind_penalties(self._device.bind_input, binding, names.PENALTIES)
+            def bind_both(binding: Any) -> None:
+                adjusted(binding)
+                self._columns.bind_penalties(self._device.bind_input, binding, names.PENALTIES)
 
-        return self._change("penalize", bind_both, {names.PENALTY_ROWS: np.array(rows)})
+            bind = self._change("penalize", bind_both, {names.PENALTY_ROWS: np.array(rows)})
+        if any(ask.sequence.request.constraints.times is not None for ask in asks):
+            bind = self._change("times", bind, self._time_feeds(asks))
+        return bind
+
+    def _time_feeds(self, asks: list[_Ask]) -> dict[str, Array]:
+        """Returns the bounds of the rows' texts and times."""
+        bounds = np.zeros((len(asks), 4), np.int64)
+        bounds[:, 0] = self._vocab_size
+        for i, ask in enumerate(asks):
+            times = ask.sequence.request.constraints.times
+            if times is not None:
+                allowed = time_bounds(ask.sequence, times, self._eos_ids, self._vocab_size)
+                bounds[i] = times.first_id, *allowed
+        columns = (names.FIRST_TIMES, names.LEAST_TEXTS, names.LEAST_TIMES, names.MOST_TIMES)
+        return {name: bounds[:, i : i + 1].copy() for i, name in enumerate(columns)}
 
     def _adjusted(self, asks: list[_Ask], num_rows: int, *, is_normalized: bool) -> _BindLogits:
         """Returns a function that binds the logits of the rows, changed by their targets so far."""

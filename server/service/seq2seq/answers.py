@@ -10,7 +10,8 @@ import numpy as np
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.records import Array, Choice, FinishReason, Hypothesis, Request, Result
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.seq2seq.requests import Job, target_text
+from seq2seq_serve.server.service.seq2seq.requests import SOURCE_LANGUAGE, Job, target_text
+from seq2seq_serve.server.service.seq2seq.sources import Part
 
 _FINISH_REASONS = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
@@ -72,7 +73,16 @@ def generate_response(
             total_seconds=max(result.timings.total_seconds for result in results),
         ),
         sentences=answers if is_split else (),
+        detected_language=_detected_language(jobs[0].request, results[0], model),
     )
+
+
+def _detected_language(request: Request, result: Result, model: ServedModel) -> str:
+    if not request.detected_ids:
+        return ""
+    token_id = result.start_ids[request.start_ids.index(None)]
+    ids = model.choices[SOURCE_LANGUAGE].ids
+    return next(name for name in ids if ids[name] == token_id)
 
 
 def _joined(jobs: Sequence[Job], answers: Sequence[pb.Sentence]) -> pb.Hypothesis:
@@ -83,6 +93,7 @@ def _joined(jobs: Sequence[Job], answers: Sequence[pb.Sentence]) -> pb.Hypothesi
         text="".join(one.text + job.part.separator for one, job in zip(best, jobs, strict=True)),
         token_ids=[token_id for one in best for token_id in one.token_ids],
         finish_reason=reasons[0] if reasons else pb.FINISH_REASON_EOS,
+        segments=[segment for one in best for segment in one.segments],
     )
 
 
@@ -103,9 +114,40 @@ def _hypothesis(
         _add_alternatives(message, hypothesis.choices, model)
     if options.attention:
         message.attention.CopyFrom(_attention(job, hypothesis, model))
+    if options.timestamps:
+        message.segments.extend(_segments(job.part, hypothesis, model))
     if options.word_alignment:
         message.word_alignment.CopyFrom(_word_alignment(request, hypothesis, model))
     return message
+
+
+def _segments(part: Part, hypothesis: Hypothesis, model: ServedModel) -> list[pb.Segment]:
+    """Returns what was said between the times of a target."""
+    times = model.timestamps
+    assert times is not None
+    segments: list[pb.Segment] = []
+    begin, said = 0.0, list[int]()
+
+    def end_at(seconds: float) -> None:
+        if said:
+            segments.append(
+                pb.Segment(
+                    begin_seconds=part.begin_seconds + begin,
+                    end_seconds=part.begin_seconds + seconds,
+                    text=model.target_tokenizer.decode(said),
+                )
+            )
+            said.clear()
+
+    for token_id in hypothesis.token_ids:
+        if token_id < times.first_id:
+            said.append(token_id)
+            continue
+        seconds = (token_id - times.first_id) * times.step_seconds
+        end_at(seconds)
+        begin = seconds
+    end_at(max(part.num_seconds, begin))
+    return segments
 
 
 def _text(job: Job, place: int, hypothesis: Hypothesis, model: ServedModel) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from seq2seq_serve.bundle import audio
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.normalization import is_blank
 from seq2seq_serve.bundle.pictures import PictureError, cost_in_pixels, read_frames, read_picture
@@ -27,6 +28,7 @@ from seq2seq_serve.server.service.text_threads import Checkpoint
 # Cutting a text into tokens takes time, so its bytes are counted before. Texts of human authors have fewer
 # bytes per token, before and after normalisation, so texts that fit are not refused.
 MAX_BYTES_PER_TOKEN = 64
+MAX_TIMES_TOO_LONG = 16  # the usual bytes of a text, or the usual length of a sound, to split or truncate
 
 # The fields of `Source` that can hold a source, and the datatypes of its tensor
 _VALUES = {
@@ -35,12 +37,14 @@ _VALUES = {
     Form.PICTURE: ("file", "tensor"),
     Form.CLIP: ("file", "tensor"),
     Form.FEATURES: ("tensor",),
+    Form.SOUND: ("file", "tensor"),
 }
 _DATATYPES = {
     Form.SENTENCES: ("INT64",),
     Form.PICTURE: ("UINT8", "FP32"),
     Form.CLIP: ("UINT8", "FP32"),
     Form.FEATURES: ("FP32",),
+    Form.SOUND: ("FP32",),
 }
 _DTYPES: dict[str, np.dtype[Any]] = {
     "UINT8": np.dtype("u1"),
@@ -122,6 +126,8 @@ def cost_of_file(given: Input, model: ServedModel) -> int:
     """
     max_frames = model.max_source_length if given.spec.form is Form.CLIP else None
     with _refusing_damage(given):
+        if given.spec.form is Form.SOUND:
+            return audio.cost_in_pixels(given.source.file, MAX_TIMES_TOO_LONG * max_seconds(given.spec))
         return cost_in_pixels(given.source.file, max_frames)
 
 
@@ -140,9 +146,26 @@ def read_input(given: Input, model: ServedModel, checkpoint: Checkpoint) -> tupl
         return _read_words(given, model), []
     if given.spec.form is Form.SENTENCES:
         return _read_sentences(given, model)
-    if given.spec.form is Form.FEATURES:
+    if given.spec.form in (Form.FEATURES, Form.SOUND):
         return _read_features(given, model), []
     return _read_pixels(given, model, checkpoint), []
+
+
+def max_seconds(spec: SourceSpec) -> float:
+    """Returns the length of a sound that the model reads at once."""
+    num_frames = spec.axes[1]
+    assert isinstance(num_frames, int)
+    return num_frames * audio.HOP / audio.SAMPLE_RATE
+
+
+def read_samples(given: Input, longest_seconds: float) -> audio.Samples:
+    """Returns the samples of a file.
+
+    Raises:
+        InvalidRequest: The file is not a sound, or is longer than `longest_seconds`.
+    """
+    with _refusing_damage(given):
+        return audio.read_sound(given.source.file, longest_seconds)
 
 
 def check_visible(text: str, field: str, what: str = "the text") -> None:
@@ -301,12 +324,12 @@ def _refusing_damage(given: Input) -> Iterator[None]:
     """Turns the errors of reading a file into `InvalidRequest`."""
     try:
         yield
-    except PictureError as error:
+    except (PictureError, audio.SoundError) as error:
         raise InvalidRequest(f"{given.name}: {error}", field=given.field) from error
 
 
 def _read_features(given: Input, model: ServedModel) -> Array:
-    """Returns annotations that the caller computed, `(M, width)` float32."""
+    """Returns annotations `(M, width)` or a spectrogram `(bands, frames)` of the caller, float32."""
     features = _read_tensor(given, model)
     _check_finite(features, given, "finite")
     return features

@@ -19,7 +19,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     ScoreRequest,
     Target,
 )
-from seq2seq_serve.server.engine.records import Array, Beam, Constraints, Request, Sampling
+from seq2seq_serve.server.engine.records import Array, Beam, Constraints, Request, Sampling, Times
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import Call
@@ -29,6 +29,7 @@ from seq2seq_serve.server.service.seq2seq.sources import SPLITTING, Part, source
 from seq2seq_serve.server.service.seq2seq.stopping import StoppedText, StopSequences
 from seq2seq_serve.server.service.text_threads import Checkpoint
 
+SOURCE_LANGUAGE = "source_language"
 _MAX_STOP_LENGTH = 256
 _FORMULAS: dict[LengthPenalty, LengthPenaltyFormula] = {
     "wu": LENGTH_PENALTY_FORMULA_WU,
@@ -70,7 +71,7 @@ def engine_jobs(
     options = with_defaults(message.options, model)
     chosen, frames = _chosen(options, model), model.frames
     forced_ids = _placed(frames.forced, chosen)
-    start_ids = _placed(frames.start, chosen)
+    start_ids, detected_ids = _start(options, model, chosen)
     frame = _placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)
     prefix_ids = (*forced_ids, *_target_ids(options.target_prefix, model, "options.target_prefix"))
     max_new_tokens = _max_new_tokens(options, model, len(prefix_ids), len(forced_ids))
@@ -109,6 +110,7 @@ def engine_jobs(
             num_hypotheses=max(options.num_hypotheses, 1),
             prefix_ids=prefix_ids,
             start_ids=start_ids,
+            detected_ids=detected_ids,
             num_counted=len(forced_ids),
             begin_suppressed_ids=frozenset(model.generation.begin_suppressed_token_ids),
             ends_forced=model.generation.forced_eos_id is not None,
@@ -119,6 +121,22 @@ def engine_jobs(
         )
         jobs.append(Job(part, request))
     return jobs
+
+
+def _start(
+    options: GenerateOptions, model: ServedModel, chosen: Mapping[str, int]
+) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
+    """Returns the start tokens, and the tokens of which one is detected in the place of None."""
+    start, times = model.frames.start, model.timestamps
+    if options.timestamps:
+        if times is None:
+            raise InvalidRequest(
+                f"{model.name} does not write timestamps: leave them out", field="options.timestamps"
+            )
+        start = start[:-1]
+    start_ids = tuple(chosen.get(place) if isinstance(place, str) else place for place in start)
+    is_detected = None in start_ids
+    return start_ids, tuple(sorted(model.choices[SOURCE_LANGUAGE].ids.values())) if is_detected else ()
 
 
 def target_text(request: Request, model: ServedModel) -> StoppedText:
@@ -205,19 +223,21 @@ def with_defaults(options: GenerateOptions, model: ServedModel) -> GenerateOptio
 def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict[str, int]:
     """Returns the token of each of the model's choices, by the name of its option."""
     chosen = {}
-    for name in ("source_language", "target_language", "task"):
+    for name in (SOURCE_LANGUAGE, "target_language", "task"):
         given, field = (
             getattr(options, name),
             name if isinstance(options, ScoreRequest) else f"options.{name}",
         )
         choice = model.choices.get(name)
         if choice is None:
-            if given and name != "source_language":  # which is also the language whose sentences are split
+            if given and name != SOURCE_LANGUAGE:  # which is also the language whose sentences are split
                 raise InvalidRequest(
                     f"{model.name} does not have a {name} to choose: leave it out", field=field
                 )
             continue
         if not given and not choice.default:
+            if name == SOURCE_LANGUAGE and model.reads_sound and not isinstance(options, ScoreRequest):
+                continue  # it is detected
             raise InvalidRequest(f"{model.name} needs a {name}: {_names(choice)}", field=field)
         token_id = choice.ids.get(given or choice.default)
         if token_id is None:
@@ -314,9 +334,10 @@ def _check_long_source(options: GenerateOptions, model: ServedModel) -> None:
             f"long_source is {options.long_source}, and must be one of {', '.join(LongSource.keys())}",
             field="options.long_source",
         )
-    if options.long_source > LongSource.LONG_SOURCE_REFUSE and not model.reads_text:
+    if options.long_source > LongSource.LONG_SOURCE_REFUSE and not (model.reads_text or model.reads_sound):
         raise InvalidRequest(
-            f"long_source applies to a text, and {model.name} reads {', '.join(model.sources)}: leave it out",
+            f"long_source applies to a text or a sound, and {model.name} reads {', '.join(model.sources)}: "
+            "leave it out",
             field="options.long_source",
         )
     for name in (descriptor.name for descriptor, _ in options.ListFields()):
@@ -332,7 +353,7 @@ def _source_language(options: GenerateOptions, model: ServedModel) -> str:
     if not options.source_language:
         return known_language(model.source_language) or DEFAULT_LANGUAGE
     language = known_language(options.source_language)
-    if language is None and "source_language" in model.choices:
+    if language is None and SOURCE_LANGUAGE in model.choices:
         return DEFAULT_LANGUAGE
     if language is None:
         raise InvalidRequest(
@@ -377,8 +398,10 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
     suppressed, biases = options.suppressed_token_ids, options.logit_bias
     for name, ids in (("suppressed_token_ids", suppressed), ("logit_bias", biases)):
         check_ids(ids, model, f"options.{name}")
-    defaults = model.generation
+    defaults, times = model.generation, model.timestamps if options.timestamps else None
     all_suppressed = frozenset(suppressed) | frozenset(defaults.suppressed_token_ids)
+    if times is not None:
+        all_suppressed |= {times.off_id}
     if len(all_suppressed) >= model.vocab_size:
         raise InvalidRequest(
             "every token is suppressed: leave at least one", field="options.suppressed_token_ids"
@@ -391,6 +414,7 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
         logit_bias=dict(biases),
         repeats_start=defaults.repeats_start,
         is_renormalized=defaults.is_renormalized,
+        times=None if times is None else Times(times.first_id, times.max_first),
     )
 
 

@@ -1,4 +1,4 @@
-"""Turns the sources of a request into those of its targets; long texts are refused, truncated or split."""
+"""Turns the sources of a request into those of its targets; long ones are refused, truncated or split."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from seq2seq_serve.bundle import audio
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SPLIT,
     LONG_SOURCE_SPLIT_ALWAYS,
@@ -24,13 +25,16 @@ from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import Call
 from seq2seq_serve.server.service.seq2seq.inputs import (
     MAX_BYTES_PER_TOKEN,
+    MAX_TIMES_TOO_LONG,
     Input,
     check_bytes,
     check_source_ids,
     check_visible,
     cost_of_file,
+    max_seconds,
     named_inputs,
     read_input,
+    read_samples,
 )
 from seq2seq_serve.server.service.seq2seq.sentences import DEFAULT_LANGUAGE, lines, sentences
 from seq2seq_serve.server.service.text_threads import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Checkpoint
@@ -39,14 +43,13 @@ _Read = TypeVar("_Read")
 Frame = tuple[Sequence[int], Sequence[int]]  # the tokens before and after those of a text
 
 MAX_PARTS = 256  # lines or sentences that a text is split into
-MAX_TIMES_TOO_LONG = 16  # how many times the usual bytes a source to split or truncate may have
 _HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
 SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
 
 
 @dataclass(frozen=True)
 class Part:
-    """The sources of one target: those of a request, or one line or sentence of its text.
+    """The sources of one target: those of a request, a line or sentence of its text, or a piece of its sound.
 
     Attributes:
         sources: The model's inputs by name.
@@ -54,6 +57,8 @@ class Part:
         num_truncated: The number of tokens that were left out.
         text: The line or sentence; empty for a whole source.
         separator: The white space before the next part, line breaks included.
+        begin_seconds: Where a piece of a sound begins.
+        num_seconds: The length of a sound, or of its piece.
     """
 
     sources: Mapping[str, Array]
@@ -61,6 +66,8 @@ class Part:
     num_truncated: int = 0
     text: str = ""
     separator: str = ""
+    begin_seconds: float = 0.0
+    num_seconds: float = 0.0
 
 
 async def read_sources(
@@ -119,6 +126,9 @@ def source_parts(
         InvalidRequest: The source does not fit; the error names the field and what it must be.
     """
     inputs = named_inputs(sources, model)
+    if model.reads_sound:
+        (given,) = inputs
+        return _sound_parts(given, model, long_source, checkpoint)
     if not model.reads_text:
         arrays: dict[str, Array] = {}
         story: list[str] = []
@@ -131,6 +141,38 @@ def source_parts(
     if given.kind == "text":
         return _text_parts(given, model, frame, long_source, language, checkpoint)
     return [_ids_part(given, model, frame, long_source)]
+
+
+def _sound_parts(
+    given: Input, model: ServedModel, long_source: LongSource, checkpoint: Checkpoint
+) -> list[Part]:
+    seconds, (num_bands, num_frames) = max_seconds(given.spec), given.spec.axes
+    assert isinstance(num_bands, int)
+    assert isinstance(num_frames, int)
+    if given.kind == "tensor":
+        spectrogram, _ = read_input(given, model, checkpoint)
+        return [Part({given.name: spectrogram}, num_seconds=seconds)]
+    may_be_long = long_source > LongSource.LONG_SOURCE_REFUSE
+    samples = read_samples(given, seconds * MAX_TIMES_TOO_LONG if may_be_long else seconds)
+    longest, num_truncated = num_frames * audio.HOP, 0
+    if long_source == LONG_SOURCE_TRUNCATE and len(samples) > longest:
+        num_truncated = -(-(len(samples) - longest) * model.max_memory_length // longest)
+        samples = samples[:longest]
+    parts: list[Part] = []
+    begin = 0
+    for piece in audio.split_sound(samples, longest):
+        checkpoint()
+        array = audio.log_mel(piece, num_bands, num_frames)
+        parts.append(
+            Part(
+                {given.name: array},
+                num_truncated=num_truncated,
+                begin_seconds=begin / audio.SAMPLE_RATE,
+                num_seconds=len(piece) / audio.SAMPLE_RATE,
+            )
+        )
+        begin += len(piece)
+    return parts
 
 
 def _text_parts(

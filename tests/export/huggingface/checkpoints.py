@@ -129,9 +129,8 @@ def make_checkpoint(case: str, folder: Path, **generation: Any) -> Any:
     made = CASES[case][0](folder)
     vocab = {key: made.config[key] for key in ("vocab_size", "decoder_vocab_size") if key in made.config}
     model = make_model(case, vocab)
-    for name, value in (made.generation | generation).items():
-        setattr(model.generation_config, name, value)
     model.save_pretrained(folder)
+    edit(folder / "generation_config.json", _from_model_config=None, **(made.generation | generation))
     is_speech = case in SOUNDS
     kind = transformers.AutoModelForSpeechSeq2Seq if is_speech else transformers.AutoModelForSeq2SeqLM
     return kind.from_pretrained(folder).eval()
