@@ -211,12 +211,15 @@ class Generation(_Record):
             running hypothesis would have a worse score at its present length (false); or when also none can
             become better ("never").
         max_new_tokens: The limit of a target, with the tokens of `Frames.forced`; None is the model's limit.
-        suppressed_token_ids: Tokens that no target has; a request cannot allow them.
+        suppressed_token_ids: Tokens that no target has; a request cannot allow them. A step graph that
+            selects the next token itself never selects one of them; its logits contain them.
         begin_suppressed_token_ids: Tokens that are not the first of a target, after `Frames.forced`.
         forced_eos_id: The token that takes the last place of a target at its limit, at no cost; None if the
             limit just ends it.
         is_renormalized: Whether the probabilities of a beam search are those among the allowed tokens;
             otherwise forbidding a token does not change the probabilities of others.
+        penalizes_log_probabilities: Whether `repetition_penalty` changes the log-probabilities of a beam
+            search; otherwise it changes the logits.
         repeats_start: Whether `repetition_penalty` and n-grams include the tokens of `Frames.start`.
     """
 
@@ -233,6 +236,7 @@ class Generation(_Record):
     begin_suppressed_token_ids: tuple[int, ...] = ()
     forced_eos_id: int | None = None
     is_renormalized: bool = True
+    penalizes_log_probabilities: bool = False
     repeats_start: bool = False
 
 
@@ -488,6 +492,8 @@ def _contradictions(manifest: Manifest) -> list[str]:
     ids = manifest.special_ids
     if not ids.eos_ids:
         problems.append("special_ids.eos_ids is empty: no token would end a target")
+    elif set(ids.eos_ids) <= set(manifest.generation.suppressed_token_ids):
+        problems.append("generation.suppressed_token_ids has all eos_ids: no token would end a target")
     if ids.pad_id and Form.SENTENCES in manifest.sources.values():
         problems.append(f"special_ids.pad_id is {ids.pad_id}, and sentences are padded with 0: it must be 0")
     for name, (limit, places) in _id_fields(manifest).items():

@@ -6,6 +6,7 @@ Each kind of selection is a graph of its own, so that a step pays only for the k
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,18 @@ def penalize() -> onnx.ModelProto:
         _tensor(names.PENALTY_ROWS, TensorProto.INT64, "rows"),
     ]
     return _selection("penalize", nodes, inputs, [_tensor(out, TensorProto.FLOAT, "rows", "vocab_size")])
+
+
+def suppress() -> onnx.ModelProto:
+    """Make some logits of each row minus infinity, in place if input and output are bound to one address."""
+    out = names.out(names.LOGITS)
+    nodes = [
+        _node("Shape", [names.SUPPRESSED_IDS], "shape"),
+        _node("Expand", ["minus_infinity", "shape"], "forbidden"),
+        _node("ScatterElements", [names.LOGITS, names.SUPPRESSED_IDS, "forbidden"], out, axis=1),
+    ]
+    inputs = [_logits(), _tensor(names.SUPPRESSED_IDS, TensorProto.INT64, "rows", "suppressed")]
+    return _selection("suppress", nodes, inputs, [_tensor(out, TensorProto.FLOAT, "rows", "vocab_size")])
 
 
 def write() -> onnx.ModelProto:
@@ -242,6 +255,7 @@ def all_graphs() -> dict[str, onnx.ModelProto]:
         "move.onnx": move(),
         "adjust.onnx": adjust(),
         "penalize.onnx": penalize(),
+        "suppress.onnx": suppress(),
         "write.onnx": write(),
         "normalize.onnx": normalize(),
         "candidates.onnx": candidates(),
@@ -361,6 +375,7 @@ def _constants() -> list[onnx.TensorProto]:
     return [
         make("zero", FLOAT, [], [0]),
         make("one", FLOAT, [], [1]),
+        make("minus_infinity", FLOAT, [], [-math.inf]),
         make("smallest", FLOAT, [], [2.0**-126]),  # the smallest float32 with all its bits
         make("zero_double", DOUBLE, [], [0]),
         make("below_one", DOUBLE, [], [1 - 2.0**-53]),

@@ -67,6 +67,7 @@ def generation_of(settings: Mapping[str, Any], num_start: int, max_target_length
         begin_suppressed_token_ids=tuple(set_ones.get("begin_suppress_tokens", ())),
         forced_eos_id=forced_eos[0] if isinstance(forced_eos, list) else forced_eos,
         is_renormalized=bool(set_ones.get("renormalize_logits", False)),
+        penalizes_log_probabilities=True,
         repeats_start=True,
     )
 

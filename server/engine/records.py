@@ -45,13 +45,15 @@ class Constraints:
         min_new_tokens: Number of tokens before which the end of sequence is forbidden.
         repetition_penalty: 1 is off.
         no_repeat_ngram_size: 0 is off.
-        suppressed_token_ids: Tokens that are never selected.
+        suppressed_token_ids: Tokens that are never selected, beside those that the model never selects.
         logit_bias: By token id, the number that is added to its logit.
         forbidden_after: By the last n - 1 tokens, the tokens that would complete an n-gram of the source.
         repeats_start: Whether the token that the decoder reads first counts as a part of the target for
             `repetition_penalty`, `no_repeat_ngram_size` and `forbidden_after`.
         is_renormalized: Whether the log-probabilities of a beam search are those among the allowed tokens.
             Otherwise they are changed instead of the logits, and do not add up to 1.
+        penalizes_log_probabilities: Whether `repetition_penalty` changes the log-probabilities of a beam
+            search, before these are those among the allowed tokens. Otherwise it changes the logits.
     """
 
     min_new_tokens: int = 0
@@ -62,11 +64,24 @@ class Constraints:
     forbidden_after: Mapping[tuple[int, ...], frozenset[int]] = field(default_factory=dict)
     repeats_start: bool = False
     is_renormalized: bool = True
+    penalizes_log_probabilities: bool = False
 
     @property
     def change_logits(self) -> bool:
         """Whether any logit changes."""
-        return replace(self, repeats_start=False, is_renormalized=True) != NO_CONSTRAINTS
+        rules_only = replace(
+            NO_CONSTRAINTS,
+            repeats_start=self.repeats_start,
+            is_renormalized=self.is_renormalized,
+            penalizes_log_probabilities=self.penalizes_log_probabilities,
+        )
+        return self != rules_only
+
+    @property
+    def change_log_probabilities(self) -> bool:
+        """Whether the changes in a beam search are those of log-probabilities."""
+        is_penalized = self.penalizes_log_probabilities and self.repetition_penalty != 1
+        return is_penalized or not self.is_renormalized
 
 
 NO_CONSTRAINTS = Constraints()

@@ -378,8 +378,7 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
     for name, ids in (("suppressed_token_ids", suppressed), ("logit_bias", biases)):
         check_ids(ids, model, f"options.{name}")
     defaults = model.generation
-    all_suppressed = frozenset(suppressed) | frozenset(defaults.suppressed_token_ids)
-    if len(all_suppressed) >= model.vocab_size:
+    if len({*suppressed, *defaults.suppressed_token_ids}) >= model.vocab_size:
         raise InvalidRequest(
             "every token is suppressed: leave at least one", field="options.suppressed_token_ids"
         )
@@ -387,10 +386,11 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
         min_new_tokens=options.min_new_tokens,
         repetition_penalty=options.repetition_penalty if options.HasField("repetition_penalty") else 1.0,
         no_repeat_ngram_size=options.no_repeat_ngram_size,
-        suppressed_token_ids=all_suppressed,
+        suppressed_token_ids=frozenset(suppressed),
         logit_bias=dict(biases),
         repeats_start=defaults.repeats_start,
         is_renormalized=defaults.is_renormalized,
+        penalizes_log_probabilities=defaults.penalizes_log_probabilities,
     )
 
 

@@ -13,6 +13,7 @@ def test_without_settings_the_rules_are_those_of_generate():
         length_penalty_formula="power",
         early_stopping=False,
         is_renormalized=False,
+        penalizes_log_probabilities=True,
         repeats_start=True,
     )
 
