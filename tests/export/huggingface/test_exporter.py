@@ -77,8 +77,8 @@ def test_a_step_that_selects_tokens_never_selects_suppressed_ones(checkpoint, tm
     step = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].graphs[Verb.STEP]
     sizes = {Axis.BATCH: 3, Axis.CACHE_CAPACITY: 8, Axis.MEMORY_CAPACITY: 8}
     feeds = {spec.name: np.zeros(spec.shape(sizes), spec.dtype) for spec in step.inputs}
-    feeds |= {names.TOKEN_IDS: np.array([2, 7, 11]), names.CACHE_CAPACITY: np.int32(8)}
-    feeds |= {names.MEMORY_CAPACITY: np.int32(8), names.PREVIOUS_LENGTHS: np.full(3, -1, np.int32)}
+    feeds |= {names.TOKEN_IDS: np.array([2, 7, 11]), names.CACHE_CAPACITY: np.array(8, np.int32)}
+    feeds |= {names.MEMORY_CAPACITY: np.array(8, np.int32), names.PREVIOUS_LENGTHS: np.full(3, -1, np.int32)}
     session = onnxruntime.InferenceSession(tmp_path / "bundle" / step.file.file)
     logits, token_ids = session.run([names.LOGITS, names.out(names.TOKEN_IDS)], feeds)
     assert np.isfinite(logits).all()
