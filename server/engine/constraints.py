@@ -44,8 +44,7 @@ def adjustments(
     if constraints.repetition_penalty != 1:
         changed = dict.fromkeys(target_ids, (constraints.repetition_penalty, 0.0))
     forbidden = set(_repeating(target_ids, constraints.no_repeat_ngram_size))
-    if constraints.forbidden_after:
-        size = len(next(iter(constraints.forbidden_after)))
+    for size in constraints.forbidden_sizes:
         forbidden |= constraints.forbidden_after.get(tuple(target_ids[len(target_ids) - size :]), frozenset())
     if row.num_generated + request.num_counted < constraints.min_new_tokens:
         forbidden |= set(eos_ids)

@@ -47,7 +47,8 @@ class Constraints:
         no_repeat_ngram_size: 0 is off.
         suppressed_token_ids: Tokens that are never selected, beside those that the model never selects.
         logit_bias: By token id, the number that is added to its logit.
-        forbidden_after: By the last n - 1 tokens, the tokens that would complete an n-gram of the source.
+        forbidden_after: By the last tokens, one or more of them, the tokens that must not follow these: they
+            would complete an n-gram of the source, or a forbidden sequence.
         repeats_start: Whether the token that the decoder reads first counts as a part of the target for
             `repetition_penalty`, `no_repeat_ngram_size` and `forbidden_after`.
         is_renormalized: Whether the log-probabilities of a beam search are those among the allowed tokens.
@@ -76,6 +77,11 @@ class Constraints:
             penalizes_log_probabilities=self.penalizes_log_probabilities,
         )
         return self != rules_only
+
+    @functools.cached_property
+    def forbidden_sizes(self) -> frozenset[int]:
+        """The numbers of last tokens in `forbidden_after`."""
+        return frozenset(map(len, self.forbidden_after))
 
     @property
     def change_log_probabilities(self) -> bool:

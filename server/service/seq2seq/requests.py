@@ -397,19 +397,19 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
 def _with_source(
     constraints: Constraints, sources: Mapping[str, Array], options: GenerateOptions, model: ServedModel
 ) -> Constraints:
-    """Returns the constraints with the n-grams of the source, if the target must not repeat them."""
-    size = options.encoder_no_repeat_ngram_size
-    if not size:
-        return constraints
-    if not model.reads_text:
+    """Returns the constraints with the model's forbidden sequences, and the source's n-grams if asked for."""
+    size, sequences = options.encoder_no_repeat_ngram_size, list(model.generation.forbidden_sequences)
+    if size and not model.reads_text:
         raise InvalidRequest(
             f"encoder_no_repeat_ngram_size applies to a text, which {model.name} does not read: leave it out",
             field="options.encoder_no_repeat_ngram_size",
         )
-    token_ids = sources[model.memory.source].tolist()
+    if size:
+        token_ids = sources[model.memory.source].tolist()
+        sequences += [tuple(token_ids[end - size : end]) for end in range(size, len(token_ids) + 1)]
     after: dict[tuple[int, ...], set[int]] = {}
-    for end in range(size - 1, len(token_ids)):
-        after.setdefault(tuple(token_ids[end - size + 1 : end]), set()).add(token_ids[end])
+    for *before, last in sequences:
+        after.setdefault(tuple(before), set()).add(last)
     return replace(constraints, forbidden_after={key: frozenset(ids) for key, ids in after.items()})
 
 

@@ -76,6 +76,13 @@ def test_a_suppressed_end_is_allowed_where_all_else_is_forbidden_and_keeps_its_b
     }
 
 
+def test_tokens_are_forbidden_after_beginnings_of_any_length():
+    after = {(): frozenset({9}), (5,): frozenset({6, 7}), (5, 6, 5): frozenset({8}), (5,) * 9: frozenset({4})}
+    constraints = Constraints(forbidden_after=after)
+    for target_ids, forbidden in (([], {9}), ([6, 5], {9, 6, 7}), ([5, 6, 5], {9, 6, 7, 8})):
+        assert adjustments(constraints, target_ids) == dict.fromkeys(forbidden, FORBIDDEN)
+
+
 @pytest.mark.parametrize(
     ("size", "target_ids", "forbidden"),
     [
