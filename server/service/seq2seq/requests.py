@@ -219,13 +219,43 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
             continue
         if not given and not choice.default:
             raise InvalidRequest(f"{model.name} needs a {name}: {_names(choice)}", field=field)
-        token_id = choice.ids.get(given or choice.default)
-        if token_id is None:
+        found = _named(given or choice.default, choice)
+        if found is None:
+            near = _near(given, choice)
             raise InvalidRequest(
-                f"{name} is {given[:100]!r}, and {model.name} has {_names(choice)}", field=field
+                f"{name} is {given[:100]!r}, and {model.name} has {_names(choice)}"
+                + (f"; near it: {', '.join(near)}" if near else ""),
+                field=field,
             )
-        chosen[name] = token_id
+        chosen[name] = choice.ids[found]
     return chosen
+
+
+def _named(given: str, choice: Choice) -> str | None:
+    """Returns the name of a choice that a caller means; None if there is none, or several.
+
+    That is the given name itself; the same tag in another spelling, such as ko_KR for ko-kr; the tag without
+    its last parts, such as ko for ko-KR (RFC 4647, section 3.4); or the only name of a language that is given
+    alone, such as ko_KR for ko.
+    """
+    if given in choice.ids:
+        return given
+    tags, wanted = {name: _subtags(name) for name in choice.ids}, _subtags(given)
+    found = [name for name, tag in tags.items() if tag[0] == given.casefold()]
+    for length in range(len(wanted), 0, -1):
+        found = [name for name, tag in tags.items() if tag == wanted[:length]] or found
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def _near(given: str, choice: Choice) -> list[str]:
+    """Returns the names that begin like a given one."""
+    return sorted(name for name in choice.ids if name.casefold().startswith(_subtags(given)[0]))
+
+
+def _subtags(tag: str) -> list[str]:
+    return tag.replace("_", "-").casefold().split("-")
 
 
 def _names(choice: Choice) -> str:
