@@ -40,7 +40,11 @@ def test_the_graphs_of_every_family_equal_transformers(checkpoint, case, tmp_pat
     assert any(target > 128 for _, _, target in proof.shapes) == is_relative
 
 
-@pytest.mark.parametrize("case", ["marian", "t5-1.1"])
+@pytest.mark.parametrize(
+    "case",
+    # slow: families with layers like those of the quick ones
+    [case if case in ("marian", "byt5") else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+)
 def test_int8_is_calibrated_on_texts_and_the_models_own_targets(checkpoint, case, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("a first text\n\nanother one, longer than it\nthe third\nand the last one\n")
