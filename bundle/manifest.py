@@ -14,6 +14,7 @@ import math
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -230,12 +231,17 @@ class Generation(_Record):
             running hypothesis would have a worse score at its present length (false); or when also none can
             become better ("never").
         max_new_tokens: The limit of a target, with the tokens of `Frames.forced`; None is the model's limit.
-        suppressed_token_ids: Tokens that no target has; a request cannot allow them.
+        suppressed_token_ids: Tokens that no target has; a request cannot allow them. A step graph that
+            selects the next token itself never selects one of them; its logits contain them.
+        forbidden_sequences: Sequences of two tokens or more that no target contains; a request cannot allow
+            them.
         begin_suppressed_token_ids: Tokens that are not the first of a target, after `Frames.forced`.
         forced_eos_id: The token that takes the last place of a target at its limit, at no cost; None if the
             limit just ends it.
         is_renormalized: Whether the probabilities of a beam search are those among the allowed tokens;
             otherwise forbidding a token does not change the probabilities of others.
+        penalizes_log_probabilities: Whether `repetition_penalty` changes the log-probabilities of a beam
+            search; otherwise it changes the logits.
         repeats_start: Whether `repetition_penalty` and n-grams include the tokens of `Frames.start`.
     """
 
@@ -249,9 +255,11 @@ class Generation(_Record):
     no_repeat_ngram_size: int = 0
     encoder_no_repeat_ngram_size: int = 0
     suppressed_token_ids: tuple[int, ...] = ()
+    forbidden_sequences: tuple[tuple[int, ...], ...] = ()
     begin_suppressed_token_ids: tuple[int, ...] = ()
     forced_eos_id: int | None = None
     is_renormalized: bool = True
+    penalizes_log_probabilities: bool = False
     repeats_start: bool = False
 
 
@@ -502,6 +510,8 @@ def _contradictions(manifest: Manifest) -> list[str]:
     d_head = manifest.sizes.get("d_head", _D_HEAD_MULTIPLE)
     if d_head < 1 or d_head % _D_HEAD_MULTIPLE:
         problems.append(f"sizes.d_head is {d_head}, and must be a multiple of {_D_HEAD_MULTIPLE}")
+    if any(len(sequence) < 2 for sequence in manifest.generation.forbidden_sequences):
+        problems.append("generation.forbidden_sequences has a sequence of fewer than two tokens")
     if manifest.target_vocab_size < 1:
         problems.append(f"target_vocab_size is {manifest.target_vocab_size}, and must be at least 1")
     if not manifest.frames.start:
@@ -509,6 +519,8 @@ def _contradictions(manifest: Manifest) -> list[str]:
     ids = manifest.special_ids
     if not ids.eos_ids:
         problems.append("special_ids.eos_ids is empty: no token would end a target")
+    elif set(ids.eos_ids) <= set(manifest.generation.suppressed_token_ids):
+        problems.append("generation.suppressed_token_ids has all eos_ids: no token would end a target")
     if ids.pad_id and Form.SENTENCES in manifest.sources.values():
         problems.append(f"special_ids.pad_id is {ids.pad_id}, and sentences are padded with 0: it must be 0")
     for name, (limit, places) in _id_fields(manifest).items():
@@ -561,6 +573,7 @@ def _id_fields(manifest: Manifest) -> dict[str, tuple[int, Places]]:
         "frames.source_prefix": (source, frames.source_prefix),
         "frames.source_suffix": (source, frames.source_suffix),
         "generation.suppressed_token_ids": (target, generation.suppressed_token_ids),
+        "generation.forbidden_sequences": (target, tuple(chain(*generation.forbidden_sequences))),
         "generation.begin_suppressed_token_ids": (target, generation.begin_suppressed_token_ids),
         "generation.forced_eos_id": (target, forced_eos),
         "timestamps.first_id": (target, times),

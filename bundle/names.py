@@ -107,6 +107,7 @@ ROWS = "rows"  # (m,) int64: the rows
 ADJUSTED_IDS = "adjusted_ids"  # (m, A) int64: the tokens whose logits are adjusted
 FACTORS = "factors"  # (m, A) float32: a positive logit is divided by it, a negative one multiplied
 BIASES = "biases"  # (m, A) float32: added after that; minus infinity forbids a token
+SUPPRESSED_IDS = "suppressed_ids"  # (m, A) int64: the tokens that a model never selects
 PENALTIES = "penalties"  # (N, V) float32: subtracted from logits; infinity forbids a token
 PENALTY_ROWS = "penalty_rows"  # (m,) int64: each row's row of `penalties`
 NUM_CANDIDATES = "num_candidates"  # (1,) int64

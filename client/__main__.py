@@ -109,7 +109,14 @@ def _report(error: BaseException, *lines: str) -> int:
 def _score(client: Client, options: argparse.Namespace) -> int:
     model = find_model(client, options.model, "score").name
     try:
-        answer = client.score(options.source, options.target, model=model)
+        answer = client.score(
+            options.source,
+            options.target,
+            model=model,
+            source_language=options.source_language,
+            target_language=options.target_language,
+            task=options.task,
+        )
     except ValueError:
         sys.stderr.write("error: SOURCE or TARGET is not valid UTF-8\n")
         return 1

@@ -88,6 +88,12 @@ def make_parser() -> argparse.ArgumentParser:
     score.add_argument("source", metavar="SOURCE", help="the source text")
     score.add_argument("target", metavar="TARGET", help="the target text")
     _add_common_flags(score, "first that translates")
+    for name, text in (
+        ("source_language", "the language of the source"),
+        ("target_language", "the language of the target"),
+        ("task", "the task of the model"),
+    ):
+        score.add_argument(_FLAGS[name], default="", metavar="NAME", help=f"{text} (default: the model's)")
     models = command("models", "list the models that the server serves")
     versions = command(
         "versions",

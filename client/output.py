@@ -71,9 +71,9 @@ def length_advice(options: GenerateOptions) -> str:
     """Returns how to get longer targets than these options allow."""
     if options.HasField("max_new_tokens"):
         return "raise --max-new-tokens" + (" or --max-length-ratio" if options.max_length_ratio else "")
-    if options.HasField("max_length_ratio") and not options.max_length_ratio:
-        return "this is the model's own limit"
-    return "--max-length-ratio 0 allows targets up to the model's own limit"
+    if options.max_length_ratio:
+        return "raise --max-length-ratio"
+    return "--max-new-tokens sets another limit, up to the model's own"
 
 
 def one_line(text: str) -> str:

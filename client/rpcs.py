@@ -160,11 +160,24 @@ def score(
     target: TextOrIds,
     *,
     model: str = "",
+    source_language: str = "",
+    target_language: str = "",
+    task: str = "",
     timeout_seconds: float | None = None,
     request_id: str = "",
 ) -> Rpc[ScoreResponse]:
-    """Returns the log-probabilities of a given target, a text or its token ids, for a source."""
-    request = score_request(source, target, model)
+    """Returns the log-probabilities of a given target, a text or its token ids, for a source.
+
+    Languages and task are those of `GenerateOptions`; an empty one is the model's default.
+    """
+    request = score_request(
+        source,
+        target,
+        model,
+        source_language=source_language,
+        target_language=target_language,
+        task=task,
+    )
     return client._rpc(client._generation.Score, request, _whole, timeout_seconds, request_id)
 
 

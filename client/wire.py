@@ -97,7 +97,15 @@ def generate_request(source: Sources, model: str, options: GenerateOptions | Non
     return request
 
 
-def score_request(source: Sources, target: TextOrIds, model: str) -> ScoreRequest:
+def score_request(
+    source: Sources,
+    target: TextOrIds,
+    model: str,
+    *,
+    source_language: str = "",
+    target_language: str = "",
+    task: str = "",
+) -> ScoreRequest:
     """Returns the request to score one target, a text or token ids, for the source of `generate_request`.
 
     Raises:
@@ -108,7 +116,14 @@ def score_request(source: Sources, target: TextOrIds, model: str) -> ScoreReques
         value = Target(text=target)
     else:
         value = Target(token_ids=_token_ids(target, "a target must be a text or a list of token ids"))
-    return ScoreRequest(model=model, sources=_sources(source), target=value)
+    return ScoreRequest(
+        model=model,
+        sources=_sources(source),
+        target=value,
+        source_language=source_language,
+        target_language=target_language,
+        task=task,
+    )
 
 
 def _sources(given: Sources) -> list[Source]:

@@ -92,6 +92,7 @@ class Architecture:
         output_weight: `(V, D)`, the projection to logits; it may be the decoder's embedding itself.
         output_bias: `(V,)`, added to logits; None without.
         output_scale: The factor of decoder states before the projection.
+        suppressed_token_ids: Tokens that a step that selects the next token itself never selects.
     """
 
     encoder: Stack
@@ -99,6 +100,7 @@ class Architecture:
     output_weight: Tensor
     output_bias: Tensor | None = None
     output_scale: float = 1.0
+    suppressed_token_ids: tuple[int, ...] = ()
 
 
 def architecture_of(model: Transformer) -> Architecture:

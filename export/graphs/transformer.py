@@ -9,6 +9,7 @@ separates batch and position.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -218,6 +219,11 @@ class StepGraph(_TransformerGraph):
         super().__init__(model, model.decoder, linear)
         self.decoder = decoder
         self.feeds_itself = linear.is_fused
+        self.is_suppressed: nn.Parameter | None = None
+        if model.suppressed_token_ids:
+            is_suppressed = torch.zeros(self.vocab_size, dtype=torch.bool)
+            is_suppressed[list(model.suppressed_token_ids)] = True
+            self.is_suppressed = _constant(is_suppressed)
         cache, memory = self._cache_specs(), self._memory_specs()
         lengths = names.PREVIOUS_LENGTHS if self.feeds_itself else names.CACHE_LENGTHS
         columns = token_specs(lengths, names.LAST_SOURCE_POSITIONS)
@@ -273,7 +279,10 @@ class StepGraph(_TransformerGraph):
         logits = self.decoder.logits(hidden, self.embedding)
         following: tuple[Tensor, ...] = ()
         if self.feeds_itself:
-            following = (operators.most_probable(logits), cache_lengths)
+            allowed = logits
+            if self.is_suppressed is not None:
+                allowed = logits.masked_fill(self.is_suppressed, -math.inf)
+            following = (operators.most_probable(allowed), cache_lengths)
         return (logits, *following, *new_cache, *new_memory)
 
 

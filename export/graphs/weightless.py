@@ -113,9 +113,9 @@ def times() -> onnx.ModelProto:
         _node("LessOrEqual", ["ids", names.MOST_TIMES], "is_early"),
         _node("And", ["is_late", "is_early"], "is_within"),
         _node("And", ["is_time", "is_within"], "is_allowed_time"),
-        _node("Where", ["is_allowed_time", names.LOGITS, "never"], "times"),
-        _node("Where", ["is_allowed_text", names.LOGITS, "never"], "no_early_texts"),
-        _node("Where", ["is_time", "never", "no_early_texts"], "texts"),
+        _node("Where", ["is_allowed_time", names.LOGITS, "minus_infinity"], "times"),
+        _node("Where", ["is_allowed_text", names.LOGITS, "minus_infinity"], "no_early_texts"),
+        _node("Where", ["is_time", "minus_infinity", "no_early_texts"], "texts"),
         _node("Where", ["is_time", "times", "texts"], "allowed"),
         _node("ReduceMax", ["texts", "axis_1"], "best_text", keepdims=1),
         # relative to the best text, so that the exponents of rows without times are 0
@@ -144,6 +144,18 @@ def detect() -> onnx.ModelProto:
     ]
     inputs = [_logits(), _tensor(names.DETECTED_IDS, TensorProto.INT64, "detected")]
     return _selection("detect", nodes, inputs, _tokens(1))
+
+
+def suppress() -> onnx.ModelProto:
+    """Make some logits of each row minus infinity, in place if input and output are bound to one address."""
+    out = names.out(names.LOGITS)
+    nodes = [
+        _node("Shape", [names.SUPPRESSED_IDS], "shape"),
+        _node("Expand", ["minus_infinity", "shape"], "forbidden"),
+        _node("ScatterElements", [names.LOGITS, names.SUPPRESSED_IDS, "forbidden"], out, axis=1),
+    ]
+    inputs = [_logits(), _tensor(names.SUPPRESSED_IDS, TensorProto.INT64, "rows", "suppressed")]
+    return _selection("suppress", nodes, inputs, [_tensor(out, TensorProto.FLOAT, "rows", "vocab_size")])
 
 
 def write() -> onnx.ModelProto:
@@ -293,6 +305,7 @@ def all_graphs() -> dict[str, onnx.ModelProto]:
         "move.onnx": move(),
         "adjust.onnx": adjust(),
         "penalize.onnx": penalize(),
+        "suppress.onnx": suppress(),
         "write.onnx": write(),
         "normalize.onnx": normalize(),
         "candidates.onnx": candidates(),
@@ -414,7 +427,7 @@ def _constants() -> list[onnx.TensorProto]:
     return [
         make("zero", FLOAT, [], [0]),
         make("one", FLOAT, [], [1]),
-        make("never", FLOAT, [], [-math.inf]),
+        make("minus_infinity", FLOAT, [], [-math.inf]),
         make("smallest", FLOAT, [], [2.0**-126]),  # the smallest float32 with all its bits
         make("zero_double", DOUBLE, [], [0]),
         make("below_one", DOUBLE, [], [1 - 2.0**-53]),

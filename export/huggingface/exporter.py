@@ -31,6 +31,7 @@ from seq2seq_serve.export.exporter import (
     write_bundle,
     write_variant,
 )
+from seq2seq_serve.export.graphs.architecture import Architecture
 from seq2seq_serve.export.graphs.linear import Int8Factory, LinearFactory
 from seq2seq_serve.export.graphs.transformer import graphs_of
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, CheckpointFolder, open_checkpoint
@@ -163,8 +164,10 @@ def _write(
     config, tokenizers = imported.model.config, imported.tokenizers
     settings = imported.checkpoint.generation
     source, target = _save_tokenizers(tokenizers, folder)
+    generation = generation_of(settings, len(tokenizers.frames.start), config.max_target_length)
+    architecture = replace(imported.model.architecture, suppressed_token_ids=generation.suppressed_token_ids)
     variants = {
-        precision: _write_variant(imported.model, folder, precision, pairs, report)
+        precision: _write_variant(imported.model, architecture, folder, precision, pairs, report)
         for precision in precisions
     }
     manifest = Manifest(
@@ -176,7 +179,7 @@ def _write(
         special_ids=SpecialIds(tokenizers.pad_id, imported.eos_ids),
         frames=tokenizers.frames,
         choices=tokenizers.choices,
-        generation=generation_of(settings, len(tokenizers.frames.start), config.max_target_length),
+        generation=generation,
         timestamps=tokenizers.timestamps,
         sources=dict(imported.model.source_kind.forms),
         memory=imported.model.source_kind.memory,
@@ -192,7 +195,12 @@ def _write(
 
 
 def _write_variant(
-    model: ImportedModel, folder: Path, precision: Precision, pairs: _Pairs, report: Callable[[str], None]
+    model: ImportedModel,
+    architecture: Architecture,
+    folder: Path,
+    precision: Precision,
+    pairs: _Pairs,
+    report: Callable[[str], None],
 ) -> Variant:
     linear: LinearFactory
     if precision is Precision.INT8:
@@ -200,7 +208,7 @@ def _write_variant(
         linear = Int8Factory(calibrate(model, fed, max_values_per_pair=_VALUES_PER_PAIR))
     else:
         linear = float_factory(precision)
-    modules = {verb: graph.to(linear.dtype) for verb, graph in graphs_of(model.architecture, linear).items()}
+    modules = {verb: graph.to(linear.dtype) for verb, graph in graphs_of(architecture, linear).items()}
 
     def prove(graphs: Graphs) -> Parity:
         shapes: parity.Shapes = _SOUND_SHAPES if model.config.sounds else parity.SHAPES

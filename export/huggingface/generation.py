@@ -52,7 +52,10 @@ def generation_of(settings: Mapping[str, Any], num_start: int, max_target_length
     early_stopping = set_ones.get("early_stopping")
     if early_stopping not in _EARLY_STOPPING:
         raise CheckpointError(f"early_stopping is {early_stopping!r}, and must be true, false or 'never'")
-    banned = [ids[0] for ids in set_ones.get("bad_words_ids", ()) if len(ids) == 1]
+    ends = set_ones.get("eos_token_id")
+    ends = ends if isinstance(ends, list) else [ends]
+    # `generate` ignores an end of sequence among the bad words.
+    banned = [ids for ids in set_ones.get("bad_words_ids", ()) if ids not in [[end] for end in ends]]
     return Generation(
         beam_size=set_ones.get("num_beams", 1),
         length_penalty=float(set_ones.get("length_penalty", 1.0)),
@@ -63,10 +66,14 @@ def generation_of(settings: Mapping[str, Any], num_start: int, max_target_length
         repetition_penalty=float(set_ones.get("repetition_penalty", 1.0)),
         no_repeat_ngram_size=set_ones.get("no_repeat_ngram_size", 0),
         encoder_no_repeat_ngram_size=set_ones.get("encoder_no_repeat_ngram_size", 0),
-        suppressed_token_ids=tuple(sorted({*set_ones.get("suppress_tokens", ()), *banned})),
+        suppressed_token_ids=tuple(
+            sorted({*set_ones.get("suppress_tokens", ()), *(ids[0] for ids in banned if len(ids) == 1)})
+        ),
+        forbidden_sequences=tuple(tuple(ids) for ids in banned if len(ids) > 1),
         begin_suppressed_token_ids=tuple(set_ones.get("begin_suppress_tokens", ())),
         forced_eos_id=forced_eos[0] if isinstance(forced_eos, list) else forced_eos,
         is_renormalized=bool(set_ones.get("renormalize_logits", False)),
+        penalizes_log_probabilities=True,
         repeats_start=True,
     )
 
@@ -76,6 +83,4 @@ def left_out(settings: Mapping[str, Any]) -> list[str]:
     names = [name for name, neutral in _NEUTRAL.items() if settings.get(name, neutral) not in (neutral, None)]
     if "no_timestamps_token_id" in settings:  # Whisper's prompt, which is in the frames
         names = [name for name in names if name != "forced_decoder_ids"]
-    if any(len(ids) > 1 for ids in settings.get("bad_words_ids") or ()):
-        names.append("bad_words_ids (sequences)")
     return names

@@ -24,7 +24,9 @@ def penalties(constraints: Constraints, eos_ids: Collection[int]) -> dict[int, f
     return fixed
 
 
-def adjustments(row: Sequence, eos_ids: Collection[int], vocab_size: int) -> dict[int, tuple[float, float]]:
+def adjustments(
+    row: Sequence, eos_ids: Collection[int], vocab_size: int, never_ids: frozenset[int] = frozenset()
+) -> dict[int, tuple[float, float]]:
     """Returns a factor and a bias for every token id whose logit x changes because of the target so far.
 
     A positive x is divided by the factor, any other x multiplied (Keskar et al. 2019, arXiv:1909.05858,
@@ -35,21 +37,21 @@ def adjustments(row: Sequence, eos_ids: Collection[int], vocab_size: int) -> dic
         row: The row, with its request and its target so far.
         eos_ids: The ends of sequence.
         vocab_size: V.
+        never_ids: The tokens that the model never selects, which are not among the result.
     """
     request, constraints = row.request, row.request.constraints
     target_ids = [*row.search.start_ids, *row.token_ids] if constraints.repeats_start else row.token_ids
-    suppressed, changed = constraints.suppressed_token_ids, dict[int, tuple[float, float]]()
+    suppressed, changed = constraints.suppressed_token_ids | never_ids, dict[int, tuple[float, float]]()
     if constraints.repetition_penalty != 1:
         changed = dict.fromkeys(target_ids, (constraints.repetition_penalty, 0.0))
     forbidden = set(_repeating(target_ids, constraints.no_repeat_ngram_size))
-    if constraints.forbidden_after:
-        size = len(next(iter(constraints.forbidden_after)))
+    for size in constraints.forbidden_sizes:
         forbidden |= constraints.forbidden_after.get(tuple(target_ids[len(target_ids) - size :]), frozenset())
     if row.num_generated + request.num_counted < constraints.min_new_tokens:
         forbidden |= set(eos_ids)
     if not row.num_generated:
         forbidden |= request.begin_suppressed_ids
-    forbidden |= suppressed.intersection(eos_ids)
+    forbidden |= constraints.suppressed_token_ids.intersection(eos_ids)
     if len(forbidden) + len(suppressed) >= vocab_size and len(forbidden | suppressed) == vocab_size:
         forbidden -= set(eos_ids)
     changed.update(dict.fromkeys(forbidden, (1.0, -math.inf)))

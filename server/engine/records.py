@@ -60,13 +60,16 @@ class Constraints:
         min_new_tokens: Number of tokens before which the end of sequence is forbidden.
         repetition_penalty: 1 is off.
         no_repeat_ngram_size: 0 is off.
-        suppressed_token_ids: Tokens that are never selected.
+        suppressed_token_ids: Tokens that are never selected, beside those that the model never selects.
         logit_bias: By token id, the number that is added to its logit.
-        forbidden_after: By the last n - 1 tokens, the tokens that would complete an n-gram of the source.
+        forbidden_after: By the last tokens, one or more of them, the tokens that must not follow these: they
+            would complete an n-gram of the source, or a forbidden sequence.
         repeats_start: Whether the start tokens count as a part of the target for `repetition_penalty`,
             `no_repeat_ngram_size` and `forbidden_after`.
         is_renormalized: Whether the log-probabilities of a beam search are those among the allowed tokens.
             Otherwise they are changed instead of the logits, and do not add up to 1.
+        penalizes_log_probabilities: Whether `repetition_penalty` changes the log-probabilities of a beam
+            search, before these are those among the allowed tokens. Otherwise it changes the logits.
         times: The target has times, in pairs around what was said between them; None adds no rule.
     """
 
@@ -79,11 +82,29 @@ class Constraints:
     repeats_start: bool = False
     is_renormalized: bool = True
     times: Times | None = None
+    penalizes_log_probabilities: bool = False
 
     @property
     def change_logits(self) -> bool:
         """Whether any logit changes."""
-        return replace(self, repeats_start=False, is_renormalized=True) != NO_CONSTRAINTS
+        rules_only = replace(
+            NO_CONSTRAINTS,
+            repeats_start=self.repeats_start,
+            is_renormalized=self.is_renormalized,
+            penalizes_log_probabilities=self.penalizes_log_probabilities,
+        )
+        return self != rules_only
+
+    @functools.cached_property
+    def forbidden_sizes(self) -> frozenset[int]:
+        """The numbers of last tokens in `forbidden_after`."""
+        return frozenset(map(len, self.forbidden_after))
+
+    @property
+    def change_log_probabilities(self) -> bool:
+        """Whether the changes in a beam search are those of log-probabilities."""
+        is_penalized = self.penalizes_log_probabilities and self.repetition_penalty != 1
+        return is_penalized or not self.is_renormalized
 
 
 NO_CONSTRAINTS = Constraints()

@@ -235,6 +235,7 @@ class Columns:
         device: Holds them.
         attention: The step's output of attention: `(B, memory)`, or `(B, hops, memory)`; None if it has none.
         memory_capacity: The largest number of positions of memory.
+        never_ids: Token ids that are never selected.
     """
 
     def __init__(
@@ -245,11 +246,13 @@ class Columns:
         device: OnnxDevice,
         attention: TensorSpec | None = None,
         memory_capacity: int = 0,
+        never_ids: Collection[int] = (),
     ) -> None:
         self.num_slots = num_slots
         self._attention_spec = attention
         self._device = device
         self._vocab_size = vocab_size
+        self._never_ids = list(never_ids)
         self._host: dict[str, Array] = {
             name: np.full(num_slots, COLUMNS[name].free, COLUMNS[name].dtype) for name in inputs
         }
@@ -296,7 +299,14 @@ class Columns:
 
     def pick(self, num_rows: int) -> None:
         """On the host, select the most probable id of each row; of equal ones, the smallest."""
-        self._logits[:num_rows].argmax(axis=1, out=self._host[names.TOKEN_IDS][:num_rows])
+        token_ids = self._host[names.TOKEN_IDS][:num_rows]
+        self._logits[:num_rows].argmax(axis=1, out=token_ids)
+        if self._never_ids:
+            # A trained model rarely prefers one of them, so their logits are not changed before.
+            for row in np.flatnonzero(np.isin(token_ids, self._never_ids)):
+                logits = self._logits[row].copy()
+                logits[self._never_ids] = -math.inf
+                token_ids[row] = logits.argmax()
 
     def read_token_ids(self, num_rows: int) -> list[int]:
         """Returns the selected ids."""
@@ -338,10 +348,12 @@ class Columns:
         shape = spec.shape({Axis.BATCH: num_rows})
         self._device.bind_output(binding, spec.name, spec.element_type, shape, pointer)
 
-    def bind_logits(self, bind: BindPointer, binding: Any, num_rows: int, first_row: int = 0) -> None:
+    def bind_logits(
+        self, bind: BindPointer, binding: Any, num_rows: int, first_row: int = 0, name: str = names.LOGITS
+    ) -> None:
         """Bind the logits by `bind`: the device's `bind_output` for a step, `bind_input` for a selection."""
         pointer = self._logits_pointer + first_row * self._vocab_size * np.dtype(np.float32).itemsize
-        bind(binding, names.LOGITS, np.float32, (num_rows, self._vocab_size), pointer)
+        bind(binding, name, np.float32, (num_rows, self._vocab_size), pointer)
 
     def write_penalties(self, row: int, penalties: Mapping[int, float]) -> None:
         """Write the penalties of a request into a row; `row` is at least 1, because row 0 stays zero."""

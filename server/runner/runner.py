@@ -94,6 +94,7 @@ class OnnxRunner:
             for place in manifest.frames.start
         )
         self.eos_ids = manifest.special_ids.eos_ids
+        never_ids = manifest.generation.suppressed_token_ids
         if config.shares_threads:
             share_threads(sizing.num_pool_threads)
         self._device = OnnxDevice(self.provider, self.num_threads)
@@ -129,9 +130,15 @@ class OnnxRunner:
             self._device,
             attending.get(Verb.STEP),
             self._max_memory_length,
+            never_ids,
         )
         self.num_hops = self._columns.num_hops
         self._picks_in_step = names.out(names.TOKEN_IDS) in [spec.name for spec in step.outputs]
+        if never_ids and not self._picks_in_step and not self._device.is_host:
+            raise ValueError(
+                f"{bundle.path} suppresses tokens, and its step in {self.precision} does not select tokens, "
+                f"which {self.provider} needs for that: export it again"
+            )
         self._capacities = {
             names.CACHE_CAPACITY: np.array(self.max_target_length, np.int32),
             names.MEMORY_CAPACITY: np.array(self._max_memory_length, np.int32),
@@ -140,7 +147,9 @@ class OnnxRunner:
         self._sessions: dict[Verb, Session] = {
             verb: self._load(verb) for verb in self._graphs if verb is not Verb.STEP
         }
-        self._selector = Selector(self._columns, self.vocab_size, self.eos_ids, self._device)
+        self._selector = Selector(
+            self._columns, self.vocab_size, self.eos_ids, self._device, frozenset(never_ids)
+        )
         self._buckets = buckets_up_to(self.num_slots)
         self._bindings: dict[tuple[int, int], list[Any]] = {}  # by rows and the state's current copy
         self._select: Session | None = None

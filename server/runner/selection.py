@@ -34,8 +34,33 @@ _NO_PENALTY = 0  # the row of penalties that stays zero
 _RANKED = ("candidates", "best")  # graphs whose results are the most probable tokens, in order
 _NUM_LIKELY = 1024  # candidates, which are enough for almost every `top_p`
 
-_BindLogits = Callable[[Any], None]
 _Picked = list[list[list[Any]]]  # token ids and log-probabilities, (m, K) each
+
+
+class _Logits(NamedTuple):
+    """Logits `(m, V)` on the device, or what became of them.
+
+    Attributes:
+        bind_input: Binds them as a graph's input.
+        bind_output: Binds them as the output of a graph that changes them in place.
+    """
+
+    bind_input: Callable[[Any], None]
+    bind_output: Callable[[Any], None]
+
+
+class _Kind(NamedTuple):
+    """The way in which a row's tokens are selected.
+
+    Attributes:
+        graph: The graph that selects them.
+        num_candidates: The number of tokens that it sorts; 0 if the rows decide.
+        is_normalized: Whether log-probabilities are changed instead of logits.
+    """
+
+    graph: str
+    num_candidates: int = 0
+    is_normalized: bool = False
 
 
 class _Ask(NamedTuple):
@@ -60,18 +85,27 @@ class Selector:
         vocab_size: V.
         eos_ids: The tokens that end a target.
         device: Runs the graphs.
+        never_ids: The tokens that the model never selects.
     """
 
     def __init__(
-        self, columns: Columns, vocab_size: int, eos_ids: tuple[int, ...], device: OnnxDevice
+        self,
+        columns: Columns,
+        vocab_size: int,
+        eos_ids: tuple[int, ...],
+        device: OnnxDevice,
+        never_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._columns = columns
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._device = device
+        self._never_ids = never_ids
+        self._sorted_never_ids = np.array(sorted(never_ids), np.int64)
         graphs = (
             "adjust",
             "penalize",
+            "suppress",
             "normalize",
             "candidates",
             "best",
@@ -92,39 +126,40 @@ class Selector:
             rows: The rows of the step.
             token_ids: The most probable id of each row.
         """
-        groups: dict[tuple[str, int], list[_Ask]] = defaultdict(list)
+        groups: dict[_Kind, list[_Ask]] = defaultdict(list)
         failures: dict[int, Exception] = {}
         for row, sequence in enumerate(rows):
             if sequence.is_plain:
                 continue
             try:
                 self._keep_penalties(sequence.request, rows)
-                group, asks = self._asks(row, sequence)
+                kind, asks = self._asks(row, sequence)
             except Exception as error:
                 failures[row] = error
             else:
-                groups[group] += asks
+                groups[kind] += asks
         branches: dict[int, Branches] = {}
-        for (graph, num_candidates), asks in groups.items():
+        for kind, asks in groups.items():
+            graph = kind.graph
             if graph == "detect":
-                bind_logits = self._adjusted(asks, len(rows), is_normalized=False)
+                logits = self._adjusted(asks, len(rows), is_normalized=False)
             else:
-                bind_logits = self._constrained(asks, len(rows), is_normalized=graph == "best")
+                logits = self._constrained(kind, asks, len(rows))
             wanted = max(ask.sequence.request.num_alternatives for ask in asks)
             best: _Picked | None = None
             if graph in _RANKED or wanted:
                 wanted = max(wanted, *(ask.sequence.num_branches for ask in asks))
                 feeds = {names.NUM_CANDIDATES: np.array([min(wanted, self._vocab_size)])}
-                best = self._run("best" if graph == "best" else "candidates", bind_logits, feeds)
+                best = self._run("best" if graph == "best" else "candidates", logits, feeds)
             picked: _Picked | None
             if graph == "score":
                 labels = [self._label(ask.sequence) for ask in asks]
-                picked = self._run(graph, bind_logits, {names.LABEL_IDS: np.array(labels)[:, None]})
+                picked = self._run(graph, logits, {names.LABEL_IDS: np.array(labels)[:, None]})
             elif graph == "detect":
                 detected_ids = asks[0].sequence.request.detected_ids  # those of the model
-                picked = self._run(graph, bind_logits, {names.DETECTED_IDS: np.array(detected_ids)})
+                picked = self._run(graph, logits, {names.DETECTED_IDS: np.array(detected_ids)})
             else:
-                picked = best if graph in _RANKED else self._draw(graph, num_candidates, asks, bind_logits)
+                picked = best if graph in _RANKED else self._draw(kind, asks, logits)
             assert picked is not None
             for i, ask in enumerate(asks):
                 if ask.row not in branches:
@@ -136,26 +171,28 @@ class Selector:
         self._columns.write_token_ids(token_ids)
         return Selected(token_ids, branches, failures)
 
-    def _asks(self, row: int, sequence: Sequence) -> tuple[tuple[str, int], list[_Ask]]:
-        """Returns the graph that a row needs, its number of candidates, and the row's selections."""
+    def _asks(self, row: int, sequence: Sequence) -> tuple[_Kind, list[_Ask]]:
+        """Returns the way in which a row's tokens are selected, and the row's selections."""
         request = sequence.request
         if request.is_score or sequence.detects:
-            return ("score" if request.is_score else "detect", 0), [_Ask(row, sequence, 0.0, {})]
+            return _Kind("score" if request.is_score else "detect"), [_Ask(row, sequence, 0.0, {})]
         changes: dict[int, tuple[float, float]] = {}
         is_first = not sequence.num_generated
         if request.is_constrained or (is_first and request.begin_suppressed_ids):
-            changes = adjustments(sequence, self._eos_ids, self._vocab_size)
+            changes = adjustments(sequence, self._eos_ids, self._vocab_size, self._never_ids)
         sampling = request.sampling
-        if request.beam is not None and not request.constraints.is_renormalized:
-            return ("best", 0), [_Ask(row, sequence, 0.0, changes)]
         if sampling is None:
-            return ("candidates", 0), [_Ask(row, sequence, 0.0, changes)]
+            constraints, is_normalized = request.constraints, False
+            if request.beam is not None:
+                is_normalized = constraints.change_log_probabilities
+            graph = "best" if is_normalized and not constraints.is_renormalized else "candidates"
+            return _Kind(graph, is_normalized=is_normalized), [_Ask(row, sequence, 0.0, changes)]
         uniforms = (
             uniform(sampling.seed, sample, sequence.num_generated)
             for sample in range(sequence.index, sequence.index + sequence.num_branches)
         )
         asks = [_Ask(row, sequence, each, changes) for each in uniforms]
-        return _graph_and_candidates(sampling, self._vocab_size), asks
+        return _drawing(sampling, self._vocab_size), asks
 
     def _label(self, sequence: Sequence) -> int:
         """Returns the next token id of a scored target."""
@@ -174,27 +211,32 @@ class Selector:
         self._columns.write_penalties(row, penalties(constraints, self._eos_ids))
         self._penalty_rows[request] = row
 
-    def _constrained(self, asks: list[_Ask], num_rows: int, *, is_normalized: bool) -> _BindLogits:
-        """Returns a function that binds the logits of the rows, with all constraints, as a graph's input.
+    def _constrained(self, kind: _Kind, asks: list[_Ask], num_rows: int) -> _Logits:
+        """Returns the logits of the selections with all constraints, each ask's in its own row.
 
         Args:
+            kind: That of the selections.
             asks: The selections.
             num_rows: The rows of the step.
-            is_normalized: Whether the constraints change log-probabilities instead of logits.
         """
-        bind = self._adjusted(asks, num_rows, is_normalized=is_normalized)
+        logits = self._adjusted(asks, num_rows, is_normalized=kind.is_normalized)
         rows = [self._penalty_rows.get(ask.sequence.request, _NO_PENALTY) for ask in asks]
         if any(rows):
-            adjusted = bind
-
-            def bind_both(binding: Any) -> None:
-                adjusted(binding)
-                self._columns.bind_penalties(self._device.bind_input, binding, names.PENALTIES)
-
-            bind = self._change("penalize", bind_both, {names.PENALTY_ROWS: np.array(rows)})
+            logits = self._penalized(logits, rows)
+        if self._never_ids and kind.graph != "score":
+            self._suppress(logits, len(asks))
         if any(ask.sequence.request.constraints.times is not None for ask in asks):
-            bind = self._change("times", bind, self._time_feeds(asks))
-        return bind
+            logits = self._change("times", logits.bind_input, self._time_feeds(asks))
+        return logits
+
+    def _penalized(self, logits: _Logits, rows: list[int]) -> _Logits:
+        """Returns logits without the penalties of these rows."""
+
+        def bind_both(binding: Any) -> None:
+            logits.bind_input(binding)
+            self._columns.bind_penalties(self._device.bind_input, binding, names.PENALTIES)
+
+        return self._change("penalize", bind_both, {names.PENALTY_ROWS: np.array(rows)})
 
     def _time_feeds(self, asks: list[_Ask]) -> dict[str, Array]:
         """Returns the bounds of the rows' texts and times."""
@@ -208,18 +250,32 @@ class Selector:
         columns = (names.FIRST_TIMES, names.LEAST_TEXTS, names.LEAST_TIMES, names.MOST_TIMES)
         return {name: bounds[:, i : i + 1].copy() for i, name in enumerate(columns)}
 
-    def _adjusted(self, asks: list[_Ask], num_rows: int, *, is_normalized: bool) -> _BindLogits:
-        """Returns a function that binds the logits of the rows, changed by their targets so far."""
-        bind: _BindLogits
-        bind = functools.partial(self._columns.bind_logits, self._device.bind_input, num_rows=num_rows)
-        if is_normalized:
-            bind = self._change("normalize", bind, {})
+    def _suppress(self, logits: _Logits, num_rows: int) -> None:
+        """Forbid the tokens that the model never selects, in place."""
+        never_ids = np.ascontiguousarray(
+            np.broadcast_to(self._sorted_never_ids, (num_rows, len(self._never_ids)))
+        )
+        binding = self._bound("suppress", logits.bind_input, {names.SUPPRESSED_IDS: never_ids})
+        logits.bind_output(binding)
+        self._sessions["suppress"].run_with_iobinding(binding)
+
+    def _rows(self, first_row: int, num_rows: int) -> _Logits:
+        """Returns the step's own logits of consecutive rows."""
+        bind = functools.partial(self._columns.bind_logits, num_rows=num_rows, first_row=first_row)
+        return _Logits(
+            lambda binding: bind(self._device.bind_input, binding),
+            lambda binding: bind(self._device.bind_output, binding, name=_CHANGED),
+        )
+
+    def _adjusted(self, asks: list[_Ask], num_rows: int, *, is_normalized: bool) -> _Logits:
+        """Returns the logits of the selections, changed by their targets so far."""
         first = asks[0].row
         is_whole = all(ask.row == row and not ask.changes for row, ask in enumerate(asks, first))
-        if is_whole and not is_normalized:
-            return lambda binding: self._columns.bind_logits(
-                self._device.bind_input, binding, len(asks), first_row=first
-            )
+        logits = self._rows(first, len(asks)) if is_whole else self._rows(0, num_rows)
+        if is_normalized:
+            logits = self._change("normalize", logits.bind_input, {})
+        if is_whole:
+            return logits
         longest = max(1, *(len(ask.changes) for ask in asks))
         ids = np.empty((len(asks), longest), np.int64)
         factors, biases = np.empty(ids.shape, np.float32), np.empty(ids.shape, np.float32)
@@ -235,18 +291,22 @@ class Selector:
             names.FACTORS: factors,
             names.BIASES: biases,
         }
-        return self._change("adjust", bind, feeds)
+        return self._change("adjust", logits.bind_input, feeds)
 
-    def _change(self, graph: str, bind: _BindLogits, feeds: dict[str, Array]) -> _BindLogits:
-        """Runs a graph that changes logits, on the device; returns a function that binds its result."""
-        binding = self._bound(graph, bind, feeds)
+    def _change(self, graph: str, bind_input: Callable[[Any], None], feeds: dict[str, Array]) -> _Logits:
+        """Runs a graph that changes logits, on the device; returns its result."""
+        binding = self._bound(graph, bind_input, feeds)
         self._device.bind_new_output(binding, _CHANGED)
         self._sessions[graph].run_with_iobinding(binding)
         changed = binding.get_outputs()[0]
-        return lambda binding: binding.bind_ortvalue_input(names.LOGITS, changed)
+        return _Logits(
+            lambda binding: binding.bind_ortvalue_input(names.LOGITS, changed),
+            lambda binding: binding.bind_ortvalue_output(_CHANGED, changed),
+        )
 
-    def _draw(self, graph: str, num_candidates: int, asks: list[_Ask], bind_logits: _BindLogits) -> _Picked:
+    def _draw(self, kind: _Kind, asks: list[_Ask], logits: _Logits) -> _Picked:
         """Draws a token for each selection; if candidates may be missing, draws again from all tokens."""
+        graph, num_candidates, _ = kind
         samplings = [s for ask in asks if (s := ask.sequence.request.sampling)]
         feeds = {
             names.TEMPERATURES: _column([s.temperature for s in samplings]),
@@ -259,24 +319,24 @@ class Selector:
         if graph == "sample_sorted":
             feeds[names.TOP_KS] = np.array([min(s.top_k, self._vocab_size) for s in samplings])[:, None]
         if graph != "sample_top_p":
-            return self._run(graph, bind_logits, feeds)
-        *picked, is_covered = self._run(graph, bind_logits, feeds, names.IS_COVERED)
+            return self._run(graph, logits, feeds)
+        *picked, is_covered = self._run(graph, logits, feeds, names.IS_COVERED)
         if num_candidates == self._vocab_size or all(one for (one,) in is_covered):
             return picked
-        return self._draw(graph, self._vocab_size, asks, bind_logits)
+        return self._draw(kind._replace(num_candidates=self._vocab_size), asks, logits)
 
-    def _run(self, graph: str, bind_logits: _BindLogits, feeds: dict[str, Array], *more: str) -> _Picked:
+    def _run(self, graph: str, logits: _Logits, feeds: dict[str, Array], *more: str) -> _Picked:
         """Runs a graph; returns its token ids and log-probabilities, and `more` of its outputs."""
-        binding = self._bound(graph, bind_logits, feeds)
+        binding = self._bound(graph, logits.bind_input, feeds)
         for name in (names.TOKEN_IDS, names.LOG_PROBABILITIES, *more):
             binding.bind_output(name, CPU)
         self._sessions[graph].run_with_iobinding(binding)
         return [value.numpy().tolist() for value in binding.get_outputs()]
 
-    def _bound(self, graph: str, bind_logits: _BindLogits, feeds: dict[str, Array]) -> Any:
+    def _bound(self, graph: str, bind_input: Callable[[Any], None], feeds: dict[str, Array]) -> Any:
         """Returns a binding of a graph's inputs."""
         binding = self._sessions[graph].io_binding()
-        bind_logits(binding)
+        bind_input(binding)
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
         return binding
@@ -292,16 +352,16 @@ def uniform(seed: int, sample: int, position: int) -> float:
     return float((int.from_bytes(digest, "little") >> 11) * 2.0**-53)
 
 
-def _graph_and_candidates(sampling: Sampling, vocab_size: int) -> tuple[str, int]:
-    """Returns the graph that draws a token, and the number of candidates that it sorts; 0 if it sorts none.
+def _drawing(sampling: Sampling, vocab_size: int) -> _Kind:
+    """Returns the way in which a token is drawn.
 
     For a `top_k` the number is a power of four: rows of any `top_k` form few groups, and no group sorts many
     more candidates than its rows need.
     """
     if sampling.top_k:
         num_candidates = 1 << (((sampling.top_k - 1).bit_length() + 1) // 2 * 2)
-        return "sample_sorted", min(num_candidates, vocab_size)
-    return ("sample_top_p", min(_NUM_LIKELY, vocab_size)) if sampling.top_p < 1 else ("sample", 0)
+        return _Kind("sample_sorted", min(num_candidates, vocab_size))
+    return _Kind("sample_top_p", min(_NUM_LIKELY, vocab_size)) if sampling.top_p < 1 else _Kind("sample")
 
 
 def _column(values: list[float]) -> Array:

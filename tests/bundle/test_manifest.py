@@ -253,6 +253,21 @@ def test_a_token_outside_the_vocabulary_is_named(record, name, damaged, random_t
         assert problems_of(damaged) == (problem,)
 
 
+def test_a_forbidden_sequence_has_several_tokens_of_the_vocabulary(damaged, random_trained):
+    vocab_size = random_trained.config.vocab_size
+    edit(damaged, "generation", "forbidden_sequences", value=[[5, 6], [vocab_size, 7], [5]])
+    assert problems_of(damaged) == (
+        "generation.forbidden_sequences has a sequence of fewer than two tokens",
+        f"generation.forbidden_sequences has the id {vocab_size}, outside the vocabulary of {vocab_size}",
+    )
+
+
+def test_a_model_without_an_end_is_refused(damaged):
+    edit(damaged, "generation", "suppressed_token_ids", value=[EOS_ID])
+    problem = "generation.suppressed_token_ids has all eos_ids: no token would end a target"
+    assert problems_of(damaged) == (problem,)
+
+
 def test_a_choice_that_does_not_exist_is_named(damaged):
     edit(damaged, "frames", "forced", value=["target_language"])
     problem = "frames.forced has the place 'target_language', which is none of choices"

@@ -9,8 +9,10 @@ import sys
 import pytest
 import trustme
 
+from seq2seq_serve.client import Client, ClientError
 from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.flags import make_parser, translation
+from seq2seq_serve.client.wire import score_request
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from seq2seq_serve.server.config import TlsFiles
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
@@ -221,7 +223,7 @@ def test_targets_that_end_at_a_limit_are_printed_with_one_warning(run, flags):
         assert out == ["", "abcd", "x", "abc"]
     assert err == [
         "warning: line 2 and 2 more: the target ended at its length limit: it may repeat itself or lack its "
-        "end (--max-length-ratio 0 allows targets up to the model's own limit)"
+        "end (raise --max-length-ratio)"
     ]
 
 
@@ -231,8 +233,9 @@ def test_targets_that_end_at_a_limit_are_printed_with_one_warning(run, flags):
         ("--max-new-tokens 2", "raise --max-new-tokens"),
         ("--max-new-tokens 2 --max-length-ratio 0.5", "raise --max-new-tokens or --max-length-ratio"),
         ("--max-new-tokens 2 --max-length-ratio 0", "raise --max-new-tokens"),
-        ("--max-length-ratio 0.5", "--max-length-ratio 0 allows targets up to the model's own limit"),
-        ("--max-length-ratio 0 --long-source truncate", "this is the model's own limit"),
+        ("--max-length-ratio 0.5", "raise --max-length-ratio"),
+        ("--max-length-ratio 0", "--max-new-tokens sets another limit, up to the model's own"),
+        ("--long-source truncate", "--max-new-tokens sets another limit, up to the model's own"),
     ],
 )
 def test_a_warning_names_the_option_that_set_the_limit(run, server, monkeypatch, flags, advice):
@@ -647,3 +650,15 @@ def test_a_token_file_of_other_bytes_is_an_error_in_one_line(tmp_path, capsys):
     assert main(["translate", "--token-file", str(tmp_path / "token"), "abc"]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith("token does not hold a token: it has bytes that are not ASCII")
+
+
+@pytest.mark.parametrize("name", ["target_language", "task"])
+def test_the_choices_of_a_score_are_those_given(run, server, name):
+    refused = f"echo does not have a {name} to choose: leave it out"
+    code, _, err = run("score", f"--{name.replace('_', '-')}", "ko", "abc", "d")
+    assert code == 1
+    assert refused in err[0]
+    with Client(server.address) as client, pytest.raises(ClientError, match=refused):
+        client.score("abc", "d", **{name: "ko"})
+    request = score_request("abc", "d", "echo", source_language="ko")
+    assert request.source_language == "ko"

@@ -1,17 +1,20 @@
 """Imported checkpoints answer through gRPC with the tokens and scores of transformers' `generate`."""
 
 import asyncio
+import itertools
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from tests.export.huggingface.checkpoints import CASES, make_checkpoint
+from tests.export.huggingface.checkpoints import CASES, edit, make_checkpoint
 from tests.server.service.harness import serving_bundles
 
 _MAX_NEW_TOKENS = 10
@@ -41,14 +44,16 @@ SEARCHES = [
 ]
 
 
-def answers(message: pb.GenerateResponse, eos_id: int) -> list[list[int]]:
-    return [
-        [*one.token_ids, *([eos_id] if one.finish_reason == pb.FINISH_REASON_EOS else [])]
-        for one in message.hypotheses
-    ]
+Target = tuple[list[int], bool]  # tokens, and whether an end of sequence follows
 
 
-def generated(model, source: list[int], options: dict, eos_id: int) -> tuple[list[list[int]], list[float]]:
+def answers(message: pb.GenerateResponse) -> list[Target]:
+    return [(list(one.token_ids), one.finish_reason == pb.FINISH_REASON_EOS) for one in message.hypotheses]
+
+
+def generated(
+    model, source: list[int], options: dict, eos_ids: tuple[int, ...]
+) -> tuple[list[Target], list[float]]:
     """The targets without the start token, and the scores of a beam search."""
     with torch.inference_mode():
         found = model.generate(
@@ -62,18 +67,21 @@ def generated(model, source: list[int], options: dict, eos_id: int) -> tuple[lis
         )
     targets = []
     for row in found.sequences[:, 1:].tolist():
-        end = row.index(eos_id) + 1 if eos_id in row else len(row)
-        targets.append(row[:end])
+        tokens = list(itertools.takewhile(lambda token_id: token_id not in eos_ids, row))
+        targets.append((tokens, len(tokens) < len(row)))
     return targets, found.sequences_scores.tolist() if "sequences_scores" in found else []
 
 
 def check_case(case: str, folder: Path, num_sources: int) -> None:
-    theirs = make_checkpoint(case, folder / "checkpoint")
+    check_checkpoint(make_checkpoint(case, folder / "checkpoint"), case, folder, num_sources)
+
+
+def check_checkpoint(theirs, case: str, folder: Path, num_sources: int) -> None:
     export_checkpoint(folder / "checkpoint", folder / "bundle", [Precision.FP32])
     manifest = load_bundle(folder / "bundle").manifest
-    (eos_id,) = manifest.special_ids.eos_ids
+    eos_ids = manifest.special_ids.eos_ids
     chance = random.Random(case)
-    taken = {manifest.special_ids.pad_id, eos_id}
+    taken = {manifest.special_ids.pad_id, *eos_ids}
     usable = [one for one in range(min(manifest.source_vocab_size, 60)) if one not in taken]
     choice = manifest.choices.get("target_language")
     num_ties = 0
@@ -82,7 +90,7 @@ def check_case(case: str, folder: Path, num_sources: int) -> None:
         nonlocal num_ties
         async with serving_bundles(folder / "bundle") as served:
             for number in range(num_sources):
-                source = [*chance.choices(usable, k=chance.randint(1, 9)), eos_id]
+                source = [*chance.choices(usable, k=chance.randint(1, 9)), eos_ids[0]]
                 ours, given = SEARCHES[number % len(SEARCHES)]
                 options, settings = dict(ours, max_new_tokens=_MAX_NEW_TOKENS), dict(given)
                 if choice is not None:
@@ -97,8 +105,8 @@ def check_case(case: str, folder: Path, num_sources: int) -> None:
                     options=pb.GenerateOptions(**options),
                 )
                 response = await served.stub.Generate(message)
-                targets, scores = generated(theirs, source, settings, eos_id)
-                found = answers(response, eos_id)
+                targets, scores = generated(theirs, source, settings, eos_ids)
+                found = answers(response)
                 where = (case, number, settings, source)
                 expected = pytest.approx(scores, abs=1e-4, rel=1e-6)
                 if scores:
@@ -116,6 +124,72 @@ def check_case(case: str, folder: Path, num_sources: int) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_checkpoint_answers_as_generate_does(case, tmp_path):
     check_case(case, tmp_path, 2 * len(SEARCHES))
+
+
+# Settings of a checkpoint, and the tokens that its model writes most often, which they are about
+RULES = {
+    "bart": lambda often: {
+        "eos_token_id": [2, often[0], often[3]],
+        "begin_suppress_tokens": [often[1], 2],
+        "suppress_tokens": [often[2]],
+        "forced_eos_token_id": 2,
+        "forced_bos_token_id": 0,
+        "min_length": 4,
+    },
+    "marian": lambda often: {
+        "eos_token_id": [0, often[1]],
+        "begin_suppress_tokens": [often[0]],
+        "bad_words_ids": [[often[2]], [often[3]]],
+        "forced_eos_token_id": often[1],
+        "renormalize_logits": True,
+    },
+    "t5": lambda often: {
+        "eos_token_id": [1, often[0]],
+        "begin_suppress_tokens": often[1:3],
+        "suppress_tokens": [often[3]],
+        "bad_words_ids": [[1], [often[4]], *([one, other] for one in often for other in often[5:])],
+        "min_length": 3,
+    },
+    "mbart50": lambda often: {
+        "eos_token_id": [2, often[0]],
+        "begin_suppress_tokens": [often[1]],
+        "suppress_tokens": often[2:4],
+        "bad_words_ids": [*([one, other] for one in often for other in often[:9]), [2, *often[4:6]]],
+        "forced_eos_token_id": 2,
+        "renormalize_logits": True,
+    },
+}
+
+
+def written_often(model) -> list[int]:
+    """The ids that it writes, the most frequent first."""
+    found = model.generate(
+        torch.arange(5, 65).view(20, 3),
+        max_new_tokens=_MAX_NEW_TOKENS,
+        no_repeat_ngram_size=1,
+        use_cache=False,
+    )
+    counts = Counter(found[:, 2:].flatten().tolist())
+    ends = {model.config.eos_token_id, model.config.pad_token_id}
+    return [token_id for token_id, _ in counts.most_common() if token_id not in ends]
+
+
+def check_rules(case: str, folder: Path, num_sources: int) -> None:
+    often = written_often(make_checkpoint(case, folder / "checkpoint"))
+    edit(folder / "checkpoint" / "generation_config.json", **RULES[case](often))
+    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "checkpoint").eval()
+    check_checkpoint(theirs, case, folder, num_sources)
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_the_rules_of_a_checkpoint_are_those_of_generate(case, tmp_path):
+    check_rules(case, tmp_path, 2 * len(SEARCHES))
+
+
+@pytest.mark.slow  # 200 sources
+@pytest.mark.parametrize("case", RULES)
+def test_the_rules_of_a_checkpoint_are_those_of_generate_for_two_hundred_sources(case, tmp_path):
+    check_rules(case, tmp_path, 200)
 
 
 @pytest.mark.slow  # 200 sources

@@ -239,13 +239,43 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
             if name == SOURCE_LANGUAGE and model.reads_sound and not isinstance(options, ScoreRequest):
                 continue  # it is detected
             raise InvalidRequest(f"{model.name} needs a {name}: {_names(choice)}", field=field)
-        token_id = choice.ids.get(given or choice.default)
-        if token_id is None:
+        found = _named(given or choice.default, choice)
+        if found is None:
+            near = _near(given, choice)
             raise InvalidRequest(
-                f"{name} is {given[:100]!r}, and {model.name} has {_names(choice)}", field=field
+                f"{name} is {given[:100]!r}, and {model.name} has {_names(choice)}"
+                + (f"; near it: {', '.join(near)}" if near else ""),
+                field=field,
             )
-        chosen[name] = token_id
+        chosen[name] = choice.ids[found]
     return chosen
+
+
+def _named(given: str, choice: Choice) -> str | None:
+    """Returns the name of a choice that a caller means; None if there is none, or several.
+
+    That is the given name itself; the same tag in another spelling, such as ko_KR for ko-kr; the tag without
+    its last parts, such as ko for ko-KR (RFC 4647, section 3.4); or the only name of a language that is given
+    alone, such as ko_KR for ko.
+    """
+    if given in choice.ids:
+        return given
+    tags, wanted = {name: _subtags(name) for name in choice.ids}, _subtags(given)
+    found = [name for name, tag in tags.items() if tag[0] == given.casefold()]
+    for length in range(len(wanted), 0, -1):
+        found = [name for name, tag in tags.items() if tag == wanted[:length]] or found
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def _near(given: str, choice: Choice) -> list[str]:
+    """Returns the names that begin like a given one."""
+    return sorted(name for name in choice.ids if name.casefold().startswith(_subtags(given)[0]))
+
+
+def _subtags(tag: str) -> list[str]:
+    return tag.replace("_", "-").casefold().split("-")
 
 
 def _names(choice: Choice) -> str:
@@ -399,10 +429,7 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
     for name, ids in (("suppressed_token_ids", suppressed), ("logit_bias", biases)):
         check_ids(ids, model, f"options.{name}")
     defaults, times = model.generation, model.timestamps if options.timestamps else None
-    all_suppressed = frozenset(suppressed) | frozenset(defaults.suppressed_token_ids)
-    if times is not None:
-        all_suppressed |= {times.off_id}
-    if len(all_suppressed) >= model.vocab_size:
+    if len({*suppressed, *defaults.suppressed_token_ids}) >= model.vocab_size:
         raise InvalidRequest(
             "every token is suppressed: leave at least one", field="options.suppressed_token_ids"
         )
@@ -410,30 +437,31 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
         min_new_tokens=options.min_new_tokens,
         repetition_penalty=options.repetition_penalty if options.HasField("repetition_penalty") else 1.0,
         no_repeat_ngram_size=options.no_repeat_ngram_size,
-        suppressed_token_ids=all_suppressed,
+        suppressed_token_ids=frozenset(suppressed) | (frozenset() if times is None else {times.off_id}),
         logit_bias=dict(biases),
         repeats_start=defaults.repeats_start,
         is_renormalized=defaults.is_renormalized,
         times=None if times is None else Times(times.first_id, times.max_first),
+        penalizes_log_probabilities=defaults.penalizes_log_probabilities,
     )
 
 
 def _with_source(
     constraints: Constraints, sources: Mapping[str, Array], options: GenerateOptions, model: ServedModel
 ) -> Constraints:
-    """Returns the constraints with the n-grams of the source, if the target must not repeat them."""
-    size = options.encoder_no_repeat_ngram_size
-    if not size:
-        return constraints
-    if not model.reads_text:
+    """Returns the constraints with the model's forbidden sequences, and the source's n-grams if asked for."""
+    size, sequences = options.encoder_no_repeat_ngram_size, list(model.generation.forbidden_sequences)
+    if size and not model.reads_text:
         raise InvalidRequest(
             f"encoder_no_repeat_ngram_size applies to a text, which {model.name} does not read: leave it out",
             field="options.encoder_no_repeat_ngram_size",
         )
-    token_ids = sources[model.memory.source].tolist()
+    if size:
+        token_ids = sources[model.memory.source].tolist()
+        sequences += [tuple(token_ids[end - size : end]) for end in range(size, len(token_ids) + 1)]
     after: dict[tuple[int, ...], set[int]] = {}
-    for end in range(size - 1, len(token_ids)):
-        after.setdefault(tuple(token_ids[end - size + 1 : end]), set()).add(token_ids[end])
+    for *before, last in sequences:
+        after.setdefault(tuple(before), set()).add(last)
     return replace(constraints, forbidden_after={key: frozenset(ids) for key, ids in after.items()})
 
 

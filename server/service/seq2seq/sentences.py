@@ -38,7 +38,7 @@ _SPACES = {ord(character): " " for character in WHITE_SPACE}
 
 def known_language(tag: str) -> str | None:
     """Returns the language of a BCP 47 tag such as "pt-BR" or "ko"; None if the splitter does not know it."""
-    language = tag.split("-", 1)[0].lower()
+    language = tag.replace("_", "-").split("-", 1)[0].lower()
     return language if language in _LANGUAGES else None
 
 

@@ -47,6 +47,15 @@ def test_move_copies_rows_over_others_and_reads_before_it_writes():
     np.testing.assert_array_equal(moved, rows[[1, 4, 2, 3, 4]])
 
 
+def test_suppressed_tokens_have_no_probability_and_other_logits_stay():
+    logits = np.random.default_rng(0).normal(size=(3, 300)).astype(np.float32)
+    never_ids = np.array([[7, 299]] * 3)
+    [left] = session("suppress").run(None, {"logits": logits, "suppressed_ids": never_ids})
+    assert np.isneginf(left[:, [7, 299]]).all()
+    left[:, [7, 299]] = logits[:, [7, 299]]
+    np.testing.assert_array_equal(left, logits)
+
+
 BELOW_ONE = np.nextafter(1.0, 0.0)
 SIZES = [(1, 5), (7, 128), (5, 129), (3, 300), (9, 4097)]
 

@@ -2,12 +2,15 @@
 
 import shutil
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 import transformers
 
+from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import load_bundle
-from seq2seq_serve.bundle.names import Form, Precision
+from seq2seq_serve.bundle.names import Axis, Form, Precision, Verb
 from seq2seq_serve.export.exporter import TOLERANCES, ExportError
 from seq2seq_serve.export.huggingface import exporter, families, reference
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
@@ -37,7 +40,11 @@ def test_the_graphs_of_every_family_equal_transformers(checkpoint, case, tmp_pat
     assert any(target > 128 for _, _, target in proof.shapes) == is_relative
 
 
-@pytest.mark.parametrize("case", ["marian", "t5-1.1"])
+@pytest.mark.parametrize(
+    "case",
+    # slow: families with layers like those of the quick ones
+    [case if case in ("marian", "byt5") else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+)
 def test_int8_is_calibrated_on_texts_and_the_models_own_targets(checkpoint, case, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("a first text\n\nanother one, longer than it\nthe third\nand the last one\n")
@@ -63,6 +70,25 @@ def test_float16_of_t5_keeps_large_residuals_in_its_range(checkpoint, tmp_path):
     export_checkpoint(folder, tmp_path / "bundle", [Precision.FP16])
     proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].parity
     assert proof.max_log_probability_difference < TOLERANCES[Precision.FP16]
+
+
+def test_a_step_that_selects_tokens_never_selects_suppressed_ones(checkpoint, tmp_path):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint("bart")[0], folder)
+    never_ids = sorted({*range(checkpoint("bart")[1].config.vocab_size)} - {2, 5, 9})
+    edit(folder / "generation_config.json", suppress_tokens=never_ids)
+    export_checkpoint(folder, tmp_path / "bundle", [Precision.FP16])
+    step = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].graphs[Verb.STEP]
+    sizes = {Axis.BATCH: 3, Axis.CACHE_CAPACITY: 8, Axis.MEMORY_CAPACITY: 8}
+    feeds = {spec.name: np.zeros(spec.shape(sizes), spec.dtype) for spec in step.inputs}
+    feeds |= {names.TOKEN_IDS: np.array([2, 7, 11]), names.CACHE_CAPACITY: np.array(8, np.int32)}
+    feeds |= {names.MEMORY_CAPACITY: np.array(8, np.int32), names.PREVIOUS_LENGTHS: np.full(3, -1, np.int32)}
+    session = onnxruntime.InferenceSession(tmp_path / "bundle" / step.file.file)
+    logits, token_ids = session.run([names.LOGITS, names.out(names.TOKEN_IDS)], feeds)
+    assert np.isfinite(logits).all()
+    assert {*logits.argmax(axis=1).tolist()} <= {*never_ids}
+    allowed = np.array([2, 5, 9])
+    np.testing.assert_array_equal(token_ids[:, 0], allowed[logits[:, allowed].argmax(axis=1)])
 
 
 def test_limits_are_those_of_the_checkpoint_or_those_given(checkpoint, tmp_path):

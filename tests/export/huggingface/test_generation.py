@@ -13,6 +13,7 @@ def test_without_settings_the_rules_are_those_of_generate():
         length_penalty_formula="power",
         early_stopping=False,
         is_renormalized=False,
+        penalizes_log_probabilities=True,
         repeats_start=True,
     )
 
@@ -61,8 +62,15 @@ def test_several_tokens_may_end_a_target():
 
 def test_settings_that_are_not_taken_over_are_named():
     assert left_out({"num_beams": 4, "do_sample": False, "bad_words_ids": [[3]]}) == []
-    assert left_out({"do_sample": True, "num_beam_groups": 2, "bad_words_ids": [[3, 4]]}) == [
-        "do_sample",
-        "num_beam_groups",
-        "bad_words_ids (sequences)",
-    ]
+    assert left_out({"do_sample": True, "num_beam_groups": 2}) == ["do_sample", "num_beam_groups"]
+
+
+def test_bad_words_are_tokens_or_sequences_and_no_end():
+    settings = {
+        "bad_words_ids": [[9], [3, 4], [2], [2, 5, 7]],
+        "eos_token_id": [1, 2],
+        "suppress_tokens": [8],
+    }
+    generation = generation_of(settings, 1, 9)
+    assert generation.suppressed_token_ids == (8, 9)
+    assert generation.forbidden_sequences == ((3, 4), (2, 5, 7))

@@ -55,6 +55,13 @@ def test_where_all_is_forbidden_the_end_is_allowed():
     assert adjustments(constraints, [], vocab_size=5) == dict.fromkeys((0, 1, 2, 3), FORBIDDEN)
 
 
+def test_a_token_that_the_model_never_selects_counts_as_forbidden_and_does_not_change():
+    request = make_request((7,), constraints=Constraints(min_new_tokens=9, no_repeat_ngram_size=1))
+    row = Sequence(Search(request, start_ids=(1,)), next_token_id=1, token_ids=[3])
+    assert module.adjustments(row, (EOS,), 5, frozenset({0, 1})) == dict.fromkeys((EOS, 3), FORBIDDEN)
+    assert module.adjustments(row, (EOS,), 4, frozenset({0, 1})) == {3: FORBIDDEN}
+
+
 def test_a_suppressed_end_is_allowed_where_all_else_is_forbidden_and_keeps_its_bias():
     constraints = Constraints(suppressed_token_ids=frozenset({0, 1, EOS}), logit_bias={EOS: 1.5})
     assert adjustments(constraints, [])[EOS] == FORBIDDEN
@@ -67,6 +74,13 @@ def test_a_suppressed_end_is_allowed_where_all_else_is_forbidden_and_keeps_its_b
         EOS: (1.0, 1.5),
         3: FORBIDDEN,
     }
+
+
+def test_tokens_are_forbidden_after_beginnings_of_any_length():
+    after = {(): frozenset({9}), (5,): frozenset({6, 7}), (5, 6, 5): frozenset({8}), (5,) * 9: frozenset({4})}
+    constraints = Constraints(forbidden_after=after)
+    for target_ids, forbidden in (([], {9}), ([6, 5], {9, 6, 7}), ([5, 6, 5], {9, 6, 7, 8})):
+        assert adjustments(constraints, target_ids) == dict.fromkeys(forbidden, FORBIDDEN)
 
 
 @pytest.mark.parametrize(

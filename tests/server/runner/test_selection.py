@@ -261,6 +261,51 @@ def test_a_graph_runs_only_where_it_changes_a_logit(random_bundle, monkeypatch):
     assert graphs_of(Constraints(no_repeat_ngram_size=2)) == []
 
 
+def suppressing(bundle, never_ids):
+    generation = dataclasses.replace(bundle.manifest.generation, suppressed_token_ids=tuple(never_ids))
+    return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, generation=generation))
+
+
+def test_tokens_that_the_model_never_selects_are_forbidden_in_every_mode(
+    random_trained, random_bundle, requests
+):
+    before = [
+        token_id for result in run(random_bundle, requests, num_slots=7) for token_id in result.best.token_ids
+    ]
+    never_ids = sorted({*before} - {EOS_ID})[::2]
+    found = run(suppressing(random_bundle, never_ids), requests, num_slots=7)
+    for request, result in zip(requests, found, strict=True):
+        constraints = request.constraints
+        suppressed = constraints.suppressed_token_ids | {*never_ids}
+        request = dataclasses.replace(
+            request, constraints=dataclasses.replace(constraints, suppressed_token_ids=suppressed)
+        )
+        expected = oracle(random_trained, request)
+        assert list(result.best.token_ids) == expected.token_ids
+        if request.log_probabilities:
+            given = [choice.log_probability for choice in result.best.choices]
+            np.testing.assert_allclose(given, expected.log_probabilities, atol=1e-4)
+
+
+def test_a_plain_row_of_a_model_with_suppressed_tokens_runs_no_selection(random_bundle, monkeypatch):
+    monkeypatch.setattr(Selector, "select", None)
+    source = {SOURCE_IDS: np.array([5, 6, EOS_ID])}
+    bundle = suppressing(random_bundle, range(3, 290))
+    runner = OnnxRunner(bundle, RunnerConfig(provider="cpu", num_threads=1, max_slots=1))
+    driver = Driver(runner)
+    request = Request("r", source, 3, LIMIT, arrival=0.0)
+    driver.submit(request)
+    driver.finish()
+    assert driver.results[request].best.token_ids
+    assert not {*range(3, 290)} & {*driver.results[request].best.token_ids}
+
+
+def test_a_device_whose_step_does_not_select_tokens_refuses_to_suppress_some(random_bundle, monkeypatch):
+    monkeypatch.setattr(runner_module, "OnnxDevice", FarDevice)
+    with pytest.raises(ValueError, match=r"suppresses tokens, and its step in int8 does not select tokens"):
+        OnnxRunner(suppressing(random_bundle, [7]), RunnerConfig(provider="cpu", num_threads=1, max_slots=1))
+
+
 def test_what_a_request_always_forbids_is_written_once_and_its_place_is_given_on(random_bundle, monkeypatch):
     written = []
     write = Columns.write_penalties
@@ -291,7 +336,9 @@ def test_rows_with_any_top_k_share_few_runs_of_a_graph(random_bundle, monkeypatc
     runs = []
     draw = Selector._draw
     monkeypatch.setattr(
-        Selector, "_draw", lambda self, *given: (runs.append(given[1]), draw(self, *given))[1]
+        Selector,
+        "_draw",
+        lambda self, kind, *given: (runs.append(kind.num_candidates), draw(self, kind, *given))[1],
     )
     sampling = [Sampling(1.0, top_k, 1.0, 0.0, seed=top_k) for top_k in range(1, 41)]
     source = {SOURCE_IDS: np.array([5, 6, EOS_ID])}
@@ -310,7 +357,9 @@ def test_a_row_that_few_candidates_do_not_cover_is_drawn_from_all(random_bundle,
     expected = run(random_bundle, sampled, num_slots=2)
     asked, draw = [], Selector._draw
     monkeypatch.setattr(
-        Selector, "_draw", lambda self, *given: (asked.append(given[1]), draw(self, *given))[1]
+        Selector,
+        "_draw",
+        lambda self, kind, *given: (asked.append(kind.num_candidates), draw(self, kind, *given))[1],
     )
     monkeypatch.setattr("seq2seq_serve.server.runner.selection._NUM_LIKELY", 30)
     for one, other in zip(run(random_bundle, sampled, num_slots=2), expected, strict=True):

@@ -1,14 +1,18 @@
 import asyncio
 import unicodedata
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from grpc.aio import AioRpcError
 
+from seq2seq_serve.bundle.manifest import Choice
 from seq2seq_serve.client import AsyncClient, ClientError, FieldViolation
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.server.engine.records import Beam, Constraints, Sampling
+from seq2seq_serve.server.errors import InvalidRequest
+from seq2seq_serve.server.service.seq2seq.requests import _chosen
 from tests.server.service.harness import byte_tokenizer, serving
 
 TEXT = "sources[0].text"
@@ -291,3 +295,50 @@ def test_texts_are_normalised_on_every_way_in_and_stop_sequences_as_targets_are(
                 assert caught.value.details().startswith(f"stop_sequences[1] is {stop!r}")
 
     asyncio.run(run())
+
+
+FAMILIES = {
+    "mbart": ["ko_KR", "en_XX", "pt_XX", "zh_CN"],
+    "m2m100": ["ko", "en", "zh"],
+    "nllb": ["kor_Hang", "eng_Latn", "zho_Hans", "zho_Hant", "kon_Latn"],
+}
+
+
+def chosen(family, given):
+    ids = {name: i for i, name in enumerate(FAMILIES[family])}
+    model = SimpleNamespace(name=family, choices={"target_language": Choice(ids)})
+    number = _chosen(pb.GenerateOptions(target_language=given), model)["target_language"]
+    return FAMILIES[family][number]
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "name"),
+    [
+        ("mbart", "ko_KR", "ko_KR"),
+        ("mbart", "ko-kr", "ko_KR"),
+        ("mbart", "ko", "ko_KR"),
+        ("m2m100", "ko", "ko"),
+        ("m2m100", "ko-KR", "ko"),
+        ("m2m100", "zh_Hant_TW", "zh"),
+        ("nllb", "kor-hang", "kor_Hang"),
+        ("nllb", "eng", "eng_Latn"),
+    ],
+)
+def test_a_language_is_found_by_its_tag(family, given, name):
+    assert chosen(family, given) == name
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "near"),
+    [
+        ("mbart", "zh-TW", "; near it: zh_CN"),
+        ("mbart", "de", ""),
+        ("nllb", "zho", "; near it: zho_Hans, zho_Hant"),
+        ("nllb", "ko", "; near it: kon_Latn, kor_Hang"),
+    ],
+)
+def test_a_language_that_is_not_clear_is_refused_with_those_near_it(family, given, near):
+    names = ", ".join(sorted(FAMILIES[family]))
+    message = f"target_language is '{given}', and {family} has {names}{near}"
+    with pytest.raises(InvalidRequest, match=f"{message}$"):
+        chosen(family, given)
