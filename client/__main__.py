@@ -23,9 +23,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files import WrongOutput
 from seq2seq_serve.client.flags import generation, make_parser, translation
-from seq2seq_serve.client.forms import CLIP, FEATURES, PICTURE, SENTENCES, find_model
+from seq2seq_serve.client.forms import CLIP, FEATURES, PICTURE, SENTENCES, SOUND, find_model
 from seq2seq_serve.client.output import message_dict, one_line, to_json
-from seq2seq_serve.client.questions import answer, caption
+from seq2seq_serve.client.questions import answer, caption, transcribe
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.client.translate import translate
 from seq2seq_serve.client.wire import Tls
@@ -37,6 +37,7 @@ _UNITS = {
     PICTURE: "places",
     CLIP: "frames",
     FEATURES: "annotations",
+    SOUND: "positions",
 }
 
 
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "translate":
             plan = translation(options)
-        elif options.command == "caption":
+        elif options.command in ("caption", "transcribe"):
             generate_options = generation(options)
         elif options.command == "health" and options.metrics_url:
             return _readiness(options.metrics_url, options.timeout_seconds)
@@ -69,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return 0
             if options.command == "caption":
                 caption(client, options, generate_options)
+                return 0
+            if options.command == "transcribe":
+                transcribe(client, options, generate_options)
                 return 0
             return _about_the_server(client, options)
     except BrokenPipeError:

@@ -27,6 +27,7 @@ _TEXT_SECONDS = 10.0  # a person waits for the answer to a TEXT: long enough to 
 _FLAGS = {name: f"--{name.replace('_', '-')}" for name in OPTIONS if name != "attention"}
 _ONLY_IN_JSON = ("log_probabilities", "num_alternatives", "word_alignment")
 _ONLY_FOR_TEXTS = ("long_source", "source_language", "word_alignment")
+_ONLY_FOR_SOUNDS = ("timestamps",)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -77,6 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
 
     _add_translate(command)
     _add_caption(command)
+    _add_transcribe(command)
     _add_answer(command)
     score = command(
         "score",
@@ -188,7 +190,7 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         help="print whole answers, each as a line of JSON; with --stream, every piece, too",
     )
     _add_attention(translation, "the alignment of a TEXT")
-    _add_generation_flags(translation, _FLAGS)
+    _add_generation_flags(translation, [name for name in _FLAGS if name not in _ONLY_FOR_SOUNDS])
 
 
 def _add_answer(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -226,7 +228,23 @@ def _add_caption(command: Callable[..., argparse.ArgumentParser]) -> None:
         picture, "only one for such a file: for features, for clips if it is animated, otherwise for pictures"
     )
     _add_attention(picture, "the picture or clip once for each word, with the attention laid over it,")
-    _add_generation_flags(picture, [name for name in _FLAGS if name not in _ONLY_FOR_TEXTS])
+    not_for_pictures = (*_ONLY_FOR_TEXTS, *_ONLY_FOR_SOUNDS)
+    _add_generation_flags(picture, [name for name in _FLAGS if name not in not_for_pictures])
+
+
+def _add_transcribe(command: Callable[..., argparse.ArgumentParser]) -> None:
+    sound = command(
+        "transcribe",
+        "write down what is said in a sound",
+        description="Print what is said in a sound file (WAV, FLAC, Ogg, MP3), with --task translate in "
+        "English, with --timestamps one line for each part with its times. The server splits a sound that is "
+        "longer than the model takes at quiet places, unless --long-source says otherwise.",
+        epilog="example: python -m client transcribe speech.wav --source-language ko --timestamps",
+    )
+    sound.add_argument("file", type=Path, metavar="FILE", help="the file; -: standard input")
+    _add_common_flags(sound, "first that reads sounds")
+    sound.set_defaults(attention=None)
+    _add_generation_flags(sound, [name for name in _FLAGS if name != "word_alignment"])
 
 
 def _add_common_flags(parser: argparse.ArgumentParser, what: str) -> None:

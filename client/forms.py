@@ -10,6 +10,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import Model
 
 # As in `Model.sources` of the wire contract
 TEXT, SENTENCES, PICTURE, CLIP, FEATURES = "text", "sentences", "picture", "clip", "features"
+SOUND = "sound"
 
 _NUMPY = b"\x93NUMPY"  # how a .npy file begins
 _WEBP_ANIMATION = 0x02  # a flag of the header VP8X
@@ -22,6 +23,7 @@ _COMMANDS = {
     frozenset({PICTURE}): "caption",
     frozenset({CLIP}): "caption",
     frozenset({FEATURES}): "caption",
+    frozenset({SOUND}): "transcribe",
 }
 
 

@@ -1,4 +1,4 @@
-"""Runs the commands with one source and one answer: `answer` for stories, `caption` for what can be seen."""
+"""Runs the commands with one source and one answer: `answer`, `caption` and `transcribe`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,24 @@ from pathlib import Path
 from seq2seq_serve.client.attention import DATA, save_hops, save_looks
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files import read_file, read_text, wrong_file
-from seq2seq_serve.client.forms import FEATURES, SENTENCES, TEXT, find_captioner, find_model, source_of
+from seq2seq_serve.client.forms import (
+    FEATURES,
+    SENTENCES,
+    SOUND,
+    TEXT,
+    find_captioner,
+    find_model,
+    source_of,
+)
 from seq2seq_serve.client.output import length_advice, message_dict, one_line, to_json
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.client.wire import Value
-from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse
+from seq2seq_serve.protos.seq2seq_v1_pb2 import (
+    FINISH_REASON_LENGTH,
+    LONG_SOURCE_SPLIT,
+    GenerateOptions,
+    GenerateResponse,
+)
 
 
 def answer(client: Client, options: argparse.Namespace) -> None:
@@ -71,6 +84,35 @@ def caption(client: Client, options: argparse.Namespace, generate_options: Gener
             save_looks(response.hypotheses[0], content, form, path)
     except ValueError as error:
         raise ClientError.from_value_error(error) from error
+
+
+def transcribe(client: Client, options: argparse.Namespace, generate_options: GenerateOptions) -> None:
+    """Prints what is said in a sound; with --timestamps, in parts with their times.
+
+    Raises:
+        ClientError: The server refuses the file, or does not have a model for it.
+        OSError: The file cannot be read.
+    """
+    model = find_model(client, options.model, "transcribe")
+    is_whole = generate_options.num_hypotheses > 1 or generate_options.HasField("target_prefix")
+    if not (generate_options.long_source or generate_options.stop_sequences or is_whole):
+        generate_options.long_source = LONG_SOURCE_SPLIT
+    sources: dict[str, Value] = {source_of(model, SOUND): read_file(options.file)}
+    response = _generate(client, sources, model.name, generate_options)
+    if options.json:
+        _print(to_json(message_dict(response)))
+    elif generate_options.timestamps:
+        for segment in response.hypotheses[0].segments:
+            times = f"{_clock(segment.begin_seconds)} --> {_clock(segment.end_seconds)}"
+            _print(f"[{times}] {one_line(segment.text).strip()}")
+    else:
+        _print("\n".join(one_line(hypothesis.text).strip() for hypothesis in response.hypotheses))
+    _warn_of_limit("transcript", response, generate_options)
+
+
+def _clock(seconds: float) -> str:
+    minutes, seconds = divmod(seconds, 60)
+    return f"{minutes:02.0f}:{seconds:05.2f}"
 
 
 def _generate(

@@ -358,8 +358,9 @@ def test_wrong_usage_exits_2(arguments, message, capsys):
 
 
 def test_every_option_of_the_api_has_a_flag_spelled_like_its_field(capsys):
-    with pytest.raises(SystemExit):
-        make_parser().parse_args(["translate", "--help"])
+    for command in ("translate", "transcribe"):
+        with pytest.raises(SystemExit):
+            make_parser().parse_args([command, "--help"])
     text = capsys.readouterr().out
     for field in GenerateOptions.DESCRIPTOR.fields:
         assert f"--{field.name.replace('_', '-')} " in text

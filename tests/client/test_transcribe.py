@@ -1,0 +1,92 @@
+"""The command `transcribe`, against a server with a small Whisper."""
+
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+import soundfile
+
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.client import Client, GenerateOptions
+from seq2seq_serve.client.__main__ import main
+from seq2seq_serve.export.huggingface.exporter import export_checkpoint
+from seq2seq_serve.protos.seq2seq_v1_pb2 import LONG_SOURCE_SPLIT
+from tests.export.huggingface.checkpoints import make_checkpoint
+from tests.server.service.harness import on_a_thread, serving_bundles
+
+SECONDS = 1.5  # the model takes 0.64
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whisper")
+    make_checkpoint("whisper", folder / "checkpoint")
+    export_checkpoint(folder / "checkpoint", folder / "bundle", [Precision.FP32])
+    with on_a_thread(serving_bundles(folder / "bundle")) as served:
+        yield served
+
+
+@pytest.fixture
+def sound() -> bytes:
+    stream = io.BytesIO()
+    noise = np.random.default_rng(0).standard_normal(int(SECONDS * 22050)) * 0.1
+    soundfile.write(stream, noise, 22050, format="WAV")
+    return stream.getvalue()
+
+
+@pytest.fixture
+def run(server, sound, capsys, monkeypatch, tmp_path):
+    (tmp_path / "speech.wav").write_bytes(sound)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = main(["transcribe", "--address", server.address, *arguments])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def test_a_long_sound_is_split_and_written_on_one_line(run, server, sound):
+    with Client(server.address) as client:
+        options = GenerateOptions(long_source=LONG_SOURCE_SPLIT)
+        text = client.generate(sound, options=options).hypotheses[0].text
+    code, out, _ = run("speech.wav")
+    assert (code, out) == (0, f"{text.strip()}\n")
+    assert out.strip()
+
+
+def test_a_sound_from_standard_input_is_transcribed(run, sound, monkeypatch, tmp_path):
+    with (tmp_path / "speech.wav").open() as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert run("-")[1] == run("speech.wav")[1]
+
+
+def test_times_are_those_of_the_whole_sound(run):
+    lines = run("speech.wav", "--timestamps")[1].splitlines()
+    times = [[float(time[3:]) for time in line[1:21].split(" --> ")] for line in lines]
+    assert all(line.startswith("[00:") for line in lines)
+    assert times == sorted(times)
+    assert times[0][0] >= 0
+    assert 2 * 0.64 < times[-1][1] <= SECONDS
+    answer = json.loads(run("speech.wav", "--timestamps", "--json")[1])
+    assert len(answer["hypotheses"][0]["segments"]) == len(lines)
+    assert len(answer["sentences"]) == 3
+    assert answer["detected_language"] in ("en", "de", "ko")
+
+
+def test_several_hypotheses_are_of_a_whole_sound(run):
+    code, out, err = run("speech.wav", "--beam-size", "2", "--num-hypotheses", "2")
+    assert (code, out) == (1, "")
+    assert "0.64 is the limit" in err
+    flags = ("--beam-size", "2", "--num-hypotheses", "2", "--long-source", "truncate")
+    assert len(run("speech.wav", *flags)[1].splitlines()) == 2
+
+
+def test_a_file_that_is_not_a_sound_is_named(run, tmp_path):
+    (tmp_path / "text.wav").write_text("not a sound")
+    code, out, err = run("text.wav")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: INVALID_ARGUMENT: sound: the file is not a WAV, FLAC, Ogg or MP3 file")
