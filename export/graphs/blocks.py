@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from seq2seq_serve.export.graphs import operators
-from seq2seq_serve.export.graphs.architecture import Activation, Stack
+from seq2seq_serve.export.graphs.architecture import Activation, LayerKind, Stack
 from seq2seq_serve.export.graphs.linear import FloatLinear, Linear, LinearFactory
 
-# B batch rows   S source length   T target length   D d_model   H heads   K d_head   C cache capacity
+# B batch rows   S source length   T target length   D d_model   H heads   G heads of keys and values
+# K d_head   C cache capacity
 
 # τ of `AddNorm`. A small τ makes the folded part of the weights large, a large τ the output of the norm;
 # either costs precision.
@@ -109,6 +110,32 @@ class AddNorm(nn.Module):
         return normalized, total if self.pre_norm else normalized
 
 
+class NormedLinear(Linear):
+    """A map and the RMS norm of its output.
+
+    Args:
+        linear: A map whose outputs are scaled by the residual scale.
+        norm: The trained norm.
+        residual_scale: The factor of the norm's outputs.
+    """
+
+    def __init__(self, linear: Linear, norm: nn.RMSNorm, residual_scale: float) -> None:
+        super().__init__()
+        assert norm.eps is not None
+        self.linear = linear
+        self.clamps_negative = linear.clamps_negative
+        self.weight = nn.Parameter(norm.weight.detach() * residual_scale, requires_grad=False)
+        self.epsilon = norm.eps * residual_scale**2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return operators.rms_normalization(self.linear(x), self.weight, epsilon=self.epsilon)
+
+
+def with_norm(linear: Linear, norm: nn.RMSNorm | None, residual_scale: float) -> Linear:
+    """The map, with the norm of its output if there is one."""
+    return linear if norm is None else NormedLinear(linear, norm, residual_scale)
+
+
 class FeedForward(nn.Module):
     """a(xW₁ + b₁)W₂ + b₂ (Vaswani et al. 2017, equation 2), or gated: (a(xG) ⊙ xW₁)W₂.
 
@@ -117,7 +144,13 @@ class FeedForward(nn.Module):
     """
 
     def __init__(
-        self, network: Any, path: str, stack: Stack, linear: LinearFactory, residual_scale: float
+        self,
+        network: Any,
+        path: str,
+        stack: Stack,
+        linear: LinearFactory,
+        residual_scale: float,
+        output_norm: nn.RMSNorm | None,
     ) -> None:
         super().__init__()
         gate: nn.Linear | None = getattr(network, "gate", None)
@@ -125,11 +158,12 @@ class FeedForward(nn.Module):
         self.activation = stack.activation
         first_maps = [network.inner] if gate is None else [gate, network.inner]
         self.inner = linear(f"{path}.feed_forward.inner", first_maps)
-        self.outer = linear(f"{path}.feed_forward.outer", [network.outer])
+        outer = linear(f"{path}.feed_forward.outer", [network.outer])
         if self.is_gated or self.activation == "relu":
             scale_columns(self.inner, residual_scale, first=0 if gate is None else gate.out_features)
         else:
-            scale_columns(self.outer, residual_scale)
+            scale_columns(outer, residual_scale)
+        self.outer = with_norm(outer, output_norm, residual_scale)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.inner(x)
@@ -151,10 +185,11 @@ class EncoderBlock(nn.Module):
         attention = layer.self_attention
         packed = [attention.query, attention.key, attention.value]
         self.query_key_value = linear(f"{path}.self_attention.query", packed)
-        self.output = linear(f"{path}.self_attention.output", [attention.output])
-        scale_columns(self.output, residual_scale)
-        self.feed_forward = FeedForward(layer.feed_forward, path, stack, linear, residual_scale)
+        self.output = _last(layer, "self_attention", path, linear, residual_scale)
+        norm = getattr(layer, "feed_forward_output_norm", None)
+        self.feed_forward = FeedForward(layer.feed_forward, path, stack, linear, residual_scale, norm)
         self.num_heads, self.d_head, self.scale = stack.num_heads, stack.d_head, stack.attention_scale
+        self.num_key_value_heads, self.cap = stack.num_key_value_heads, stack.score_cap
 
     def ends(self) -> list[tuple[Linear, Linear]]:
         """The first and the last map of each sublayer, in order."""
@@ -171,24 +206,43 @@ class EncoderBlock(nn.Module):
         )
         return self.output(attended.reshape(-1, self.num_heads * self.d_head))
 
+    def attend_fully(
+        self, x: Tensor, mask: Tensor, source_length: int, rotation: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """Self-attention by its definition; the mask is `(B, 1, 1 or S, S)`, True = may attend."""
+        H, G, K = self.num_heads, self.num_key_value_heads, self.d_head
+        heads = self.query_key_value(x).view(-1, source_length, H + 2 * G, K).transpose(1, 2)
+        if rotation is not None:
+            rotated = operators.rotate(heads[:, : H + G], torch.zeros(1, dtype=torch.int64), *rotation)
+            heads = torch.cat([rotated, heads[:, H + G :]], dim=1)
+        query, key, value = heads[:, :H], heads[:, H : H + G], heads[:, H + G :]
+        attended, _ = attention(query, key, value, mask, scale=self.scale, cap=self.cap)
+        return self.output(attended)
+
 
 class DecoderBlock(nn.Module):
     """One decoder layer, for one or several positions per row."""
 
     def __init__(
-        self, layer: Any, path: str, stack: Stack, linear: LinearFactory, residual_scale: float = 1.0
+        self,
+        layer: Any,
+        path: str,
+        stack: Stack,
+        kind: LayerKind,
+        linear: LinearFactory,
+        residual_scale: float = 1.0,
     ) -> None:
         super().__init__()
         attention, cross = layer.self_attention, layer.cross_attention
         packed = [attention.query, attention.key, attention.value]
         self.query_key_value = linear(f"{path}.self_attention.query", packed)
-        self.output = linear(f"{path}.self_attention.output", [attention.output])
+        self.output = _last(layer, "self_attention", path, linear, residual_scale)
         self.cross_query = linear(f"{path}.cross_attention.query", [cross.query])
-        self.cross_output = linear(f"{path}.cross_attention.output", [cross.output])
-        for last in (self.output, self.cross_output):
-            scale_columns(last, residual_scale)
-        self.feed_forward = FeedForward(layer.feed_forward, path, stack, linear, residual_scale)
+        self.cross_output = _last(layer, "cross_attention", path, linear, residual_scale)
+        norm = getattr(layer, "feed_forward_output_norm", None)
+        self.feed_forward = FeedForward(layer.feed_forward, path, stack, linear, residual_scale, norm)
         self.num_heads, self.d_head, self.scale = stack.num_heads, stack.d_head, stack.attention_scale
+        self.cap, self.kind = stack.score_cap, kind
 
     def ends(self) -> list[tuple[Linear, Linear]]:
         """The first and the last map of each sublayer, in order."""
@@ -203,13 +257,14 @@ class DecoderBlock(nn.Module):
         capacity: Tensor,
         target_length: int,
         bias: Tensor | None = None,
+        rotation: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Masked self-attention of `(B·T, D)` rows; the cache grows by T positions.
 
         The bias `(B or 1, H, T, capacity)` is added to the scores.
         """
-        packed = self.query_key_value(x)  # (B*T, 3HK)
-        packed = packed.view(-1, target_length, packed.shape[1])  # (B, T, 3HK)
+        packed = self.query_key_value(x)  # (B*T, (H + 2G)K)
+        packed = packed.view(-1, target_length, packed.shape[1])  # (B, T, (H + 2G)K)
         attended, key, value = operators.group_query_attention(
             packed,
             None,
@@ -220,6 +275,9 @@ class DecoderBlock(nn.Module):
             num_heads=self.num_heads,
             scale=self.scale,
             bias=bias,
+            cap=self.cap,
+            window=None if self.kind.window is None else self.kind.window[0] + 1,
+            rotation=rotation,
         )
         return self.output(attended.reshape(-1, self.num_heads * self.d_head)), key, value
 
@@ -243,6 +301,7 @@ class DecoderBlock(nn.Module):
             capacity,
             num_heads=self.num_heads,
             scale=self.scale,
+            cap=self.cap,
         )
         return self.cross_output(attended.squeeze(1)), key, value
 
@@ -251,15 +310,52 @@ class DecoderBlock(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Cross-attention of T positions per row by its definition (equation 1), and its weights.
 
-        `x` is `(B·T, D)`, key and value are `(B, H, C, K)`. The mask is `(B, 1, 1, C)`, True = may attend.
+        `x` is `(B·T, D)`, key and value are `(B, G, C, K)`. The mask is `(B, 1, 1, C)`, True = may attend.
         """
-        H, K = self.num_heads, self.d_head
-        query = self.cross_query(x).view(-1, target_length, H, K).transpose(1, 2)  # (B, H, T, K)
-        scores = query @ key.transpose(2, 3) * self.scale  # (B, H, T, C)
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-        weights = torch.softmax(scores, dim=-1)
-        attended = (weights @ value).transpose(1, 2).reshape(-1, H * K)  # (B*T, HK)
+        query = self.cross_query(x).view(-1, target_length, self.num_heads, self.d_head).transpose(1, 2)
+        attended, weights = attention(query, key, value, mask, scale=self.scale, cap=self.cap)
         return self.cross_output(attended), weights
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float, cap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attention by its definition (Vaswani et al. 2017, equation 1), in groups of heads with equal keys.
+
+    Args:
+        query: `(B, H, T, K)`.
+        key: `(B, G, S, K)`.
+        value: `(B, G, S, K)`.
+        mask: Broadcasts to `(B, H, T, S)`, True = may attend.
+        scale: The factor of the scores.
+        cap: c; scores s become c tanh(s / c); None leaves them.
+
+    Returns:
+        The output `(B·T, HK)`, and the weights `(B, H, T, S)`.
+    """
+    (_, H, T, K), (_, G, S, _) = query.shape, key.shape
+    if G != H:
+        query = query.reshape(-1, G, H // G * T, K)
+    scores = query @ key.transpose(2, 3) * scale  # (B, G, H/G*T, S)
+    if G != H:
+        scores = scores.reshape(-1, H, T, S)
+    if cap is not None:
+        scores = torch.tanh(scores / cap) * cap
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    weights = grouped = torch.softmax(scores, dim=-1)  # (B, H, T, S)
+    if G != H:
+        grouped = weights.reshape(-1, G, H // G * T, S)
+    attended = grouped @ value  # (B, G, H/G*T, K)
+    if G != H:
+        attended = attended.reshape(-1, H, T, K)
+    return attended.transpose(1, 2).reshape(-1, H * K), weights
+
+
+def _last(layer: Any, attention: str, path: str, linear: LinearFactory, residual_scale: float) -> Linear:
+    """The output map of an attention, with the norm of its output if the layer has one."""
+    output = linear(f"{path}.{attention}.output", [getattr(layer, attention).output])
+    scale_columns(output, residual_scale)
+    return with_norm(output, getattr(layer, f"{attention}_output_norm", None), residual_scale)
 
 
 def scale_columns(linear: Linear, scale: float, *, first: int = 0) -> None:

@@ -20,7 +20,13 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.export.graphs import operators
-from seq2seq_serve.export.graphs.architecture import Architecture, Stack, architecture_of, relative_bias
+from seq2seq_serve.export.graphs.architecture import (
+    Architecture,
+    Rotary,
+    Stack,
+    architecture_of,
+    relative_bias,
+)
 from seq2seq_serve.export.graphs.base import (
     TYPE_NAMES,
     Embedding,
@@ -36,7 +42,7 @@ from seq2seq_serve.training.models.base import Layers
 from seq2seq_serve.training.models.transformer import Transformer, alignment_layer
 
 # B batch rows   S source length   T target length   D d_model   H heads   K d_head
-# V vocabulary   L layers   C cache capacity
+# G heads of keys and values   V vocabulary   L layers   C cache capacity
 
 _FLOAT16_SCALE = 1 / 64  # a power of two, so that it is exact
 
@@ -54,14 +60,17 @@ class _TransformerGraph(Graph):
         self.positions = _constant(stack.positions)
         self.relative_bias = _constant(stack.relative_bias)
         self.zero_position_id = stack.zero_position_id
+        self.kinds = stack.kinds
+        self.rotaries = list(dict.fromkeys(kind.rotary for kind in stack.kinds if kind.rotary))
+        self.rotations = Layers[_Rotation](_Rotation(rotary, stack) for rotary in self.rotaries)
         self.embedding_norm: AddNorm | None = None
         if stack.embedding_norm is not None:
             self.embedding_norm = AddNorm(
                 stack.embedding_norm, None, None, None, pre_norm=False, linear=linear
             )
         self.num_layers = len(model.decoder.layers)
-        self.num_heads, self.d_head = model.decoder.num_heads, model.decoder.d_head
-        self.d_model = model.decoder.d_model
+        self.num_key_value_heads, self.d_head = model.decoder.num_key_value_heads, model.decoder.d_head
+        self.d_model = stack.d_model
         self.vocab_size = len(model.output_weight)
 
     def _embed(self, ids: Tensor, positions: Tensor | None) -> Tensor:
@@ -85,6 +94,11 @@ class _TransformerGraph(Graph):
         bias = relative_bias(self.relative_bias, queries, keys).movedim(-1, -3)
         return bias if bias.dim() == 4 else bias.unsqueeze(0)
 
+    def _rotation(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """The cosines and sines of a layer's rotary embeddings."""
+        rotary = self.kinds[layer].rotary
+        return None if rotary is None else self.rotations[self.rotaries.index(rotary)]()
+
     def _cache_specs(self) -> list[TensorSpec]:
         return self._layer_specs(names.cache_key, names.cache_value, Role.CACHE, Axis.CACHE_CAPACITY)
 
@@ -92,7 +106,7 @@ class _TransformerGraph(Graph):
         return self._layer_specs(names.memory_key, names.memory_value, Role.MEMORY, Axis.MEMORY_CAPACITY)
 
     def _last_specs(self) -> list[TensorSpec]:
-        axes = (Axis.BATCH, 1, self.num_heads * self.d_head)
+        axes = (Axis.BATCH, 1, self.num_key_value_heads * self.d_head)
         return [
             TensorSpec(name(layer), TYPE_NAMES[self.dtype], axes, Role.MEMORY)
             for layer in range(self.num_layers)
@@ -102,7 +116,7 @@ class _TransformerGraph(Graph):
     def _layer_specs(
         self, key_name: Callable[[int], str], value_name: Callable[[int], str], role: Role, capacity: Axis
     ) -> list[TensorSpec]:
-        axes = (Axis.BATCH, self.num_heads, capacity, self.d_head)
+        axes = (Axis.BATCH, self.num_key_value_heads, capacity, self.d_head)
         return [
             TensorSpec(name(layer), TYPE_NAMES[self.dtype], axes, role)
             for layer in range(self.num_layers)
@@ -136,6 +150,7 @@ class EncodeGraph(_TransformerGraph):
             EncoderBlock(layer, f"{stack.name}.{i}", stack, linear, scale)
             for i, layer in enumerate(stack.layers)
         )
+        self.has_plain_attention = stack.has_plain_attention
         self.norms = _norms(stack, self.blocks, linear)
         cross: list[Any] = [layer.cross_attention for layer in model.decoder.layers]
         self.memory = linear(
@@ -148,22 +163,32 @@ class EncodeGraph(_TransformerGraph):
 
     def forward(self, source_ids: Tensor, source_lengths: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         B, S = source_ids.shape
-        H, K = self.num_heads, self.d_head
+        G, K = self.num_key_value_heads, self.d_head
         x = self._embed(source_ids, None if self.positions is None else self.positions[:S])  # (B*S, D)
         places = torch.arange(S)
         bias = self._bias(places, places)
+        mask = places < source_lengths[:, None, None, None]  # (B, 1, 1, S)
+        masks = {
+            kind.window: mask if kind.window is None else mask & kind.sees(places, places)
+            for kind in dict.fromkeys(self.kinds)
+        }
         norms = iter(self.norms)
         hidden, residual = self._enter(x, norms)
-        for block in self.blocks:
-            hidden, residual = next(norms)(block.attend(hidden, source_lengths, S, bias), residual)
+        for layer, block in enumerate(self.blocks):
+            if self.has_plain_attention:
+                output = block.attend(hidden, source_lengths, S, bias)
+            else:
+                mask = masks[self.kinds[layer].window]
+                output = block.attend_fully(hidden, mask, S, self._rotation(layer))
+            hidden, residual = next(norms)(output, residual)
             hidden, residual = next(norms)(block.feed_forward(hidden), residual)
-        packed = self.memory(hidden).view(B, S, len(memory), H * K)  # (B, S, 2L, HK)
-        heads = packed.view(B, S, len(memory), H, K).permute(2, 0, 3, 1, 4)  # (2L, B, H, S, K)
+        packed = self.memory(hidden).view(B, S, len(memory), G * K)  # (B, S, 2L, GK)
+        heads = packed.view(B, S, len(memory), G, K).permute(2, 0, 3, 1, 4)  # (2L, B, G, S, K)
         written = [operators.write_prefix(buffer, heads[i]) for i, buffer in enumerate(memory)]
         last_position = (
-            (source_lengths.to(torch.int64) - 1).view(-1, 1, 1, 1).expand(-1, 1, len(memory), H * K)
+            (source_lengths.to(torch.int64) - 1).view(-1, 1, 1, 1).expand(-1, 1, len(memory), G * K)
         )
-        last = packed.gather(1, last_position)  # (B, 1, 2L, HK)
+        last = packed.gather(1, last_position)  # (B, 1, 2L, GK)
         return (*written, *(last[:, :, i] for i in range(len(memory))))
 
 
@@ -220,7 +245,13 @@ class StepGraph(_TransformerGraph):
         for layer, block in enumerate(self.decoder.blocks):
             pair = slice(2 * layer, 2 * layer + 2)
             output, key, value = block.attend(
-                hidden, (cache[2 * layer], cache[2 * layer + 1]), cache_lengths, cache_capacity, 1, bias
+                hidden,
+                (cache[2 * layer], cache[2 * layer + 1]),
+                cache_lengths,
+                cache_capacity,
+                1,
+                bias,
+                self._rotation(layer),
             )
             new_cache += (key, value)
             hidden, residual = next(norms)(output, residual)
@@ -293,7 +324,13 @@ class DecodeGraph(_TransformerGraph):
         alignment = x
         for layer, block in enumerate(self.decoder.blocks):
             output, key, value = block.attend(
-                hidden, (cache[2 * layer], cache[2 * layer + 1]), last_position, new_length, T, bias
+                hidden,
+                (cache[2 * layer], cache[2 * layer + 1]),
+                last_position,
+                new_length,
+                T,
+                bias,
+                self._rotation(layer),
             )
             new_cache += (key, value)
             hidden, residual = next(norms)(output, residual)
@@ -317,8 +354,8 @@ class Decoder(nn.Module):
         super().__init__()
         stack, scale = model.decoder, _residual_scale(model.decoder, linear)
         self.blocks = Layers[DecoderBlock](
-            DecoderBlock(layer, f"{stack.name}.{i}", stack, linear, scale)
-            for i, layer in enumerate(stack.layers)
+            DecoderBlock(layer, f"{stack.name}.{i}", stack, kind, linear, scale)
+            for i, (layer, kind) in enumerate(zip(stack.layers, stack.kinds, strict=True))
         )
         self.norms = _norms(stack, self.blocks, linear)
         self.logits = Projection(
@@ -327,7 +364,21 @@ class Decoder(nn.Module):
             is_tied=model.output_weight is stack.embedding,
             bias=model.output_bias,
             scale=model.output_scale,
+            cap=model.logits_cap,
         )
+
+
+class _Rotation(nn.Module):
+    """The tables of rotary embeddings, which the layers of a stack share: cosines and sines of angles."""
+
+    def __init__(self, rotary: Rotary, stack: Stack) -> None:
+        super().__init__()
+        angles = rotary.angles(torch.arange(stack.num_positions), stack.d_head)  # (positions, K / 2)
+        self.cosines = nn.Parameter(angles.cos(), requires_grad=False)
+        self.sines = nn.Parameter(angles.sin(), requires_grad=False)
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        return self.cosines, self.sines
 
 
 def _residual_scale(stack: Stack, linear: LinearFactory) -> float:

@@ -106,7 +106,8 @@ def export_checkpoint(
     family = family_of(checkpoint)
     config = config_of(family, checkpoint.config, limits)
     texts = read_texts(calibration)
-    tokenizers = read_tokenizers(folder, family.name, checkpoint.config, checkpoint.generation)
+    settings = {**checkpoint.config, "vocab_size": config.source_vocab_size}
+    tokenizers = read_tokenizers(folder, family.name, settings, checkpoint.generation)
     ends = eos_ids(checkpoint.generation, checkpoint.config)
     generation_of(checkpoint.generation, len(tokenizers.frames.start), config.max_target_length)
     _check_room(checkpoint, path, precisions)

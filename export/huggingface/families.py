@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from seq2seq_serve.export.graphs.architecture import Activation
+from seq2seq_serve.export.graphs.architecture import Activation, LayerKind, Rotary
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, CheckpointFolder
 from seq2seq_serve.export.huggingface.model import ImportedConfig, ImportedModel, StackConfig
 
@@ -60,11 +60,13 @@ class Dialect:
         options: Reads the settings of a family from `config.json`.
         names: Patterns of a weight's name and their replacements by this project's names, in order.
         recomputed: The names, after replacement, of weights that are computed instead.
+        norm_offset: Added to the weights of norms.
     """
 
     options: Callable[[Family, Mapping[str, Any], Limits], ImportedConfig]
     names: tuple[tuple[str, str], ...]
     recomputed: str
+    norm_offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Family:
 
     name: str
     model_type: str
-    dialect: Literal["bart", "t5"]
+    dialect: Literal["bart", "t5", "gemma"]
     positions: Positions | None = None
     tokenizer_class: str = ""
     is_pre_norm: bool = True
@@ -145,6 +147,7 @@ FAMILIES = (
     Family("byt5", "t5", "t5", tokenizer_class="ByT5Tokenizer", activation="relu", scales_output=True),
     Family("t5", "t5", "t5", activation="relu", scales_output=True, longest=512),
     Family("mt5", "mt5", "t5", activation="gated-gelu", longest=512),
+    Family("t5gemma", "t5gemma", "gemma"),
 )
 
 
@@ -196,7 +199,9 @@ def read_model(checkpoint: CheckpointFolder, family: Family, limits: Limits) -> 
         if renamed in weights:
             raise CheckpointError(f"{checkpoint.path} has two weights for one: {origins[renamed]} and {name}")
         if not re.fullmatch(dialect.recomputed, renamed):
-            weights[renamed], origins[renamed] = tensor.to(torch.float32), name
+            offset = dialect.norm_offset if renamed.endswith("norm.weight") else 0.0
+            tensor = tensor.to(torch.float32)
+            weights[renamed], origins[renamed] = tensor + offset if offset else tensor, name
     _add_positions(weights, config, family, checkpoint.config)
     options = _tie(weights) | _logits_bias(weights)
     if family.scales_output and _scales_output(checkpoint.config):
@@ -246,10 +251,9 @@ def _add_positions(
                 weights[name] = _relative_bias(
                     weights[name], num_buckets, config.max_distance, is_two_sided=is_two_sided
                 )
-        return
     positions, rows = family.positions, config.num_positions
-    assert positions is not None
-    assert rows is not None
+    if positions is None or rows is None:
+        return
     for name in ("source_positions", "target_positions"):
         if positions.compute is not None:
             first = settings.get("pad_token_id", 1) + 1 if positions.skips_pad else positions.offset
@@ -324,12 +328,23 @@ def _activation(name: str) -> Activation:
 def _bart_options(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
     assert family.positions is not None
     D = config["d_model"]
+    is_scaled = config.get("scale_embedding", family.scales_embedding)
 
     def stack(side: str) -> StackConfig:
         heads = config[f"{side}_attention_heads"]
         if D % heads:
             raise CheckpointError(f"d_model is {D}, and {heads} heads do not divide it")
-        return StackConfig(config[f"{side}_layers"], heads, D // heads, config[f"{side}_ffn_dim"])
+        num_layers, d_ff = config[f"{side}_layers"], config[f"{side}_ffn_dim"]
+        return StackConfig(
+            D,
+            num_layers,
+            heads,
+            heads,
+            D // heads,
+            d_ff,
+            attention_scale=1 / math.sqrt(D // heads),
+            embedding_scale=math.sqrt(D) if is_scaled else 1.0,
+        )
 
     most = config["max_position_embeddings"]
     lengths = limits.filled(most, most if family.positions.is_limited else None)
@@ -344,7 +359,6 @@ def _bart_options(family: Family, config: Mapping[str, Any], limits: Limits) -> 
         activation=_activation(config.get("activation_function", family.activation)),
         is_pre_norm=family.is_pre_norm,
         has_embedding_norm=family.has_embedding_norm,
-        embedding_scale=math.sqrt(D) if config.get("scale_embedding", family.scales_embedding) else 1.0,
         num_positions=most if family.positions.is_limited else max(vars(lengths).values()),
         zero_position_id=config.get("pad_token_id", 1) if family.positions.skips_pad else None,
         max_source_length=lengths.max_source_length,
@@ -356,27 +370,95 @@ def _t5_options(family: Family, config: Mapping[str, Any], limits: Limits) -> Im
     feed_forward = config.get("feed_forward_proj", family.activation)
     gated, _, activation = feed_forward.rpartition("-")
     is_gated = gated == "gated"
-    heads, d_head, d_ff = config["num_heads"], config["d_kv"], config["d_ff"]
-    num_decoder_layers = config.get("num_decoder_layers") or config["num_layers"]
+    D, heads = config["d_model"], config["num_heads"]
+    num_layers = config["num_layers"], config.get("num_decoder_layers") or config["num_layers"]
+    encoder, decoder = (
+        StackConfig(D, count, heads, heads, config["d_kv"], config["d_ff"], attention_scale=1.0)
+        for count in num_layers
+    )
     lengths = limits.filled(family.longest, None)
     return ImportedConfig(
         vocab_size=config["vocab_size"],
         source_vocab_size=config["vocab_size"],
-        d_model=config["d_model"],
-        encoder=StackConfig(config["num_layers"], heads, d_head, d_ff),
-        decoder=StackConfig(num_decoder_layers, heads, d_head, d_ff),
+        d_model=D,
+        encoder=encoder,
+        decoder=decoder,
         norm_kind="rms",
         norm_epsilon=config.get("layer_norm_epsilon", 1e-6),
         activation="gelu_tanh" if feed_forward == "gated-gelu" else _activation(activation),
         has_biases=False,
         is_gated=is_gated,
-        attention_scale=1.0,
         max_distance=config.get("relative_attention_max_distance", 128),
         max_source_length=lengths.max_source_length,
         max_target_length=lengths.max_target_length,
     )
 
 
+def _gemma_options(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
+    encoder, decoder = config["encoder"], config["decoder"]
+    shared = {}
+    for name, default in _GEMMA_DEFAULTS.items():
+        values = {side.get(name, default) for side in (encoder, decoder)}
+        if len(values) > 1:
+            raise CheckpointError(f"{name} differs between encoder and decoder, which is not supported")
+        (shared[name],) = values
+    if shared["attention_bias"]:
+        raise CheckpointError("attention_bias is true, which is not supported")
+    most = min(side["max_position_embeddings"] for side in (encoder, decoder))
+    lengths = limits.filled(min(family.longest, most), most)
+    return ImportedConfig(
+        vocab_size=decoder["vocab_size"],
+        source_vocab_size=encoder["vocab_size"],
+        d_model=decoder["hidden_size"],
+        encoder=_gemma_stack(encoder, is_causal=False),
+        decoder=_gemma_stack(decoder, is_causal=True),
+        norm_kind="rms",
+        norm_epsilon=shared["rms_norm_eps"],
+        activation=_activation(shared["hidden_activation"]),
+        has_biases=False,
+        has_output_norms=True,
+        is_gated=True,
+        score_cap=shared["attn_logit_softcapping"],
+        logits_cap=decoder.get("final_logit_softcapping", 30.0),
+        max_source_length=lengths.max_source_length,
+        max_target_length=lengths.max_target_length,
+    )
+
+
+def _gemma_stack(config: Mapping[str, Any], *, is_causal: bool) -> StackConfig:
+    num_layers, window = config["num_hidden_layers"], config.get("sliding_window", 4096)
+    types = config.get("layer_types") or [
+        "full_attention" if i % 2 else "sliding_attention" for i in range(num_layers)
+    ]
+    windows = {
+        "full_attention": None,
+        "sliding_attention": (window - 1, 0) if is_causal else (window, window),
+    }
+    if unknown := set(types) - windows.keys():
+        raise CheckpointError(f"layer_types has {', '.join(sorted(unknown))}, which is not supported")
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type", "default") != "default" or config.get("rope_scaling"):
+        raise CheckpointError("rotary positions of another type than 'default' are not supported")
+    rotary = Rotary(rope.get("rope_theta") or config.get("rope_theta", 10_000.0))
+    return StackConfig(
+        config["hidden_size"],
+        num_layers,
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+        config["head_dim"],
+        config["intermediate_size"],
+        attention_scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
+        embedding_scale=math.sqrt(config["hidden_size"]),
+        kinds=tuple(LayerKind(windows[one], rotary) for one in types),
+    )
+
+
+_GEMMA_DEFAULTS: dict[str, Any] = {  # that both halves of a model share
+    "attention_bias": False,
+    "attn_logit_softcapping": 50.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+}
 _DIALECTS = {
     "bart": Dialect(
         _bart_options,
@@ -432,5 +514,30 @@ _DIALECTS = {
         ),
         # Files of the first T5 models have it, and no release of transformers used it.
         recomputed=r"decoder_layers\.0\.cross_attention\.relative_attention_bias\.weight",
+    ),
+    "gemma": Dialect(
+        _gemma_options,
+        (
+            (r"^model\.", ""),
+            (r"^(en|de)coder\.layers\.", r"\1coder_layers."),
+            (r"\.(self|cross)_attn\.", r".\1_attention."),
+            (r"\.q_proj\.", ".query."),
+            (r"\.k_proj\.", ".key."),
+            (r"\.v_proj\.", ".value."),
+            (r"\.o_proj\.", ".output."),
+            (r"\.pre_(self|cross)_attn_layernorm\.", r".\1_attention_norm."),
+            (r"\.post_(self|cross)_attn_layernorm\.", r".\1_attention_output_norm."),
+            (r"\.pre_feedforward_layernorm\.", ".feed_forward_norm."),
+            (r"\.post_feedforward_layernorm\.", ".feed_forward_output_norm."),
+            (r"\.mlp\.gate_proj\.", ".feed_forward.gate."),
+            (r"\.mlp\.up_proj\.", ".feed_forward.inner."),
+            (r"\.mlp\.down_proj\.", ".feed_forward.outer."),
+            (r"^encoder\.embed_tokens\.", "source_embedding."),
+            (r"^decoder\.embed_tokens\.", "target_embedding."),
+            (r"^(en|de)coder\.norm\.", r"\1coder_norm."),
+            (r"^lm_head\.out_proj\.", "output."),
+        ),
+        recomputed="",
+        norm_offset=1.0,
     ),
 }

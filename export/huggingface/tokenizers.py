@@ -131,6 +131,8 @@ class TokenizerRecipe:
         suffix: The tokens after it.
         starts_with_language: Whether the decoder reads the target's language instead of a start token.
             Otherwise the language is the first token of a target.
+        has_own_frame: Whether each checkpoint has its own frame: `add_bos_token` and `add_eos_token` of its
+            settings, and by default the one of `tokenizer.json`.
     """
 
     classes: tuple[str, ...]
@@ -139,6 +141,7 @@ class TokenizerRecipe:
     prefix: tuple[str, ...] = ()
     suffix: tuple[str, ...] = ("eos",)
     starts_with_language: bool = False
+    has_own_frame: bool = False
 
 
 def read_tokenizers(
@@ -184,6 +187,8 @@ def _framed(
     start, forced = generation.get("decoder_start_token_id"), generation.get("forced_bos_token_id")
     names: dict[int | None, str] = {token_id: name for name, token_id in languages.items()}
     prefix, suffix = recipe.prefix, recipe.suffix
+    if recipe.has_own_frame:
+        prefix, suffix = _own_frame(checkpoint)
     if settings.get("legacy_behaviour") and SOURCE_LANGUAGE in prefix:
         prefix, suffix = (), (*suffix, SOURCE_LANGUAGE)
     forced_places: Places = () if forced is None else (int(forced),)
@@ -216,6 +221,17 @@ def _framed(
     if pad_id is None:
         pad_id = source.token_id(checkpoint.token("pad_token", "<pad>"))
     return ImportedTokenizers(source, target, int(pad_id), frames, choices)
+
+
+def _own_frame(checkpoint: Checkpoint) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The roles of the tokens that a checkpoint itself adds before and after a text."""
+    inner = tokenizers.Tokenizer.from_file(str(checkpoint.file("tokenizer.json")))
+    added = inner.encode("").tokens
+    has = {
+        role: checkpoint.settings.get(f"add_{role}_token", checkpoint.token(f"{role}_token", "") in added)
+        for role in ("bos", "eos")
+    }
+    return ("bos",) * has["bos"], ("eos",) * has["eos"]
 
 
 def _places(
@@ -429,6 +445,10 @@ def _byte_pairs(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     return inner
 
 
+def _no_pieces(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+    raise ValueError(f"{checkpoint.folder} has no tokenizer.json, which its tokenizer needs")
+
+
 def _byt5(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     """Byte pairs without merges: the id of a byte is the byte + 3."""
     special = ["<pad>", "</s>", "<unk>"]
@@ -483,4 +503,5 @@ RECIPES = {
     "umt5": TokenizerRecipe(_T5, _t5(0)),
     "byt5": TokenizerRecipe(("ByT5Tokenizer",), _byt5),
     "blenderbot": TokenizerRecipe(("BlenderbotTokenizer",), _byte_pairs),
+    "t5gemma": TokenizerRecipe(("GemmaTokenizer",), _no_pieces, has_own_frame=True),
 }

@@ -62,6 +62,29 @@ def _t5_like(name: str, **options: Any) -> Callable[..., Any]:
     return make
 
 
+def _gemma(side: str, **options: Any) -> dict[str, Any]:
+    """The settings of one half: a window that is shorter than the tests' texts, and caps that are felt."""
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4}
+    if side == "encoder":
+        sizes = {"hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 3}
+    return {
+        **sizes,
+        "num_key_value_heads": 2 if side == "decoder" else 1,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 20,
+        "max_position_embeddings": 64,
+        "sliding_window": 5,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 4.0,
+        **options,
+    }
+
+
+def _t5gemma(vocab: Mapping[str, int]) -> Any:
+    halves = {side: _gemma(side, **vocab) for side in ("encoder", "decoder")}
+    return transformers.T5GemmaForConditionalGeneration(transformers.T5GemmaConfig(**halves, **vocab))
+
+
 # By the name of a case: the tokenizer's files, and the model.
 CASES: dict[str, tuple[Callable[[Path], files.Files], Callable[..., Any]]] = {
     "marian": (files.marian, lambda vocab: _marian(vocab, activation_function="swish")),
@@ -91,6 +114,7 @@ CASES: dict[str, tuple[Callable[[Path], files.Files], Callable[..., Any]]] = {
     "t5-1.1": (files.t5, _t5_like("T5", feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
     "mt5": (lambda folder: files.t5(folder, "mt5"), _t5_like("MT5", tie_word_embeddings=False)),
     "byt5": (files.byt5, _t5_like("T5", feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
+    "t5gemma": (files.t5gemma, _t5gemma),
 }
 
 
