@@ -167,11 +167,7 @@ class EncodeGraph(_TransformerGraph):
         x = self._embed(source_ids, None if self.positions is None else self.positions[:S])  # (B*S, D)
         places = torch.arange(S)
         bias = self._bias(places, places)
-        mask = places < source_lengths[:, None, None, None]  # (B, 1, 1, S)
-        masks = {
-            kind.window: mask if kind.window is None else mask & kind.sees(places, places)
-            for kind in dict.fromkeys(self.kinds)
-        }
+        masks = {} if self.has_plain_attention else self._masks(places, source_lengths)
         norms = iter(self.norms)
         hidden, residual = self._enter(x, norms)
         for layer, block in enumerate(self.blocks):
@@ -190,6 +186,14 @@ class EncodeGraph(_TransformerGraph):
         )
         last = packed.gather(1, last_position)  # (B, 1, 2L, GK)
         return (*written, *(last[:, :, i] for i in range(len(memory))))
+
+    def _masks(self, places: Tensor, source_lengths: Tensor) -> dict[tuple[int, int] | None, Tensor]:
+        """The mask `(B, 1, 1 or S, S)` of each window, True = may attend."""
+        mask = places < source_lengths[:, None, None, None]
+        return {
+            kind.window: mask if kind.window is None else mask & kind.sees(places, places)
+            for kind in self.kinds
+        }
 
 
 class StepGraph(_TransformerGraph):
