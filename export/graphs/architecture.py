@@ -66,7 +66,7 @@ class Stack:
     `cross_attention` with the maps `query`, `key`, `value` and `output`; `feed_forward` with `inner`, `outer`
     and, if it is gated, `gate`; and a norm for each, such as `feed_forward_norm`. Every map may lack a bias.
     A norm is a `LayerNorm`, or an `RMSNorm`. A layer may also have norms of its sublayers' outputs, such as
-    `feed_forward_output_norm`.
+    `feed_forward_output_norm`. An attention may have norms of its heads, `query_norm` and `key_norm`.
 
     Attributes:
         name: The name of the layers in the model, for the calibrated ranges of its maps.
@@ -129,6 +129,8 @@ class Architecture:
         output_bias: `(V,)`, added to logits; None without.
         output_scale: The factor of decoder states before the projection.
         logits_cap: c; logits z become c tanh(z / c); None leaves them.
+        is_merged: Whether the decoder's self-attention reads the memory, too, in one softmax. Its layers then
+            have no `cross_attention`, and the memory has keys and values of `self_attention`.
     """
 
     encoder: Stack
@@ -137,6 +139,7 @@ class Architecture:
     output_bias: Tensor | None = None
     output_scale: float = 1.0
     logits_cap: float | None = None
+    is_merged: bool = False
 
 
 def architecture_of(model: Transformer) -> Architecture:

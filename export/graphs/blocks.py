@@ -189,7 +189,7 @@ class EncoderBlock(nn.Module):
         norm = getattr(layer, "feed_forward_output_norm", None)
         self.feed_forward = FeedForward(layer.feed_forward, path, stack, linear, residual_scale, norm)
         self.num_heads, self.d_head, self.scale = stack.num_heads, stack.d_head, stack.attention_scale
-        self.num_key_value_heads, self.cap = stack.num_key_value_heads, stack.score_cap
+        self.heads, self.cap = Heads(attention, stack), stack.score_cap
 
     def ends(self) -> list[tuple[Linear, Linear]]:
         """The first and the last map of each sublayer, in order."""
@@ -210,13 +210,9 @@ class EncoderBlock(nn.Module):
         self, x: Tensor, mask: Tensor, source_length: int, rotation: tuple[Tensor, Tensor] | None
     ) -> Tensor:
         """Self-attention by its definition; the mask is `(B, 1, 1 or S, S)`, True = may attend."""
-        H, G, K = self.num_heads, self.num_key_value_heads, self.d_head
-        heads = self.query_key_value(x).view(-1, source_length, H + 2 * G, K).transpose(1, 2)
-        if rotation is not None:
-            rotated = operators.rotate(heads[:, : H + G], torch.zeros(1, dtype=torch.int64), *rotation)
-            heads = torch.cat([rotated, heads[:, H + G :]], dim=1)
-        query, key, value = heads[:, :H], heads[:, H : H + G], heads[:, H + G :]
-        attended, _ = attention(query, key, value, mask, scale=self.scale, cap=self.cap)
+        positions = torch.zeros(1, dtype=torch.int64)
+        query, key, value = self.heads(self.query_key_value(x), source_length, positions, rotation)
+        attended, _ = attention(query, [(key, value, mask)], scale=self.scale, cap=self.cap)
         return self.output(attended)
 
 
@@ -313,42 +309,139 @@ class DecoderBlock(nn.Module):
         `x` is `(B·T, D)`, key and value are `(B, G, C, K)`. The mask is `(B, 1, 1, C)`, True = may attend.
         """
         query = self.cross_query(x).view(-1, target_length, self.num_heads, self.d_head).transpose(1, 2)
-        attended, weights = attention(query, key, value, mask, scale=self.scale, cap=self.cap)
+        attended, weights = attention(query, [(key, value, mask)], scale=self.scale, cap=self.cap)
         return self.cross_output(attended), weights
 
 
+class MergedBlock(nn.Module):
+    """One decoder layer whose queries attend to cache and memory at once, for one or several positions."""
+
+    def __init__(
+        self, layer: Any, path: str, stack: Stack, linear: LinearFactory, residual_scale: float = 1.0
+    ) -> None:
+        super().__init__()
+        attention = layer.self_attention
+        packed = [attention.query, attention.key, attention.value]
+        self.query_key_value = linear(f"{path}.self_attention.query", packed)
+        self.output = _last(layer, "self_attention", path, linear, residual_scale)
+        norm = getattr(layer, "feed_forward_output_norm", None)
+        self.feed_forward = FeedForward(layer.feed_forward, path, stack, linear, residual_scale, norm)
+        self.heads, self.scale, self.cap = Heads(attention, stack), stack.attention_scale, stack.score_cap
+
+    def ends(self) -> list[tuple[Linear, Linear]]:
+        """The first and the last map of each sublayer, in order."""
+        inner, outer = self.feed_forward.inner, self.feed_forward.outer
+        return [(self.query_key_value, self.output), (inner, outer)]
+
+    def attend(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        cache: tuple[Tensor, Tensor],
+        cache_mask: Tensor,
+        memory: tuple[Tensor, Tensor],
+        memory_mask: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Attention of `(B·T, D)` rows at the positions `(B, T)`; the cache grows by T positions.
+
+        The masks are `(B, 1, T, C)` and `(B, 1, 1, S)`, True = may attend. Returns the output, the cache's
+        keys and values, and the part of the weights that the memory has `(B, H, T, S)`.
+        """
+        query, *new = self.heads(self.query_key_value(x), positions.shape[1], positions, rotation)
+        key, value = (
+            operators.write_prefix(buffer, update, first=positions[:, 0])
+            for buffer, update in zip(cache, new, strict=True)
+        )
+        sources = [(key, value, cache_mask), (*memory, memory_mask)]
+        attended, weights = attention(query, sources, scale=self.scale, cap=self.cap)
+        return self.output(attended), key, value, weights[..., key.shape[2] :]
+
+
+class Heads(nn.Module):
+    """Separates a packed projection into heads; queries and keys may have norms, and may be rotated."""
+
+    def __init__(self, attention: Any, stack: Stack) -> None:
+        super().__init__()
+        self.num_heads, self.num_key_value_heads = stack.num_heads, stack.num_key_value_heads
+        self.d_head = stack.d_head
+        self.query_norm = HeadNorm.of(attention, "query_norm")
+        self.key_norm = HeadNorm.of(attention, "key_norm")
+
+    def forward(
+        self, packed: Tensor, length: int, positions: Tensor, rotation: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries `(B, H, T, K)`, keys and values `(B, G, T, K)` of `(B·T, (H + 2G)K)`.
+
+        The positions are those that `operators.rotate` takes.
+        """
+        H, G = self.num_heads, self.num_key_value_heads
+        heads = packed.view(-1, length, H + 2 * G, self.d_head).transpose(1, 2)
+        query, key, value = heads[:, :H], heads[:, H : H + G], heads[:, H + G :]
+        query = query if self.query_norm is None else self.query_norm(query)
+        key = key if self.key_norm is None else self.key_norm(key)
+        if rotation is not None:
+            query, key = (operators.rotate(x, positions, *rotation) for x in (query, key))
+        return query, key, value
+
+
+class HeadNorm(nn.Module):
+    """An RMS norm of each head."""
+
+    def __init__(self, norm: nn.RMSNorm) -> None:
+        super().__init__()
+        assert norm.eps is not None
+        self.weight, self.epsilon = nn.Parameter(norm.weight.detach(), requires_grad=False), norm.eps
+
+    @classmethod
+    def of(cls, attention: Any, name: str) -> HeadNorm | None:
+        """The norm of this name, if the attention has it."""
+        norm = getattr(attention, name, None)
+        return cls(norm) if isinstance(norm, nn.RMSNorm) else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return operators.rms_normalization(x, self.weight, epsilon=self.epsilon)
+
+
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *, scale: float, cap: float | None
+    query: Tensor, sources: Sequence[tuple[Tensor, Tensor, Tensor]], *, scale: float, cap: float | None
 ) -> tuple[Tensor, Tensor]:
     """Attention by its definition (Vaswani et al. 2017, equation 1), in groups of heads with equal keys.
 
     Args:
         query: `(B, H, T, K)`.
-        key: `(B, G, S, K)`.
-        value: `(B, G, S, K)`.
-        mask: Broadcasts to `(B, H, T, S)`, True = may attend.
+        sources: Keys and values `(B, G, S, K)`, and a mask that broadcasts to `(B, H, T, S)`, True = may
+            attend; one softmax is over all of them.
         scale: The factor of the scores.
         cap: c; scores s become c tanh(s / c); None leaves them.
 
     Returns:
-        The output `(B·T, HK)`, and the weights `(B, H, T, S)`.
+        The output `(B·T, HK)`, and the weights `(B, H, T, S)` of all sources, one after another.
     """
-    (_, H, T, K), (_, G, S, _) = query.shape, key.shape
-    if G != H:
-        query = query.reshape(-1, G, H // G * T, K)
-    scores = query @ key.transpose(2, 3) * scale  # (B, G, H/G*T, S)
-    if G != H:
-        scores = scores.reshape(-1, H, T, S)
-    if cap is not None:
-        scores = torch.tanh(scores / cap) * cap
-    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    weights = grouped = torch.softmax(scores, dim=-1)  # (B, H, T, S)
-    if G != H:
-        grouped = weights.reshape(-1, G, H // G * T, S)
-    attended = grouped @ value  # (B, G, H/G*T, K)
-    if G != H:
-        attended = attended.reshape(-1, H, T, K)
-    return attended.transpose(1, 2).reshape(-1, H * K), weights
+    (_, H, T, K), G = query.shape, sources[0][0].shape[1]
+
+    def grouped(x: Tensor) -> Tensor:
+        return x if G == H else x.reshape(-1, G, H // G * T, x.shape[3])
+
+    def separate(x: Tensor) -> Tensor:
+        return x if G == H else x.reshape(-1, H, T, x.shape[3])
+
+    query = grouped(query)  # (B, G, H/G*T, K)
+    parts = []
+    for key, _, mask in sources:
+        scores = separate(query @ key.transpose(2, 3) * scale)  # (B, H, T, S)
+        if cap is not None:
+            scores = torch.tanh(scores / cap) * cap
+        parts.append(scores.masked_fill(~mask, torch.finfo(scores.dtype).min))
+    scores = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    weights = torch.softmax(scores, dim=-1)
+    attended, start = None, 0
+    for key, value, _ in sources:
+        end = start + key.shape[2]
+        part = grouped(weights if len(parts) == 1 else weights[..., start:end]) @ value
+        attended, start = part if attended is None else attended + part, end
+    assert attended is not None
+    return separate(attended).transpose(1, 2).reshape(-1, H * K), weights
 
 
 def _last(layer: Any, attention: str, path: str, linear: LinearFactory, residual_scale: float) -> Linear:

@@ -246,13 +246,15 @@ def most_probable(logits: Tensor) -> Tensor:
     return token_ids
 
 
-def write_prefix(buffer: Tensor, update: Tensor, *, axis: int = 2) -> Tensor:
+def write_prefix(buffer: Tensor, update: Tensor, *, axis: int = 2, first: Tensor | None = None) -> Tensor:
     """Write `(…, S, …)` over the first S positions, along the axis, of `(…, C, …)` (TensorScatter, opset 24).
 
-    The write is in place if input and output are bound to one buffer.
+    In each row the positions begin at its own `first`, `(B,)` int64, if that is given. The write is in place
+    if input and output are bound to one buffer.
     """
+    inputs = [buffer, update, *([] if first is None else [first])]
     return symbolic(
-        "TensorScatter", [buffer, update], {"axis": axis}, dtype=buffer.dtype, shape=buffer.shape, version=24
+        "TensorScatter", inputs, {"axis": axis}, dtype=buffer.dtype, shape=buffer.shape, version=24
     )
 
 

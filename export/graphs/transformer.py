@@ -36,7 +36,7 @@ from seq2seq_serve.export.graphs.base import (
     source_specs,
     token_specs,
 )
-from seq2seq_serve.export.graphs.blocks import AddNorm, DecoderBlock, EncoderBlock
+from seq2seq_serve.export.graphs.blocks import AddNorm, DecoderBlock, EncoderBlock, HeadNorm, MergedBlock
 from seq2seq_serve.export.graphs.linear import Linear, LinearFactory
 from seq2seq_serve.training.models.base import Layers
 from seq2seq_serve.training.models.transformer import Transformer, alignment_layer
@@ -47,7 +47,7 @@ from seq2seq_serve.training.models.transformer import Transformer, alignment_lay
 _FLOAT16_SCALE = 1 / 64  # a power of two, so that it is exact
 
 
-class _TransformerGraph(Graph):
+class TransformerGraph(Graph):
     """The common part of the three graphs, which begin with the embedding of one stack."""
 
     def __init__(self, model: Architecture, stack: Stack, linear: LinearFactory) -> None:
@@ -73,7 +73,7 @@ class _TransformerGraph(Graph):
         self.d_model = stack.d_model
         self.vocab_size = len(model.output_weight)
 
-    def _embed(self, ids: Tensor, positions: Tensor | None) -> Tensor:
+    def embed(self, ids: Tensor, positions: Tensor | None) -> Tensor:
         """The first residual `(rows, D)` of token ids with their positions `(…, D)`."""
         x = self.embedding(ids)
         if positions is not None:
@@ -83,7 +83,7 @@ class _TransformerGraph(Graph):
         rows: Tensor = x if x.dim() == 2 else x.view(-1, self.d_model)
         return rows if self.embedding_norm is None else self.embedding_norm.enter(rows)
 
-    def _enter(self, x: Tensor, norms: Iterator[AddNorm]) -> tuple[Tensor, Tensor]:
+    def enter(self, x: Tensor, norms: Iterator[AddNorm]) -> tuple[Tensor, Tensor]:
         """The input of the first sublayer, and the residual to which its output is added."""
         return (next(norms).enter(x) if self.is_pre_norm else x), x
 
@@ -94,7 +94,7 @@ class _TransformerGraph(Graph):
         bias = relative_bias(self.relative_bias, queries, keys).movedim(-1, -3)
         return bias if bias.dim() == 4 else bias.unsqueeze(0)
 
-    def _rotation(self, layer: int) -> tuple[Tensor, Tensor] | None:
+    def rotation(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """The cosines and sines of a layer's rotary embeddings."""
         rotary = self.kinds[layer].rotary
         return None if rotary is None else self.rotations[self.rotaries.index(rotary)]()
@@ -140,7 +140,7 @@ def graphs_of(model: Architecture, linear: LinearFactory) -> dict[Verb, Graph]:
     }
 
 
-class EncodeGraph(_TransformerGraph):
+class EncodeGraph(TransformerGraph):
     """Turns a source into its memory: the cross-attention keys and values of every decoder layer."""
 
     def __init__(self, model: Architecture, linear: LinearFactory) -> None:
@@ -152,35 +152,44 @@ class EncodeGraph(_TransformerGraph):
         )
         self.has_plain_attention = stack.has_plain_attention
         self.norms = _norms(stack, self.blocks, linear)
-        cross: list[Any] = [layer.cross_attention for layer in model.decoder.layers]
+        name = "self_attention" if model.is_merged else "cross_attention"
+        cross: list[Any] = [getattr(layer, name) for layer in model.decoder.layers]
         self.memory = linear(
-            f"{model.decoder.name}.0.cross_attention.key",
+            f"{model.decoder.name}.0.{name}.key",
             [module for attention in cross for module in (attention.key, attention.value)],
         )
+        norms = [norm for attention in cross if (norm := HeadNorm.of(attention, "key_norm"))]
+        self.key_norms = Layers[HeadNorm](norms)
+        self.has_last = not model.is_merged
         memory = self._memory_specs()
         self.inputs = (*source_specs(), *memory)
-        self.outputs = (*outs(memory), *self._last_specs())
+        self.outputs = (*outs(memory), *(self._last_specs() if self.has_last else ()))
 
     def forward(self, source_ids: Tensor, source_lengths: Tensor, *memory: Tensor) -> tuple[Tensor, ...]:
         B, S = source_ids.shape
         G, K = self.num_key_value_heads, self.d_head
-        x = self._embed(source_ids, None if self.positions is None else self.positions[:S])  # (B*S, D)
+        x = self.embed(source_ids, None if self.positions is None else self.positions[:S])  # (B*S, D)
         places = torch.arange(S)
         bias = self._bias(places, places)
         masks = {} if self.has_plain_attention else self._masks(places, source_lengths)
         norms = iter(self.norms)
-        hidden, residual = self._enter(x, norms)
+        hidden, residual = self.enter(x, norms)
         for layer, block in enumerate(self.blocks):
             if self.has_plain_attention:
                 output = block.attend(hidden, source_lengths, S, bias)
             else:
                 mask = masks[self.kinds[layer].window]
-                output = block.attend_fully(hidden, mask, S, self._rotation(layer))
+                output = block.attend_fully(hidden, mask, S, self.rotation(layer))
             hidden, residual = next(norms)(output, residual)
             hidden, residual = next(norms)(block.feed_forward(hidden), residual)
         packed = self.memory(hidden).view(B, S, len(memory), G * K)  # (B, S, 2L, GK)
         heads = packed.view(B, S, len(memory), G, K).permute(2, 0, 3, 1, 4)  # (2L, B, G, S, K)
-        written = [operators.write_prefix(buffer, heads[i]) for i, buffer in enumerate(memory)]
+        tensors = [heads[i] for i in range(len(memory))]
+        for layer, norm in enumerate(self.key_norms):
+            tensors[2 * layer] = norm(tensors[2 * layer])
+        written = [operators.write_prefix(*pair) for pair in zip(memory, tensors, strict=True)]
+        if not self.has_last:
+            return tuple(written)
         last_position = (
             (source_lengths.to(torch.int64) - 1).view(-1, 1, 1, 1).expand(-1, 1, len(memory), G * K)
         )
@@ -196,7 +205,7 @@ class EncodeGraph(_TransformerGraph):
         }
 
 
-class StepGraph(_TransformerGraph):
+class StepGraph(TransformerGraph):
     """One target position for all running rows, with cache and memory in place.
 
     The form for CUDA also writes the inputs of the next step, the most probable tokens and the lengths, so
@@ -240,10 +249,10 @@ class StepGraph(_TransformerGraph):
         positions = None
         if self.positions is not None:
             positions = nn.functional.embedding(cache_lengths, self.positions)
-        x = self._embed(token_ids, positions)  # (B, D)
+        x = self.embed(token_ids, positions)  # (B, D)
         bias = self._bias(cache_lengths[:, None], torch.arange(cache[0].shape[2]))
         norms = iter(self.decoder.norms)
-        hidden, residual = self._enter(x, norms)
+        hidden, residual = self.enter(x, norms)
         new_cache: list[Tensor] = []
         new_memory: list[Tensor] = []
         for layer, block in enumerate(self.decoder.blocks):
@@ -255,7 +264,7 @@ class StepGraph(_TransformerGraph):
                 cache_capacity,
                 1,
                 bias,
-                self._rotation(layer),
+                self.rotation(layer),
             )
             new_cache += (key, value)
             hidden, residual = next(norms)(output, residual)
@@ -272,7 +281,7 @@ class StepGraph(_TransformerGraph):
         return (logits, *following, *new_cache, *new_memory)
 
 
-class DecodeGraph(_TransformerGraph):
+class DecodeGraph(TransformerGraph):
     """T target positions at once, after those in the cache: log-probabilities of labels, and the alignment.
 
     Only the first positions, as many as there are labels, are projected to logits. With an empty cache there
@@ -310,7 +319,6 @@ class DecodeGraph(_TransformerGraph):
         *buffers: Tensor,
     ) -> tuple[Tensor, ...]:
         B, T = target_ids.shape
-        P, D = label_ids.shape[1], self.d_model
         num_tensors = 2 * self.num_layers
         cache, memory = buffers[:num_tensors], buffers[num_tensors:]
         new_length = first_position + torch.scalar_tensor(T, dtype=torch.int32)
@@ -318,12 +326,12 @@ class DecodeGraph(_TransformerGraph):
         mask = torch.arange(memory[0].shape[2]) < source_lengths[:, None, None, None]  # (B, 1, 1, C)
         places = first_position + torch.arange(T)
         positions = None if self.positions is None else nn.functional.embedding(places, self.positions)
-        x = self._embed(target_ids, positions)  # (B*T, D)
+        x = self.embed(target_ids, positions)  # (B*T, D)
         bias = self._bias(places, torch.arange(cache[0].shape[2]))
         if bias is not None:
             bias = operators.first(bias, new_length, axis=3)
         norms = iter(self.decoder.norms)
-        hidden, residual = self._enter(x, norms)
+        hidden, residual = self.enter(x, norms)
         new_cache: list[Tensor] = []
         alignment = x
         for layer, block in enumerate(self.decoder.blocks):
@@ -334,7 +342,7 @@ class DecodeGraph(_TransformerGraph):
                 new_length,
                 T,
                 bias,
-                self._rotation(layer),
+                self.rotation(layer),
             )
             new_cache += (key, value)
             hidden, residual = next(norms)(output, residual)
@@ -345,10 +353,14 @@ class DecodeGraph(_TransformerGraph):
                 alignment = weights.to(torch.float32).mean(dim=1)  # (B, T, C)
             hidden, residual = next(norms)(output, residual)
             hidden, residual = next(norms)(block.feed_forward(hidden), residual)
+        return (self._scores(hidden, label_ids, B, T), alignment, *new_cache)
+
+    def _scores(self, hidden: Tensor, label_ids: Tensor, B: int, T: int) -> Tensor:
+        """The log-probabilities `(B, P)` of labels, after the first P of T states of each row."""
+        P, D = label_ids.shape[1], self.d_model
         scored = operators.first(hidden.view(B, T, D), P).view(-1, D)
         logits = self.decoder.logits(scored, self.embedding)  # (B*P, V)
-        scores = torch.log_softmax(logits, dim=-1).gather(1, label_ids.view(-1, 1)).view(B, P)
-        return (scores, alignment, *new_cache)
+        return torch.log_softmax(logits, dim=-1).gather(1, label_ids.view(-1, 1)).view(B, P)
 
 
 class Decoder(nn.Module):
@@ -357,8 +369,10 @@ class Decoder(nn.Module):
     def __init__(self, model: Architecture, linear: LinearFactory) -> None:
         super().__init__()
         stack, scale = model.decoder, _residual_scale(model.decoder, linear)
-        self.blocks = Layers[DecoderBlock](
-            DecoderBlock(layer, f"{stack.name}.{i}", stack, kind, linear, scale)
+        self.blocks = Layers[Any](
+            MergedBlock(layer, f"{stack.name}.{i}", stack, linear, scale)
+            if model.is_merged
+            else DecoderBlock(layer, f"{stack.name}.{i}", stack, kind, linear, scale)
             for i, (layer, kind) in enumerate(zip(stack.layers, stack.kinds, strict=True))
         )
         self.norms = _norms(stack, self.blocks, linear)
@@ -394,7 +408,7 @@ def _residual_scale(stack: Stack, linear: LinearFactory) -> float:
 
 
 def _norms(
-    stack: Stack, blocks: Iterable[EncoderBlock | DecoderBlock], linear: LinearFactory
+    stack: Stack, blocks: Iterable[EncoderBlock | DecoderBlock | MergedBlock], linear: LinearFactory
 ) -> Layers[AddNorm]:
     """The norms in the order of their use."""
     kinds = ("self_attention_norm", "cross_attention_norm", "feed_forward_norm")

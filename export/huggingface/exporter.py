@@ -32,6 +32,7 @@ from seq2seq_serve.export.exporter import (
     write_variant,
 )
 from seq2seq_serve.export.graphs.linear import Int8Factory, LinearFactory
+from seq2seq_serve.export.graphs.merged import merged_graphs_of
 from seq2seq_serve.export.graphs.transformer import graphs_of
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, CheckpointFolder, open_checkpoint
 from seq2seq_serve.export.huggingface.families import Family, Limits, config_of, family_of, read_model
@@ -192,7 +193,8 @@ def _write_variant(
         linear = Int8Factory(calibrate(model, fed, max_values_per_pair=_VALUES_PER_PAIR))
     else:
         linear = float_factory(precision)
-    modules = {verb: graph.to(linear.dtype) for verb, graph in graphs_of(model.architecture, linear).items()}
+    make = merged_graphs_of if model.config.is_merged else graphs_of
+    modules = {verb: graph.to(linear.dtype) for verb, graph in make(model.architecture, linear).items()}
 
     def prove(graphs: Graphs) -> Parity:
         shapes = parity.SHAPES if model.config.max_distance is None else (*parity.SHAPES, _FAR)

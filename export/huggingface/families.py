@@ -59,13 +59,13 @@ class Dialect:
     Attributes:
         options: Reads the settings of a family from `config.json`.
         names: Patterns of a weight's name and their replacements by this project's names, in order.
-        recomputed: The names, after replacement, of weights that are computed instead.
+        unused: The names, after replacement, of weights that are computed instead, or that texts do not need.
         norm_offset: Added to the weights of norms.
     """
 
     options: Callable[[Family, Mapping[str, Any], Limits], ImportedConfig]
     names: tuple[tuple[str, str], ...]
-    recomputed: str
+    unused: str
     norm_offset: float = 0.0
 
 
@@ -80,6 +80,7 @@ class Family:
         activation: The default of `config.json`.
         scales_embedding: The default of `scale_embedding`.
         scales_output: Whether a tied projection divides decoder states by √D.
+        is_merged: Whether decoder layers read cache and memory at once, and heads have norms.
         longest: The most tokens of a source and of a target by default, for a model without a limit.
     """
 
@@ -93,6 +94,7 @@ class Family:
     activation: str = "gelu"
     scales_embedding: bool = False
     scales_output: bool = False
+    is_merged: bool = False
     longest: int = 1024
 
 
@@ -148,6 +150,7 @@ FAMILIES = (
     Family("t5", "t5", "t5", activation="relu", scales_output=True, longest=512),
     Family("mt5", "mt5", "t5", activation="gated-gelu", longest=512),
     Family("t5gemma", "t5gemma", "gemma"),
+    Family("t5gemma2", "t5gemma2", "gemma", is_merged=True),
 )
 
 
@@ -198,7 +201,7 @@ def read_model(checkpoint: CheckpointFolder, family: Family, limits: Limits) -> 
         renamed = _renamed(name, dialect)
         if renamed in weights:
             raise CheckpointError(f"{checkpoint.path} has two weights for one: {origins[renamed]} and {name}")
-        if not re.fullmatch(dialect.recomputed, renamed):
+        if not re.fullmatch(dialect.unused, renamed):
             offset = dialect.norm_offset if renamed.endswith("norm.weight") else 0.0
             tensor = tensor.to(torch.float32)
             weights[renamed], origins[renamed] = tensor + offset if offset else tensor, name
@@ -274,7 +277,8 @@ def _relative_bias(weight: Tensor, num_buckets: int, most: int, *, is_two_sided:
 def _tie(weights: dict[str, Tensor]) -> dict[str, Any]:
     """Keep one of equal matrices over the vocabulary; whether they are equal is read from the weights."""
     shared = weights.pop("shared.weight", None)
-    source, target = (weights.pop(f"{side}_embedding.weight", shared) for side in ("source", "target"))
+    source = weights.pop("source_embedding.weight", shared)
+    target = weights.pop("target_embedding.weight", source if shared is None else shared)
     output = weights.pop("output.weight", target)
     if source is None or target is None or output is None:
         raise CheckpointError("the checkpoint lacks a matrix of embeddings: shared.weight")
@@ -396,6 +400,8 @@ def _t5_options(family: Family, config: Mapping[str, Any], limits: Limits) -> Im
 
 def _gemma_options(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
     encoder, decoder = config["encoder"], config["decoder"]
+    if family.is_merged:
+        encoder = encoder["text_config"]
     shared = {}
     for name, default in _GEMMA_DEFAULTS.items():
         values = {side.get(name, default) for side in (encoder, decoder)}
@@ -410,36 +416,38 @@ def _gemma_options(family: Family, config: Mapping[str, Any], limits: Limits) ->
         vocab_size=decoder["vocab_size"],
         source_vocab_size=encoder["vocab_size"],
         d_model=decoder["hidden_size"],
-        encoder=_gemma_stack(encoder, is_causal=False),
-        decoder=_gemma_stack(decoder, is_causal=True),
+        encoder=_gemma_stack(family, encoder, is_causal=False),
+        decoder=_gemma_stack(family, decoder, is_causal=True),
         norm_kind="rms",
         norm_epsilon=shared["rms_norm_eps"],
         activation=_activation(shared["hidden_activation"]),
         has_biases=False,
         has_output_norms=True,
+        has_head_norms=family.is_merged,
+        is_merged=family.is_merged,
         is_gated=True,
-        score_cap=shared["attn_logit_softcapping"],
-        logits_cap=decoder.get("final_logit_softcapping", 30.0),
+        score_cap=None if family.is_merged else shared["attn_logit_softcapping"],  # T5Gemma 2 ignores it
+        logits_cap=decoder.get("final_logit_softcapping", None if family.is_merged else 30.0),
         max_source_length=lengths.max_source_length,
         max_target_length=lengths.max_target_length,
     )
 
 
-def _gemma_stack(config: Mapping[str, Any], *, is_causal: bool) -> StackConfig:
+def _gemma_stack(family: Family, config: Mapping[str, Any], *, is_causal: bool) -> StackConfig:
     num_layers, window = config["num_hidden_layers"], config.get("sliding_window", 4096)
+    period = config.get("sliding_window_pattern", 6) if family.is_merged else 2
     types = config.get("layer_types") or [
-        "full_attention" if i % 2 else "sliding_attention" for i in range(num_layers)
+        "sliding_attention" if (i + 1) % period else "full_attention" for i in range(num_layers)
     ]
-    windows = {
-        "full_attention": None,
-        "sliding_attention": (window - 1, 0) if is_causal else (window, window),
-    }
+    if is_causal:
+        sliding = (window - 1, 0)
+    elif family.is_merged:
+        sliding = ((window + 1) // 2 - 1, window // 2)
+    else:
+        sliding = (window, window)
+    windows = {"full_attention": None, "sliding_attention": sliding}
     if unknown := set(types) - windows.keys():
         raise CheckpointError(f"layer_types has {', '.join(sorted(unknown))}, which is not supported")
-    rope = config.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default" or config.get("rope_scaling"):
-        raise CheckpointError("rotary positions of another type than 'default' are not supported")
-    rotary = Rotary(rope.get("rope_theta") or config.get("rope_theta", 10_000.0))
     return StackConfig(
         config["hidden_size"],
         num_layers,
@@ -449,8 +457,27 @@ def _gemma_stack(config: Mapping[str, Any], *, is_causal: bool) -> StackConfig:
         config["intermediate_size"],
         attention_scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
         embedding_scale=math.sqrt(config["hidden_size"]),
-        kinds=tuple(LayerKind(windows[one], rotary) for one in types),
+        kinds=tuple(LayerKind(windows[one], _rotary(family, config, one)) for one in types),
     )
+
+
+def _rotary(family: Family, config: Mapping[str, Any], layer_type: str) -> Rotary:
+    """The rotary positions of a type of layers; their settings have had several names."""
+    given = config.get("rope_parameters") or {}
+    base, base_name = 10_000.0, "rope_theta"
+    scaling = config.get("rope_scaling") or {}
+    if family.is_merged:
+        given = given.get(layer_type) or {}
+        if layer_type == "full_attention":
+            base = 1_000_000.0
+        else:
+            base_name, scaling = "rope_local_base_freq", {}
+    rope = {"rope_type": "default", "rope_theta": config.get(base_name, base)} | scaling | given
+    if rope["rope_type"] not in ("default", "linear"):
+        raise CheckpointError(
+            f"rotary positions of the type {rope['rope_type']!r} are not supported; there are default, linear"
+        )
+    return Rotary(rope["rope_theta"], rope["factor"] if rope["rope_type"] == "linear" else 1.0)
 
 
 _GEMMA_DEFAULTS: dict[str, Any] = {  # that both halves of a model share
@@ -485,7 +512,7 @@ _DIALECTS = {
             (r"^lm_head\.", "output."),
             (r"^final_logits_bias$", "output_bias"),
         ),
-        recomputed="",
+        unused="",
     ),
     "t5": Dialect(
         _t5_options,
@@ -513,14 +540,17 @@ _DIALECTS = {
             (r"^lm_head\.", "output."),
         ),
         # Files of the first T5 models have it, and no release of transformers used it.
-        recomputed=r"decoder_layers\.0\.cross_attention\.relative_attention_bias\.weight",
+        unused=r"decoder_layers\.0\.cross_attention\.relative_attention_bias\.weight",
     ),
     "gemma": Dialect(
         _gemma_options,
         (
             (r"^model\.", ""),
+            (r"^encoder\.text_model\.", "encoder."),
             (r"^(en|de)coder\.layers\.", r"\1coder_layers."),
             (r"\.(self|cross)_attn\.", r".\1_attention."),
+            (r"\.q_norm\.", ".query_norm."),
+            (r"\.k_norm\.", ".key_norm."),
             (r"\.q_proj\.", ".query."),
             (r"\.k_proj\.", ".key."),
             (r"\.v_proj\.", ".value."),
@@ -537,7 +567,7 @@ _DIALECTS = {
             (r"^(en|de)coder\.norm\.", r"\1coder_norm."),
             (r"^lm_head\.out_proj\.", "output."),
         ),
-        recomputed="",
+        unused=r"encoder\.(vision_tower|multi_modal_projector)\..*|(source|target)_embedding\.eoi_embedding",
         norm_offset=1.0,
     ),
 }

@@ -79,6 +79,9 @@ class ImportedConfig(ModelConfig):
         has_biases: Whether the linear maps of the layers have biases.
         is_pre_norm: Whether norms are before the sublayers, and one at the end of each stack.
         has_output_norms: Whether the outputs of sublayers have norms, too.
+        has_head_norms: Whether queries and keys have norms, each head for itself.
+        is_merged: Whether the decoder's self-attention reads the memory, too, see
+            `export.graphs.architecture.Architecture`.
         has_embedding_norm: Whether the sum of token and position has a norm.
         is_gated: Whether the feed-forward network multiplies two maps, of which one is activated.
         output_scale: The factor of decoder states before the projection.
@@ -102,6 +105,8 @@ class ImportedConfig(ModelConfig):
     has_biases: bool = True
     is_pre_norm: bool = True
     has_output_norms: bool = False
+    has_head_norms: bool = False
+    is_merged: bool = False
     has_embedding_norm: bool = False
     is_gated: bool = False
     output_scale: float = 1.0
@@ -124,12 +129,12 @@ class ImportedConfig(ModelConfig):
             "num_decoder_layers": self.decoder.num_layers,
         }
 
-    def make_norm(self, sizes: StackConfig, *, exists: bool = True) -> nn.Module:
-        """A norm of the model's kind for a stack; the identity if there is none."""
+    def make_norm(self, width: int, *, exists: bool = True) -> nn.Module:
+        """A norm of the model's kind; the identity if there is none."""
         if not exists:
             return nn.Identity()
         kind = nn.RMSNorm if self.norm_kind == "rms" else nn.LayerNorm
-        return kind(sizes.d_model, eps=self.norm_epsilon)
+        return kind(width, eps=self.norm_epsilon)
 
 
 class Attention(nn.Module):
@@ -148,6 +153,8 @@ class Attention(nn.Module):
         self.key = nn.Linear(d_keys, key_width, bias=bias)
         self.value = nn.Linear(d_keys, key_width, bias=bias)
         self.output = nn.Linear(width, D, bias=bias)
+        self.query_norm = config.make_norm(K, exists=config.has_head_norms)
+        self.key_norm = config.make_norm(K, exists=config.has_head_norms)
 
     def forward(
         self, x: Tensor, key: Tensor, value: Tensor, bias: Tensor, angles: Tensor | None = None
@@ -157,7 +164,7 @@ class Attention(nn.Module):
         The bias is added to the scores (B, H, T, S). Queries are rotated by angles (T, K / 2). Returns the
         output (B, T, D), and the weights.
         """
-        query = _rotated(self._split_heads(self.query(x)), angles)  # (B, H, T, K)
+        query = _rotated(self.query_norm(self._split_heads(self.query(x))), angles)  # (B, H, T, K)
         key, value = (kept.repeat_interleave(self.num_groups, dim=1) for kept in (key, value))
         scores = query @ key.transpose(2, 3) * self.scale  # (B, H, T, S)
         weights = (_capped(scores, self.cap) + bias).softmax(dim=-1)
@@ -166,7 +173,8 @@ class Attention(nn.Module):
 
     def keys_and_values(self, x: Tensor, angles: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The keys, rotated by angles (S, K / 2), and the values of `x` (B, S, D), each (B, G, S, K)."""
-        return _rotated(self._split_heads(self.key(x)), angles), self._split_heads(self.value(x))
+        key = self.key_norm(self._split_heads(self.key(x)))
+        return _rotated(key, angles), self._split_heads(self.value(x))
 
     def _split_heads(self, x: Tensor) -> Tensor:
         B, T, _ = x.shape
@@ -204,7 +212,7 @@ class Layer(nn.Module):
     """
 
     self_attention: Attention
-    cross_attention: Attention
+    cross_attention: Attention | None
     feed_forward: FeedForward
 
     def __init__(
@@ -213,32 +221,50 @@ class Layer(nn.Module):
         super().__init__()
         self.kind, self.is_pre_norm = kind, config.is_pre_norm
         sublayers: dict[str, nn.Module] = {"self_attention": Attention(config, sizes, sizes.d_model)}
+        self.cross_attention = None
         if d_memory is not None:
             sublayers["cross_attention"] = Attention(config, sizes, d_memory)
         sublayers["feed_forward"] = FeedForward(config, sizes)
         for name, sublayer in sublayers.items():
             self.add_module(name, sublayer)
-            self.add_module(f"{name}_norm", config.make_norm(sizes))
+            self.add_module(f"{name}_norm", config.make_norm(sizes.d_model))
             if config.has_output_norms:
-                self.add_module(f"{name}_output_norm", config.make_norm(sizes))
+                self.add_module(f"{name}_output_norm", config.make_norm(sizes.d_model))
+
+    @property
+    def memory_attention(self) -> Attention:
+        """The attention that reads the memory."""
+        return self.self_attention if self.cross_attention is None else self.cross_attention
 
     def attend(
-        self, x: Tensor, context: SelfContext, past: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Self-attention of `x` (B, T, D) over past positions and itself; returns all keys and values too."""
+        self,
+        x: Tensor,
+        context: SelfContext,
+        past: tuple[Tensor, Tensor] | None = None,
+        memory: tuple[Tensor, Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+        """Attention of `x` (B, T, D) to past positions, itself, and the memory's keys, values and their bias.
+
+        Without cross-attention it reads all of them in one softmax. Returns the output, the keys and values
+        of all positions, and the weights that the memory has (B, H, T, S).
+        """
         y = self._before(x, "self_attention")
         bias, angles = context.of(self.kind)
         present = self.self_attention.keys_and_values(y, angles)
         if past is not None:
             present = torch.cat([past[0], present[0]], dim=2), torch.cat([past[1], present[1]], dim=2)
-        output, _ = self.self_attention(y, *present, bias, angles)
-        return self._after(x, output, "self_attention"), present
-
-    def attend_memory(self, x: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention over the memory's keys and values (B, G, S, K), and its weights (B, H, T, S)."""
-        y = self._before(x, "cross_attention")
-        output, weights = self.cross_attention(y, key, value, bias)
-        return self._after(x, output, "cross_attention"), weights
+        key, value = present
+        if memory is not None and self.cross_attention is None:
+            key, value = torch.cat([key, memory[0]], dim=2), torch.cat([value, memory[1]], dim=2)
+            (B, _, _, S), (T, N) = memory[2].shape, bias.shape[-2:]
+            bias = torch.cat([bias.expand(B, 1, T, N), memory[2].expand(B, 1, T, S)], dim=3)
+        output, weights = self.self_attention(y, key, value, bias, angles)
+        x = self._after(x, output, "self_attention")
+        if memory is not None and self.cross_attention is not None:
+            y = self._before(x, "cross_attention")
+            output, weights = self.cross_attention(y, *memory)
+            x = self._after(x, output, "cross_attention")
+        return x, present, weights if memory is None else weights[..., -memory[0].shape[2] :]
 
     def finish(self, x: Tensor) -> Tensor:
         """The feed-forward network, the layer's last part."""
@@ -317,12 +343,13 @@ class ImportedModel(EncoderDecoder):
             Layer(config, config.encoder, kind) for kind in config.encoder.layer_kinds
         )
         self.decoder_layers = Layers(
-            Layer(config, config.decoder, kind, config.encoder.d_model) for kind in config.decoder.layer_kinds
+            Layer(config, config.decoder, kind, None if config.is_merged else config.encoder.d_model)
+            for kind in config.decoder.layer_kinds
         )
-        self.source_norm = config.make_norm(config.encoder, exists=config.has_embedding_norm)
-        self.target_norm = config.make_norm(config.decoder, exists=config.has_embedding_norm)
-        self.encoder_norm = config.make_norm(config.encoder, exists=config.is_pre_norm)
-        self.decoder_norm = config.make_norm(config.decoder, exists=config.is_pre_norm)
+        self.source_norm = config.make_norm(config.encoder.d_model, exists=config.has_embedding_norm)
+        self.target_norm = config.make_norm(config.decoder.d_model, exists=config.has_embedding_norm)
+        self.encoder_norm = config.make_norm(config.encoder.d_model, exists=config.is_pre_norm)
+        self.decoder_norm = config.make_norm(config.decoder.d_model, exists=config.is_pre_norm)
 
     @property
     def architecture(self) -> Architecture:
@@ -354,6 +381,7 @@ class ImportedModel(EncoderDecoder):
             output_bias=self.output_bias,
             output_scale=self.config.output_scale,
             logits_cap=self.config.logits_cap,
+            is_merged=self.config.is_merged,
         )
 
     def encode(self, *source: Tensor) -> Memory:
@@ -365,10 +393,10 @@ class ImportedModel(EncoderDecoder):
         bias = _masked(x, source_mask[:, None, None, :]) + _relative_bias(self.source_bias, places, places)
         context = SelfContext(places, places, bias, self.config.encoder.d_head)
         for layer in self.encoder_layers:
-            x, _ = layer.attend(x, context)
+            x, _, _ = layer.attend(x, context)
             x = layer.finish(x)
         x = self.encoder_norm(x)  # (B, S, D)
-        pairs = [layer.cross_attention.keys_and_values(x) for layer in self.decoder_layers]
+        pairs = [layer.memory_attention.keys_and_values(x) for layer in self.decoder_layers]
         return tuple(tensor for pair in pairs for tensor in pair)
 
     def decode_states(self, target_ids: Tensor, memory: Memory, source_mask: Tensor) -> Tensor:
@@ -415,9 +443,10 @@ class ImportedModel(EncoderDecoder):
         all_weights = []
         for i, layer in enumerate(self.decoder_layers):
             past = None if state is None else (state[2 * i], state[2 * i + 1])
-            x, present = layer.attend(x, context, past)
+            x, present, weights = layer.attend(
+                x, context, past, (memory[2 * i], memory[2 * i + 1], memory_bias)
+            )
             new_state += present
-            x, weights = layer.attend_memory(x, memory[2 * i], memory[2 * i + 1], memory_bias)
             all_weights.append(weights)
             x = layer.finish(x)
         return self.decoder_norm(x), tuple(new_state), all_weights

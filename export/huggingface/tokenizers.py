@@ -487,6 +487,7 @@ def _content(token: Any) -> str:
 
 _T5 = ("T5Tokenizer", "MT5Tokenizer")
 _MBART = ("MBartTokenizer", "MBart50Tokenizer")
+_GEMMA = ("GemmaTokenizer",)
 _LANGUAGE_FIRST = (SOURCE_LANGUAGE,)
 RECIPES = {
     "marian": TokenizerRecipe(("MarianTokenizer",), _marian, r">>(.+)<<", prefix=(TARGET_LANGUAGE,)),
@@ -503,5 +504,6 @@ RECIPES = {
     "umt5": TokenizerRecipe(_T5, _t5(0)),
     "byt5": TokenizerRecipe(("ByT5Tokenizer",), _byt5),
     "blenderbot": TokenizerRecipe(("BlenderbotTokenizer",), _byte_pairs),
-    "t5gemma": TokenizerRecipe(("GemmaTokenizer",), _no_pieces, has_own_frame=True),
+    "t5gemma": TokenizerRecipe(_GEMMA, _no_pieces, has_own_frame=True),
+    "t5gemma2": TokenizerRecipe(_GEMMA, _no_pieces, has_own_frame=True),
 }

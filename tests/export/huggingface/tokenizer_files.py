@@ -303,13 +303,13 @@ def _byte_fallback_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
     return model["vocab"], [tuple(merge) for merge in model["merges"]]
 
 
-def t5gemma(folder: Path) -> Files:
+def t5gemma(folder: Path, family: str = "t5gemma") -> Files:
     """As `save_pretrained` writes it."""
     vocab, merges = _byte_fallback_pairs()
     theirs = transformers.GemmaTokenizer(
         vocab=vocab, merges=merges, add_bos_token=True, add_eos_token=True, extra_special_tokens=["<mask>"]
     )
-    return _saved(folder, "t5gemma", theirs, {"decoder_start_token_id": 2})
+    return _saved(folder, family, theirs, {"decoder_start_token_id": 2})
 
 
 FAMILIES: dict[str, Callable[[Path], Files]] = {
@@ -326,6 +326,7 @@ FAMILIES: dict[str, Callable[[Path], Files]] = {
     "blenderbot": blenderbot,
     "byt5": byt5,
     "t5gemma": t5gemma,
+    "t5gemma2": lambda folder: t5gemma(folder, "t5gemma2"),
 }
 
 
