@@ -84,6 +84,8 @@ class Stack:
         activation: The feed-forward network's function.
         relative_bias: `(2 M + 1, H)`, added to self-attention scores, see `relative_bias`; None without.
         zero_position_id: A token to which no position is added; None if there is none.
+        unscaled: A token and its embedding `(D,)`, which is not in the matrix and not scaled; None if there
+            is none.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Stack:
     activation: Activation = "relu"
     relative_bias: Tensor | None = None
     zero_position_id: int | None = None
+    unscaled: tuple[int, Tensor] | None = None
 
     @property
     def d_model(self) -> int:

@@ -131,9 +131,10 @@ class NormedLinear(Linear):
         return operators.rms_normalization(self.linear(x), self.weight, epsilon=self.epsilon)
 
 
-def with_norm(linear: Linear, norm: nn.RMSNorm | None, residual_scale: float) -> Linear:
-    """The map, with the norm of its output if there is one."""
-    return linear if norm is None else NormedLinear(linear, norm, residual_scale)
+def with_norm(linear: Linear, layer: Any, sublayer: str, residual_scale: float) -> Linear:
+    """The last map of a sublayer, with the norm of its output if the layer has one."""
+    norm = getattr(layer, f"{sublayer}_output_norm", None)
+    return NormedLinear(linear, norm, residual_scale) if isinstance(norm, nn.RMSNorm) else linear
 
 
 class FeedForward(nn.Module):
@@ -144,15 +145,10 @@ class FeedForward(nn.Module):
     """
 
     def __init__(
-        self,
-        network: Any,
-        path: str,
-        stack: Stack,
-        linear: LinearFactory,
-        residual_scale: float,
-        output_norm: nn.RMSNorm | None,
+        self, layer: Any, path: str, stack: Stack, linear: LinearFactory, residual_scale: float
     ) -> None:
         super().__init__()
+        network = layer.feed_forward
         gate: nn.Linear | None = getattr(network, "gate", None)
         self.is_gated = gate is not None
         self.activation = stack.activation
@@ -163,7 +159,7 @@ class FeedForward(nn.Module):
             scale_columns(self.inner, residual_scale, first=0 if gate is None else gate.out_features)
         else:
             scale_columns(outer, residual_scale)
-        self.outer = with_norm(outer, output_norm, residual_scale)
+        self.outer = with_norm(outer, layer, "feed_forward", residual_scale)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.inner(x)
@@ -186,8 +182,7 @@ class EncoderBlock(nn.Module):
         packed = [attention.query, attention.key, attention.value]
         self.query_key_value = linear(f"{path}.self_attention.query", packed)
         self.output = _last(layer, "self_attention", path, linear, residual_scale)
-        norm = getattr(layer, "feed_forward_output_norm", None)
-        self.feed_forward = FeedForward(layer.feed_forward, path, stack, linear, residual_scale, norm)
+        self.feed_forward = FeedForward(layer, path, stack, linear, residual_scale)
         self.num_heads, self.d_head, self.scale = stack.num_heads, stack.d_head, stack.attention_scale
         self.heads, self.cap = Heads(attention, stack), stack.score_cap
 
@@ -235,8 +230,7 @@ class DecoderBlock(nn.Module):
         self.output = _last(layer, "self_attention", path, linear, residual_scale)
         self.cross_query = linear(f"{path}.cross_attention.query", [cross.query])
         self.cross_output = _last(layer, "cross_attention", path, linear, residual_scale)
-        norm = getattr(layer, "feed_forward_output_norm", None)
-        self.feed_forward = FeedForward(layer.feed_forward, path, stack, linear, residual_scale, norm)
+        self.feed_forward = FeedForward(layer, path, stack, linear, residual_scale)
         self.num_heads, self.d_head, self.scale = stack.num_heads, stack.d_head, stack.attention_scale
         self.cap, self.kind = stack.score_cap, kind
 
@@ -324,8 +318,7 @@ class MergedBlock(nn.Module):
         packed = [attention.query, attention.key, attention.value]
         self.query_key_value = linear(f"{path}.self_attention.query", packed)
         self.output = _last(layer, "self_attention", path, linear, residual_scale)
-        norm = getattr(layer, "feed_forward_output_norm", None)
-        self.feed_forward = FeedForward(layer.feed_forward, path, stack, linear, residual_scale, norm)
+        self.feed_forward = FeedForward(layer, path, stack, linear, residual_scale)
         self.heads, self.scale, self.cap = Heads(attention, stack), stack.attention_scale, stack.score_cap
 
     def ends(self) -> list[tuple[Linear, Linear]]:
@@ -448,7 +441,7 @@ def _last(layer: Any, attention: str, path: str, linear: LinearFactory, residual
     """The output map of an attention, with the norm of its output if the layer has one."""
     output = linear(f"{path}.{attention}.output", [getattr(layer, attention).output])
     scale_columns(output, residual_scale)
-    return with_norm(output, getattr(layer, f"{attention}_output_norm", None), residual_scale)
+    return with_norm(output, layer, attention, residual_scale)
 
 
 def scale_columns(linear: Linear, scale: float, *, first: int = 0) -> None:

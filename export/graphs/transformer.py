@@ -60,6 +60,10 @@ class TransformerGraph(Graph):
         self.positions = _constant(stack.positions)
         self.relative_bias = _constant(stack.relative_bias)
         self.zero_position_id = stack.zero_position_id
+        self.unscaled: nn.Parameter | None = None
+        if stack.unscaled is not None:
+            self.unscaled_id, vector = stack.unscaled
+            self.unscaled = _constant(vector * _residual_scale(stack, linear))
         self.kinds = stack.kinds
         self.rotaries = list(dict.fromkeys(kind.rotary for kind in stack.kinds if kind.rotary))
         self.rotations = Layers[_Rotation](_Rotation(rotary, stack) for rotary in self.rotaries)
@@ -76,6 +80,8 @@ class TransformerGraph(Graph):
     def embed(self, ids: Tensor, positions: Tensor | None) -> Tensor:
         """The first residual `(rows, D)` of token ids with their positions `(…, D)`."""
         x = self.embedding(ids)
+        if self.unscaled is not None:
+            x = torch.where((ids == self.unscaled_id).unsqueeze(-1), self.unscaled, x)
         if positions is not None:
             if self.zero_position_id is not None:
                 positions = positions * (ids != self.zero_position_id).unsqueeze(-1)

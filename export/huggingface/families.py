@@ -285,6 +285,8 @@ def _tie(weights: dict[str, Tensor]) -> dict[str, Any]:
     if shared is not None and not any(_equal(shared, other) for other in (source, target)):
         raise CheckpointError("shared.weight of the checkpoint differs from both matrices of embeddings")
     weights["embedding.weight"] = target
+    if "source_unscaled" in weights:
+        weights.setdefault("target_unscaled", weights["source_unscaled"])
     has_source, has_output = not _equal(source, target), not _equal(output, target)
     if has_source:
         weights["source_embedding.weight"] = source
@@ -399,9 +401,9 @@ def _t5_options(family: Family, config: Mapping[str, Any], limits: Limits) -> Im
 
 
 def _gemma_options(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
-    encoder, decoder = config["encoder"], config["decoder"]
+    encoder, decoder, unscaled_id = config["encoder"], config["decoder"], None
     if family.is_merged:
-        encoder = encoder["text_config"]
+        encoder, unscaled_id = encoder["text_config"], encoder.get("eoi_token_index", 256_000)
     shared = {}
     for name, default in _GEMMA_DEFAULTS.items():
         values = {side.get(name, default) for side in (encoder, decoder)}
@@ -427,6 +429,7 @@ def _gemma_options(family: Family, config: Mapping[str, Any], limits: Limits) ->
         is_merged=family.is_merged,
         is_gated=True,
         score_cap=None if family.is_merged else shared["attn_logit_softcapping"],  # T5Gemma 2 ignores it
+        unscaled_id=unscaled_id,  # the end of an image
         logits_cap=decoder.get("final_logit_softcapping", None if family.is_merged else 30.0),
         max_source_length=lengths.max_source_length,
         max_target_length=lengths.max_target_length,
@@ -564,10 +567,11 @@ _DIALECTS = {
             (r"\.mlp\.down_proj\.", ".feed_forward.outer."),
             (r"^encoder\.embed_tokens\.", "source_embedding."),
             (r"^decoder\.embed_tokens\.", "target_embedding."),
+            (r"^(source|target)_embedding\.eoi_embedding$", r"\1_unscaled"),
             (r"^(en|de)coder\.norm\.", r"\1coder_norm."),
             (r"^lm_head\.out_proj\.", "output."),
         ),
-        unused=r"encoder\.(vision_tower|multi_modal_projector)\..*|(source|target)_embedding\.eoi_embedding",
+        unused=r"encoder\.(vision_tower|multi_modal_projector)\..*",
         norm_offset=1.0,
     ),
 }

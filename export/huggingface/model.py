@@ -89,6 +89,8 @@ class ImportedConfig(ModelConfig):
         logits_cap: The same for logits.
         num_positions: The rows of the tables of positions; None without such tables.
         zero_position_id: The token whose position is a vector of zeros; None if all tokens have positions.
+        unscaled_id: The token whose embedding is not in the matrices of embeddings, and is not scaled; None
+            if there is none.
         max_distance: The distance from which on all distances have one bias; None without relative bias.
     """
 
@@ -114,6 +116,7 @@ class ImportedConfig(ModelConfig):
     logits_cap: float | None = None
     num_positions: int | None = None
     zero_position_id: int | None = None
+    unscaled_id: int | None = None
     max_distance: int | None = None
 
     @property
@@ -226,10 +229,11 @@ class Layer(nn.Module):
             sublayers["cross_attention"] = Attention(config, sizes, d_memory)
         sublayers["feed_forward"] = FeedForward(config, sizes)
         for name, sublayer in sublayers.items():
-            self.add_module(name, sublayer)
-            self.add_module(f"{name}_norm", config.make_norm(sizes.d_model))
-            if config.has_output_norms:
-                self.add_module(f"{name}_output_norm", config.make_norm(sizes.d_model))
+            setattr(self, name, sublayer)
+            setattr(self, f"{name}_norm", config.make_norm(sizes.d_model))
+            setattr(
+                self, f"{name}_output_norm", config.make_norm(sizes.d_model, exists=config.has_output_norms)
+            )
 
     @property
     def memory_attention(self) -> Attention:
@@ -276,8 +280,7 @@ class Layer(nn.Module):
         return result
 
     def _after(self, x: Tensor, output: Tensor, sublayer: str) -> Tensor:
-        output_norm: nn.Module | None = getattr(self, f"{sublayer}_output_norm", None)
-        total = x + (output if output_norm is None else output_norm(output))
+        total = x + getattr(self, f"{sublayer}_output_norm")(output)
         result: Tensor = total if self.is_pre_norm else getattr(self, f"{sublayer}_norm")(total)
         return result
 
@@ -320,6 +323,8 @@ class ImportedModel(EncoderDecoder):
             query, from the most negative one on (Raffel et al. 2020, arXiv:1910.10683, section 2.1); None
             without such biases.
         target_bias: The same for targets.
+        source_unscaled: (D,), the embedding of `unscaled_id` in sources; None without such a token.
+        target_unscaled: The same for targets.
     """
 
     config: ImportedConfig
@@ -337,6 +342,9 @@ class ImportedModel(EncoderDecoder):
         distance = config.max_distance
         self.source_positions = _table(config.num_positions, D) if config.num_positions else None
         self.target_positions = _table(config.num_positions, D) if config.num_positions else None
+        has_unscaled = config.unscaled_id is not None
+        self.source_unscaled = _table(config.encoder.d_model) if has_unscaled else None
+        self.target_unscaled = _table(config.decoder.d_model) if has_unscaled else None
         self.source_bias = _table(2 * distance + 1, config.encoder.num_heads) if distance else None
         self.target_bias = _table(2 * distance + 1, config.decoder.num_heads) if distance else None
         self.encoder_layers = Layers(
@@ -365,6 +373,7 @@ class ImportedModel(EncoderDecoder):
                 embedding_norm=self.source_norm,
                 relative_bias=self.source_bias,
                 num_positions=self.config.max_source_length,
+                unscaled=self.source_unscaled,
             ),
             decoder=self._stack(
                 "decoder_layers",
@@ -376,6 +385,7 @@ class ImportedModel(EncoderDecoder):
                 embedding_norm=self.target_norm,
                 relative_bias=self.target_bias,
                 num_positions=self.config.max_target_length,
+                unscaled=self.target_unscaled,
             ),
             output_weight=self.output_weight,
             output_bias=self.output_bias,
@@ -387,8 +397,7 @@ class ImportedModel(EncoderDecoder):
     def encode(self, *source: Tensor) -> Memory:
         source_ids, source_mask = source
         S = source_ids.shape[1]
-        scale = self.config.encoder.embedding_scale
-        x = self._embed(source_ids, self.source_weight, scale, self.source_positions, 0, self.source_norm)
+        x = _embed(self.architecture.encoder, source_ids)
         places = torch.arange(S)
         bias = _masked(x, source_mask[:, None, None, :]) + _relative_bias(self.source_bias, places, places)
         context = SelfContext(places, places, bias, self.config.encoder.d_head)
@@ -432,8 +441,7 @@ class ImportedModel(EncoderDecoder):
     ) -> tuple[Tensor, State, list[Tensor]]:
         """Decoder states (B, T, D) of positions after those of the state, the new state, the weights."""
         num_before = 0 if state is None else state[0].shape[2]
-        scale, positions = self.config.decoder.embedding_scale, self.target_positions
-        x = self._embed(target_ids, self.embedding.weight, scale, positions, num_before, self.target_norm)
+        x = _embed(self.architecture.decoder, target_ids, num_before)
         keys = torch.arange(num_before + target_ids.shape[1])
         queries = keys[num_before:]
         bias = _masked(x, keys <= queries[:, None]) + _relative_bias(self.target_bias, queries, keys)
@@ -451,27 +459,6 @@ class ImportedModel(EncoderDecoder):
             x = layer.finish(x)
         return self.decoder_norm(x), tuple(new_state), all_weights
 
-    def _embed(
-        self,
-        ids: Tensor,
-        weight: Tensor,
-        scale: float,
-        positions: Tensor | None,
-        num_before: int,
-        norm: nn.Module,
-    ) -> Tensor:
-        x = nn.functional.embedding(ids, weight) * scale  # (B, T, D)
-        if positions is not None:
-            end = num_before + ids.shape[1]
-            if end > len(positions):
-                raise ValueError(f"{end} positions, and the model has {len(positions)}")
-            added = positions[num_before:end]
-            if self.config.zero_position_id is not None:
-                added = added * (ids != self.config.zero_position_id)[:, :, None]
-            x = x + added
-        result: Tensor = norm(x)
-        return result
-
     def _stack(
         self,
         name: str,
@@ -484,8 +471,9 @@ class ImportedModel(EncoderDecoder):
         embedding_norm: nn.Module,
         relative_bias: Tensor | None,
         num_positions: int,
+        unscaled: Tensor | None,
     ) -> Stack:
-        config = self.config
+        config, token_id = self.config, self.config.unscaled_id
         return Stack(
             name=name,
             embedding=embedding,
@@ -504,7 +492,25 @@ class ImportedModel(EncoderDecoder):
             activation=config.activation,
             relative_bias=relative_bias,
             zero_position_id=config.zero_position_id,
+            unscaled=None if unscaled is None or token_id is None else (token_id, unscaled),
         )
+
+
+def _embed(stack: Stack, ids: Tensor, num_before: int = 0) -> Tensor:
+    """The embeddings (B, T, D) of tokens (B, T) after a number of positions."""
+    x = nn.functional.embedding(ids, stack.embedding) * stack.embedding_scale
+    if stack.unscaled is not None:
+        token_id, vector = stack.unscaled
+        x = torch.where((ids == token_id)[:, :, None], vector, x)
+    if stack.positions is not None:
+        end = num_before + ids.shape[1]
+        if end > len(stack.positions):
+            raise ValueError(f"{end} positions, and the model has {len(stack.positions)}")
+        added = stack.positions[num_before:end]
+        if stack.zero_position_id is not None:
+            added = added * (ids != stack.zero_position_id)[:, :, None]
+        x = x + added
+    return x if stack.embedding_norm is None else stack.embedding_norm(x)
 
 
 def _table(*shape: int) -> nn.Parameter:

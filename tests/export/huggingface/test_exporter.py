@@ -37,7 +37,7 @@ def test_the_graphs_of_every_family_equal_transformers(checkpoint, case, tmp_pat
     assert any(target > 128 for _, _, target in proof.shapes) == is_relative
 
 
-@pytest.mark.parametrize("case", ["marian", "t5-1.1"])
+@pytest.mark.parametrize("case", ["marian", "t5-1.1", "t5gemma", "t5gemma2"])
 def test_int8_is_calibrated_on_texts_and_the_models_own_targets(checkpoint, case, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("a first text\n\nanother one, longer than it\nthe third\nand the last one\n")
@@ -63,6 +63,22 @@ def test_float16_of_t5_keeps_large_residuals_in_its_range(checkpoint, tmp_path):
     export_checkpoint(folder, tmp_path / "bundle", [Precision.FP16])
     proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].parity
     assert proof.max_log_probability_difference < TOLERANCES[Precision.FP16]
+
+
+@pytest.mark.parametrize("case", ["t5gemma", "t5gemma2"])
+def test_float16_of_t5gemma_runs_on_the_cpu(checkpoint, case, tmp_path):
+    export_checkpoint(checkpoint(case)[0], tmp_path / "bundle", [Precision.FP16])
+    proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].parity
+    assert 0 < proof.max_log_probability_difference < 0.05
+
+
+def test_the_vocabulary_of_t5gemma_is_that_of_its_halves(checkpoint, tmp_path):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint("t5gemma")[0], folder)
+    edit(folder / "config.json", vocab_size=10)  # which nothing in transformers reads
+    export_checkpoint(folder, tmp_path / "bundle", FP32)
+    expected = checkpoint("t5gemma")[1].config.vocab_size
+    assert load_bundle(tmp_path / "bundle").manifest.source_vocab_size == expected
 
 
 def test_limits_are_those_of_the_checkpoint_or_those_given(checkpoint, tmp_path):
