@@ -171,8 +171,8 @@ class FeedForward(nn.Module):
         return self.outer(_ACTIVATIONS[self.activation](hidden))
 
 
-class EncoderBlock(nn.Module):
-    """One encoder layer over `(B·S, D)` rows."""
+class _Block(nn.Module):
+    """The parts of a layer with a single attention."""
 
     def __init__(
         self, layer: Any, path: str, stack: Stack, linear: LinearFactory, residual_scale: float = 1.0
@@ -190,6 +190,10 @@ class EncoderBlock(nn.Module):
         """The first and the last map of each sublayer, in order."""
         inner, outer = self.feed_forward.inner, self.feed_forward.outer
         return [(self.query_key_value, self.output), (inner, outer)]
+
+
+class EncoderBlock(_Block):
+    """One encoder layer over `(B·S, D)` rows."""
 
     def attend(self, x: Tensor, lengths: Tensor, source_length: int, bias: Tensor | None = None) -> Tensor:
         """Self-attention within each row of `(B, S)`; the bias `(1, H, S, S)` is added to the scores."""
@@ -307,24 +311,8 @@ class DecoderBlock(nn.Module):
         return self.cross_output(attended), weights
 
 
-class MergedBlock(nn.Module):
+class MergedBlock(_Block):
     """One decoder layer whose queries attend to cache and memory at once, for one or several positions."""
-
-    def __init__(
-        self, layer: Any, path: str, stack: Stack, linear: LinearFactory, residual_scale: float = 1.0
-    ) -> None:
-        super().__init__()
-        attention = layer.self_attention
-        packed = [attention.query, attention.key, attention.value]
-        self.query_key_value = linear(f"{path}.self_attention.query", packed)
-        self.output = _last(layer, "self_attention", path, linear, residual_scale)
-        self.feed_forward = FeedForward(layer, path, stack, linear, residual_scale)
-        self.heads, self.scale, self.cap = Heads(attention, stack), stack.attention_scale, stack.score_cap
-
-    def ends(self) -> list[tuple[Linear, Linear]]:
-        """The first and the last map of each sublayer, in order."""
-        inner, outer = self.feed_forward.inner, self.feed_forward.outer
-        return [(self.query_key_value, self.output), (inner, outer)]
 
     def attend(
         self,
