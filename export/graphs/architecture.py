@@ -21,13 +21,52 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 
 
 @dataclass(frozen=True)
+class Rotary:
+    """Rotary position embeddings (Su et al. 2021, arXiv:2104.09864, section 3.2), with halves for pairs.
+
+    Attributes:
+        base: Pair i of K / 2 turns by base^(-2 i / K) from one position to the next.
+        factor: Divides all angles, which stretches positions (Chen et al. 2023, arXiv:2306.15595).
+    """
+
+    base: float
+    factor: float = 1.0
+
+    def angles(self, positions: Tensor, d_head: int) -> Tensor:
+        """The angles (…, K / 2) at positions (…)."""
+        exponents = torch.arange(0, d_head, 2, dtype=torch.int64).float() / d_head
+        return positions[..., None].float() * (1.0 / self.base**exponents / self.factor)
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """How the self-attention of one layer treats positions; layers of a stack may differ in it.
+
+    Attributes:
+        window: The largest distances of a key before and after its query; None for all positions.
+        rotary: Rotates queries and keys; None does not.
+    """
+
+    window: tuple[int, int] | None = None
+    rotary: Rotary | None = None
+
+    def sees(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Whether each query (…, T) sees each key (S,), as far as the window is concerned: (…, T, S)."""
+        assert self.window is not None
+        before, after = self.window
+        distances = queries[..., None] - keys
+        return (distances <= before) & (distances >= -after)
+
+
+@dataclass(frozen=True)
 class Stack:
     """The encoder or the decoder.
 
     Its layers have the names of `training.models.transformer`: `self_attention` and, in a decoder,
     `cross_attention` with the maps `query`, `key`, `value` and `output`; `feed_forward` with `inner`, `outer`
     and, if it is gated, `gate`; and a norm for each, such as `feed_forward_norm`. Every map may lack a bias.
-    A norm is a `LayerNorm`, or an `RMSNorm`.
+    A norm is a `LayerNorm`, or an `RMSNorm`. A layer may also have norms of its sublayers' outputs, such as
+    `feed_forward_output_norm`. An attention may have norms of its heads, `query_norm` and `key_norm`.
 
     Attributes:
         name: The name of the layers in the model, for the calibrated ranges of its maps.
@@ -37,10 +76,17 @@ class Stack:
         positions: `(positions, D)`, added to scaled embeddings; None adds nothing.
         embedding_norm: The norm of that sum; None without.
         final_norm: The last norm of a pre-norm stack; None in post-norm.
+        num_key_value_heads: G, which divides H: H / G heads have the same keys and values (Ainslie et al.
+            2023, arXiv:2305.13245).
         attention_scale: The factor of attention scores.
+        kinds: How each layer treats positions.
+        num_positions: The most positions that rotary embeddings need.
+        score_cap: c; scores s become c tanh(s / c); None leaves them.
         activation: The feed-forward network's function.
         relative_bias: `(2 M + 1, H)`, added to self-attention scores, see `relative_bias`; None without.
         zero_position_id: A token to which no position is added; None if there is none.
+        unscaled: A token and its embedding `(D,)`, which is not in the matrix and not scaled; None if there
+            is none.
     """
 
     name: str
@@ -51,17 +97,35 @@ class Stack:
     layers: nn.ModuleList
     final_norm: nn.Module | None
     num_heads: int
+    num_key_value_heads: int
     d_head: int
     attention_scale: float
+    kinds: tuple[LayerKind, ...]
+    num_positions: int
+    score_cap: float | None = None
     activation: Activation = "relu"
     relative_bias: Tensor | None = None
     zero_position_id: int | None = None
+    unscaled: tuple[int, Tensor] | None = None
     front: Front | None = None
+
+    @property
+    def d_model(self) -> int:
+        if self.embedding is not None:
+            return self.embedding.shape[1]
+        assert self.front is not None
+        return self.front.second.out_features
 
     @property
     def is_rms(self) -> bool:
         """Whether the norms divide by the root mean square, and neither subtract nor add anything."""
         return isinstance(self.final_norm, nn.RMSNorm)
+
+    @property
+    def has_plain_attention(self) -> bool:
+        """Whether self-attention is as in Vaswani et al. 2017, except for scale and bias of its scores."""
+        is_grouped = self.num_key_value_heads != self.num_heads
+        return not is_grouped and self.score_cap is None and set(self.kinds) == {LayerKind()}
 
 
 @dataclass(frozen=True)
@@ -93,6 +157,9 @@ class Architecture:
         output_bias: `(V,)`, added to logits; None without.
         output_scale: The factor of decoder states before the projection.
         suppressed_token_ids: Tokens that a step that selects the next token itself never selects.
+        logits_cap: c; logits z become c tanh(z / c); None leaves them.
+        is_merged: Whether the decoder's self-attention reads the memory, too, in one softmax. Its layers then
+            have no `cross_attention`, and the memory has keys and values of `self_attention`.
     """
 
     encoder: Stack
@@ -101,6 +168,8 @@ class Architecture:
     output_bias: Tensor | None = None
     output_scale: float = 1.0
     suppressed_token_ids: tuple[int, ...] = ()
+    logits_cap: float | None = None
+    is_merged: bool = False
 
 
 def architecture_of(model: Transformer) -> Architecture:
@@ -117,8 +186,11 @@ def architecture_of(model: Transformer) -> Architecture:
             layers=layers,
             final_norm=final_norm if config.norm == "pre" else None,
             num_heads=config.num_heads,
+            num_key_value_heads=config.num_heads,
             d_head=config.d_head,
             attention_scale=1 / math.sqrt(config.d_head),
+            kinds=(LayerKind(),) * len(layers),
+            num_positions=len(model.positions),
         )
 
     return Architecture(

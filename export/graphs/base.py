@@ -58,6 +58,7 @@ class Projection(nn.Module):
         is_tied: Whether `weight` is the matrix that embeds target tokens.
         bias: `(V,)`, added to the logits; None without.
         scale: The factor of the products.
+        cap: c; logits z become c tanh(z / c); None leaves them.
     """
 
     def __init__(
@@ -68,9 +69,10 @@ class Projection(nn.Module):
         is_tied: bool,
         bias: Tensor | None = None,
         scale: float = 1.0,
+        cap: float | None = None,
     ) -> None:
         super().__init__()
-        self.scale = scale
+        self.scale, self.cap = scale, cap
         self.linear: Linear | None = linear.output(weight if scale == 1 else weight * scale, bias)
         untied = None if is_tied or self.linear else weight.detach()
         self.weight = None if untied is None else nn.Parameter(untied, requires_grad=False)
@@ -83,6 +85,10 @@ class Projection(nn.Module):
 
     def forward(self, hidden: Tensor, embedding: Embedding) -> Tensor:
         """float32 logits `(rows, V)` of decoder states `(rows, D)`."""
+        logits = self._products(hidden, embedding)
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
+
+    def _products(self, hidden: Tensor, embedding: Embedding) -> Tensor:
         if self.linear is not None:
             return self.linear(hidden)
         weight, alpha = self.weight, self.scale

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from seq2seq_serve.export.graphs import operators
-from seq2seq_serve.export.graphs.architecture import Activation, Stack
+from seq2seq_serve.export.graphs.architecture import Activation, LayerKind, Stack
 from seq2seq_serve.export.graphs.linear import FloatLinear, Linear, LinearFactory
 
-# B batch rows   S source length   T target length   D d_model   H heads   K d_head   C cache capacity
+# B batch rows   S source length   T target length   D d_model   H heads   G heads of keys and values
+# K d_head   C cache capacity
 
 # τ of `AddNorm`. A small τ makes the folded part of the weights large, a large τ the output of the norm;
 # either costs precision.
@@ -109,6 +110,33 @@ class AddNorm(nn.Module):
         return normalized, total if self.pre_norm else normalized
 
 
+class NormedLinear(Linear):
+    """A map and the RMS norm of its output.
+
+    Args:
+        linear: A map whose outputs are scaled by the residual scale.
+        norm: The trained norm.
+        residual_scale: The factor of the norm's outputs.
+    """
+
+    def __init__(self, linear: Linear, norm: nn.RMSNorm, residual_scale: float) -> None:
+        super().__init__()
+        assert norm.eps is not None
+        self.linear = linear
+        self.clamps_negative = linear.clamps_negative
+        self.weight = nn.Parameter(norm.weight.detach() * residual_scale, requires_grad=False)
+        self.epsilon = norm.eps * residual_scale**2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return operators.rms_normalization(self.linear(x), self.weight, epsilon=self.epsilon)
+
+
+def with_norm(linear: Linear, layer: Any, sublayer: str, residual_scale: float) -> Linear:
+    """The last map of a sublayer, with the norm of its output if the layer has one."""
+    norm = getattr(layer, f"{sublayer}_output_norm", None)
+    return NormedLinear(linear, norm, residual_scale) if isinstance(norm, nn.RMSNorm) else linear
+
+
 class FeedForward(nn.Module):
     """a(xW₁ + b₁)W₂ + b₂ (Vaswani et al. 2017, equation 2), or gated: (a(xG) ⊙ xW₁)W₂.
 
@@ -117,19 +145,21 @@ class FeedForward(nn.Module):
     """
 
     def __init__(
-        self, network: Any, path: str, stack: Stack, linear: LinearFactory, residual_scale: float
+        self, layer: Any, path: str, stack: Stack, linear: LinearFactory, residual_scale: float
     ) -> None:
         super().__init__()
+        network = layer.feed_forward
         gate: nn.Linear | None = getattr(network, "gate", None)
         self.is_gated = gate is not None
         self.activation = stack.activation
         first_maps = [network.inner] if gate is None else [gate, network.inner]
         self.inner = linear(f"{path}.feed_forward.inner", first_maps)
-        self.outer = linear(f"{path}.feed_forward.outer", [network.outer])
+        outer = linear(f"{path}.feed_forward.outer", [network.outer])
         if self.is_gated or self.activation == "relu":
             scale_columns(self.inner, residual_scale, first=0 if gate is None else gate.out_features)
         else:
-            scale_columns(self.outer, residual_scale)
+            scale_columns(outer, residual_scale)
+        self.outer = with_norm(outer, layer, "feed_forward", residual_scale)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.inner(x)
@@ -141,8 +171,8 @@ class FeedForward(nn.Module):
         return self.outer(_ACTIVATIONS[self.activation](hidden))
 
 
-class EncoderBlock(nn.Module):
-    """One encoder layer over `(B·S, D)` rows."""
+class _Block(nn.Module):
+    """The parts of a layer with a single attention."""
 
     def __init__(
         self, layer: Any, path: str, stack: Stack, linear: LinearFactory, residual_scale: float = 1.0
@@ -151,15 +181,19 @@ class EncoderBlock(nn.Module):
         attention = layer.self_attention
         packed = [attention.query, attention.key, attention.value]
         self.query_key_value = linear(f"{path}.self_attention.query", packed)
-        self.output = linear(f"{path}.self_attention.output", [attention.output])
-        scale_columns(self.output, residual_scale)
-        self.feed_forward = FeedForward(layer.feed_forward, path, stack, linear, residual_scale)
+        self.output = _last(layer, "self_attention", path, linear, residual_scale)
+        self.feed_forward = FeedForward(layer, path, stack, linear, residual_scale)
         self.num_heads, self.d_head, self.scale = stack.num_heads, stack.d_head, stack.attention_scale
+        self.heads, self.cap = Heads(attention, stack), stack.score_cap
 
     def ends(self) -> list[tuple[Linear, Linear]]:
         """The first and the last map of each sublayer, in order."""
         inner, outer = self.feed_forward.inner, self.feed_forward.outer
         return [(self.query_key_value, self.output), (inner, outer)]
+
+
+class EncoderBlock(_Block):
+    """One encoder layer over `(B·S, D)` rows."""
 
     def attend(
         self, x: Tensor, lengths: Tensor | None, source_length: int, bias: Tensor | None = None
@@ -176,24 +210,38 @@ class EncoderBlock(nn.Module):
         )
         return self.output(attended.reshape(-1, self.num_heads * self.d_head))
 
+    def attend_fully(
+        self, x: Tensor, mask: Tensor, source_length: int, rotation: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """Self-attention by its definition; the mask is `(B, 1, 1 or S, S)`, True = may attend."""
+        positions = torch.zeros(1, dtype=torch.int64)
+        query, key, value = self.heads(self.query_key_value(x), source_length, positions, rotation)
+        attended, _ = attention(query, [(key, value, mask)], scale=self.scale, cap=self.cap)
+        return self.output(attended)
+
 
 class DecoderBlock(nn.Module):
     """One decoder layer, for one or several positions per row."""
 
     def __init__(
-        self, layer: Any, path: str, stack: Stack, linear: LinearFactory, residual_scale: float = 1.0
+        self,
+        layer: Any,
+        path: str,
+        stack: Stack,
+        kind: LayerKind,
+        linear: LinearFactory,
+        residual_scale: float = 1.0,
     ) -> None:
         super().__init__()
         attention, cross = layer.self_attention, layer.cross_attention
         packed = [attention.query, attention.key, attention.value]
         self.query_key_value = linear(f"{path}.self_attention.query", packed)
-        self.output = linear(f"{path}.self_attention.output", [attention.output])
+        self.output = _last(layer, "self_attention", path, linear, residual_scale)
         self.cross_query = linear(f"{path}.cross_attention.query", [cross.query])
-        self.cross_output = linear(f"{path}.cross_attention.output", [cross.output])
-        for last in (self.output, self.cross_output):
-            scale_columns(last, residual_scale)
-        self.feed_forward = FeedForward(layer.feed_forward, path, stack, linear, residual_scale)
+        self.cross_output = _last(layer, "cross_attention", path, linear, residual_scale)
+        self.feed_forward = FeedForward(layer, path, stack, linear, residual_scale)
         self.num_heads, self.d_head, self.scale = stack.num_heads, stack.d_head, stack.attention_scale
+        self.cap, self.kind = stack.score_cap, kind
 
     def ends(self) -> list[tuple[Linear, Linear]]:
         """The first and the last map of each sublayer, in order."""
@@ -208,13 +256,14 @@ class DecoderBlock(nn.Module):
         capacity: Tensor,
         target_length: int,
         bias: Tensor | None = None,
+        rotation: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Masked self-attention of `(B·T, D)` rows; the cache grows by T positions.
 
         The bias `(B or 1, H, T, capacity)` is added to the scores.
         """
-        packed = self.query_key_value(x)  # (B*T, 3HK)
-        packed = packed.view(-1, target_length, packed.shape[1])  # (B, T, 3HK)
+        packed = self.query_key_value(x)  # (B*T, (H + 2G)K)
+        packed = packed.view(-1, target_length, packed.shape[1])  # (B, T, (H + 2G)K)
         attended, key, value = operators.group_query_attention(
             packed,
             None,
@@ -225,6 +274,9 @@ class DecoderBlock(nn.Module):
             num_heads=self.num_heads,
             scale=self.scale,
             bias=bias,
+            cap=self.cap,
+            window=None if self.kind.window is None else self.kind.window[0] + 1,
+            rotation=rotation,
         )
         return self.output(attended.reshape(-1, self.num_heads * self.d_head)), key, value
 
@@ -248,6 +300,7 @@ class DecoderBlock(nn.Module):
             capacity,
             num_heads=self.num_heads,
             scale=self.scale,
+            cap=self.cap,
         )
         return self.cross_output(attended.squeeze(1)), key, value
 
@@ -256,15 +309,132 @@ class DecoderBlock(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Cross-attention of T positions per row by its definition (equation 1), and its weights.
 
-        `x` is `(B·T, D)`, key and value are `(B, H, C, K)`. The mask is `(B, 1, 1, C)`, True = may attend.
+        `x` is `(B·T, D)`, key and value are `(B, G, C, K)`. The mask is `(B, 1, 1, C)`, True = may attend.
         """
-        H, K = self.num_heads, self.d_head
-        query = self.cross_query(x).view(-1, target_length, H, K).transpose(1, 2)  # (B, H, T, K)
-        scores = query @ key.transpose(2, 3) * self.scale  # (B, H, T, C)
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-        weights = torch.softmax(scores, dim=-1)
-        attended = (weights @ value).transpose(1, 2).reshape(-1, H * K)  # (B*T, HK)
+        query = self.cross_query(x).view(-1, target_length, self.num_heads, self.d_head).transpose(1, 2)
+        attended, weights = attention(query, [(key, value, mask)], scale=self.scale, cap=self.cap)
         return self.cross_output(attended), weights
+
+
+class MergedBlock(_Block):
+    """One decoder layer whose queries attend to cache and memory at once, for one or several positions."""
+
+    def attend(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        cache: tuple[Tensor, Tensor],
+        cache_mask: Tensor,
+        memory: tuple[Tensor, Tensor],
+        memory_mask: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Attention of `(B·T, D)` rows at the positions `(B, T)`; the cache grows by T positions.
+
+        The masks are `(B, 1, T, C)` and `(B, 1, 1, S)`, True = may attend. Returns the output, the cache's
+        keys and values, and the part of the weights that the memory has `(B, H, T, S)`.
+        """
+        query, *new = self.heads(self.query_key_value(x), positions.shape[1], positions, rotation)
+        key, value = (
+            operators.write_prefix(buffer, update, first=positions[:, 0])
+            for buffer, update in zip(cache, new, strict=True)
+        )
+        sources = [(key, value, cache_mask), (*memory, memory_mask)]
+        attended, weights = attention(query, sources, scale=self.scale, cap=self.cap)
+        return self.output(attended), key, value, weights[..., key.shape[2] :]
+
+
+class Heads(nn.Module):
+    """Separates a packed projection into heads; queries and keys may have norms, and may be rotated."""
+
+    def __init__(self, attention: Any, stack: Stack) -> None:
+        super().__init__()
+        self.num_heads, self.num_key_value_heads = stack.num_heads, stack.num_key_value_heads
+        self.d_head = stack.d_head
+        self.query_norm = HeadNorm.of(attention, "query_norm")
+        self.key_norm = HeadNorm.of(attention, "key_norm")
+
+    def forward(
+        self, packed: Tensor, length: int, positions: Tensor, rotation: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries `(B, H, T, K)`, keys and values `(B, G, T, K)` of `(B·T, (H + 2G)K)`.
+
+        The positions are those that `operators.rotate` takes.
+        """
+        H, G = self.num_heads, self.num_key_value_heads
+        heads = packed.view(-1, length, H + 2 * G, self.d_head).transpose(1, 2)
+        query, key, value = heads[:, :H], heads[:, H : H + G], heads[:, H + G :]
+        query = query if self.query_norm is None else self.query_norm(query)
+        key = key if self.key_norm is None else self.key_norm(key)
+        if rotation is not None:
+            query, key = (operators.rotate(x, positions, *rotation) for x in (query, key))
+        return query, key, value
+
+
+class HeadNorm(nn.Module):
+    """An RMS norm of each head."""
+
+    def __init__(self, norm: nn.RMSNorm) -> None:
+        super().__init__()
+        assert norm.eps is not None
+        self.weight, self.epsilon = nn.Parameter(norm.weight.detach(), requires_grad=False), norm.eps
+
+    @classmethod
+    def of(cls, attention: Any, name: str) -> HeadNorm | None:
+        """The norm of this name, if the attention has it."""
+        norm = getattr(attention, name, None)
+        return cls(norm) if isinstance(norm, nn.RMSNorm) else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return operators.rms_normalization(x, self.weight, epsilon=self.epsilon)
+
+
+def attention(
+    query: Tensor, sources: Sequence[tuple[Tensor, Tensor, Tensor]], *, scale: float, cap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attention by its definition (Vaswani et al. 2017, equation 1), in groups of heads with equal keys.
+
+    Args:
+        query: `(B, H, T, K)`.
+        sources: Keys and values `(B, G, S, K)`, and a mask that broadcasts to `(B, H, T, S)`, True = may
+            attend; one softmax is over all of them.
+        scale: The factor of the scores.
+        cap: c; scores s become c tanh(s / c); None leaves them.
+
+    Returns:
+        The output `(B·T, HK)`, and the weights `(B, H, T, S)` of all sources, one after another.
+    """
+    (_, H, T, K), G = query.shape, sources[0][0].shape[1]
+
+    def grouped(x: Tensor) -> Tensor:
+        return x if G == H else x.reshape(-1, G, H // G * T, x.shape[3])
+
+    def separate(x: Tensor) -> Tensor:
+        return x if G == H else x.reshape(-1, H, T, x.shape[3])
+
+    query = grouped(query)  # (B, G, H/G*T, K)
+    parts = []
+    for key, _, mask in sources:
+        scores = separate(query @ key.transpose(2, 3) * scale)  # (B, H, T, S)
+        if cap is not None:
+            scores = torch.tanh(scores / cap) * cap
+        parts.append(scores.masked_fill(~mask, torch.finfo(scores.dtype).min))
+    scores = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    weights = torch.softmax(scores, dim=-1)
+    attended, start = None, 0
+    for key, value, _ in sources:
+        end = start + key.shape[2]
+        part = grouped(weights if len(parts) == 1 else weights[..., start:end]) @ value
+        attended, start = part if attended is None else attended + part, end
+    assert attended is not None
+    return separate(attended).transpose(1, 2).reshape(-1, H * K), weights
+
+
+def _last(layer: Any, attention: str, path: str, linear: LinearFactory, residual_scale: float) -> Linear:
+    """The output map of an attention, with the norm of its output if the layer has one."""
+    output = linear(f"{path}.{attention}.output", [getattr(layer, attention).output])
+    scale_columns(output, residual_scale)
+    return with_norm(output, layer, attention, residual_scale)
 
 
 def scale_columns(linear: Linear, scale: float, *, first: int = 0) -> None:

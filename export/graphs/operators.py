@@ -26,32 +26,52 @@ def group_query_attention(
     num_heads: int,
     scale: float | None = None,
     bias: Tensor | None = None,
+    cap: float | None = None,
+    window: int | None = None,
+    rotation: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Causal attention over a cache, which it extends in place (GroupQueryAttention).
 
     Args:
-        query: `(B, T, HK)`, or packed query, key and value `(B, T, 3HK)` with `key` and `value` None.
-        key: New keys `(B, T, HK)`.
-        value: New values `(B, T, HK)`.
-        past_key: `(B, H, C, K)`.
-        past_value: `(B, H, C, K)`.
+        query: `(B, T, HK)`, or packed query, key and value `(B, T, (H + 2G)K)` with `key` and `value` None.
+        key: New keys `(B, T, GK)`.
+        value: New values `(B, T, GK)`.
+        past_key: `(B, G, C, K)`.
+        past_value: `(B, G, C, K)`.
         lengths: `(B,)` int32: positions of each row after this call, minus one.
         capacity: `()` int32 on the host: C for one position, otherwise the positions of a row after this
             call.
         num_heads: H.
         scale: The factor of the scores; None is 1 / √K.
         bias: Added to the scores, `(B or 1, H, T, capacity)`; None adds nothing.
+        cap: c; scores s become c tanh(s / c); None leaves them.
+        window: How many last positions, its own included, a query sees; None is all of them.
+        rotation: Cosines and sines `(positions, K / 2)` that rotate queries and new keys; None does not.
 
     Returns:
         The attention output `(B, T, HK)`, and the cache's keys and values.
     """
-    width = past_key.shape[1] * past_key.shape[3]
-    scale = 1 / math.sqrt(past_key.shape[3]) if scale is None else scale
-    further = [] if bias is None else [None, None, None, bias]
+    num_key_value_heads, d_head = past_key.shape[1], past_key.shape[3]
+    width = num_heads * d_head
+    attributes: dict[str, Any] = {
+        "num_heads": num_heads,
+        "kv_num_heads": num_key_value_heads,
+        "scale": 1 / math.sqrt(d_head) if scale is None else scale,
+    }
+    if cap is not None:
+        attributes["softcap"] = cap
+    if window is not None:
+        attributes["local_window_size"] = window
+    further: list[Tensor | None] = []
+    if rotation is not None:
+        attributes["do_rotary"] = 1
+        further = [*rotation]
+    if bias is not None:
+        further = [*(rotation or (None, None)), None, bias]
     output, present_key, present_value = symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
         [query, key, value, past_key, past_value, lengths, capacity, *further],
-        {"num_heads": num_heads, "kv_num_heads": num_heads, "scale": scale},
+        attributes,
         dtypes=(query.dtype, query.dtype, query.dtype),
         shapes=((query.shape[0], query.shape[1], width), past_key.shape, past_value.shape),
         version=1,
@@ -81,6 +101,20 @@ def multi_head_attention(
         {"num_heads": num_heads, "scale": scale},
         dtype=query.dtype,
         shape=query.shape,
+        version=1,
+    )
+
+
+def rotate(x: Tensor, positions: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotate `(B, H, T, K)` by tables `(positions, K / 2)` (RotaryEmbedding of com.microsoft).
+
+    The positions are those of each vector, `(B, T)` int64, or `(1,)`: that of the first one.
+    """
+    return symbolic(
+        "com.microsoft::RotaryEmbedding",
+        [x, positions, cosines, sines],
+        dtype=x.dtype,
+        shape=x.shape,
         version=1,
     )
 
@@ -213,13 +247,15 @@ def most_probable(logits: Tensor) -> Tensor:
     return token_ids
 
 
-def write_prefix(buffer: Tensor, update: Tensor, *, axis: int = 2) -> Tensor:
+def write_prefix(buffer: Tensor, update: Tensor, *, axis: int = 2, first: Tensor | None = None) -> Tensor:
     """Write `(…, S, …)` over the first S positions, along the axis, of `(…, C, …)` (TensorScatter, opset 24).
 
-    The write is in place if input and output are bound to one buffer.
+    In each row the positions begin at its own `first`, `(B,)` int64, if that is given. The write is in place
+    if input and output are bound to one buffer.
     """
+    inputs = [buffer, update, *([] if first is None else [first])]
     return symbolic(
-        "TensorScatter", [buffer, update], {"axis": axis}, dtype=buffer.dtype, shape=buffer.shape, version=24
+        "TensorScatter", inputs, {"axis": axis}, dtype=buffer.dtype, shape=buffer.shape, version=24
     )
 
 

@@ -24,6 +24,7 @@ from seq2seq_serve.export.graphs import operators
 from seq2seq_serve.export.graphs.architecture import (
     Architecture,
     Front,
+    Rotary,
     Stack,
     architecture_of,
     neighbours,
@@ -39,18 +40,18 @@ from seq2seq_serve.export.graphs.base import (
     source_specs,
     token_specs,
 )
-from seq2seq_serve.export.graphs.blocks import AddNorm, DecoderBlock, EncoderBlock
+from seq2seq_serve.export.graphs.blocks import AddNorm, DecoderBlock, EncoderBlock, HeadNorm, MergedBlock
 from seq2seq_serve.export.graphs.linear import Linear, LinearFactory
 from seq2seq_serve.training.models.base import Layers
 from seq2seq_serve.training.models.transformer import Transformer, alignment_layer
 
 # B batch rows   S source length   T target length   D d_model   H heads   K d_head
-# V vocabulary   L layers   C cache capacity
+# G heads of keys and values   V vocabulary   L layers   C cache capacity
 
 _FLOAT16_SCALE = 1 / 64  # a power of two, so that it is exact
 
 
-class _TransformerGraph(Graph):
+class TransformerGraph(Graph):
     """The common part of the three graphs, which begin with the embedding of one stack."""
 
     def __init__(self, model: Architecture, stack: Stack, linear: LinearFactory) -> None:
@@ -64,29 +65,40 @@ class _TransformerGraph(Graph):
         self.positions = _constant(stack.positions)
         self.relative_bias = _constant(stack.relative_bias)
         self.zero_position_id = stack.zero_position_id
+        self.unscaled: nn.Parameter | None = None
+        if stack.unscaled is not None:
+            self.unscaled_id, vector = stack.unscaled
+            self.unscaled = _constant(vector * _residual_scale(stack, linear))
+        self.kinds = stack.kinds
+        self.rotaries = list(dict.fromkeys(kind.rotary for kind in stack.kinds if kind.rotary))
+        self.rotations = Layers[_Rotation](_Rotation(rotary, stack) for rotary in self.rotaries)
         self.embedding_norm: AddNorm | None = None
         if stack.embedding_norm is not None:
             self.embedding_norm = AddNorm(
                 stack.embedding_norm, None, None, None, pre_norm=False, linear=linear
             )
         self.num_layers = len(model.decoder.layers)
-        self.num_heads, self.d_head = model.decoder.num_heads, model.decoder.d_head
-        self.vocab_size, self.d_model = model.output_weight.shape
+        self.num_key_value_heads, self.d_head = model.decoder.num_key_value_heads, model.decoder.d_head
+        self.d_model = stack.d_model
+        self.vocab_size = len(model.output_weight)
 
-    def _embed(self, ids: Tensor, positions: Tensor | None) -> Tensor:
+    def embed(self, ids: Tensor, positions: Tensor | None) -> Tensor:
         """The first residual `(rows, D)` of token ids with their positions `(…, D)`."""
         if positions is not None and self.zero_position_id is not None:
             positions = positions * (ids != self.zero_position_id).unsqueeze(-1)
-        return self._placed(self.embedding(ids), positions)
+        x = self.embedding(ids)
+        if self.unscaled is not None:
+            x = torch.where((ids == self.unscaled_id).unsqueeze(-1), self.unscaled, x)
+        return self.placed(x, positions)
 
-    def _placed(self, x: Tensor, positions: Tensor | None) -> Tensor:
+    def placed(self, x: Tensor, positions: Tensor | None) -> Tensor:
         """The first residual `(rows, D)` of embeddings with their positions, both `(…, D)`."""
         if positions is not None:
             x = x + positions
         rows: Tensor = x if x.dim() == 2 else x.view(-1, self.d_model)
         return rows if self.embedding_norm is None else self.embedding_norm.enter(rows)
 
-    def _enter(self, x: Tensor, norms: Iterator[AddNorm]) -> tuple[Tensor, Tensor]:
+    def enter(self, x: Tensor, norms: Iterator[AddNorm]) -> tuple[Tensor, Tensor]:
         """The input of the first sublayer, and the residual to which its output is added."""
         return (next(norms).enter(x) if self.is_pre_norm else x), x
 
@@ -97,6 +109,11 @@ class _TransformerGraph(Graph):
         bias = relative_bias(self.relative_bias, queries, keys).movedim(-1, -3)
         return bias if bias.dim() == 4 else bias.unsqueeze(0)
 
+    def rotation(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """The cosines and sines of a layer's rotary embeddings."""
+        rotary = self.kinds[layer].rotary
+        return None if rotary is None else self.rotations[self.rotaries.index(rotary)]()
+
     def _cache_specs(self) -> list[TensorSpec]:
         return self._layer_specs(names.cache_key, names.cache_value, Role.CACHE, Axis.CACHE_CAPACITY)
 
@@ -104,7 +121,7 @@ class _TransformerGraph(Graph):
         return self._layer_specs(names.memory_key, names.memory_value, Role.MEMORY, Axis.MEMORY_CAPACITY)
 
     def _last_specs(self) -> list[TensorSpec]:
-        axes = (Axis.BATCH, 1, self.num_heads * self.d_head)
+        axes = (Axis.BATCH, 1, self.num_key_value_heads * self.d_head)
         return [
             TensorSpec(name(layer), TYPE_NAMES[self.dtype], axes, Role.MEMORY)
             for layer in range(self.num_layers)
@@ -114,7 +131,7 @@ class _TransformerGraph(Graph):
     def _layer_specs(
         self, key_name: Callable[[int], str], value_name: Callable[[int], str], role: Role, capacity: Axis
     ) -> list[TensorSpec]:
-        axes = (Axis.BATCH, self.num_heads, capacity, self.d_head)
+        axes = (Axis.BATCH, self.num_key_value_heads, capacity, self.d_head)
         return [
             TensorSpec(name(layer), TYPE_NAMES[self.dtype], axes, role)
             for layer in range(self.num_layers)
@@ -138,7 +155,7 @@ def graphs_of(model: Architecture, linear: LinearFactory) -> dict[Verb, Graph]:
     }
 
 
-class EncodeGraph(_TransformerGraph):
+class EncodeGraph(TransformerGraph):
     """Turns a source into its memory: the cross-attention keys and values of every decoder layer.
 
     A source is a text, or a sound, which has the same number of positions in every row.
@@ -152,43 +169,67 @@ class EncodeGraph(_TransformerGraph):
             EncoderBlock(layer, f"{stack.name}.{i}", stack, linear, scale)
             for i, layer in enumerate(stack.layers)
         )
+        self.has_plain_attention = stack.has_plain_attention
         self.norms = _norms(stack, self.blocks, linear)
-        cross: list[Any] = [layer.cross_attention for layer in model.decoder.layers]
+        name = "self_attention" if model.is_merged else "cross_attention"
+        cross: list[Any] = [getattr(layer, name) for layer in model.decoder.layers]
         self.memory = linear(
-            f"{model.decoder.name}.0.cross_attention.key",
+            f"{model.decoder.name}.0.{name}.key",
             [module for attention in cross for module in (attention.key, attention.value)],
         )
+        norms = [norm for attention in cross if (norm := HeadNorm.of(attention, "key_norm"))]
+        self.key_norms = Layers[HeadNorm](norms)
+        self.has_last = not model.is_merged
         memory = self._memory_specs()
         sources = source_specs() if stack.front is None else sound_specs(stack.front)
         self.inputs = (*sources, *memory)
-        self.outputs = (*outs(memory), *self._last_specs())
+        self.outputs = (*outs(memory), *(self._last_specs() if self.has_last else ()))
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
-        H, K = self.num_heads, self.d_head
+        G, K = self.num_key_value_heads, self.d_head
         lengths: Tensor | None = None
         if self.front is None:
             source_ids, lengths, *memory = given
             B, S = source_ids.shape
-            x = self._embed(source_ids, None if self.positions is None else self.positions[:S])  # (B*S, D)
+            x = self.embed(source_ids, None if self.positions is None else self.positions[:S])  # (B*S, D)
             last_position = lengths.to(torch.int64) - 1
         else:
             sound, *memory = given
             embedded = self.front(sound.to(self.dtype))
             B, S, _ = embedded.shape
-            x = self._placed(embedded, self.positions)  # (B*S, D)
+            x = self.placed(embedded, self.positions)  # (B*S, D)
             last_position = torch.full((B,), S - 1)
         places = torch.arange(S)
         bias = self._bias(places, places)
+        masks = {} if lengths is None or self.has_plain_attention else self._masks(places, lengths)
         norms = iter(self.norms)
-        hidden, residual = self._enter(x, norms)
-        for block in self.blocks:
-            hidden, residual = next(norms)(block.attend(hidden, lengths, S, bias), residual)
+        hidden, residual = self.enter(x, norms)
+        for layer, block in enumerate(self.blocks):
+            if self.has_plain_attention:
+                output = block.attend(hidden, lengths, S, bias)
+            else:
+                mask = masks[self.kinds[layer].window]
+                output = block.attend_fully(hidden, mask, S, self.rotation(layer))
+            hidden, residual = next(norms)(output, residual)
             hidden, residual = next(norms)(block.feed_forward(hidden), residual)
-        packed = self.memory(hidden).view(B, S, len(memory), H * K)  # (B, S, 2L, HK)
-        heads = packed.view(B, S, len(memory), H, K).permute(2, 0, 3, 1, 4)  # (2L, B, H, S, K)
-        written = [operators.write_prefix(buffer, heads[i]) for i, buffer in enumerate(memory)]
-        last = packed.gather(1, last_position.view(-1, 1, 1, 1).expand(-1, 1, len(memory), H * K))
-        return (*written, *(last[:, :, i] for i in range(len(memory))))  # (B, 1, HK) each
+        packed = self.memory(hidden).view(B, S, len(memory), G * K)  # (B, S, 2L, GK)
+        heads = packed.view(B, S, len(memory), G, K).permute(2, 0, 3, 1, 4)  # (2L, B, G, S, K)
+        tensors = [heads[i] for i in range(len(memory))]
+        for layer, norm in enumerate(self.key_norms):
+            tensors[2 * layer] = norm(tensors[2 * layer])
+        written = [operators.write_prefix(*pair) for pair in zip(memory, tensors, strict=True)]
+        if not self.has_last:
+            return tuple(written)
+        last = packed.gather(1, last_position.view(-1, 1, 1, 1).expand(-1, 1, len(memory), G * K))
+        return (*written, *(last[:, :, i] for i in range(len(memory))))  # (B, 1, GK) each
+
+    def _masks(self, places: Tensor, source_lengths: Tensor) -> dict[tuple[int, int] | None, Tensor]:
+        """The mask `(B, 1, 1 or S, S)` of each window, True = may attend."""
+        mask = places < source_lengths[:, None, None, None]
+        return {
+            kind.window: mask if kind.window is None else mask & kind.sees(places, places)
+            for kind in self.kinds
+        }
 
 
 class _FrontMaps(nn.Module):
@@ -208,7 +249,7 @@ class _FrontMaps(nn.Module):
         return x
 
 
-class StepGraph(_TransformerGraph):
+class StepGraph(TransformerGraph):
     """One target position for all running rows, with cache and memory in place.
 
     The form for CUDA also writes the inputs of the next step, the most probable tokens and the lengths, so
@@ -257,16 +298,22 @@ class StepGraph(_TransformerGraph):
         positions = None
         if self.positions is not None:
             positions = nn.functional.embedding(cache_lengths, self.positions)
-        x = self._embed(token_ids, positions)  # (B, D)
+        x = self.embed(token_ids, positions)  # (B, D)
         bias = self._bias(cache_lengths[:, None], torch.arange(cache[0].shape[2]))
         norms = iter(self.decoder.norms)
-        hidden, residual = self._enter(x, norms)
+        hidden, residual = self.enter(x, norms)
         new_cache: list[Tensor] = []
         new_memory: list[Tensor] = []
         for layer, block in enumerate(self.decoder.blocks):
             pair = slice(2 * layer, 2 * layer + 2)
             output, key, value = block.attend(
-                hidden, (cache[2 * layer], cache[2 * layer + 1]), cache_lengths, cache_capacity, 1, bias
+                hidden,
+                (cache[2 * layer], cache[2 * layer + 1]),
+                cache_lengths,
+                cache_capacity,
+                1,
+                bias,
+                self.rotation(layer),
             )
             new_cache += (key, value)
             hidden, residual = next(norms)(output, residual)
@@ -286,7 +333,7 @@ class StepGraph(_TransformerGraph):
         return (logits, *following, *new_cache, *new_memory)
 
 
-class DecodeGraph(_TransformerGraph):
+class DecodeGraph(TransformerGraph):
     """T target positions at once, after those in the cache: log-probabilities of labels, and the alignment.
 
     Only the first positions, as many as there are labels, are projected to logits. With an empty cache there
@@ -324,7 +371,6 @@ class DecodeGraph(_TransformerGraph):
         *buffers: Tensor,
     ) -> tuple[Tensor, ...]:
         B, T = target_ids.shape
-        P, D = label_ids.shape[1], self.d_model
         num_tensors = 2 * self.num_layers
         cache, memory = buffers[:num_tensors], buffers[num_tensors:]
         new_length = first_position + torch.scalar_tensor(T, dtype=torch.int32)
@@ -332,17 +378,23 @@ class DecodeGraph(_TransformerGraph):
         mask = torch.arange(memory[0].shape[2]) < source_lengths[:, None, None, None]  # (B, 1, 1, C)
         places = first_position + torch.arange(T)
         positions = None if self.positions is None else nn.functional.embedding(places, self.positions)
-        x = self._embed(target_ids, positions)  # (B*T, D)
+        x = self.embed(target_ids, positions)  # (B*T, D)
         bias = self._bias(places, torch.arange(cache[0].shape[2]))
         if bias is not None:
             bias = operators.first(bias, new_length, axis=3)
         norms = iter(self.decoder.norms)
-        hidden, residual = self._enter(x, norms)
+        hidden, residual = self.enter(x, norms)
         new_cache: list[Tensor] = []
         alignment = x
         for layer, block in enumerate(self.decoder.blocks):
             output, key, value = block.attend(
-                hidden, (cache[2 * layer], cache[2 * layer + 1]), last_position, new_length, T, bias
+                hidden,
+                (cache[2 * layer], cache[2 * layer + 1]),
+                last_position,
+                new_length,
+                T,
+                bias,
+                self.rotation(layer),
             )
             new_cache += (key, value)
             hidden, residual = next(norms)(output, residual)
@@ -353,10 +405,14 @@ class DecodeGraph(_TransformerGraph):
                 alignment = weights.to(torch.float32).mean(dim=1)  # (B, T, C)
             hidden, residual = next(norms)(output, residual)
             hidden, residual = next(norms)(block.feed_forward(hidden), residual)
+        return (self._scores(hidden, label_ids, B, T), alignment, *new_cache)
+
+    def _scores(self, hidden: Tensor, label_ids: Tensor, B: int, T: int) -> Tensor:
+        """The log-probabilities `(B, P)` of labels, after the first P of T states of each row."""
+        P, D = label_ids.shape[1], self.d_model
         scored = operators.first(hidden.view(B, T, D), P).view(-1, D)
         logits = self.decoder.logits(scored, self.embedding)  # (B*P, V)
-        scores = torch.log_softmax(logits, dim=-1).gather(1, label_ids.view(-1, 1)).view(B, P)
-        return (scores, alignment, *new_cache)
+        return torch.log_softmax(logits, dim=-1).gather(1, label_ids.view(-1, 1)).view(B, P)
 
 
 class Decoder(nn.Module):
@@ -365,9 +421,11 @@ class Decoder(nn.Module):
     def __init__(self, model: Architecture, linear: LinearFactory) -> None:
         super().__init__()
         stack, scale = model.decoder, _residual_scale(model.decoder, linear)
-        self.blocks = Layers[DecoderBlock](
-            DecoderBlock(layer, f"{stack.name}.{i}", stack, linear, scale)
-            for i, layer in enumerate(stack.layers)
+        self.blocks = Layers[Any](
+            MergedBlock(layer, f"{stack.name}.{i}", stack, linear, scale)
+            if model.is_merged
+            else DecoderBlock(layer, f"{stack.name}.{i}", stack, kind, linear, scale)
+            for i, (layer, kind) in enumerate(zip(stack.layers, stack.kinds, strict=True))
         )
         self.norms = _norms(stack, self.blocks, linear)
         self.logits = Projection(
@@ -376,7 +434,21 @@ class Decoder(nn.Module):
             is_tied=model.output_weight is stack.embedding,
             bias=model.output_bias,
             scale=model.output_scale,
+            cap=model.logits_cap,
         )
+
+
+class _Rotation(nn.Module):
+    """The tables of rotary embeddings, which the layers of a stack share: cosines and sines of angles."""
+
+    def __init__(self, rotary: Rotary, stack: Stack) -> None:
+        super().__init__()
+        angles = rotary.angles(torch.arange(stack.num_positions), stack.d_head)  # (positions, K / 2)
+        self.cosines = nn.Parameter(angles.cos(), requires_grad=False)
+        self.sines = nn.Parameter(angles.sin(), requires_grad=False)
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        return self.cosines, self.sines
 
 
 def _residual_scale(stack: Stack, linear: LinearFactory) -> float:
@@ -388,7 +460,7 @@ def _residual_scale(stack: Stack, linear: LinearFactory) -> float:
 
 
 def _norms(
-    stack: Stack, blocks: Iterable[EncoderBlock | DecoderBlock], linear: LinearFactory
+    stack: Stack, blocks: Iterable[EncoderBlock | DecoderBlock | MergedBlock], linear: LinearFactory
 ) -> Layers[AddNorm]:
     """The norms in the order of their use."""
     kinds = ("self_attention_norm", "cross_attention_norm", "feed_forward_norm")

@@ -33,6 +33,7 @@ from seq2seq_serve.export.exporter import (
 )
 from seq2seq_serve.export.graphs.architecture import Architecture
 from seq2seq_serve.export.graphs.linear import Int8Factory, LinearFactory
+from seq2seq_serve.export.graphs.merged import merged_graphs_of
 from seq2seq_serve.export.graphs.transformer import graphs_of
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, CheckpointFolder, open_checkpoint
 from seq2seq_serve.export.huggingface.families import Family, Limits, config_of, family_of, read_model
@@ -109,7 +110,8 @@ def export_checkpoint(
     checkpoint = open_checkpoint(folder)
     family = family_of(checkpoint)
     config = config_of(family, checkpoint.config, limits)
-    tokenizers = read_tokenizers(folder, family.name, checkpoint.config, checkpoint.generation)
+    settings = {**checkpoint.config, "vocab_size": config.source_vocab_size or config.vocab_size}
+    tokenizers = read_tokenizers(folder, family.name, settings, checkpoint.generation)
     sources: list[Numbers]
     if config.sounds is None:
         sources = frame_texts(read_texts(calibration), tokenizers, config.max_source_length)
@@ -208,7 +210,8 @@ def _write_variant(
         linear = Int8Factory(calibrate(model, fed, max_values_per_pair=_VALUES_PER_PAIR))
     else:
         linear = float_factory(precision)
-    modules = {verb: graph.to(linear.dtype) for verb, graph in graphs_of(architecture, linear).items()}
+    make = merged_graphs_of if model.config.is_merged else graphs_of
+    modules = {verb: graph.to(linear.dtype) for verb, graph in make(architecture, linear).items()}
 
     def prove(graphs: Graphs) -> Parity:
         shapes: parity.Shapes = _SOUND_SHAPES if model.config.sounds else parity.SHAPES

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from seq2seq_serve.export.graphs.architecture import Activation
+from seq2seq_serve.export.graphs.architecture import Activation, LayerKind, Rotary
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, CheckpointFolder
 from seq2seq_serve.export.huggingface.model import ImportedConfig, ImportedModel, StackConfig
 from seq2seq_serve.export.huggingface.sounds import Sounds
@@ -60,12 +60,14 @@ class Dialect:
     Attributes:
         options: Reads the settings of a family from `config.json`.
         names: Patterns of a weight's name and their replacements by this project's names, in order.
-        recomputed: The names, after replacement, of weights that are computed instead.
+        unused: The names, after replacement, of weights that are computed instead, or that texts do not need.
+        norm_offset: Added to the weights of norms.
     """
 
     options: Callable[[Family, Mapping[str, Any], Limits], ImportedConfig]
     names: tuple[tuple[str, str], ...]
-    recomputed: str
+    unused: str
+    norm_offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -79,12 +81,13 @@ class Family:
         activation: The default of `config.json`.
         scales_embedding: The default of `scale_embedding`.
         scales_output: Whether a tied projection divides decoder states by √D.
+        is_merged: Whether decoder layers read cache and memory at once, and heads have norms.
         longest: The most tokens of a source and of a target by default, for a model without a limit.
     """
 
     name: str
     model_type: str
-    dialect: Literal["bart", "t5", "whisper"]
+    dialect: Literal["bart", "t5", "gemma", "whisper"]
     positions: Positions | None = None
     tokenizer_class: str = ""
     is_pre_norm: bool = True
@@ -92,6 +95,7 @@ class Family:
     activation: str = "gelu"
     scales_embedding: bool = False
     scales_output: bool = False
+    is_merged: bool = False
     longest: int = 1024
 
 
@@ -147,6 +151,8 @@ FAMILIES = (
     Family("t5", "t5", "t5", activation="relu", scales_output=True, longest=512),
     Family("mt5", "mt5", "t5", activation="gated-gelu", longest=512),
     Family("whisper", "whisper", "whisper", _LEARNED),
+    Family("t5gemma", "t5gemma", "gemma"),
+    Family("t5gemma2", "t5gemma2", "gemma", is_merged=True),
 )
 
 
@@ -197,8 +203,10 @@ def read_model(checkpoint: CheckpointFolder, family: Family, limits: Limits) -> 
         renamed = _renamed(name, dialect)
         if renamed in weights:
             raise CheckpointError(f"{checkpoint.path} has two weights for one: {origins[renamed]} and {name}")
-        if not re.fullmatch(dialect.recomputed, renamed):
-            weights[renamed], origins[renamed] = _linear(tensor.to(torch.float32)), name
+        if not re.fullmatch(dialect.unused, renamed):
+            offset = dialect.norm_offset if renamed.endswith("norm.weight") else 0.0
+            tensor = _linear(tensor.to(torch.float32))
+            weights[renamed], origins[renamed] = tensor + offset if offset else tensor, name
     _add_positions(weights, config, family, checkpoint.config)
     options = _tie(weights, reads_texts=config.sounds is None) | _logits_bias(weights)
     if family.scales_output and _scales_output(checkpoint.config):
@@ -248,9 +256,9 @@ def _add_positions(
                 weights[name] = _relative_bias(
                     weights[name], num_buckets, config.max_distance, is_two_sided=is_two_sided
                 )
-        return
     positions = family.positions
-    assert positions is not None
+    if positions is None:
+        return
     tables = {"source_positions": config.num_source_positions, "target_positions": config.num_positions}
     for name, rows in tables.items():
         assert rows is not None
@@ -278,7 +286,8 @@ def _linear(weight: Tensor) -> Tensor:
 def _tie(weights: dict[str, Tensor], *, reads_texts: bool) -> dict[str, Any]:
     """Keep one of equal matrices over the vocabulary; whether they are equal is read from the weights."""
     shared = weights.pop("shared.weight", None)
-    source, target = (weights.pop(f"{side}_embedding.weight", shared) for side in ("source", "target"))
+    source = weights.pop("source_embedding.weight", shared)
+    target = weights.pop("target_embedding.weight", source if shared is None else shared)
     output = weights.pop("output.weight", target)
     source = source if reads_texts else target
     if source is None or target is None or output is None:
@@ -286,6 +295,8 @@ def _tie(weights: dict[str, Tensor], *, reads_texts: bool) -> dict[str, Any]:
     if shared is not None and not any(_equal(shared, other) for other in (source, target)):
         raise CheckpointError("shared.weight of the checkpoint differs from both matrices of embeddings")
     weights["embedding.weight"] = target
+    if "source_unscaled" in weights:
+        weights.setdefault("target_unscaled", weights["source_unscaled"])
     has_source, has_output = not _equal(source, target), not _equal(output, target)
     if has_source:
         weights["source_embedding.weight"] = source
@@ -330,11 +341,23 @@ def _activation(name: str) -> Activation:
     return _ACTIVATIONS[name]
 
 
-def _bart_stack(config: Mapping[str, Any], side: Literal["encoder", "decoder"]) -> StackConfig:
+def _bart_stack(
+    config: Mapping[str, Any], side: Literal["encoder", "decoder"], *, scales_embedding: bool
+) -> StackConfig:
     D, heads = config["d_model"], config[f"{side}_attention_heads"]
     if D % heads:
         raise CheckpointError(f"d_model is {D}, and {heads} heads do not divide it")
-    return StackConfig(config[f"{side}_layers"], heads, D // heads, config[f"{side}_ffn_dim"])
+    num_layers, d_ff = config[f"{side}_layers"], config[f"{side}_ffn_dim"]
+    return StackConfig(
+        D,
+        num_layers,
+        heads,
+        heads,
+        D // heads,
+        d_ff,
+        attention_scale=1 / math.sqrt(D // heads),
+        embedding_scale=math.sqrt(D) if config.get("scale_embedding", scales_embedding) else 1.0,
+    )
 
 
 def _bart_options(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
@@ -346,14 +369,13 @@ def _bart_options(family: Family, config: Mapping[str, Any], limits: Limits) -> 
         vocab_size=config.get("decoder_vocab_size") or config["vocab_size"],
         source_vocab_size=config["vocab_size"],
         d_model=D,
-        encoder=_bart_stack(config, "encoder"),
-        decoder=_bart_stack(config, "decoder"),
+        encoder=_bart_stack(config, "encoder", scales_embedding=family.scales_embedding),
+        decoder=_bart_stack(config, "decoder", scales_embedding=family.scales_embedding),
         norm_kind="layer",
         norm_epsilon=_LAYER_NORM_EPSILON,
         activation=_activation(config.get("activation_function", family.activation)),
         is_pre_norm=family.is_pre_norm,
         has_embedding_norm=family.has_embedding_norm,
-        embedding_scale=math.sqrt(D) if config.get("scale_embedding", family.scales_embedding) else 1.0,
         num_positions=most if family.positions.is_limited else max(vars(lengths).values()),
         zero_position_id=config.get("pad_token_id", 1) if family.positions.skips_pad else None,
         max_source_length=lengths.max_source_length,
@@ -370,13 +392,12 @@ def _whisper_options(family: Family, config: Mapping[str, Any], limits: Limits) 
         vocab_size=config["vocab_size"],
         source_vocab_size=0,
         d_model=D,
-        encoder=_bart_stack(config, "encoder"),
-        decoder=_bart_stack(config, "decoder"),
+        encoder=_bart_stack(config, "encoder", scales_embedding=family.scales_embedding),
+        decoder=_bart_stack(config, "decoder", scales_embedding=family.scales_embedding),
         norm_kind="layer",
         norm_epsilon=_LAYER_NORM_EPSILON,
         activation=_activation(config.get("activation_function", family.activation)),
         has_key_biases=False,
-        embedding_scale=math.sqrt(D) if config.get("scale_embedding", False) else 1.0,
         num_positions=config["max_target_positions"],
         sounds=Sounds(config.get("num_mel_bins", 80), 2 * positions),
         max_source_length=positions,
@@ -388,25 +409,119 @@ def _t5_options(family: Family, config: Mapping[str, Any], limits: Limits) -> Im
     feed_forward = config.get("feed_forward_proj", family.activation)
     gated, _, activation = feed_forward.rpartition("-")
     is_gated = gated == "gated"
-    heads, d_head, d_ff = config["num_heads"], config["d_kv"], config["d_ff"]
-    num_decoder_layers = config.get("num_decoder_layers") or config["num_layers"]
+    D, heads = config["d_model"], config["num_heads"]
+    num_layers = config["num_layers"], config.get("num_decoder_layers") or config["num_layers"]
+    encoder, decoder = (
+        StackConfig(D, count, heads, heads, config["d_kv"], config["d_ff"], attention_scale=1.0)
+        for count in num_layers
+    )
     lengths = limits.filled(family.longest, None)
     return ImportedConfig(
         vocab_size=config["vocab_size"],
         source_vocab_size=config["vocab_size"],
-        d_model=config["d_model"],
-        encoder=StackConfig(config["num_layers"], heads, d_head, d_ff),
-        decoder=StackConfig(num_decoder_layers, heads, d_head, d_ff),
+        d_model=D,
+        encoder=encoder,
+        decoder=decoder,
         norm_kind="rms",
         norm_epsilon=config.get("layer_norm_epsilon", 1e-6),
         activation="gelu_tanh" if feed_forward == "gated-gelu" else _activation(activation),
         has_biases=False,
         is_gated=is_gated,
-        attention_scale=1.0,
         max_distance=config.get("relative_attention_max_distance", 128),
         max_source_length=lengths.max_source_length,
         max_target_length=lengths.max_target_length,
     )
+
+
+def _gemma_options(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
+    encoder, decoder, unscaled_id = config["encoder"], config["decoder"], None
+    if family.is_merged:
+        encoder, unscaled_id = encoder["text_config"], encoder.get("eoi_token_index", 256_000)
+    shared = {}
+    for name, default in _GEMMA_DEFAULTS.items():
+        values = {side.get(name, default) for side in (encoder, decoder)}
+        if len(values) > 1:
+            raise CheckpointError(f"{name} differs between encoder and decoder, which is not supported")
+        (shared[name],) = values
+    if shared["attention_bias"]:
+        raise CheckpointError("attention_bias is true, which is not supported")
+    most = min(side["max_position_embeddings"] for side in (encoder, decoder))
+    lengths = limits.filled(min(family.longest, most), most)
+    return ImportedConfig(
+        vocab_size=decoder["vocab_size"],
+        source_vocab_size=encoder["vocab_size"],
+        d_model=decoder["hidden_size"],
+        encoder=_gemma_stack(family, encoder, is_causal=False),
+        decoder=_gemma_stack(family, decoder, is_causal=True),
+        norm_kind="rms",
+        norm_epsilon=shared["rms_norm_eps"],
+        activation=_activation(shared["hidden_activation"]),
+        has_biases=False,
+        has_output_norms=True,
+        has_head_norms=family.is_merged,
+        is_merged=family.is_merged,
+        is_gated=True,
+        score_cap=None if family.is_merged else shared["attn_logit_softcapping"],  # T5Gemma 2 ignores it
+        unscaled_id=unscaled_id,  # the end of an image
+        logits_cap=decoder.get("final_logit_softcapping", None if family.is_merged else 30.0),
+        max_source_length=lengths.max_source_length,
+        max_target_length=lengths.max_target_length,
+    )
+
+
+def _gemma_stack(family: Family, config: Mapping[str, Any], *, is_causal: bool) -> StackConfig:
+    num_layers, window = config["num_hidden_layers"], config.get("sliding_window", 4096)
+    period = config.get("sliding_window_pattern", 6) if family.is_merged else 2
+    types = config.get("layer_types") or [
+        "sliding_attention" if (i + 1) % period else "full_attention" for i in range(num_layers)
+    ]
+    if is_causal:
+        sliding = (window - 1, 0)
+    elif family.is_merged:
+        sliding = ((window + 1) // 2 - 1, window // 2)
+    else:
+        sliding = (window, window)
+    windows = {"full_attention": None, "sliding_attention": sliding}
+    if unknown := set(types) - windows.keys():
+        raise CheckpointError(f"layer_types has {', '.join(sorted(unknown))}, which is not supported")
+    return StackConfig(
+        config["hidden_size"],
+        num_layers,
+        config["num_attention_heads"],
+        config["num_key_value_heads"],
+        config["head_dim"],
+        config["intermediate_size"],
+        attention_scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
+        embedding_scale=math.sqrt(config["hidden_size"]),
+        kinds=tuple(LayerKind(windows[one], _rotary(family, config, one)) for one in types),
+    )
+
+
+def _rotary(family: Family, config: Mapping[str, Any], layer_type: str) -> Rotary:
+    """The rotary positions of a type of layers; their settings have had several names."""
+    given = config.get("rope_parameters") or {}
+    base, base_name = 10_000.0, "rope_theta"
+    scaling = config.get("rope_scaling") or {}
+    if family.is_merged:
+        given = given.get(layer_type) or {}
+        if layer_type == "full_attention":
+            base = 1_000_000.0
+        else:
+            base_name, scaling = "rope_local_base_freq", {}
+    rope = {"rope_type": "default", "rope_theta": config.get(base_name, base)} | scaling | given
+    if rope["rope_type"] not in ("default", "linear"):
+        raise CheckpointError(
+            f"rotary positions of the type {rope['rope_type']!r} are not supported; there are default, linear"
+        )
+    return Rotary(rope["rope_theta"], rope["factor"] if rope["rope_type"] == "linear" else 1.0)
+
+
+_GEMMA_DEFAULTS: dict[str, Any] = {  # that both halves of a model share
+    "attention_bias": False,
+    "attn_logit_softcapping": 50.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+}
 
 
 _BART_NAMES = (
@@ -433,7 +548,7 @@ _BART_NAMES = (
     (r"^final_logits_bias$", "output_bias"),
 )
 _DIALECTS = {
-    "bart": Dialect(_bart_options, _BART_NAMES, recomputed=""),
+    "bart": Dialect(_bart_options, _BART_NAMES, unused=""),
     "whisper": Dialect(
         _whisper_options,
         (
@@ -442,7 +557,7 @@ _DIALECTS = {
             (r"^encoder\.conv2\.", "front.second."),
             (r"^proj_out\.", "output."),
         ),
-        recomputed="",
+        unused="",
     ),
     "t5": Dialect(
         _t5_options,
@@ -470,6 +585,35 @@ _DIALECTS = {
             (r"^lm_head\.", "output."),
         ),
         # Files of the first T5 models have it, and no release of transformers used it.
-        recomputed=r"decoder_layers\.0\.cross_attention\.relative_attention_bias\.weight",
+        unused=r"decoder_layers\.0\.cross_attention\.relative_attention_bias\.weight",
+    ),
+    "gemma": Dialect(
+        _gemma_options,
+        (
+            (r"^model\.", ""),
+            (r"^encoder\.text_model\.", "encoder."),
+            (r"^(en|de)coder\.layers\.", r"\1coder_layers."),
+            (r"\.(self|cross)_attn\.", r".\1_attention."),
+            (r"\.q_norm\.", ".query_norm."),
+            (r"\.k_norm\.", ".key_norm."),
+            (r"\.q_proj\.", ".query."),
+            (r"\.k_proj\.", ".key."),
+            (r"\.v_proj\.", ".value."),
+            (r"\.o_proj\.", ".output."),
+            (r"\.pre_(self|cross)_attn_layernorm\.", r".\1_attention_norm."),
+            (r"\.post_(self|cross)_attn_layernorm\.", r".\1_attention_output_norm."),
+            (r"\.pre_feedforward_layernorm\.", ".feed_forward_norm."),
+            (r"\.post_feedforward_layernorm\.", ".feed_forward_output_norm."),
+            (r"\.mlp\.gate_proj\.", ".feed_forward.gate."),
+            (r"\.mlp\.up_proj\.", ".feed_forward.inner."),
+            (r"\.mlp\.down_proj\.", ".feed_forward.outer."),
+            (r"^encoder\.embed_tokens\.", "source_embedding."),
+            (r"^decoder\.embed_tokens\.", "target_embedding."),
+            (r"^(source|target)_embedding\.eoi_embedding$", r"\1_unscaled"),
+            (r"^(en|de)coder\.norm\.", r"\1coder_norm."),
+            (r"^lm_head\.out_proj\.", "output."),
+        ),
+        unused=r"encoder\.(vision_tower|multi_modal_projector)\..*",
+        norm_offset=1.0,
     ),
 }

@@ -3,12 +3,12 @@
 It exists to be exported: it defines what the graphs compute, runs the calibration of int8, and is never
 trained. The options of each family are in `export.huggingface.families`.
 
-Shapes: B batch rows, S source length, T target length, D d_model, H heads, K d_head, F d_ff, V vocabulary.
+Shapes: B batch rows, S source length, T target length, D d_model, H heads, G heads of keys and values,
+K d_head, F d_ff, V vocabulary.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from seq2seq_serve.export.graphs.architecture import (
     Activation,
     Architecture,
     Front,
+    LayerKind,
     Stack,
     neighbours,
     relative_bias,
@@ -43,12 +44,30 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class StackConfig:
-    """The sizes of the encoder or the decoder; the heads together need not be as wide as the model."""
+    """The sizes of the encoder or the decoder; the heads together need not be as wide as the model.
 
+    Attributes:
+        num_key_value_heads: Divides the number of heads, see `export.graphs.architecture.Stack`.
+        attention_scale: The factor of attention scores.
+        embedding_scale: The factor of token embeddings.
+        kinds: How each layer treats positions; () if it is all the same to all of them.
+    """
+
+    d_model: int
     num_layers: int
     num_heads: int
+    num_key_value_heads: int
     d_head: int
     d_ff: int
+    _: KW_ONLY
+    attention_scale: float
+    embedding_scale: float = 1.0
+    kinds: tuple[LayerKind, ...] = ()
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """`kinds`, one for each layer."""
+        return self.kinds or (LayerKind(),) * self.num_layers
 
 
 @dataclass(frozen=True)
@@ -65,14 +84,20 @@ class ImportedConfig(ModelConfig):
         has_biases: Whether the linear maps of the layers have biases.
         has_key_biases: The same for the maps of attention's keys.
         is_pre_norm: Whether norms are before the sublayers, and one at the end of each stack.
+        has_output_norms: Whether the outputs of sublayers have norms, too.
+        has_head_norms: Whether queries and keys have norms, each head for itself.
+        is_merged: Whether the decoder's self-attention reads the memory, too, see
+            `export.graphs.architecture.Architecture`.
         has_embedding_norm: Whether the sum of token and position has a norm.
         is_gated: Whether the feed-forward network multiplies two maps, of which one is activated.
-        embedding_scale: The factor of token embeddings.
-        attention_scale: The factor of attention scores; None is 1 / sqrt(K).
         output_scale: The factor of decoder states before the projection.
+        score_cap: c; scores s of attentions become c tanh(s / c); None leaves them.
+        logits_cap: The same for logits.
         num_positions: The rows of the tables of positions; None without such tables. For sounds, the source's
             table has a row for each position of memory.
         zero_position_id: The token whose position is a vector of zeros; None if all tokens have positions.
+        unscaled_id: The token whose embedding is not in the matrices of embeddings, and is not scaled; None
+            if there is none.
         max_distance: The distance from which on all distances have one bias; None without relative bias.
     """
 
@@ -89,13 +114,17 @@ class ImportedConfig(ModelConfig):
     has_biases: bool = True
     has_key_biases: bool = True
     is_pre_norm: bool = True
+    has_output_norms: bool = False
+    has_head_norms: bool = False
+    is_merged: bool = False
     has_embedding_norm: bool = False
     is_gated: bool = False
-    embedding_scale: float = 1.0
-    attention_scale: float | None = None
     output_scale: float = 1.0
+    score_cap: float | None = None
+    logits_cap: float | None = None
     num_positions: int | None = None
     zero_position_id: int | None = None
+    unscaled_id: int | None = None
     max_distance: int | None = None
     sounds: Sounds | None = None
 
@@ -117,53 +146,67 @@ class ImportedConfig(ModelConfig):
             "num_decoder_layers": self.decoder.num_layers,
         }
 
-    def make_norm(self) -> nn.Module:
-        """A norm of the model's kind."""
+    def make_norm(self, width: int, *, exists: bool = True) -> nn.Module:
+        """A norm of the model's kind; the identity if there is none."""
+        if not exists:
+            return nn.Identity()
         kind = nn.RMSNorm if self.norm_kind == "rms" else nn.LayerNorm
-        return kind(self.d_model, eps=self.norm_epsilon)
+        return kind(width, eps=self.norm_epsilon)
 
 
 class Attention(nn.Module):
-    """Multi-head attention whose heads together may have another width than the model."""
+    """Multi-head attention whose heads together may have another width than the model.
 
-    def __init__(self, config: ImportedConfig, sizes: StackConfig) -> None:
+    Keys and values are those of states that may have another width than queries have.
+    """
+
+    def __init__(self, config: ImportedConfig, sizes: StackConfig, d_keys: int) -> None:
         super().__init__()
-        D, width, bias = config.d_model, sizes.num_heads * sizes.d_head, config.has_biases
-        self.num_heads = sizes.num_heads
-        self.scale = scale_of(config, sizes)
+        D, K, bias = sizes.d_model, sizes.d_head, config.has_biases
+        width, key_width = sizes.num_heads * K, sizes.num_key_value_heads * K
+        self.d_head, self.num_groups = K, sizes.num_heads // sizes.num_key_value_heads
+        self.scale, self.cap = sizes.attention_scale, config.score_cap
         self.query = nn.Linear(D, width, bias=bias)
-        self.key = nn.Linear(D, width, bias=bias and config.has_key_biases)
-        self.value = nn.Linear(D, width, bias=bias)
+        self.key = nn.Linear(d_keys, key_width, bias=bias and config.has_key_biases)
+        self.value = nn.Linear(d_keys, key_width, bias=bias)
         self.output = nn.Linear(width, D, bias=bias)
+        self.query_norm = config.make_norm(K, exists=config.has_head_norms)
+        self.key_norm = config.make_norm(K, exists=config.has_head_norms)
 
-    def forward(self, x: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Attend from `x` (B, T, D) over keys and values (B, H, S, K).
+    def forward(
+        self, x: Tensor, key: Tensor, value: Tensor, bias: Tensor, angles: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Attend from `x` (B, T, D) over keys and values (B, G, S, K).
 
-        The bias is added to the scores (B, H, T, S). Returns the output (B, T, D), and the weights.
+        The bias is added to the scores (B, H, T, S). Queries are rotated by angles (T, K / 2). Returns the
+        output (B, T, D), and the weights.
         """
-        scores = self._split_heads(self.query(x)) @ key.transpose(2, 3) * self.scale  # (B, H, T, S)
-        weights = (scores + bias).softmax(dim=-1)
+        query = _rotated(self.query_norm(self._split_heads(self.query(x))), angles)  # (B, H, T, K)
+        key, value = (kept.repeat_interleave(self.num_groups, dim=1) for kept in (key, value))
+        scores = query @ key.transpose(2, 3) * self.scale  # (B, H, T, S)
+        weights = (_capped(scores, self.cap) + bias).softmax(dim=-1)
         output: Tensor = self.output((weights @ value).transpose(1, 2).flatten(2))  # (B, T, D)
         return output, weights
 
-    def keys_and_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and the values of `x` (B, S, D), each (B, H, S, K)."""
-        return self._split_heads(self.key(x)), self._split_heads(self.value(x))
+    def keys_and_values(self, x: Tensor, angles: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The keys, rotated by angles (S, K / 2), and the values of `x` (B, S, D), each (B, G, S, K)."""
+        key = self.key_norm(self._split_heads(self.key(x)))
+        return _rotated(key, angles), self._split_heads(self.value(x))
 
     def _split_heads(self, x: Tensor) -> Tensor:
         B, T, _ = x.shape
-        return x.view(B, T, self.num_heads, -1).transpose(1, 2)
+        return x.view(B, T, -1, self.d_head).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
     """`a(x W) W'`, or gated `(a(x G) * x W) W'` (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, config: ImportedConfig, d_ff: int) -> None:
+    def __init__(self, config: ImportedConfig, sizes: StackConfig) -> None:
         super().__init__()
-        D, bias = config.d_model, config.has_biases
-        self.inner = nn.Linear(D, d_ff, bias=bias)
-        self.gate = nn.Linear(D, d_ff, bias=bias) if config.is_gated else None
-        self.outer = nn.Linear(d_ff, D, bias=bias)
+        D, F, bias = sizes.d_model, sizes.d_ff, config.has_biases
+        self.inner = nn.Linear(D, F, bias=bias)
+        self.gate = nn.Linear(D, F, bias=bias) if config.is_gated else None
+        self.outer = nn.Linear(F, D, bias=bias)
         self.activate = _ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -194,47 +237,110 @@ class SoundFront(nn.Module):
 
 
 class Layer(nn.Module):
-    """A layer of the encoder, or with attention over the memory one of the decoder."""
+    """A layer of the encoder, or with attention over the memory one of the decoder.
 
-    def __init__(self, config: ImportedConfig, sizes: StackConfig, *, reads_memory: bool) -> None:
+    Args:
+        config: Of the model.
+        sizes: Of the layer's stack.
+        kind: How its self-attention treats positions.
+        d_memory: The width of the states that the layer reads besides those of its own stack; None if it
+            reads no others.
+    """
+
+    self_attention: Attention
+    cross_attention: Attention | None
+    feed_forward: FeedForward
+
+    def __init__(
+        self, config: ImportedConfig, sizes: StackConfig, kind: LayerKind, d_memory: int | None = None
+    ) -> None:
         super().__init__()
-        self.is_pre_norm = config.is_pre_norm
-        self.self_attention = Attention(config, sizes)
-        self.self_attention_norm = config.make_norm()
-        if reads_memory:
-            self.cross_attention = Attention(config, sizes)
-            self.cross_attention_norm = config.make_norm()
-        self.feed_forward = FeedForward(config, sizes.d_ff)
-        self.feed_forward_norm = config.make_norm()
+        self.kind, self.is_pre_norm = kind, config.is_pre_norm
+        sublayers: dict[str, nn.Module] = {"self_attention": Attention(config, sizes, sizes.d_model)}
+        self.cross_attention = None
+        if d_memory is not None:
+            sublayers["cross_attention"] = Attention(config, sizes, d_memory)
+        sublayers["feed_forward"] = FeedForward(config, sizes)
+        for name, sublayer in sublayers.items():
+            setattr(self, name, sublayer)
+            setattr(self, f"{name}_norm", config.make_norm(sizes.d_model))
+            setattr(
+                self, f"{name}_output_norm", config.make_norm(sizes.d_model, exists=config.has_output_norms)
+            )
+
+    @property
+    def memory_attention(self) -> Attention:
+        """The attention that reads the memory."""
+        return self.self_attention if self.cross_attention is None else self.cross_attention
 
     def attend(
-        self, x: Tensor, bias: Tensor, past: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Self-attention of `x` (B, T, D) over past positions and itself; returns all keys and values too."""
-        y = self._before(x, self.self_attention_norm)
-        present = self.self_attention.keys_and_values(y)
+        self,
+        x: Tensor,
+        context: SelfContext,
+        past: tuple[Tensor, Tensor] | None = None,
+        memory: tuple[Tensor, Tensor, Tensor] | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+        """Attention of `x` (B, T, D) to past positions, itself, and the memory's keys, values and their bias.
+
+        Without cross-attention it reads all of them in one softmax. Returns the output, the keys and values
+        of all positions, and the weights that the memory has (B, H, T, S).
+        """
+        y = self._before(x, "self_attention")
+        bias, angles = context.of(self.kind)
+        present = self.self_attention.keys_and_values(y, angles)
         if past is not None:
             present = torch.cat([past[0], present[0]], dim=2), torch.cat([past[1], present[1]], dim=2)
-        output, _ = self.self_attention(y, *present, bias)
-        return self._after(x, output, self.self_attention_norm), present
-
-    def attend_memory(self, x: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """Attention over the memory's keys and values (B, H, S, K), and its weights (B, H, T, S)."""
-        y = self._before(x, self.cross_attention_norm)
-        output, weights = self.cross_attention(y, key, value, bias)
-        return self._after(x, output, self.cross_attention_norm), weights
+        key, value = present
+        if memory is not None and self.cross_attention is None:
+            key, value = torch.cat([key, memory[0]], dim=2), torch.cat([value, memory[1]], dim=2)
+            (B, _, _, S), (T, N) = memory[2].shape, bias.shape[-2:]
+            bias = torch.cat([bias.expand(B, 1, T, N), memory[2].expand(B, 1, T, S)], dim=3)
+        output, weights = self.self_attention(y, key, value, bias, angles)
+        x = self._after(x, output, "self_attention")
+        if memory is not None and self.cross_attention is not None:
+            y = self._before(x, "cross_attention")
+            output, weights = self.cross_attention(y, *memory)
+            x = self._after(x, output, "cross_attention")
+        return x, present, weights if memory is None else weights[..., -memory[0].shape[2] :]
 
     def finish(self, x: Tensor) -> Tensor:
         """The feed-forward network, the layer's last part."""
-        output = self.feed_forward(self._before(x, self.feed_forward_norm))
-        return self._after(x, output, self.feed_forward_norm)
+        output = self.feed_forward(self._before(x, "feed_forward"))
+        return self._after(x, output, "feed_forward")
 
-    def _before(self, x: Tensor, norm: nn.Module) -> Tensor:
-        return norm(x) if self.is_pre_norm else x
+    def _before(self, x: Tensor, sublayer: str) -> Tensor:
+        result: Tensor = getattr(self, f"{sublayer}_norm")(x) if self.is_pre_norm else x
+        return result
 
-    def _after(self, x: Tensor, output: Tensor, norm: nn.Module) -> Tensor:
-        total = x + output
-        return total if self.is_pre_norm else norm(total)
+    def _after(self, x: Tensor, output: Tensor, sublayer: str) -> Tensor:
+        total = x + getattr(self, f"{sublayer}_output_norm")(output)
+        result: Tensor = total if self.is_pre_norm else getattr(self, f"{sublayer}_norm")(total)
+        return result
+
+
+@dataclass(frozen=True)
+class SelfContext:
+    """What the self-attentions of all layers of a stack read besides states.
+
+    Attributes:
+        queries: (T,), the positions of the states.
+        keys: (S,), the positions before them and their own.
+        bias: Broadcasts to (B, H, T, S), added to the scores.
+        d_head: K.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    bias: Tensor
+    d_head: int
+
+    def of(self, kind: LayerKind) -> tuple[Tensor, Tensor | None]:
+        """The bias of the scores, and the angles (T, K / 2) of the states, in layers of a kind."""
+        bias = self.bias
+        if kind.window is not None:
+            bias = bias + _masked(bias, kind.sees(self.queries, self.keys))
+        angles = None if kind.rotary is None else kind.rotary.angles(self.queries, self.d_head)
+        return bias, angles
 
 
 class ImportedModel(EncoderDecoder):
@@ -250,6 +356,8 @@ class ImportedModel(EncoderDecoder):
             query, from the most negative one on (Raffel et al. 2020, arXiv:1910.10683, section 2.1); None
             without such biases.
         target_bias: The same for targets.
+        source_unscaled: (D,), the embedding of `unscaled_id` in sources; None without such a token.
+        target_unscaled: The same for targets.
     """
 
     config: ImportedConfig
@@ -260,31 +368,31 @@ class ImportedModel(EncoderDecoder):
         super().__init__(config)
         V, D = config.vocab_size, config.d_model
         if config.has_source_embedding:
-            self.source_embedding = nn.Embedding(config.source_vocab_size, D)
+            self.source_embedding = nn.Embedding(config.source_vocab_size, config.encoder.d_model)
         if config.has_output:
             self.output = nn.Linear(D, V, bias=False)
         self.output_bias = _table(V) if config.has_output_bias else None
         self.front = None if config.sounds is None else SoundFront(config.sounds.num_bands, D)
-        num_source, num_target, distance = (
-            config.num_source_positions,
-            config.num_positions,
-            config.max_distance,
-        )
-        assert (num_target is None) != (distance is None)
+        num_source, num_target = config.num_source_positions, config.num_positions
+        distance = config.max_distance
         self.source_positions = _table(num_source, D) if num_source else None
         self.target_positions = _table(num_target, D) if num_target else None
+        has_unscaled = config.unscaled_id is not None
+        self.source_unscaled = _table(config.encoder.d_model) if has_unscaled else None
+        self.target_unscaled = _table(config.decoder.d_model) if has_unscaled else None
         self.source_bias = _table(2 * distance + 1, config.encoder.num_heads) if distance else None
         self.target_bias = _table(2 * distance + 1, config.decoder.num_heads) if distance else None
         self.encoder_layers = Layers(
-            Layer(config, config.encoder, reads_memory=False) for _ in range(config.encoder.num_layers)
+            Layer(config, config.encoder, kind) for kind in config.encoder.layer_kinds
         )
         self.decoder_layers = Layers(
-            Layer(config, config.decoder, reads_memory=True) for _ in range(config.decoder.num_layers)
+            Layer(config, config.decoder, kind, None if config.is_merged else config.encoder.d_model)
+            for kind in config.decoder.layer_kinds
         )
-        self.source_norm = config.make_norm() if config.has_embedding_norm else nn.Identity()
-        self.target_norm = config.make_norm() if config.has_embedding_norm else nn.Identity()
-        self.encoder_norm = config.make_norm() if config.is_pre_norm else nn.Identity()
-        self.decoder_norm = config.make_norm() if config.is_pre_norm else nn.Identity()
+        self.source_norm = config.make_norm(config.encoder.d_model, exists=config.has_embedding_norm)
+        self.target_norm = config.make_norm(config.decoder.d_model, exists=config.has_embedding_norm)
+        self.encoder_norm = config.make_norm(config.encoder.d_model, exists=config.is_pre_norm)
+        self.decoder_norm = config.make_norm(config.decoder.d_model, exists=config.is_pre_norm)
 
     @property
     def source_kind(self) -> SourceKind:
@@ -304,6 +412,8 @@ class ImportedModel(EncoderDecoder):
                 embedding_norm=self.source_norm,
                 relative_bias=self.source_bias,
                 front=self._front(),
+                num_positions=self.config.max_source_length,
+                unscaled=self.source_unscaled,
             ),
             decoder=self._stack(
                 "decoder_layers",
@@ -314,32 +424,39 @@ class ImportedModel(EncoderDecoder):
                 positions=self.target_positions,
                 embedding_norm=self.target_norm,
                 relative_bias=self.target_bias,
+                num_positions=self.config.max_target_length,
+                unscaled=self.target_unscaled,
             ),
             output_weight=self.output_weight,
             output_bias=self.output_bias,
             output_scale=self.config.output_scale,
+            logits_cap=self.config.logits_cap,
+            is_merged=self.config.is_merged,
         )
 
     def encode(self, *source: Tensor) -> Memory:
         given, source_mask = source
         if self.front is None:
-            x = self._embed(given, self.source_weight, self.source_positions, 0, self.source_norm)
+            x = _embed(self.architecture.encoder, given)
         else:
-            x = self.source_norm(self.front(given) + self.source_positions)
+            x = self.front(given) + self.source_positions
         places = torch.arange(x.shape[1])
         bias = _masked(x, source_mask[:, None, None, :]) + _relative_bias(self.source_bias, places, places)
+        context = SelfContext(places, places, bias, self.config.encoder.d_head)
         for layer in self.encoder_layers:
-            x, _ = layer.attend(x, bias)
+            x, _, _ = layer.attend(x, context)
             x = layer.finish(x)
         x = self.encoder_norm(x)  # (B, S, D)
-        pairs = [layer.cross_attention.keys_and_values(x) for layer in self.decoder_layers]
+        pairs = [layer.memory_attention.keys_and_values(x) for layer in self.decoder_layers]
         return tuple(tensor for pair in pairs for tensor in pair)
 
     def decode_states(self, target_ids: Tensor, memory: Memory, source_mask: Tensor) -> Tensor:
         return self._decode(target_ids, None, memory, source_mask)[0]
 
     def project(self, states: Tensor) -> Tensor:
-        return nn.functional.linear(states * self.config.output_scale, self.output_weight, self.output_bias)
+        scaled = states * self.config.output_scale
+        logits = nn.functional.linear(scaled, self.output_weight, self.output_bias)
+        return _capped(logits, self.config.logits_cap)
 
     def decode_with_attention(
         self, target_ids: Tensor, memory: Memory, source_mask: Tensor
@@ -366,38 +483,23 @@ class ImportedModel(EncoderDecoder):
     ) -> tuple[Tensor, State, list[Tensor]]:
         """Decoder states (B, T, D) of positions after those of the state, the new state, the weights."""
         num_before = 0 if state is None else state[0].shape[2]
-        x = self._embed(
-            target_ids, self.embedding.weight, self.target_positions, num_before, self.target_norm
-        )
+        x = _embed(self.architecture.decoder, target_ids, num_before)
         keys = torch.arange(num_before + target_ids.shape[1])
         queries = keys[num_before:]
         bias = _masked(x, keys <= queries[:, None]) + _relative_bias(self.target_bias, queries, keys)
+        context = SelfContext(queries, keys, bias, self.config.decoder.d_head)
         memory_bias = _masked(x, source_mask[:, None, None, :])
         new_state: list[Tensor] = []
         all_weights = []
         for i, layer in enumerate(self.decoder_layers):
             past = None if state is None else (state[2 * i], state[2 * i + 1])
-            x, present = layer.attend(x, bias, past)
+            x, present, weights = layer.attend(
+                x, context, past, (memory[2 * i], memory[2 * i + 1], memory_bias)
+            )
             new_state += present
-            x, weights = layer.attend_memory(x, memory[2 * i], memory[2 * i + 1], memory_bias)
             all_weights.append(weights)
             x = layer.finish(x)
         return self.decoder_norm(x), tuple(new_state), all_weights
-
-    def _embed(
-        self, ids: Tensor, weight: Tensor, positions: Tensor | None, num_before: int, norm: nn.Module
-    ) -> Tensor:
-        x = nn.functional.embedding(ids, weight) * self.config.embedding_scale  # (B, T, D)
-        if positions is not None:
-            end = num_before + ids.shape[1]
-            if end > len(positions):
-                raise ValueError(f"{end} positions, and the model has {len(positions)}")
-            added = positions[num_before:end]
-            if self.config.zero_position_id is not None:
-                added = added * (ids != self.config.zero_position_id)[:, :, None]
-            x = x + added
-        result: Tensor = norm(x)
-        return result
 
     def _front(self) -> Front | None:
         sounds, front = self.config.sounds, self.front
@@ -416,30 +518,50 @@ class ImportedModel(EncoderDecoder):
         positions: Tensor | None,
         embedding_norm: nn.Module,
         relative_bias: Tensor | None,
+        num_positions: int,
+        unscaled: Tensor | None,
         front: Front | None = None,
     ) -> Stack:
-        config = self.config
+        config, token_id = self.config, self.config.unscaled_id
         return Stack(
             name=name,
             embedding=embedding,
-            embedding_scale=config.embedding_scale,
+            embedding_scale=sizes.embedding_scale,
             positions=positions,
             embedding_norm=embedding_norm if config.has_embedding_norm else None,
             layers=layers,
             final_norm=final_norm if config.is_pre_norm else None,
             num_heads=sizes.num_heads,
+            num_key_value_heads=sizes.num_key_value_heads,
             d_head=sizes.d_head,
-            attention_scale=scale_of(config, sizes),
+            attention_scale=sizes.attention_scale,
+            kinds=sizes.layer_kinds,
+            num_positions=num_positions,
+            score_cap=config.score_cap,
             activation=config.activation,
             relative_bias=relative_bias,
             zero_position_id=config.zero_position_id,
             front=front,
+            unscaled=None if unscaled is None or token_id is None else (token_id, unscaled),
         )
 
 
-def scale_of(config: ImportedConfig, sizes: StackConfig) -> float:
-    """The factor of attention scores in one half of the model."""
-    return 1 / math.sqrt(sizes.d_head) if config.attention_scale is None else config.attention_scale
+def _embed(stack: Stack, ids: Tensor, num_before: int = 0) -> Tensor:
+    """The embeddings (B, T, D) of tokens (B, T) after a number of positions."""
+    assert stack.embedding is not None
+    x = nn.functional.embedding(ids, stack.embedding) * stack.embedding_scale
+    if stack.unscaled is not None:
+        token_id, vector = stack.unscaled
+        x = torch.where((ids == token_id)[:, :, None], vector, x)
+    if stack.positions is not None:
+        end = num_before + ids.shape[1]
+        if end > len(stack.positions):
+            raise ValueError(f"{end} positions, and the model has {len(stack.positions)}")
+        added = stack.positions[num_before:end]
+        if stack.zero_position_id is not None:
+            added = added * (ids != stack.zero_position_id)[:, :, None]
+        x = x + added
+    return x if stack.embedding_norm is None else stack.embedding_norm(x)
 
 
 def _table(*shape: int) -> nn.Parameter:
@@ -447,8 +569,24 @@ def _table(*shape: int) -> nn.Parameter:
 
 
 def _masked(x: Tensor, mask: Tensor) -> Tensor:
-    """Zeros of the type of `x` where the mask is True, minus infinity elsewhere."""
-    return torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, -math.inf)
+    """Zeros of the type of `x` where the mask is True, elsewhere numbers whose exponentials are 0.
+
+    They are finite, even the sum of two, because padding may see no position at all.
+    """
+    return torch.zeros_like(mask, dtype=x.dtype).masked_fill(~mask, torch.finfo(x.dtype).min / 2)
+
+
+def _capped(x: Tensor, cap: float | None) -> Tensor:
+    return x if cap is None else (x / cap).tanh() * cap
+
+
+def _rotated(x: Tensor, angles: Tensor | None) -> Tensor:
+    """(B, H, T, K) whose vectors are rotated, each pair of halves by one angle of (T, K / 2)."""
+    if angles is None:
+        return x
+    cosines, sines = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
 
 def _relative_bias(table: Tensor | None, queries: Tensor, keys: Tensor) -> Tensor | float:

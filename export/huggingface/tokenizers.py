@@ -138,6 +138,8 @@ class TokenizerRecipe:
         starts_with_language: Whether the decoder reads the target's language instead of a start token.
             Otherwise the language is the first token of a target.
         is_prompted: Whether the decoder reads Whisper's prompt before a target, and sources are sounds.
+        has_own_frame: Whether each checkpoint has its own frame: `add_bos_token` and `add_eos_token` of its
+            settings, and by default the one of `tokenizer.json`.
     """
 
     classes: tuple[str, ...]
@@ -147,6 +149,7 @@ class TokenizerRecipe:
     suffix: tuple[str, ...] = ("eos",)
     starts_with_language: bool = False
     is_prompted: bool = False
+    has_own_frame: bool = False
 
 
 def read_tokenizers(
@@ -194,6 +197,8 @@ def _framed(
     start, forced = generation.get("decoder_start_token_id"), generation.get("forced_bos_token_id")
     names: dict[int | None, str] = {token_id: name for name, token_id in languages.items()}
     prefix, suffix = recipe.prefix, recipe.suffix
+    if recipe.has_own_frame:
+        prefix, suffix = _own_frame(checkpoint)
     if settings.get("legacy_behaviour") and SOURCE_LANGUAGE in prefix:
         prefix, suffix = (), (*suffix, SOURCE_LANGUAGE)
     forced_places: Places = () if forced is None else (int(forced),)
@@ -274,6 +279,17 @@ def _prompted(
 
 def _forced(names: Mapping[str, int], forced: Collection[int], default: str) -> str:
     return next((name for name, token_id in names.items() if token_id in forced), default)
+
+
+def _own_frame(checkpoint: Checkpoint) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The roles of the tokens that a checkpoint itself adds before and after a text."""
+    inner = tokenizers.Tokenizer.from_file(str(checkpoint.file("tokenizer.json")))
+    added = inner.encode("").tokens
+    has = {
+        role: checkpoint.settings.get(f"add_{role}_token", checkpoint.token(f"{role}_token", "") in added)
+        for role in ("bos", "eos")
+    }
+    return ("bos",) * has["bos"], ("eos",) * has["eos"]
 
 
 def _places(
@@ -490,6 +506,10 @@ def _byte_pairs(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     return inner
 
 
+def _no_pieces(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+    raise ValueError(f"{checkpoint.folder} has no tokenizer.json, which its tokenizer needs")
+
+
 def _byt5(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     """Byte pairs without merges: the id of a byte is the byte + 3."""
     special = ["<pad>", "</s>", "<unk>"]
@@ -528,6 +548,7 @@ def _content(token: Any) -> str:
 
 _T5 = ("T5Tokenizer", "MT5Tokenizer")
 _MBART = ("MBartTokenizer", "MBart50Tokenizer")
+_GEMMA = ("GemmaTokenizer",)
 _LANGUAGE_FIRST = (SOURCE_LANGUAGE,)
 RECIPES = {
     "marian": TokenizerRecipe(("MarianTokenizer",), _marian, r">>(.+)<<", prefix=(TARGET_LANGUAGE,)),
@@ -547,4 +568,6 @@ RECIPES = {
     "whisper": TokenizerRecipe(
         ("WhisperTokenizer",), _byte_pairs, r"<\|([a-z]{2,3})\|>", suffix=(), is_prompted=True
     ),
+    "t5gemma": TokenizerRecipe(_GEMMA, _no_pieces, has_own_frame=True),
+    "t5gemma2": TokenizerRecipe(_GEMMA, _no_pieces, has_own_frame=True),
 }

@@ -71,6 +71,64 @@ def _whisper(vocab: Mapping[str, int]) -> Any:
     )
 
 
+def _gemma(side: str, **options: Any) -> dict[str, Any]:
+    """The settings of one half: a window that is shorter than the tests' texts, and caps that are felt."""
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4}
+    if side == "encoder":
+        sizes = {"hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 3}
+    return {
+        **sizes,
+        "num_key_value_heads": 2 if side == "decoder" else 1,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 20,
+        "max_position_embeddings": 64,
+        "sliding_window": 5,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 4.0,
+        **options,
+    }
+
+
+def _t5gemma(vocab: Mapping[str, int]) -> Any:
+    halves = {side: _gemma(side, **vocab) for side in ("encoder", "decoder")}
+    return transformers.T5GemmaForConditionalGeneration(transformers.T5GemmaConfig(**halves, **vocab))
+
+
+def _t5gemma2(vocab: Mapping[str, int]) -> Any:
+    """With a small vision tower, which is not imported."""
+    ropes = {
+        "sliding_attention": {"rope_theta": 10_000.0, "rope_type": "default"},
+        "full_attention": {"rope_theta": 1_000_000.0, "rope_type": "linear", "factor": 8.0},
+    }
+    sides = {
+        side: _gemma(
+            side,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"][:num_layers],
+            rope_parameters=ropes,
+            hidden_size=48,
+            **vocab,
+        )
+        for side, num_layers in (("encoder", 2), ("decoder", 3))
+    }
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 4,
+    }
+    encoder = {
+        "text_config": sides["encoder"],
+        "vision_config": {"model_type": "siglip_vision_model", **vision},
+        "mm_tokens_per_image": 4,
+        "eoi_token_index": 9,  # whose embedding is not in the matrix
+    }
+    return transformers.T5Gemma2ForConditionalGeneration(
+        transformers.T5Gemma2Config(encoder=encoder, decoder=sides["decoder"])
+    )
+
+
 # By the name of a case: the tokenizer's files, and the model.
 CASES: dict[str, tuple[Callable[[Path], files.Files], Callable[..., Any]]] = {
     "marian": (files.marian, lambda vocab: _marian(vocab, activation_function="swish")),
@@ -101,6 +159,8 @@ CASES: dict[str, tuple[Callable[[Path], files.Files], Callable[..., Any]]] = {
     "mt5": (lambda folder: files.t5(folder, "mt5"), _t5_like("MT5", tie_word_embeddings=False)),
     "byt5": (files.byt5, _t5_like("T5", feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
     "whisper": (files.whisper, _whisper),
+    "t5gemma": (files.t5gemma, _t5gemma),
+    "t5gemma2": (lambda folder: files.t5gemma(folder, "t5gemma2"), _t5gemma2),
 }
 SOUNDS = ("whisper",)
 TEXTS = tuple(case for case in CASES if case not in SOUNDS)

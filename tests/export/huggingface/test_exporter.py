@@ -43,7 +43,12 @@ def test_the_graphs_of_every_family_equal_transformers(checkpoint, case, tmp_pat
 @pytest.mark.parametrize(
     "case",
     # slow: families with layers like those of the quick ones
-    [case if case in ("marian", "byt5") else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+    [
+        case
+        if case in ("marian", "byt5", "t5gemma", "t5gemma2")
+        else pytest.param(case, marks=pytest.mark.slow)
+        for case in CASES
+    ],
 )
 def test_int8_is_calibrated_on_texts_and_the_models_own_targets(checkpoint, case, tmp_path):
     texts = tmp_path / "texts.txt"
@@ -89,6 +94,22 @@ def test_a_step_that_selects_tokens_never_selects_suppressed_ones(checkpoint, tm
     assert {*logits.argmax(axis=1).tolist()} <= {*never_ids}
     allowed = np.array([2, 5, 9])
     np.testing.assert_array_equal(token_ids[:, 0], allowed[logits[:, allowed].argmax(axis=1)])
+
+
+@pytest.mark.parametrize("case", ["t5gemma", "t5gemma2"])
+def test_float16_of_t5gemma_runs_on_the_cpu(checkpoint, case, tmp_path):
+    export_checkpoint(checkpoint(case)[0], tmp_path / "bundle", [Precision.FP16])
+    proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].parity
+    assert 0 < proof.max_log_probability_difference < 0.05
+
+
+def test_the_vocabulary_of_t5gemma_is_that_of_its_halves(checkpoint, tmp_path):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint("t5gemma")[0], folder)
+    edit(folder / "config.json", vocab_size=10)  # which nothing in transformers reads
+    export_checkpoint(folder, tmp_path / "bundle", FP32)
+    expected = checkpoint("t5gemma")[1].config.vocab_size
+    assert load_bundle(tmp_path / "bundle").manifest.source_vocab_size == expected
 
 
 def test_limits_are_those_of_the_checkpoint_or_those_given(checkpoint, tmp_path):

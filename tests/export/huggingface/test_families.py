@@ -1,11 +1,13 @@
 """The imported model computes what transformers computes, whatever the family."""
 
+import json
 import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from seq2seq_serve.export.graphs.architecture import Rotary
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, open_checkpoint
 from seq2seq_serve.export.huggingface.families import FAMILIES, Limits, bucket_of, family_of, read_model
 from tests.export.huggingface.checkpoints import CASES, edit
@@ -147,6 +149,58 @@ def test_heads_that_the_attention_operator_refuses_are_refused(folder):
     edit(folder / "config.json", d_kv=12)
     with pytest.raises(CheckpointError, match=r"heads are 12 wide; a multiple of 8 is supported"):
         imported(folder)
+
+
+def edited(folder, tmp_path, **changes):
+    """A copy of a T5Gemma whose halves have other settings."""
+    shutil.copytree(folder, tmp_path / "copy")
+    file = tmp_path / "copy" / "config.json"
+    config = json.loads(file.read_text())
+    for side, settings in changes.items():
+        config[side] = {key: value for key, value in (config[side] | settings).items() if value is not None}
+    file.write_text(json.dumps(config))
+    return tmp_path / "copy"
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "yarn"}},
+            "type 'yarn' are not supported; there are default, linear",
+        ),
+        (
+            {"layer_types": ["chunked_attention"] * 3},
+            "layer_types has chunked_attention, which is not supported",
+        ),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps differs between encoder and decoder"),
+        ({"max_position_embeddings": None}, "config.json lacks max_position_embeddings"),
+    ],
+)
+def test_settings_of_t5gemma_that_are_not_supported_are_refused(checkpoint, tmp_path, settings, match):
+    with pytest.raises(CheckpointError, match=match):
+        imported(edited(checkpoint("t5gemma")[0], tmp_path, decoder=settings))
+
+
+def test_biases_of_t5gemmas_attention_are_refused(checkpoint, tmp_path):
+    biased = {"attention_bias": True}
+    with pytest.raises(CheckpointError, match="attention_bias is true, which is not supported"):
+        imported(edited(checkpoint("t5gemma")[0], tmp_path, encoder=biased, decoder=biased))
+
+
+def test_older_settings_of_t5gemma_mean_the_same(checkpoint, tmp_path):
+    """Files of transformers 4 have neither `layer_types` nor `rope_parameters`."""
+    folder, _ = checkpoint("t5gemma")
+    older = {"layer_types": None, "rope_parameters": None, "rope_theta": 10_000.0}
+    config = imported(edited(folder, tmp_path, encoder=older, decoder=older)).config
+    assert config == imported(folder).config
+    stretched = {
+        "rope_parameters": None,
+        "rope_theta": 500.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+    }
+    folder = edited(folder, tmp_path / "other", decoder=stretched)
+    assert {kind.rotary for kind in imported(folder).config.decoder.kinds} == {Rotary(500.0, 4.0)}
 
 
 def test_a_setting_that_is_missing_is_named(folder):

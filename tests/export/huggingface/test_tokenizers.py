@@ -14,6 +14,7 @@ import tokenizers
 
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
+from tests.export.huggingface.checkpoints import edit
 from tests.export.huggingface.tokenizer_files import (
     CONTROL_TEXTS,
     FAMILIES,
@@ -26,6 +27,7 @@ from tests.export.huggingface.tokenizer_files import (
     only_pieces,
     sentences,
     t5,
+    t5gemma,
 )
 
 FEW, MANY = 300, 10_000
@@ -155,9 +157,9 @@ def test_control_tokens_that_a_user_types_are_text(files, ours):
                 assert tokenizer.decode(ids).strip() == text
 
 
-def test_special_tokens_keep_their_names_and_have_no_text(ours):
-    eos = ours.source.token_id("</s>")
-    assert ours.source.piece(eos) == "</s>"
+def test_special_tokens_keep_their_names_and_have_no_text(files, ours):
+    eos = ours.frames.source_suffix[0]
+    assert ours.source.piece(eos) == files.theirs.eos_token
     assert ours.source.decode([eos, *ours.source.encode("ab"), eos]).strip() == "ab"
 
 
@@ -232,6 +234,29 @@ def test_nllb_of_before_2023_has_its_language_behind(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"legacy_behaviour": True}))
     frames = imported(files).frames
     assert (frames.source_prefix, frames.source_suffix) == ((), (2, "source_language"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"add_bos_token": False}, {"add_eos_token": False}])
+def test_t5gemma_has_the_frame_of_its_file_unless_its_settings_have_another(settings, tmp_path):
+    files = t5gemma(tmp_path)
+    written = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert not {"add_bos_token", "add_eos_token"} & written.keys()
+    edit(tmp_path / "tokenizer_config.json", **settings)
+    frames = imported(files).frames
+    assert frames.source_prefix == (2,) * settings.get("add_bos_token", True)
+    assert frames.source_suffix == (1,) * settings.get("add_eos_token", True)
+
+
+def test_bytes_without_a_token_stream_as_they_become_characters(tmp_path):
+    """The library's own stream would take back a character that bytes of an incomplete one follow."""
+    tokenizer = imported(t5gemma(tmp_path)).target
+    complete, cut = ([tokenizer.token_id(f"<0x{byte:02X}>") for byte in "힣".encode()[:n]] for n in (3, 2))
+    word = tokenizer.encode("ab")
+    stream = tokenizer.stream()
+    given = [*word, *complete, *cut, *word]
+    pieces = [stream.push([token_id]) for token_id in given]
+    assert "".join([*pieces, stream.finish()]) == tokenizer.decode(given) == "ab힣\ufffdab"
+    assert pieces[len(word) : len(word) + 3] == ["", "", "힣"]
 
 
 def test_marian_chooses_its_target_language_in_the_source(tmp_path):

@@ -14,7 +14,7 @@ from typing import Any
 import sentencepiece
 import tokenizers
 import transformers
-from tokenizers import decoders, models, pre_tokenizers, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers.utils import sentencepiece_model_pb2_new as protobuf
 
 from seq2seq_serve.bundle.charsmap import HIDDEN
@@ -328,6 +328,30 @@ def byt5(folder: Path) -> Files:
     return _saved(folder, "byt5", transformers.ByT5Tokenizer(), {"decoder_start_token_id": 0})
 
 
+@cache
+def _byte_fallback_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """Byte pairs that know some scripts only, with tokens for the bytes of others."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    inner = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    inner.normalizer = normalizers.Replace(" ", "\u2581")
+    inner.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    trainer = trainers.BpeTrainer(
+        vocab_size=1200, special_tokens=special, limit_alphabet=300, show_progress=False
+    )
+    inner.train_from_iterator(sentences(3000, 0), trainer)
+    model = json.loads(inner.to_str())["model"]
+    return model["vocab"], [tuple(merge) for merge in model["merges"]]
+
+
+def t5gemma(folder: Path, family: str = "t5gemma") -> Files:
+    """As `save_pretrained` writes it."""
+    vocab, merges = _byte_fallback_pairs()
+    theirs = transformers.GemmaTokenizer(
+        vocab=vocab, merges=merges, add_bos_token=True, add_eos_token=True, extra_special_tokens=["<mask>"]
+    )
+    return _saved(folder, family, theirs, {"decoder_start_token_id": 2})
+
+
 FAMILIES: dict[str, Callable[[Path], Files]] = {
     "marian": marian,
     "m2m100": m2m100,
@@ -341,6 +365,8 @@ FAMILIES: dict[str, Callable[[Path], Files]] = {
     "bart": bart,
     "blenderbot": blenderbot,
     "byt5": byt5,
+    "t5gemma": t5gemma,
+    "t5gemma2": lambda folder: t5gemma(folder, "t5gemma2"),
 }
 
 

@@ -1,0 +1,111 @@
+"""The graphs of a Transformer whose decoder attends to its cache and its memory in one softmax (T5Gemma 2).
+
+No operator of ONNX Runtime reads two buffers, so attention is by its definition. Its cost follows the
+capacities of both buffers, and not, as in `export.graphs.transformer`, the lengths of the rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.manifest import TensorSpec
+from seq2seq_serve.bundle.names import Axis, Role, Verb
+from seq2seq_serve.export.graphs.architecture import Architecture
+from seq2seq_serve.export.graphs.base import Graph, outs, token_specs
+from seq2seq_serve.export.graphs.linear import LinearFactory
+from seq2seq_serve.export.graphs.transformer import DecodeGraph, Decoder, EncodeGraph, TransformerGraph
+from seq2seq_serve.training.models.transformer import alignment_layer
+
+# B batch rows   T target length   D d_model   V vocabulary   L layers   C cache capacity   S memory capacity
+
+
+def merged_graphs_of(model: Architecture, linear: LinearFactory) -> dict[Verb, Graph]:
+    """Create the three graphs of a Transformer with merged attention."""
+    decoder, layer = Decoder(model, linear), alignment_layer(len(model.decoder.layers))
+    return {
+        Verb.ENCODE: EncodeGraph(model, linear),
+        Verb.STEP: MergedStepGraph(model, linear, decoder),
+        Verb.DECODE: MergedDecodeGraph(model, linear, decoder, alignment_layer=layer),
+    }
+
+
+class MergedStepGraph(TransformerGraph):
+    """One target position for all running rows, with the cache in place; the memory is only read."""
+
+    def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
+        super().__init__(model, model.decoder, linear)
+        self.decoder = decoder
+        cache = self._cache_specs()
+        columns = token_specs(names.CACHE_LENGTHS, names.LAST_SOURCE_POSITIONS)
+        self.inputs = (*columns, *cache, *self._memory_specs())
+        logits = TensorSpec(names.LOGITS, "float32", (Axis.BATCH, self.vocab_size), Role.LOGITS)
+        self.outputs = (logits, *outs(cache))
+
+    def forward(
+        self, token_ids: Tensor, cache_lengths: Tensor, last_source_positions: Tensor, *buffers: Tensor
+    ) -> tuple[Tensor, ...]:
+        positions = cache_lengths.to(torch.int64).unsqueeze(1)  # (B, 1)
+        hidden, _, cache = _states(
+            self, self.decoder, token_ids.unsqueeze(1), positions, last_source_positions + 1, buffers
+        )
+        return (self.decoder.logits(hidden, self.embedding), *cache)
+
+
+class MergedDecodeGraph(DecodeGraph):
+    """T target positions at once, as in `DecodeGraph`."""
+
+    def forward(
+        self,
+        target_ids: Tensor,
+        label_ids: Tensor,
+        first_position: Tensor,
+        source_lengths: Tensor,
+        *buffers: Tensor,
+    ) -> tuple[Tensor, ...]:
+        B, T = target_ids.shape
+        positions = (first_position.to(torch.int64) + torch.arange(T)).expand(B, T)
+        hidden, weights, cache = _states(self, self.decoder, target_ids, positions, source_lengths, buffers)
+        alignment = weights[self.alignment_layer].to(torch.float32).mean(dim=1)  # (B, T, S)
+        return (self._scores(hidden, label_ids, B, T), alignment, *cache)
+
+
+def _states(
+    graph: TransformerGraph,
+    decoder: Decoder,
+    ids: Tensor,
+    positions: Tensor,
+    source_lengths: Tensor,
+    buffers: tuple[Tensor, ...],
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Decoder states `(B·T, D)` of ids at positions, both `(B, T)`, the memory's weights, and the cache."""
+    num_tensors = 2 * graph.num_layers
+    cache, memory = buffers[:num_tensors], buffers[num_tensors:]
+    slots = torch.arange(cache[0].shape[2])
+    seen = slots <= positions[:, None, :, None]  # (B, 1, T, C)
+    masks = {
+        kind.window: seen if kind.window is None else seen & kind.sees(positions[:, None], slots)
+        for kind in graph.kinds
+    }
+    memory_mask = torch.arange(memory[0].shape[2]) < source_lengths[:, None, None, None]  # (B, 1, 1, S)
+    norms = iter(decoder.norms)
+    hidden, residual = graph.enter(graph.embed(ids, None), norms)
+    new_cache: list[Tensor] = []
+    all_weights = []
+    for layer, (block, kind) in enumerate(zip(decoder.blocks, graph.kinds, strict=True)):
+        first, second = 2 * layer, 2 * layer + 1
+        output, key, value, weights = block.attend(
+            hidden,
+            positions,
+            (cache[first], cache[second]),
+            masks[kind.window],
+            (memory[first], memory[second]),
+            memory_mask,
+            graph.rotation(layer),
+        )
+        new_cache += (key, value)
+        all_weights.append(weights)
+        hidden, residual = next(norms)(output, residual)
+        hidden, residual = next(norms)(block.feed_forward(hidden), residual)
+    return hidden, all_weights, new_cache
