@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, WINDOW, SoundError, log
 from seq2seq_serve.bundle.manifest import LengthRule
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.tokenizer import Tokenizer
-from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
+from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, read_json
 from seq2seq_serve.training.data.sources import Inputs, Numbers, SourceKind
 
 MAX_SOUNDS = 50
@@ -71,13 +71,16 @@ def check_features(folder: Path, sounds: Sounds) -> None:
     """Raise CheckpointError if the checkpoint's spectrogram is another one than that of `bundle.audio`."""
     for file in ("preprocessor_config.json", "processor_config.json"):
         if (folder / file).is_file():
-            settings: dict[str, Any] = json.loads((folder / file).read_text(encoding="utf-8"))
+            settings = read_json(folder / file)
             settings = settings.get("feature_extractor", settings)
             expected = {
                 "sampling_rate": SAMPLE_RATE,
                 "hop_length": HOP,
                 "n_fft": WINDOW,
                 "feature_size": sounds.num_bands,
+                "padding_value": 0,
+                "dither": 0,
+                "do_normalize": False,
             }
             for name, value in expected.items():
                 if settings.get(name, value) != value:
@@ -87,21 +90,20 @@ def check_features(folder: Path, sounds: Sounds) -> None:
             return
 
 
-def read_sounds(file: Path | None, kind: Sounds) -> list[Numbers]:
-    """The sounds that a file names, one a line; without a file, made ones."""
-    if file is None:
-        return [_encoded(sound) for sound in make_sounds(kind.max_seconds)]
-    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    paths = [file.parent / line for line in lines if line][:MAX_SOUNDS]
-    if len(paths) < 2:
-        raise CheckpointError(f"{file} names {len(paths)} sounds, and the calibration needs at least 2")
+def read_sounds(paths: Iterable[Path], kind: Sounds) -> list[Numbers]:
+    """The encoded sounds of some files, at most `MAX_SOUNDS` of them."""
     sounds = []
-    for path in paths:
+    for path in islice(paths, MAX_SOUNDS):
         try:
             sounds.append(_encoded(read_sound(path.read_bytes(), kind.max_seconds)))
         except (OSError, SoundError) as error:
-            raise CheckpointError(f"{file} names {path}: {error}") from error
+            raise CheckpointError(f"the calibration names {path}: {error}") from error
     return sounds
+
+
+def made_sounds(kind: Sounds) -> list[Numbers]:
+    """Encoded sounds that resemble speech."""
+    return [_encoded(sound) for sound in make_sounds(kind.max_seconds)]
 
 
 def _encoded(samples: NDArray[Any]) -> Numbers:

@@ -122,7 +122,7 @@ def _hypothesis(
 
 
 def _segments(part: Part, hypothesis: Hypothesis, model: ServedModel) -> list[pb.Segment]:
-    """Returns what was said between the times of a target."""
+    """Returns what was said between the times of a target, none of them after the end of the sound."""
     times = model.timestamps
     assert times is not None
     segments: list[pb.Segment] = []
@@ -143,10 +143,10 @@ def _segments(part: Part, hypothesis: Hypothesis, model: ServedModel) -> list[pb
         if token_id < times.first_id:
             said.append(token_id)
             continue
-        seconds = (token_id - times.first_id) * times.step_seconds
+        seconds = min((token_id - times.first_id) * times.step_seconds, part.num_seconds)
         end_at(seconds)
         begin = seconds
-    end_at(max(part.num_seconds, begin))
+    end_at(part.num_seconds)
     return segments
 
 
