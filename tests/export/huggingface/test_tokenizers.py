@@ -389,12 +389,12 @@ class TestWhisper:
         assert max(tokenizer.encode(text)) < files.generation["eos_token_id"]
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
-    def test_the_prompt_is_that_of_transformers(self, files):
-        files.theirs.set_prefix_tokens(language="ko", task="translate", predict_timestamps=False)
+    def test_the_prompt_has_the_language_the_task_and_no_timestamps(self, files):
         ours = imported(files)
         chosen = {"source_language": "ko", "task": "translate"}
         start = [ours.choices[p].ids[chosen[p]] if isinstance(p, str) else p for p in ours.frames.start]
-        assert start == files.theirs.prefix_tokens
+        names = ["<|startoftranscript|>", "<|ko|>", "<|translate|>", "<|notimestamps|>"]
+        assert start == files.theirs.convert_tokens_to_ids(names)
         assert ours.frames.forced == ours.frames.source_prefix == ours.frames.source_suffix == ()
         assert list(ours.choices["source_language"].ids) == ["en", "de", "ko"]
         assert ours.choices["source_language"].default == ""
