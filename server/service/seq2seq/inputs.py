@@ -164,13 +164,8 @@ def read_samples(given: Input, longest_seconds: float, checkpoint: Checkpoint, *
     Raises:
         InvalidRequest: The file is not a sound, or is longer than `longest_seconds`; `hint` says what to do.
     """
-    with _refusing_damage(given):
-        try:
-            return audio.read_sound(given.source.file, longest_seconds, checkpoint)
-        except audio.SoundTooLongError as error:
-            raise InvalidRequest(
-                f"{given.name}: {error}: send a shorter one{hint}", field=given.field
-            ) from error
+    with _refusing_damage(given, hint):
+        return audio.read_sound(given.source.file, longest_seconds, checkpoint)
 
 
 def check_visible(text: str, field: str, what: str = "the text") -> None:
@@ -325,10 +320,13 @@ def _read_pixels(given: Input, model: ServedModel, checkpoint: Checkpoint) -> Ar
 
 
 @contextmanager
-def _refusing_damage(given: Input) -> Iterator[None]:
-    """Turns the errors of reading a file into `InvalidRequest`."""
+def _refusing_damage(given: Input, hint: str = "") -> Iterator[None]:
+    """Turns the errors of reading a file into `InvalidRequest`; `hint` is for a long sound."""
     try:
         yield
+    except audio.SoundTooLongError as error:
+        message = f"{given.name}: {error}: send a shorter one{hint}"
+        raise InvalidRequest(message, field=given.field) from error
     except (PictureError, audio.SoundError) as error:
         raise InvalidRequest(f"{given.name}: {error}", field=given.field) from error
 
