@@ -45,7 +45,7 @@ from seq2seq_serve.export.huggingface.samples import (
     make_pairs,
     read_lines,
 )
-from seq2seq_serve.export.huggingface.sounds import check_features, made_sounds, read_sounds
+from seq2seq_serve.export.huggingface.sounds import check_features, make_sounds, read_sounds
 from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.data.sources import Numbers
@@ -143,7 +143,7 @@ def _calibration_sources(
         return frame_texts(texts, tokenizers, config.max_source_length)
     check_features(folder, config.sounds)
     if file is None or lines is None:
-        return made_sounds(config.sounds)
+        return make_sounds(config.sounds)
     return read_sounds((file.parent / line for line in lines), config.sounds)
 
 

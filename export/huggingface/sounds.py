@@ -101,17 +101,12 @@ def read_sounds(paths: Iterable[Path], kind: Sounds) -> list[Numbers]:
     return sounds
 
 
-def made_sounds(kind: Sounds) -> list[Numbers]:
-    """Encoded sounds that resemble speech."""
-    return [_encoded(sound) for sound in make_sounds(kind.max_seconds)]
-
-
 def _encoded(samples: NDArray[Any]) -> Numbers:
     return array("h", np.rint(np.clip(samples, -1, 1) * _PEAK).astype(np.int16).tobytes())
 
 
-def make_sounds(max_seconds: float) -> list[NDArray[np.float64]]:
-    """Sounds that resemble speech: vowels of changing pitch and loudness, hisses and pauses, over a noise."""
+def make_sounds(kind: Sounds) -> list[Numbers]:
+    """Encoded sounds that resemble speech: vowels of changing pitch and loudness, hisses, pauses, noise."""
     chance = np.random.default_rng(0)
     sounds = []
     for number in range(_NUM_SAMPLES):
@@ -120,9 +115,10 @@ def make_sounds(max_seconds: float) -> list[NDArray[np.float64]]:
             pieces += [_vowel(pitch * chance.uniform(0.8, 1.25), chance), _hiss(chance)]
             if chance.random() < 0.3:
                 pieces.append(np.zeros(chance.integers(SAMPLE_RATE // 10, SAMPLE_RATE)))
-        sound = np.concatenate(pieces)[: int(max_seconds * SAMPLE_RATE)]
+        sound = np.concatenate(pieces)[: int(kind.max_seconds * SAMPLE_RATE)]
         sound *= chance.uniform(0.1, 0.9) / np.abs(sound).max()
-        sounds.append(sound + 10 ** chance.uniform(-4, -2) * chance.standard_normal(len(sound)))
+        noise = 10 ** chance.uniform(-4, -2) * chance.standard_normal(len(sound))
+        sounds.append(_encoded(sound + noise))
     return sounds
 
 
