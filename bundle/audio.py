@@ -19,7 +19,7 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 
-Samples = NDArray[np.float32]  # of one channel, from -1 to 1
+Samples = NDArray[np.float32]  # of one channel, usually from -1 to 1
 
 SAMPLE_RATE = 16_000  # samples a second of a spectrogram's sound
 HOP = 160  # samples from one frame of a spectrogram to the next
@@ -35,10 +35,8 @@ _FORMATS = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3")  # libsndfile's names
 _LINEAR_HERTZ, _MELS_PER_HERTZ = 1000.0, 3 / 200
 _MELS_PER_OCTAVE = 27 * math.log(2) / math.log(6.4)
 _FLOOR, _DYNAMIC_RANGE = 1e-10, 8.0  # of power, and of its logarithm
-_PIXELS_PER_SAMPLE, _PIXELS_PER_SECOND = (
-    2,
-    50_000,
-)  # of a picture, which take as long as decoding, transforming
+_PIXELS_PER_SAMPLE = 2  # of a picture, which take as long to decode as a sample of each channel
+_PIXELS_PER_SECOND = 50_000  # of a picture, which take as long to decode as a second's spectrogram to compute
 _LOUDEST = 1e4  # of a sample; 1 is the usual limit, which files of floats may exceed
 
 
@@ -85,11 +83,10 @@ def split_sound(samples: Samples, longest: int) -> list[Samples]:
     length = min(_CUT_BLOCK, num_searched)
     pieces = []
     while len(samples) > longest:
-        blocks = samples[longest - num_searched : longest][: num_searched // length * length].reshape(
-            -1, length
-        )
+        first = longest - num_searched
+        blocks = samples[first : longest - num_searched % length].reshape(-1, length)
         quietest = int((blocks**2).mean(axis=1).argmin())
-        end = longest - num_searched + quietest * length + length // 2
+        end = first + quietest * length + length // 2
         pieces.append(samples[:end])
         samples = samples[end:]
     return [*pieces, samples]
