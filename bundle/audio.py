@@ -1,7 +1,8 @@
 """Reads sounds into log-mel spectrograms, as speech models read them, for export and for the server alike.
 
-Files are WAV, FLAC, Ogg (Vorbis, Opus) or MP3, of any rate, with one or several channels. Files may be
-hostile: a file's header is compared with the limits first, and no more than a model takes is decoded.
+Files are WAV, FLAC, Ogg (Vorbis, Opus) or MP3, of usual rates, with one or several channels. Files may be
+hostile: the header is compared with the limits, no more than it says is decoded, and only samples at
+`SAMPLE_RATE` are kept.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +19,7 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 
-Samples = NDArray[np.float32]  # of one channel, from -1 to 1
+Samples = NDArray[np.float32]  # of one channel, usually from -1 to 1
 
 SAMPLE_RATE = 16_000  # samples a second of a spectrogram's sound
 HOP = 160  # samples from one frame of a spectrogram to the next
@@ -28,45 +29,64 @@ _MAX_RATE = 192_000
 _CUT_SHARE = 6  # a long sound is cut in the last sixth of each piece
 _CUT_BLOCK = SAMPLE_RATE // 10  # samples whose mean power says how quiet a place is
 _BLOCK = 65_536  # samples of each channel that are decoded at once
+_UNKNOWN = 2**63 - 1  # frames of a file whose header does not have their number
 _FORMATS = ("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3")  # libsndfile's names
 # The mel scale of Slaney (1998, "Auditory Toolbox"): linear up to 1,000 Hz, logarithmic above
 _LINEAR_HERTZ, _MELS_PER_HERTZ = 1000.0, 3 / 200
 _MELS_PER_OCTAVE = 27 * math.log(2) / math.log(6.4)
 _FLOOR, _DYNAMIC_RANGE = 1e-10, 8.0  # of power, and of its logarithm
-_SPECTROGRAM_COST = 1 << 22  # pixels of a picture that take as long to decode as the transform of 30 seconds
+_PIXELS_PER_SAMPLE = 2  # of a picture, which take as long to decode as a sample of each channel
+_PIXELS_PER_SECOND = 50_000  # of a picture, which take as long to decode as a second's spectrogram to compute
+_LOUDEST = 1e4  # of a sample; 1 is the usual limit, which files of floats may exceed
 
 
 class SoundError(ValueError):
-    """A file is not a sound that can be read, or it exceeds a limit."""
+    """A file is not a sound that can be read."""
 
 
-def read_sound(content: bytes, max_seconds: float) -> Samples:
+class SoundTooLongError(SoundError):
+    """A sound is longer than the limit."""
+
+
+def read_sound(content: bytes, max_seconds: float, after_block: Callable[[], None] = lambda: None) -> Samples:
     """Returns the mean of a file's channels at `SAMPLE_RATE`.
 
+    Args:
+        content: The file.
+        max_seconds: The limit.
+        after_block: Is called after each block of samples; an error that it raises ends the work.
+
     Raises:
-        SoundError: The bytes are not a sound, or are longer than `max_seconds`.
+        SoundError: The bytes are not a sound.
+        SoundTooLongError: The sound is longer than `max_seconds`.
     """
+    pieces = []
     with _opened(content, max_seconds) as file:
-        blocks = [block.mean(axis=1) for block in _blocks(file, max_seconds)]
-        samples = np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
-        if not np.isfinite(samples).all():
-            raise SoundError("the sound has samples that are not finite")
-        if file.samplerate != SAMPLE_RATE:
-            samples = soxr.resample(samples, file.samplerate, SAMPLE_RATE)
+        resample = soxr.ResampleStream(file.samplerate, SAMPLE_RATE, num_channels=1).resample_chunk
+        for block in file.blocks(_BLOCK, dtype="float32", always_2d=True):  # no more than the header has
+            if not (np.abs(block) <= _LOUDEST).all():  # NaN is not
+                raise SoundError(
+                    f"the sound has samples that are not numbers from -{_LOUDEST:g} to {_LOUDEST:g}"
+                )
+            pieces.append(resample(block.mean(axis=1)))
+            after_block()
+        pieces.append(resample(np.zeros(0, np.float32), last=True))
+    samples: Samples = np.concatenate(pieces)
     if not len(samples):
         raise SoundError("the sound has no samples")
-    result: Samples = samples.astype(np.float32)
-    return result
+    return samples
 
 
 def split_sound(samples: Samples, longest: int) -> list[Samples]:
     """Returns pieces of at most `longest` samples, cut where the sound is quietest near the end of each."""
+    num_searched = longest // _CUT_SHARE
+    length = min(_CUT_BLOCK, num_searched)
     pieces = []
     while len(samples) > longest:
-        first = longest - longest // _CUT_SHARE
-        power = samples[first:longest] ** 2
-        blocks = power[: len(power) // _CUT_BLOCK * _CUT_BLOCK].reshape(-1, _CUT_BLOCK).mean(axis=1)
-        end = first + int(blocks.argmin()) * _CUT_BLOCK + _CUT_BLOCK // 2
+        first = longest - num_searched
+        blocks = samples[first : longest - num_searched % length].reshape(-1, length)
+        quietest = int((blocks**2).mean(axis=1).argmin())
+        end = first + quietest * length + length // 2
         pieces.append(samples[:end])
         samples = samples[end:]
     return [*pieces, samples]
@@ -79,7 +99,8 @@ def cost_in_pixels(content: bytes, max_seconds: float) -> int:
         SoundError: As `read_sound`, as far as the header tells.
     """
     with _opened(content, max_seconds) as file:
-        return int(file.frames * file.channels) + _SPECTROGRAM_COST
+        num_samples, seconds = file.frames * file.channels, file.frames / file.samplerate
+        return int(num_samples * _PIXELS_PER_SAMPLE + seconds * _PIXELS_PER_SECOND)
 
 
 def log_mel(samples: Samples, num_mels: int, num_frames: int) -> NDArray[np.float32]:
@@ -149,24 +170,17 @@ def _opened(content: bytes, max_seconds: float) -> Iterator[Any]:
                     f"the sound has {file.channels} channels of {file.samplerate} samples a second, and 1 to "
                     f"{_MAX_CHANNELS} channels of {SAMPLE_RATE // 4} to {_MAX_RATE} can be read"
                 )
+            if file.frames == _UNKNOWN:
+                raise SoundError(
+                    "the header does not have the sound's length: save it as a file, not as a stream"
+                )
             if file.frames > max_seconds * file.samplerate:
-                raise _too_long(file.frames / file.samplerate, max_seconds)
+                seconds = file.frames / file.samplerate
+                raise SoundTooLongError(
+                    f"the sound has {seconds:.2f} seconds, and {max_seconds:g} is the limit"
+                )
             yield file
     except soundfile.LibsndfileError as error:
         raise SoundError(
             f"the file is not a WAV, FLAC, Ogg or MP3 file, or is damaged: {error.error_string}"
         ) from error
-
-
-def _blocks(file: Any, max_seconds: float) -> Iterator[NDArray[np.float32]]:
-    """Yields the decoded samples `(n, channels)`; a header may be wrong about their number."""
-    num_left = math.floor(max_seconds * file.samplerate)
-    while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
-        num_left -= len(block)
-        if num_left < 0:
-            raise _too_long(max_seconds - num_left / file.samplerate, max_seconds)
-        yield block
-
-
-def _too_long(seconds: float, max_seconds: float) -> SoundError:
-    return SoundError(f"the sound has {seconds:.1f} seconds or more, and {max_seconds:g} is the limit")

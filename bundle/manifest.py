@@ -534,11 +534,10 @@ def _contradictions(manifest: Manifest) -> list[str]:
         if not choice.ids or (choice.default and choice.default not in choice.ids):
             problems.append(f"choices.{name} has the default {choice.default!r}, and the names {choice.ids}")
     times = manifest.timestamps
-    if times is not None and (times.off_id not in manifest.frames.start[-1:] or times.step_seconds <= 0):
-        problems.append(
-            f"timestamps.off_id is {times.off_id}, and must be the last token of frames.start; "
-            f"timestamps.step_seconds is {times.step_seconds}, and must be above 0"
-        )
+    if times is not None and times.off_id not in manifest.frames.start[1:][-1:]:
+        problems.append(f"timestamps.off_id is {times.off_id}, and must be the last of several frames.start")
+    if times is not None and not 0 < times.step_seconds < math.inf:
+        problems.append(f"timestamps.step_seconds is {times.step_seconds}, and must be above 0")
     for name in ("max_source_length", "max_target_length"):
         if getattr(manifest, name) < 1:
             problems.append(f"{name} is {getattr(manifest, name)}, and must be at least 1")

@@ -117,9 +117,7 @@ TOP_PS = "top_ps"  # (m, 1) float32
 MIN_PS = "min_ps"  # (m, 1) float32
 UNIFORMS = "uniforms"  # (m, 1) float64, at least 0 and below 1
 DETECTED_IDS = "detected_ids"  # (A,) int64: the tokens one of which is selected
-FIRST_TIMES = (
-    "first_times"  # (m, 1) int64: the first token that is a time; V if the row has no rule for times
-)
+FIRST_TIMES = "first_times"  # (m, 1) int64: the first token that is a time; V for a row without times
 LEAST_TEXTS = "least_texts"  # (m, 1) int64: tokens below it that are not times are forbidden
 LEAST_TIMES = "least_times"  # (m, 1) int64: times below it are forbidden
 MOST_TIMES = "most_times"  # (m, 1) int64: times above it are forbidden

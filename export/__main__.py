@@ -88,8 +88,8 @@ def _parser(*, is_checkpoint: bool) -> argparse.ArgumentParser:
             "--calibration",
             type=Path,
             metavar="FILE",
-            help="texts like those of your requests, one a line, by which int8 is calibrated "
-            "(default: built-in sentences in many languages)",
+            help="texts like those of your requests, one a line, by which int8 is calibrated, or names of "
+            "files with such sounds (default: built-in sentences in many languages, or made sounds)",
         )
         for name in ("source", "target"):
             parser.add_argument(

@@ -218,13 +218,15 @@ _ALL = (
     Option("word_alignment", "answer with the pairs of source and target words that belong together"),
     Option(
         "long_source",
-        "refuse: a text that is too long for the model is an error; truncate: leave out its end; split: "
-        "translate each line separately, and cut lines that are too long into sentences; split_always: "
-        "translate each sentence separately, even of a short text",
+        "refuse: a text or sound that is too long for the model is an error; truncate: leave out its end; "
+        "split: translate each line separately, and cut lines that are too long into sentences, and sounds "
+        "at quiet places; split_always: translate each sentence separately, even of a short text",
         "refuse",
     ),
     Option(
-        "source_language", "the language of the source; its rules tell where sentences end", "the model's"
+        "source_language",
+        "the language of the source; its rules tell where sentences end",
+        "the model's, or the one that is detected in a sound",
     ),
     Option("target_language", "the language of the target, for models that write several", "the model's"),
     Option("task", "what to do, for models with several tasks", "the model's"),

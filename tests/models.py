@@ -118,6 +118,20 @@ def toy_paths(made_once: Callable[[str, Callable[[Path], None]], Path]) -> dict[
     return {name: made_once(name, functools.partial(write_toy, kind)) for name, kind in KINDS.items()}
 
 
+@pytest.fixture(scope="session")
+def whisper_path(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
+    """A folder with a `checkpoint` of Whisper, small and random, and the `bundle` of it."""
+
+    def make(folder: Path) -> None:
+        from seq2seq_serve.export.huggingface.exporter import export_checkpoint  # imports transformers
+        from tests.export.huggingface.checkpoints import make_checkpoint
+
+        make_checkpoint("whisper", folder / "checkpoint")
+        export_checkpoint(folder / "checkpoint", folder / "bundle", [Precision.FP32])
+
+    return made_once("whisper", make)
+
+
 def random_model(config_class: type[ModelConfig], settings: dict[str, Any]) -> TrainedModel:
     """A model in which every weight, biases and norms included, is random, so that each of them matters."""
     tokenizer = train_tokenizer([text for pair in _DEV for text in pair], vocab_size=300)

@@ -130,7 +130,7 @@ class Stack:
 
 @dataclass(frozen=True)
 class Front:
-    """What turns a spectrogram into the encoder's embeddings: two convolutions of three neighbouring frames.
+    """The maps of a spectrogram to the encoder's embeddings: two convolutions of three neighbouring frames.
 
     The second one has a stride of 2, and each is followed by a GELU. As linear maps of `neighbours`, they are
     quantised like all others.

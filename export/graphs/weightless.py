@@ -97,7 +97,7 @@ def penalize() -> onnx.ModelProto:
 
 
 def times() -> onnx.ModelProto:
-    """Apply the rules of times: `(m, V)` to `(m, V)`; a row without times keeps every bit.
+    """Apply the rules of times: `(m, V)` to `(m, V)`; a row without times keeps its logits.
 
     Tokens outside of a row's bounds are forbidden. If the times together are more probable than any other
     token, the other tokens are forbidden, too (Radford et al. 2022, arXiv:2212.04356).

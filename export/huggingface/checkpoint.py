@@ -113,10 +113,10 @@ def open_checkpoint(path: Path) -> CheckpointFolder:
         raise CheckpointError(f"{path} is not a folder; give one as save_pretrained writes it")
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path} has no config.json; give a folder as save_pretrained writes it")
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
     _check_kind(path, config)
     tokenizer_file = path / "tokenizer_config.json"
-    settings = _read_json(tokenizer_file) if tokenizer_file.is_file() else {}
+    settings = read_json(tokenizer_file) if tokenizer_file.is_file() else {}
     for name, content in (("config.json", config), ("tokenizer_config.json", settings)):
         if content.get("auto_map"):
             raise CheckpointError(
@@ -124,7 +124,7 @@ def open_checkpoint(path: Path) -> CheckpointFolder:
             )
     generation_file = path / "generation_config.json"
     if generation_file.is_file():
-        generation = _read_json(generation_file)
+        generation = read_json(generation_file)
     else:
         generation = {key: config[key] for key in _GENERATION_KEYS if config.get(key) is not None}
         if config.get("force_bos_token_to_be_generated"):
@@ -157,7 +157,7 @@ def _weight_files(path: Path) -> tuple[Path, ...]:
             return (path / name,)
         if not (path / index_name).is_file():
             continue
-        index = _read_json(path / index_name).get("weight_map")
+        index = read_json(path / index_name).get("weight_map")
         if not isinstance(index, dict) or not index:
             raise CheckpointError(f"{path / index_name} has no weight_map")
         files = tuple(path / file for file in sorted(set(index.values())))
@@ -191,7 +191,8 @@ def _read_bin(file: Path) -> dict[str, Tensor]:
     return content
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """Read an object; a CheckpointError says why there is none."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -38,10 +38,16 @@ from seq2seq_serve.export.graphs.transformer import graphs_of
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, CheckpointFolder, open_checkpoint
 from seq2seq_serve.export.huggingface.families import Family, Limits, config_of, family_of, read_model
 from seq2seq_serve.export.huggingface.generation import eos_ids, generation_of, left_out
-from seq2seq_serve.export.huggingface.model import ImportedModel
+from seq2seq_serve.export.huggingface.model import ImportedConfig, ImportedModel
 from seq2seq_serve.export.huggingface.reference import random_batches, reference, worst_difference
-from seq2seq_serve.export.huggingface.samples import frame_texts, make_pairs, read_texts
-from seq2seq_serve.export.huggingface.sounds import check_features, read_sounds
+from seq2seq_serve.export.huggingface.samples import (
+    MAX_TEXTS,
+    SENTENCES,
+    frame_texts,
+    make_pairs,
+    read_lines,
+)
+from seq2seq_serve.export.huggingface.sounds import check_features, make_sounds, read_sounds
 from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.data.sources import Numbers
@@ -59,7 +65,7 @@ _FAR = (1, 150, 140)  # a comparison beyond the last distance of published relat
 _SOUND_SHAPES = ((1, 1, 6), (2, 1, 5))  # a sound takes a second to encode
 _VALUES_PER_PAIR = 2_000  # of a map's inputs that the calibration keeps
 _DEFAULT_LIMITS = Limits()
-_INT8_ADVICE = "Export fp32 only, or calibrate on more texts of your own (--calibration)"
+_INT8_ADVICE = "Export fp32 only, or calibrate on more sources of your own (--calibration)"
 
 _Pairs = list[tuple[Numbers, list[int]]]
 
@@ -112,12 +118,7 @@ def export_checkpoint(
     config = config_of(family, checkpoint.config, limits)
     settings = {**checkpoint.config, "vocab_size": config.source_vocab_size or config.vocab_size}
     tokenizers = read_tokenizers(folder, family.name, settings, checkpoint.generation)
-    sources: list[Numbers]
-    if config.sounds is None:
-        sources = frame_texts(read_texts(calibration), tokenizers, config.max_source_length)
-    else:
-        check_features(folder, config.sounds)
-        sources = read_sounds(calibration, config.sounds)
+    sources = _calibration_sources(folder, config, tokenizers, calibration)
     ends = eos_ids(checkpoint.generation, checkpoint.config)
     generation_of(checkpoint.generation, len(tokenizers.frames.start), config.max_target_length)
     _check_room(checkpoint, path, precisions)
@@ -134,6 +135,19 @@ def export_checkpoint(
     return write_bundle(
         path, lambda folder: _write(imported, folder, precisions, pairs, report), overwrite=overwrite
     )
+
+
+def _calibration_sources(
+    folder: Path, config: ImportedConfig, tokenizers: ImportedTokenizers, file: Path | None
+) -> list[Numbers]:
+    lines = None if file is None else read_lines(file)
+    if config.sounds is None:
+        texts = SENTENCES if lines is None else lines[:MAX_TEXTS]
+        return frame_texts(texts, tokenizers, config.max_source_length)
+    check_features(folder, config.sounds)
+    if file is None or lines is None:
+        return make_sounds(config.sounds)
+    return read_sounds((file.parent / line for line in lines), config.sounds)
 
 
 def _compare_with_transformers(

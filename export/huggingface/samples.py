@@ -71,18 +71,16 @@ SENTENCES = (
 )
 
 
-def read_texts(file: Path | None) -> tuple[str, ...]:
-    """The first lines of a file that are not blank; without a file, sentences in many languages."""
-    if file is None:
-        return SENTENCES
+def read_lines(file: Path) -> list[str]:
+    """The lines of a calibration that are not blank: texts, or the names of sounds."""
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{file} is not a text in UTF-8: {error}") from error
-    texts = tuple(line for line in lines if line)[:MAX_TEXTS]
-    if len(texts) < 2:
-        raise CheckpointError(f"{file} has {len(texts)} lines of text, and the calibration needs at least 2")
-    return texts
+    lines = [line for line in lines if line]
+    if len(lines) < 2:
+        raise CheckpointError(f"{file} has {len(lines)} lines of text, and the calibration needs at least 2")
+    return lines
 
 
 def frame_texts(

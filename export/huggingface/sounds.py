@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, WINDOW, SoundError, log
 from seq2seq_serve.bundle.manifest import LengthRule
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.tokenizer import Tokenizer
-from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
+from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, read_json
 from seq2seq_serve.training.data.sources import Inputs, Numbers, SourceKind
 
 MAX_SOUNDS = 50
@@ -71,13 +71,16 @@ def check_features(folder: Path, sounds: Sounds) -> None:
     """Raise CheckpointError if the checkpoint's spectrogram is another one than that of `bundle.audio`."""
     for file in ("preprocessor_config.json", "processor_config.json"):
         if (folder / file).is_file():
-            settings: dict[str, Any] = json.loads((folder / file).read_text(encoding="utf-8"))
+            settings = read_json(folder / file)
             settings = settings.get("feature_extractor", settings)
             expected = {
                 "sampling_rate": SAMPLE_RATE,
                 "hop_length": HOP,
                 "n_fft": WINDOW,
                 "feature_size": sounds.num_bands,
+                "padding_value": 0,
+                "dither": 0,
+                "do_normalize": False,
             }
             for name, value in expected.items():
                 if settings.get(name, value) != value:
@@ -87,20 +90,14 @@ def check_features(folder: Path, sounds: Sounds) -> None:
             return
 
 
-def read_sounds(file: Path | None, kind: Sounds) -> list[Numbers]:
-    """The sounds that a file names, one a line; without a file, made ones."""
-    if file is None:
-        return [_encoded(sound) for sound in make_sounds(kind.max_seconds)]
-    lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
-    paths = [file.parent / line for line in lines if line][:MAX_SOUNDS]
-    if len(paths) < 2:
-        raise CheckpointError(f"{file} names {len(paths)} sounds, and the calibration needs at least 2")
+def read_sounds(paths: Iterable[Path], kind: Sounds) -> list[Numbers]:
+    """The encoded sounds of some files, at most `MAX_SOUNDS` of them."""
     sounds = []
-    for path in paths:
+    for path in islice(paths, MAX_SOUNDS):
         try:
             sounds.append(_encoded(read_sound(path.read_bytes(), kind.max_seconds)))
         except (OSError, SoundError) as error:
-            raise CheckpointError(f"{file} names {path}: {error}") from error
+            raise CheckpointError(f"the calibration names {path}: {error}") from error
     return sounds
 
 
@@ -108,8 +105,8 @@ def _encoded(samples: NDArray[Any]) -> Numbers:
     return array("h", np.rint(np.clip(samples, -1, 1) * _PEAK).astype(np.int16).tobytes())
 
 
-def make_sounds(max_seconds: float) -> list[NDArray[np.float64]]:
-    """Sounds that resemble speech: vowels of changing pitch and loudness, hisses and pauses, over a noise."""
+def make_sounds(kind: Sounds) -> list[Numbers]:
+    """Encoded sounds that resemble speech: vowels of changing pitch and loudness, hisses, pauses, noise."""
     chance = np.random.default_rng(0)
     sounds = []
     for number in range(_NUM_SAMPLES):
@@ -118,9 +115,10 @@ def make_sounds(max_seconds: float) -> list[NDArray[np.float64]]:
             pieces += [_vowel(pitch * chance.uniform(0.8, 1.25), chance), _hiss(chance)]
             if chance.random() < 0.3:
                 pieces.append(np.zeros(chance.integers(SAMPLE_RATE // 10, SAMPLE_RATE)))
-        sound = np.concatenate(pieces)[: int(max_seconds * SAMPLE_RATE)]
+        sound = np.concatenate(pieces)[: int(kind.max_seconds * SAMPLE_RATE)]
         sound *= chance.uniform(0.1, 0.9) / np.abs(sound).max()
-        sounds.append(sound + 10 ** chance.uniform(-4, -2) * chance.standard_normal(len(sound)))
+        noise = 10 ** chance.uniform(-4, -2) * chance.standard_normal(len(sound))
+        sounds.append(_encoded(sound + noise))
     return sounds
 
 

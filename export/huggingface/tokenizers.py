@@ -238,8 +238,8 @@ def _prompted(
 ) -> ImportedTokenizers:
     """Add Whisper's prompt: start, language and task of models of many languages, and "no timestamps".
 
-    Without a language or task in the checkpoint's settings, a request names its language, and the task is to
-    transcribe. Old checkpoints have them in `forced_decoder_ids`.
+    Without a language in the checkpoint's settings or in the request, the server detects it. The default task
+    is to transcribe. Old checkpoints have both in `forced_decoder_ids`, which newer settings replace.
     """
     from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE  # takes seconds
 
@@ -255,13 +255,23 @@ def _prompted(
         if given:
             languages = {name: languages[name] for name in languages if f"<|{name}|>" in given}
         tasks = {name: tokenizer.token_id(f"<|{name}|>") for name in _WHISPER_TASKS}
-        forced = {token_id for _, token_id in generation.get("forced_decoder_ids") or ()}
         language = str(generation.get("language") or "").strip("<|>").lower()
-        language = TO_LANGUAGE_CODE.get(language, language)
+        language, task = TO_LANGUAGE_CODE.get(language, language), str(generation.get("task") or "")
+        if not language and not task:
+            sources = (generation, checkpoint.config)
+            pairs = next(filter(None, (one.get("forced_decoder_ids") for one in sources)), ())
+            forced = {token_id for _, token_id in pairs}
+            language, task = _forced(languages, forced), _forced(tasks, forced)
         choices = {
-            SOURCE_LANGUAGE: Choice(languages, language or _forced(languages, forced, "")),
-            TASK: Choice(tasks, str(generation.get("task") or _forced(tasks, forced, _WHISPER_TASKS[0]))),
+            SOURCE_LANGUAGE: Choice(languages, language),
+            TASK: Choice(tasks, task or _WHISPER_TASKS[0]),
         }
+        for name, choice in choices.items():
+            if choice.default and choice.default not in choice.ids:
+                raise ValueError(
+                    f"{checkpoint.folder}: the default {name} is {choice.default!r}, and there are "
+                    f"{', '.join(choice.ids) or 'none'}"
+                )
     return ImportedTokenizers(
         source=tokenizer,
         target=tokenizer,
@@ -277,8 +287,8 @@ def _prompted(
     )
 
 
-def _forced(names: Mapping[str, int], forced: Collection[int], default: str) -> str:
-    return next((name for name, token_id in names.items() if token_id in forced), default)
+def _forced(names: Mapping[str, int], forced: Collection[int]) -> str:
+    return next((name for name, token_id in names.items() if token_id in forced), "")
 
 
 def _own_frame(checkpoint: Checkpoint) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -67,11 +67,11 @@ class TimeBounds(NamedTuple):
 
 
 def time_bounds(row: Sequence, times: Times, eos_ids: Collection[int], vocab_size: int) -> TimeBounds:
-    """Returns what a row with times may continue with.
+    """Returns the bounds of a row's next token.
 
     A target begins with a time. Every further time stands twice, at the end of what was said and at the
     beginning of what follows, or once before the end of sequence. Times never decrease, and what was said
-    takes time.
+    takes time (Radford et al. 2022, arXiv:2212.04356, section 2.3).
     """
     token_ids, first_id = row.token_ids, times.first_id
     if not token_ids:

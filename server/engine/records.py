@@ -39,9 +39,7 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True)
 class Times:
-    """The tokens that stand for times within a sound, and what they may follow.
-
-    `server.engine.constraints.time_bounds` has the rules (Radford et al. 2022, arXiv:2212.04356).
+    """The tokens of times within a sound, whose rules are in `server.engine.constraints.time_bounds`.
 
     Attributes:
         first_id: The token of the beginning. It and all tokens after it are times.

@@ -29,6 +29,7 @@ from seq2seq_serve.server.engine.records import (
     Search,
     Selected,
     Sequence,
+    Times,
 )
 from seq2seq_serve.server.runner.buffers import Buffers, Columns
 from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, share_threads
@@ -173,17 +174,16 @@ class OnnxRunner:
         request = Request("warm-up", sources, memory_length, max_new_tokens=1, arrival=0.0)
         self.encode(0, [request])
         self._or_uncaptured(self._step_every_bucket)
-        start_ids = self.start_ids[-1:]
-        (start_id,) = start_ids
-        self.step((Sequence(Search(request, start_ids), start_id),))
+        start_id = self.start_ids[-1]
+        self.step((Sequence(Search(request, (start_id,)), start_id),))
         for detailed in _requests_of_every_selection(request):
-            row = Sequence(Search(detailed, start_ids), start_id, is_plain=False)
-            self.step((row,))
+            search, detects = Search(detailed, (start_id,)), bool(detailed.detected_ids)
+            self.step((Sequence(search, start_id, is_plain=False, detects=detects),))
         self.move((Move(0, 0, cache_length=1, memory_length=request.memory_length),))
         # With an empty cache and with a filled one, which may use other kernels.
         for first_position, length in ((0, 1), (1, 2)):
             if self.has_decode and first_position + length <= self.max_target_length:
-                self.align(0, first_position, start_ids * length, request.memory_length)
+                self.align(0, first_position, (start_id,) * length, request.memory_length)
         if not self._device.is_host:
             # The weights are on the device, and no further session will be created.
             self._files = None
@@ -464,7 +464,9 @@ def buckets_up_to(num_slots: int) -> tuple[int, ...]:
 
 def _requests_of_every_selection(request: Request) -> list[Request]:
     """Returns requests that together need every graph that selects tokens."""
-    constraints = Constraints(min_new_tokens=1, suppressed_token_ids=frozenset({0}))
+    constraints = Constraints(
+        min_new_tokens=1, suppressed_token_ids=frozenset({0}), times=Times(first_id=1, max_first=None)
+    )
     samplings = [
         Sampling(1.0, top_k, top_p, min_p=0.0, seed=0) for top_k, top_p in ((0, 1.0), (1, 1.0), (0, 0.5))
     ]
@@ -473,6 +475,7 @@ def _requests_of_every_selection(request: Request) -> list[Request]:
         replace(request, constraints=replace(constraints, is_renormalized=False), beam=Beam(1)),
         *(replace(request, sampling=sampling) for sampling in samplings),
         replace(request, is_score=True),
+        replace(request, detected_ids=(0,)),
     ]
 
 

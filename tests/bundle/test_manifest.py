@@ -19,6 +19,7 @@ from seq2seq_serve.bundle.manifest import (
     LengthBound,
     LengthRule,
     TensorSpec,
+    Timestamps,
     bundle_version,
     file_spec,
     load_bundle,
@@ -280,6 +281,24 @@ def test_a_choice_that_does_not_exist_is_named(damaged):
 def test_the_decoder_starts_with_a_token(damaged):
     edit(damaged, "frames", "start", value=[])
     assert problems_of(damaged) == ("frames.start is empty: the decoder needs a first token",)
+
+
+def test_times_that_a_target_cannot_have_are_named(damaged, random_trained):
+    times = {"first_id": 50, "step_seconds": 0.02, "off_id": 9}
+    edit(damaged, "frames", "start", value=[7, 8, 9])
+    edit(damaged, "timestamps", value=times)
+    assert load_bundle(damaged).manifest.timestamps == Timestamps(50, 0.02, 9, None)
+    for name, value, problem in (
+        ("off_id", 8, "timestamps.off_id is 8, and must be the last of several frames.start"),
+        ("step_seconds", 0.0, "timestamps.step_seconds is 0.0, and must be above 0"),
+        ("first_id", 1000, "timestamps.first_id has the id 1000, outside the vocabulary of "),
+    ):
+        edit(damaged, "timestamps", value=times | {name: value})
+        [found] = problems_of(damaged)
+        assert found.startswith(problem)
+    edit(damaged, "timestamps", value=times)
+    edit(damaged, "frames", "start", value=[9])
+    assert problems_of(damaged) == ("timestamps.off_id is 9, and must be the last of several frames.start",)
 
 
 def test_sentences_are_padded_with_zero(damaged):

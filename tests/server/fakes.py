@@ -44,6 +44,11 @@ def make_request(source: tuple[int, ...], **options) -> Request:
     return Request(sources={SOURCE: np.array(source)}, memory_length=len(source), **settings)
 
 
+def detected_id(source: tuple[int, ...], detected_ids: tuple[int, ...]) -> int:
+    """The start token that is detected in a source."""
+    return detected_ids[sum(source) % len(detected_ids)]
+
+
 def ways_to_go_on(source: tuple[int, ...], fed: list[int], index: int | None) -> Branches:
     """All tokens and their log-probabilities, the best first, or as they would be drawn for a sample."""
     chance = random.Random(f"{source} {fed} {index}")
@@ -132,6 +137,9 @@ class FakeRunner:
                 if not self.has_decode:
                     label = EOS_ID if sequence.forced_id is None else sequence.forced_id
                     branches[row] = Branches([label], [-float(label)])
+            elif sequence.detects:
+                tokens[-1] = detected_id(memory, sequence.request.detected_ids)
+                branches[row] = Branches(tokens[-1:], [-0.5])
             elif not sequence.is_plain:
                 is_beam, count = sequence.request.beam is not None, sequence.num_branches
                 ways = ways_to_go_on(memory, self.cache[row], None if is_beam else sequence.index)

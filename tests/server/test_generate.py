@@ -6,15 +6,17 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from transformers.generation import GenerationMixin, WhisperTimeStampLogitsProcessor
 
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from tests.export.huggingface.checkpoints import CASES, edit, make_checkpoint
+from tests.export.huggingface.checkpoints import SOUNDS, TEXTS, edit, make_checkpoint
 from tests.server.service.harness import serving_bundles
 
 _MAX_NEW_TOKENS = 10
@@ -121,7 +123,7 @@ def check_checkpoint(theirs, case: str, folder: Path, num_sources: int) -> None:
     assert num_ties <= num_sources // 50
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", TEXTS)
 def test_a_checkpoint_answers_as_generate_does(case, tmp_path):
     check_case(case, tmp_path, 2 * len(SEARCHES))
 
@@ -193,6 +195,131 @@ def test_the_rules_of_a_checkpoint_are_those_of_generate_for_two_hundred_sources
 
 
 @pytest.mark.slow  # 200 sources
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", TEXTS)
 def test_a_checkpoint_answers_two_hundred_sources_as_generate_does(case, tmp_path):
     check_case(case, tmp_path, 200)
+
+
+_NUM_NEW_TOKENS = 16  # of a sound, for several times
+SOUND_SEARCHES = [
+    ({}, {}),
+    ({"beam_size": 3, "early_stopping": True}, {"num_beams": 3, "early_stopping": True}),
+    ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
+    (
+        {"beam_size": 4, "length_penalty": 2.0, "early_stopping": False, "num_hypotheses": 2},
+        {"num_beams": 4, "length_penalty": 2.0, "early_stopping": False, "num_return_sequences": 2},
+    ),
+    (
+        {"beam_size": 2, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "early_stopping": True},
+        {"num_beams": 2, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "early_stopping": True},
+    ),
+]
+
+
+def transcribed(
+    model, sound: np.ndarray, start: list[int], options: dict, *, has_times: bool
+) -> tuple[list[list[int]], list[float]]:
+    """The targets of one pass over a sound, and the scores of a beam search.
+
+    Whisper's own `generate` does more: it decodes a sound again from the last time that it wrote, and joins
+    the segments.
+    """
+    settings = model.generation_config
+    times = [WhisperTimeStampLogitsProcessor(settings, begin_index=len(start))] if has_times else []
+    with torch.inference_mode():
+        found = GenerationMixin.generate(
+            model,
+            input_features=torch.tensor(sound)[None],
+            decoder_input_ids=torch.tensor([start]),
+            max_new_tokens=_NUM_NEW_TOKENS,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+            logits_processor=times,
+            **options,
+        )
+    targets = []
+    for row in found.sequences[:, len(start) :].tolist():
+        end = row.index(settings.eos_token_id) + 1 if settings.eos_token_id in row else len(row)
+        targets.append(row[:end])
+    return targets, found.sequences_scores.tolist() if "sequences_scores" in found else []
+
+
+def check_sounds(case: str, folder: Path, num_sounds: int) -> None:
+    """Half of the sounds come one after the other, and all of them at once."""
+    theirs = make_checkpoint(case, folder / "checkpoint")
+    export_checkpoint(folder / "checkpoint", folder / "bundle", [Precision.FP32])
+    settings, rng, chance = theirs.generation_config, np.random.default_rng(0), random.Random(case)
+    shape = theirs.config.num_mel_bins, 2 * theirs.config.max_source_positions
+    off_id = settings.no_timestamps_token_id
+    cases, num_ties, seen = [], 0, set()
+    for number in range(num_sounds):
+        sound = rng.uniform(-1, 1.5, shape).astype(np.float32)
+        ours, given = SOUND_SEARCHES[number % len(SOUND_SEARCHES)]
+        has_times, is_detected = number % 2 == 0, number % 3 == 0
+        language, task = (
+            chance.choice(sorted(settings.lang_to_id)),
+            chance.choice(sorted(settings.task_to_id)),
+        )
+        if is_detected:
+            (found,) = theirs.detect_language(torch.tensor(sound)[None]).tolist()
+            language = next(name for name, token_id in settings.lang_to_id.items() if token_id == found)
+        name = language.strip("<|>")
+        seen.add((name, task, has_times, is_detected))
+        start = [settings.decoder_start_token_id, settings.lang_to_id[language], settings.task_to_id[task]]
+        if not has_times:
+            start.append(off_id)
+        expected = transcribed(theirs, sound, start, given, has_times=has_times)
+        message = pb.GenerateRequest(
+            sources=[pb.Source(tensor=pb.Tensor(datatype="FP32", shape=shape, data=sound.tobytes()))],
+            options=pb.GenerateOptions(
+                **ours,
+                max_new_tokens=_NUM_NEW_TOKENS,
+                source_language="" if is_detected else name,
+                task=task,
+                timestamps=has_times,
+            ),
+        )
+        cases.append((message, name if is_detected else "", *expected))
+    assert {name for name, *_ in seen} == {name.strip("<|>") for name in settings.lang_to_id}
+
+    def check(number: int, message: pb.GenerateRequest, answer: pb.GenerateResponse) -> None:
+        nonlocal num_ties
+        _, language, targets, scores = cases[number]
+        where = (case, number, message.options)
+        assert answer.detected_language == language, where
+        assert all(bool(one.segments) <= message.options.timestamps for one in answer.hypotheses), where
+        if scores:
+            expected = pytest.approx(scores, abs=1e-4, rel=1e-6)
+            assert [one.score for one in answer.hypotheses] == expected, where
+        if answers(answer, settings.eos_token_id) != targets:
+            near = pytest.approx(scores, abs=_GAP, rel=1e-6)
+            assert scores, (where, answers(answer, settings.eos_token_id), targets)
+            assert [one.score for one in answer.hypotheses] == near, where
+            num_ties += 1
+
+    async def run() -> None:
+        async with serving_bundles(folder / "bundle") as served:
+            alone = [await served.stub.Generate(message) for message, *_ in cases[::2]]
+            together = await asyncio.gather(*(served.stub.Generate(message) for message, *_ in cases))
+        for number, answer in enumerate(together):
+            check(number, cases[number][0], answer)
+        for one, other in zip(alone, together[::2], strict=True):
+            assert one.hypotheses == other.hypotheses
+
+    asyncio.run(run())
+    assert num_ties <= num_sounds // 50
+    times = [target for message, _, targets, _ in cases if message.options.timestamps for target in targets]
+    assert all(target[0] > off_id for target in times)
+    assert any(sum(token_id > off_id for token_id in target) > 3 for target in times)
+
+
+@pytest.mark.parametrize("case", SOUNDS)
+def test_a_checkpoint_hears_what_generate_hears(case, tmp_path):
+    check_sounds(case, tmp_path, 16)
+
+
+@pytest.mark.slow  # 200 sounds
+@pytest.mark.parametrize("case", SOUNDS)
+def test_a_checkpoint_hears_two_hundred_sounds_as_generate_does(case, tmp_path):
+    check_sounds(case, tmp_path, 200)

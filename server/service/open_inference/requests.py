@@ -40,6 +40,7 @@ DATATYPES = {
     Form.PICTURE: (UINT8, FP32, BYTES),
     Form.CLIP: (UINT8, FP32, BYTES),
     Form.FEATURES: (FP32,),
+    Form.SOUND: (FP32, BYTES),
 }
 
 _MAX_TEXT, _MAX_ID = 65_536, 128  # characters
@@ -51,7 +52,8 @@ _IGNORED = ("binary_data_output", "headers")  # reserved by the protocol, as is 
 _MICROSECONDS = 1e-6
 
 # All options except those whose answers do not fit into tensors.
-PARAMETERS = [name for name in OPTIONS if name not in ("attention", "word_alignment", "num_alternatives")]
+_WITHOUT_TENSORS = ("attention", "word_alignment", "num_alternatives", "timestamps")
+PARAMETERS = [name for name in OPTIONS if name not in _WITHOUT_TENSORS]
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 

@@ -22,6 +22,7 @@ _FINISH_REASONS = {
 # Bytes in an answer: of a token's text, id and log-probability, and of those of an alternative token.
 _TOKEN_BYTES, _ALTERNATIVE_BYTES = 16, 24
 _WEIGHT_BYTES = 4  # of one attention weight
+_SEGMENT_BYTES = 40  # of a segment with the text of one token
 
 
 def estimated_bytes(job: Job, model: ServedModel, options: pb.GenerateOptions) -> int:
@@ -33,6 +34,8 @@ def estimated_bytes(job: Job, model: ServedModel, options: pb.GenerateOptions) -
         num_weights = target_length * request.memory_length
         each += num_weights * (1 + model.num_hops if model.num_hops > 1 else 1) * _WEIGHT_BYTES
         each += sum(len(sentence.encode()) for sentence in job.part.sentences)
+    if options.timestamps:
+        each += target_length * _SEGMENT_BYTES
     if request.attention:
         each += (target_length + request.memory_length) * _TOKEN_BYTES
     return request.num_hypotheses * each
@@ -122,7 +125,7 @@ def _hypothesis(
 
 
 def _segments(part: Part, hypothesis: Hypothesis, model: ServedModel) -> list[pb.Segment]:
-    """Returns what was said between the times of a target, which end with the sound at the latest."""
+    """Returns what was said between the times of a target, none of them after the end of the sound."""
     times = model.timestamps
     assert times is not None
     segments: list[pb.Segment] = []

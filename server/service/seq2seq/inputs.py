@@ -1,7 +1,7 @@
 """Reads the named sources of a request into the arrays that a model encodes, each by its form.
 
 A source that does not fit is refused before it takes memory or time: a file by its headers, a tensor by its
-shape, a story by its length. A single text, which may be split, is read in `sources`.
+shape, a story by its length. A single text or sound, which may be split, is read in `sources`.
 """
 
 from __future__ import annotations
@@ -158,14 +158,14 @@ def max_seconds(spec: SourceSpec) -> float:
     return num_frames * audio.HOP / audio.SAMPLE_RATE
 
 
-def read_samples(given: Input, longest_seconds: float) -> audio.Samples:
+def read_samples(given: Input, longest_seconds: float, checkpoint: Checkpoint, *, hint: str) -> audio.Samples:
     """Returns the samples of a file.
 
     Raises:
-        InvalidRequest: The file is not a sound, or is longer than `longest_seconds`.
+        InvalidRequest: The file is not a sound, or is longer than `longest_seconds`; `hint` says what to do.
     """
-    with _refusing_damage(given):
-        return audio.read_sound(given.source.file, longest_seconds)
+    with _refusing_damage(given, hint):
+        return audio.read_sound(given.source.file, longest_seconds, checkpoint)
 
 
 def check_visible(text: str, field: str, what: str = "the text") -> None:
@@ -320,10 +320,13 @@ def _read_pixels(given: Input, model: ServedModel, checkpoint: Checkpoint) -> Ar
 
 
 @contextmanager
-def _refusing_damage(given: Input) -> Iterator[None]:
-    """Turns the errors of reading a file into `InvalidRequest`."""
+def _refusing_damage(given: Input, hint: str = "") -> Iterator[None]:
+    """Turns the errors of reading a file into `InvalidRequest`; `hint` is for a long sound."""
     try:
         yield
+    except audio.SoundTooLongError as error:
+        message = f"{given.name}: {error}: send a shorter one{hint}"
+        raise InvalidRequest(message, field=given.field) from error
     except (PictureError, audio.SoundError) as error:
         raise InvalidRequest(f"{given.name}: {error}", field=given.field) from error
 

@@ -54,7 +54,7 @@ class Part:
     Attributes:
         sources: The model's inputs by name.
         sentences: Those of a story.
-        num_truncated: The number of tokens that were left out.
+        num_truncated: The number of tokens, or of a sound's positions of memory, that were left out.
         text: The line or sentence; empty for a whole source.
         separator: The white space before the next part, line breaks included.
         begin_seconds: Where a piece of a sound begins.
@@ -112,14 +112,14 @@ def source_parts(
     long_source: LongSource = LongSource.LONG_SOURCE_REFUSE,
     language: str = DEFAULT_LANGUAGE,
 ) -> list[Part]:
-    """Returns the sources of a request: one part, or several if a text is split.
+    """Returns the sources of a request: one part, or several if a text or sound is split.
 
     Args:
         sources: The sources of the request.
         model: The model that the request names.
         checkpoint: Is called every few milliseconds; an error that it raises ends the work.
         frame: The tokens before and after those of a text.
-        long_source: What to do with a text that is too long.
+        long_source: What to do with a text or sound that is too long.
         language: The language by whose rules sentences are split.
 
     Raises:
@@ -152,8 +152,10 @@ def _sound_parts(
     if given.kind == "tensor":
         spectrogram, _ = read_input(given, model, checkpoint)
         return [Part({given.name: spectrogram}, num_seconds=seconds)]
-    may_be_long = long_source > LongSource.LONG_SOURCE_REFUSE
-    samples = read_samples(given, seconds * MAX_TIMES_TOO_LONG if may_be_long else seconds)
+    if long_source > LongSource.LONG_SOURCE_REFUSE:
+        samples = read_samples(given, seconds * MAX_TIMES_TOO_LONG, checkpoint, hint="")
+    else:
+        samples = read_samples(given, seconds, checkpoint, hint=" or set options.long_source")
     longest, num_truncated = num_frames * audio.HOP, 0
     if long_source == LONG_SOURCE_TRUNCATE and len(samples) > longest:
         num_truncated = -(-(len(samples) - longest) * model.max_memory_length // longest)

@@ -197,6 +197,76 @@ def test_penalties_are_subtracted_row_by_row_and_zero_keeps_every_bit():
     assert out[0].tobytes() == logits[0].tobytes()
 
 
+def times(logits, *bounds):
+    """Bounds are the first time, and what may follow: texts from an id on, and times between two ids."""
+    columns = ("first_times", "least_texts", "least_times", "most_times")
+    feeds = {
+        name: np.array(column)[:, None]
+        for name, column in zip(columns, zip(*bounds, strict=True), strict=True)
+    }
+    [out] = session("times").run(None, {"logits": logits, **feeds})
+    return out
+
+
+def test_tokens_out_of_the_bounds_of_times_are_forbidden():
+    rng = np.random.default_rng(20)
+    V, first = 300, 250
+    logits = random_logits(rng, 5, V, forbidden=0.2)
+    logits[:, first:] -= 30  # no sum of times decides
+    bounds = [
+        (first, 0, 260, 270),
+        (first, 40, 255, 299),
+        (first, 0, V, 299),
+        (V, 0, 0, 0),
+        (first, 7, 250, 250),
+    ]
+    out = times(logits, *bounds)
+    for row, (first_time, least_text, least_time, most_time) in enumerate(bounds):
+        ids = np.arange(V)
+        is_within = (least_time <= ids) & (ids <= most_time)
+        is_allowed = np.where(ids >= first_time, is_within, ids >= least_text)
+        np.testing.assert_array_equal(out[row], np.where(is_allowed, logits[row], -np.inf))
+
+
+def test_times_that_are_together_more_probable_than_any_text_forbid_texts():
+    logits = np.zeros((2, 10), np.float32)
+    logits[:, 2] = np.log([3.9, 4.1])  # beside four times of 1
+    out = times(logits, (5, 0, 6, 9), (5, 0, 6, 9))
+    assert np.isneginf(out).sum(axis=1).tolist() == [6, 1]  # a row of times alone; one without the first time
+
+
+def test_rows_without_times_keep_every_bit_beside_rows_with_times():
+    rng = np.random.default_rng(21)
+    logits = random_logits(rng, 6, 300, forbidden=0.2)
+    logits[0, :4] = [0.0, 1e-45, -1e-45, 3e38]
+    logits[1], logits[2, 1:] = -np.inf, -np.inf
+    out = times(logits, *[(300, 0, 0, 0)] * 3, (250, 0, 255, 299), *[(300, 0, 0, 0)] * 2)
+    for row in (0, 1, 2, 4, 5):
+        assert out[row].tobytes() == logits[row].tobytes()
+
+
+def test_forbidden_logits_never_become_nan():
+    logits = np.full((4, 10), -np.inf, np.float32)
+    logits[1, 7], logits[2, 2] = 1, 1
+    out = times(logits, (5, 5, 5, 9), (5, 5, 5, 9), (5, 0, 10, 9), (5, 0, 5, 9))
+    np.testing.assert_array_equal(out, logits)
+
+
+def test_detect_takes_the_most_probable_of_the_given_tokens():
+    rng = np.random.default_rng(22)
+    logits = random_logits(rng, 9, 300)
+    ids = np.array([7, 30, 31, 299])
+    logits[0, ids] = 0  # of equals the first
+    logits[1, ids[:3]] = -np.inf
+    token_ids, log_probabilities = session("detect").run(
+        ["token_ids", "log_probabilities"], {"logits": logits, "detected_ids": ids}
+    )
+    best = logits[:, ids].argmax(axis=1)
+    np.testing.assert_array_equal(token_ids[:, 0], ids[best])
+    expected = log_softmax(logits[:, ids])[np.arange(9), best]
+    np.testing.assert_allclose(log_probabilities[:, 0], expected, rtol=1e-6, atol=1e-6)
+
+
 def test_written_rows_take_the_place_of_others():
     buffer, values = np.zeros((4, 5), np.float32), np.ones((1, 5), np.float32)
     [out] = session("write").run(None, {"buffer": buffer, "to_rows": np.array([[2]]), "values": values})

@@ -1,10 +1,12 @@
 """A checkpoint becomes a bundle that computes the same, or nothing at all."""
 
+import json
 import shutil
 
 import numpy as np
 import onnxruntime
 import pytest
+import soundfile
 import torch
 import transformers
 
@@ -16,7 +18,8 @@ from seq2seq_serve.export.huggingface import exporter, families, reference
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.export.huggingface.families import Limits
-from tests.export.huggingface.checkpoints import CASES, edit
+from seq2seq_serve.export.huggingface.sounds import check_features
+from tests.export.huggingface.checkpoints import CASES, SOUNDS, edit
 
 FP32 = [Precision.FP32]
 
@@ -30,8 +33,12 @@ def test_the_graphs_of_every_family_equal_transformers(checkpoint, case, tmp_pat
     proof = manifest.variants[Precision.FP32].parity
     assert 0 < proof.max_log_probability_difference < 3e-5
     assert manifest.kind == case.removesuffix("-separate").removesuffix("-1.1")
-    assert manifest.source_vocab_size == theirs.config.vocab_size
-    assert manifest.sources == {"source_ids": Form.TEXT}
+    if case in SOUNDS:
+        assert (manifest.source_vocab_size, manifest.sources) == (0, {"sound": Form.SOUND})
+        assert manifest.memory.memory_length({}) == theirs.config.max_source_positions
+    else:
+        assert manifest.source_vocab_size == theirs.config.vocab_size
+        assert manifest.sources == {"source_ids": Form.TEXT}
     assert manifest.special_ids.eos_ids == (theirs.config.eos_token_id,)
     assert manifest.generation.repeats_start
     assert manifest.provenance["transformers"] == transformers.__version__
@@ -169,3 +176,97 @@ def test_a_calibration_without_texts_is_refused(checkpoint, tmp_path):
     texts.write_text("only one line\n")
     with pytest.raises(CheckpointError, match=r"has 1 lines of text, and the calibration needs at least 2"):
         export_checkpoint(checkpoint("bart")[0], tmp_path / "bundle", FP32, calibration=texts)
+
+
+class TestSounds:
+    def sounds(self, folder, *names: str) -> None:
+        for number, name in enumerate(names):
+            samples = 0.3 * np.random.default_rng(number).standard_normal(8_000)
+            soundfile.write(folder / name, samples, 16_000)
+
+    def test_int8_is_calibrated_on_sounds_that_a_file_names(self, checkpoint, tmp_path):
+        self.sounds(tmp_path, "a.wav", "b.flac", "c.ogg")
+        (tmp_path / "names.txt").write_text(f"a.wav\n\n  b.flac\n{tmp_path}/c.ogg\n")
+        for number, calibration in enumerate((tmp_path / "names.txt", None)):
+            lines: list[str] = []
+            folder, bundle = checkpoint("whisper")[0], tmp_path / str(number)
+            export_checkpoint(folder, bundle, [Precision.INT8], calibration=calibration, report=lines.append)
+            proof = load_bundle(bundle).manifest.variants[Precision.INT8].parity
+            assert 0 < proof.mean_log_probability_difference < 0.2
+            assert f"int8: decoding {8 if calibration is None else 3} sources for the calibration" in lines
+
+    def test_float16_is_near(self, checkpoint, tmp_path):
+        export_checkpoint(checkpoint("whisper")[0], tmp_path / "bundle", [Precision.FP16])
+        proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].parity
+        assert 0 < proof.max_log_probability_difference < TOLERANCES[Precision.FP16]
+
+    @pytest.mark.parametrize(
+        ("names", "match"),
+        [
+            ("a.wav\nmissing.wav\n", r"the calibration names .*missing\.wav: .*No such file"),
+            ("a.wav\nnames.txt\n", r"the calibration names .*names\.txt: the file is not a WAV"),
+            ("a.wav\nlong.wav\n", r"the calibration names .*long\.wav: the sound has 1\.00 seconds"),
+            ("a.wav\n", r"names\.txt has 1 lines of text, and the calibration needs at least 2"),
+        ],
+    )
+    def test_a_wrong_name_ends_the_export_early(self, checkpoint, tmp_path, names, match):
+        self.sounds(tmp_path, "a.wav")
+        soundfile.write(tmp_path / "long.wav", np.zeros(16_000), 16_000)
+        (tmp_path / "names.txt").write_text(names)
+        with pytest.raises(CheckpointError, match=match):
+            export_checkpoint(
+                checkpoint("whisper")[0],
+                tmp_path / "bundle",
+                [Precision.INT8],
+                calibration=tmp_path / "names.txt",
+                report=refuse_to_go_on,
+            )
+
+    def test_a_sound_in_the_place_of_the_names_is_refused(self, checkpoint, tmp_path):
+        self.sounds(tmp_path, "a.wav")
+        with pytest.raises(CheckpointError, match=r"a\.wav is not a text in UTF-8"):
+            export_checkpoint(
+                checkpoint("whisper")[0], tmp_path / "bundle", FP32, calibration=tmp_path / "a.wav"
+            )
+
+    def test_a_limit_on_sources_is_refused_and_one_on_targets_is_not(self, checkpoint, tmp_path):
+        folder = checkpoint("whisper")[0]
+        with pytest.raises(CheckpointError, match="--max-source-length is for texts: all sounds"):
+            export_checkpoint(folder, tmp_path / "bundle", FP32, limits=Limits(20, 0))
+        export_checkpoint(folder, tmp_path / "bundle", FP32, limits=Limits(0, 24))
+        assert load_bundle(tmp_path / "bundle").manifest.max_target_length == 24
+
+    @pytest.mark.parametrize("is_processor", [False, True])
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("sampling_rate", 8_000),
+            ("hop_length", 80),
+            ("n_fft", 512),
+            ("feature_size", 80),
+            ("dither", 1e-4),
+            ("do_normalize", True),
+        ],
+    )
+    def test_another_spectrogram_is_refused(self, checkpoint, tmp_path, name, value, is_processor):
+        folder = tmp_path / "copy"
+        shutil.copytree(checkpoint("whisper")[0], folder)
+        settings = {"feature_size": 12, "sampling_rate": 16_000, name: value}
+        if is_processor:
+            (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": settings}))
+        else:
+            (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+        with pytest.raises(CheckpointError, match=rf"{name} is {value}, and .* is supported"):
+            export_checkpoint(folder, tmp_path / "bundle", FP32, report=refuse_to_go_on)
+
+    def test_the_usual_spectrogram_is_accepted(self, checkpoint, tmp_path):
+        sounds = families.config_of(
+            families.FAMILIES[-1],
+            json.loads((checkpoint("whisper")[0] / "config.json").read_text()),
+            Limits(),
+        ).sounds
+        transformers.WhisperFeatureExtractor(feature_size=12).save_pretrained(tmp_path)
+        check_features(tmp_path, sounds)
+        (tmp_path / "preprocessor_config.json").write_text("[]")
+        with pytest.raises(CheckpointError, match=r"preprocessor_config\.json is not a JSON object"):
+            check_features(tmp_path, sounds)

@@ -7,11 +7,13 @@ leaves decomposed Hangul as it is and drops accents.
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import sentencepiece
 import tokenizers
 
+from seq2seq_serve.bundle.manifest import Timestamps
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
 from tests.export.huggingface.checkpoints import edit
@@ -28,6 +30,7 @@ from tests.export.huggingface.tokenizer_files import (
     sentences,
     t5,
     t5gemma,
+    whisper,
 )
 
 FEW, MANY = 300, 10_000
@@ -364,3 +367,114 @@ def test_a_file_is_taken_as_it_is_where_transformers_rebuilds_it(tmp_path):
     given = texts(50)
     theirs = [expected.encode(text, add_special_tokens=False).ids for text in given]
     assert imported(files).source.encode_batch(given) == theirs
+
+
+def without_tokenizer_json(files: Files, *, has_times: bool) -> None:
+    """The files of Whisper before 2023: vocab.json, merges.txt and added_tokens.json."""
+    described = json.loads((files.folder / "tokenizer.json").read_text())
+    (files.folder / "tokenizer.json").unlink()
+    vocab = described["model"]["vocab"]
+    added = {token["content"]: token["id"] for token in described["added_tokens"]}
+    if not has_times:
+        added = {name: token_id for name, token_id in added.items() if "." not in name}
+    merges = "".join(f"{first} {second}\n" for first, second in described["model"]["merges"])
+    (files.folder / "vocab.json").write_text(json.dumps(vocab))
+    (files.folder / "merges.txt").write_text(f"#version: 0.2\n{merges}")
+    others = {name: token_id for name, token_id in added.items() if name not in vocab}
+    (files.folder / "added_tokens.json").write_text(json.dumps(others))
+
+
+def prompted(files: Files, **generation) -> ImportedTokenizers:
+    """With other settings of generate; None removes one."""
+    settings = files.generation | generation
+    settings = {name: value for name, value in settings.items() if value is not None}
+    return read_tokenizers(files.folder, files.family, files.config, settings)
+
+
+class TestWhisper:
+    @pytest.fixture
+    def files(self, tmp_path) -> Files:
+        return whisper(tmp_path)
+
+    @pytest.mark.parametrize("form", ["tokenizer.json", "pieces", "pieces without times"])
+    def test_ids_and_texts_are_those_of_transformers(self, files, form):
+        if form != "tokenizer.json":
+            without_tokenizer_json(files, has_times=form == "pieces")
+        tokenizer = imported(files).target
+        for text in texts(FEW):
+            ids = files.theirs(text, add_special_tokens=False).input_ids
+            assert tokenizer.encode(text) == ids
+            assert tokenizer.decode(ids) == files.theirs.decode(ids, skip_special_tokens=True)
+        special = range(files.generation["eos_token_id"], files.config["vocab_size"])
+        assert tokenizer.decode([*special, *tokenizer.encode("ab"), *special]) == "ab"  # times have no text
+
+    @pytest.mark.parametrize("text", ["<|endoftext|>", "<|en|>", "<|0.00|>", "<|notimestamps|>"])
+    def test_a_special_token_that_a_user_types_is_text(self, files, text):
+        tokenizer = imported(files).target
+        assert max(tokenizer.encode(text)) < files.generation["eos_token_id"]
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+    def test_the_prompt_has_the_language_the_task_and_no_timestamps(self, files):
+        ours = imported(files)
+        chosen = {"source_language": "ko", "task": "translate"}
+        start = [ours.choices[p].ids[chosen[p]] if isinstance(p, str) else p for p in ours.frames.start]
+        names = ["<|startoftranscript|>", "<|ko|>", "<|translate|>", "<|notimestamps|>"]
+        assert start == files.theirs.convert_tokens_to_ids(names)
+        assert ours.frames.forced == ours.frames.source_prefix == ours.frames.source_suffix == ()
+        assert list(ours.choices["source_language"].ids) == ["en", "de", "ko"]
+        assert ours.choices["source_language"].default == ""
+        assert (sorted(ours.choices["task"].ids), ours.choices["task"].default) == (
+            ["transcribe", "translate"],
+            "transcribe",
+        )
+        assert ours.timestamps == Timestamps(
+            first_id=files.theirs.convert_tokens_to_ids("<|0.00|>"),
+            step_seconds=0.02,
+            off_id=files.theirs.convert_tokens_to_ids("<|notimestamps|>"),
+            max_first=10,
+        )
+
+    def test_an_english_model_has_nothing_to_choose(self, files):
+        for settings in ({"is_multilingual": False}, {"is_multilingual": None}):  # by its number of tokens
+            ours = prompted(files, **settings, lang_to_id=None, task_to_id=None)
+            ids = files.generation
+            assert ours.frames.start == (ids["decoder_start_token_id"], ids["no_timestamps_token_id"])
+            assert ours.choices == {}
+
+    def test_ids_that_the_settings_lack_are_those_of_the_tokenizer(self, files):
+        names = ("decoder_start_token_id", "no_timestamps_token_id", "lang_to_id", "pad_token_id")
+        ours = prompted(files, **dict.fromkeys(names))
+        assert replace(ours, source=None, target=None, pad_id=0) == replace(
+            imported(files), source=None, target=None, pad_id=0
+        )
+
+    @pytest.mark.parametrize("language", ["ko", "<|ko|>", "Korean"])
+    def test_a_language_and_a_task_of_the_settings_are_the_defaults(self, files, language):
+        choices = prompted(files, language=language, task="translate").choices
+        assert (choices["source_language"].default, choices["task"].default) == ("ko", "translate")
+
+    def test_forced_ids_of_old_settings_are_the_defaults_where_there_are_no_newer_ones(self, files):
+        ids = imported(files).choices["source_language"].ids, imported(files).choices["task"].ids
+        old = [[1, ids[0]["de"]], [2, ids[1]["translate"]], [3, files.generation["no_timestamps_token_id"]]]
+        without_language = [[1, None], old[1]]
+        in_config = replace(files, config=files.config | {"forced_decoder_ids": old})
+        for ours, expected in (
+            (prompted(files, forced_decoder_ids=old), ("de", "translate")),
+            (prompted(files, forced_decoder_ids=without_language), ("", "translate")),
+            (prompted(files, forced_decoder_ids=old, language="ko"), ("ko", "transcribe")),
+            (prompted(files, forced_decoder_ids=old, task="transcribe"), ("", "transcribe")),
+            (prompted(in_config), ("de", "translate")),
+            (prompted(in_config, forced_decoder_ids=without_language), ("", "translate")),
+        ):
+            assert tuple(choice.default for choice in ours.choices.values()) == expected
+
+    @pytest.mark.parametrize(
+        ("settings", "match"),
+        [
+            ({"language": "fr"}, "the default source_language is 'fr', and there are en, de, ko"),
+            ({"task": "sing"}, "the default task is 'sing', and there are transcribe, translate"),
+        ],
+    )
+    def test_a_default_that_the_checkpoint_lacks_is_refused(self, files, settings, match):
+        with pytest.raises(ValueError, match=match):
+            prompted(files, **settings)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seq2seq_serve.server.engine import constraints as module
-from seq2seq_serve.server.engine.records import NO_CONSTRAINTS, Constraints, Search, Sequence
+from seq2seq_serve.server.engine.records import NO_CONSTRAINTS, Constraints, Search, Sequence, Times
 from tests.server.fakes import make_request
 
 EOS = 2
@@ -111,3 +111,28 @@ def test_a_token_is_forbidden_just_when_it_would_repeat_an_ngram(target_ids, siz
     for token_id in range(8):
         repeats = len(target_ids) >= size and ngrams([*target_ids, token_id])[-1] in ngrams(target_ids)
         assert (changed.get(token_id) == FORBIDDEN) is repeats
+
+
+FIRST = 90  # of the times in a vocabulary of 100
+
+
+@pytest.mark.parametrize(
+    ("target_ids", "max_first", "bounds"),
+    [
+        ([], None, (FIRST, FIRST, 99)),  # a target begins with a time
+        ([], 4, (FIRST, FIRST, 94)),
+        ([91], 4, (0, 100, 99)),  # then something is said
+        ([91, 7], 4, (0, 92, 99)),  # which takes time
+        ([91, 7, 95], 4, (EOS, 95, 99)),  # a second time at the same place, a later one, or the end
+        ([91, 7, 95, 95], 4, (0, 100, 99)),
+        ([91, 7, 95, 95, 8, 9], 4, (0, 96, 99)),
+        ([7], 4, (0, FIRST, 99)),  # a prefix without a time
+    ],
+)
+def test_times_are_in_pairs_around_what_is_said_and_never_decrease(target_ids, max_first, bounds):
+    row = Sequence(Search(make_request((7,)), start_ids=(1,)), next_token_id=1, token_ids=target_ids)
+    assert module.time_bounds(row, Times(FIRST, max_first), (EOS,), 100) == bounds
+
+
+def test_times_change_logits():
+    assert Constraints(times=Times(FIRST, None)).change_logits

@@ -18,7 +18,7 @@ from seq2seq_serve.server.engine.records import Beam, FinishReason, Request, Res
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFailed, Overloaded, Unavailable
 from tests.server.driver import Driver, assert_empty
-from tests.server.fakes import EOS_ID, START_ID, FakeRunner, expected_tokens, make_request
+from tests.server.fakes import EOS_ID, START_ID, FakeRunner, detected_id, expected_tokens, make_request
 
 STARTS = ((), (5,), (4, 3, START_ID))  # the model's start token, and those of requests
 sources = st.lists(
@@ -148,6 +148,66 @@ def test_a_model_with_state_answers_as_one_with_a_cache_does(sources, num_slots,
         driver.finish()
         answers.append([described(driver, request) for i, request in enumerate(requests) if i != cancelled])
     assert answers[0] == answers[1]
+
+
+DETECTED_IDS = (50, 60, 70)
+DETECTING = ((4, None), (4, None, 3), (5, 4, None, 3, START_ID))
+
+
+@given(sources, st.integers(4, 9), st.integers(0, 2**32))
+def test_a_request_whose_start_is_detected_answers_as_one_that_gives_it(sources, num_slots, seed):
+    """In any batch, with beams, prefixes, streams and alignments."""
+    answers = []
+    for is_given in (False, True):
+        chance = random.Random(seed)
+        driver = Driver(FakeRunner(num_slots))
+        requests = []
+        for source in sources:
+            options, start_ids = random_options(chance), chance.choice(DETECTING)
+            language = detected_id(source, DETECTED_IDS)
+            if is_given or options.get("is_score"):
+                start_ids = tuple(language if one is None else one for one in start_ids)
+            else:
+                options["detected_ids"] = DETECTED_IDS
+            requests.append(make_request(source, **options, start_ids=start_ids))
+            driver.submit(requests[-1])
+            driver.turn(chance.randint(0, 3))
+        driver.finish()
+        answers.append(
+            [[*described(driver, one), driver.told(one), driver.results[one].start_ids] for one in requests]
+        )
+    assert answers[0] == answers[1]
+    assert all(None not in start_ids for *_, start_ids in answers[0])
+
+
+@pytest.mark.parametrize("num_turns", range(8))
+def test_a_request_that_is_cancelled_while_its_start_is_read_returns_its_slots(num_turns):
+    driver = Driver(FakeRunner(5))
+    other = make_request((10, 5))
+    detecting = make_request(
+        (10, 6),
+        start_ids=(5, None, 4, 3),
+        detected_ids=DETECTED_IDS,
+        prefix_ids=(8,),
+        beam=Beam(3),
+        stream=True,
+    )
+    driver.submit(detecting, other)
+    driver.turn(num_turns)
+    driver.engine.cancel(detecting)
+    driver.finish()
+    assert driver.results[detecting].finish_reason is FinishReason.CANCELLED
+    assert list(driver.results[other].best.token_ids) == expected_tokens((10, 5), 8)
+
+
+def test_steps_that_read_a_start_count_neither_as_generated_nor_as_the_first_token():
+    driver = Driver(FakeRunner(1))
+    request = make_request((10, 6), start_ids=(5, None, 4), detected_ids=DETECTED_IDS, max_new_tokens=1)
+    driver.submit(request)
+    driver.finish()
+    result = driver.results[request]
+    assert (result.num_target_tokens, result.timings.first_token_seconds) == (1, 3.0)
+    assert result.start_ids == (5, detected_id((10, 6), DETECTED_IDS), 4)
 
 
 def test_a_scored_target_ends_after_one_turn_and_leaves_the_others_alone():

@@ -31,6 +31,7 @@ from seq2seq_serve.server.engine.scheduler import SchedulerLimits
 from seq2seq_serve.server.runner import runner as runner_module
 from seq2seq_serve.server.runner.device import OnnxDevice
 from seq2seq_serve.server.runner.runner import OnnxRunner, buckets_up_to
+from seq2seq_serve.server.runner.selection import Selector
 from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.evaluation.search import greedy_search
@@ -405,6 +406,16 @@ def test_steps_that_feed_themselves_give_the_same_tokens_whatever_the_neighbours
             driver.turn(chance.randint(0, 4))
         driver.finish()
         assert [driver.results[copy].best.token_ids for copy in copies] == alone
+
+
+def test_a_warm_up_runs_every_graph_that_selects(random_bundle, monkeypatch):
+    ran, bound = set(), Selector._bound
+    monkeypatch.setattr(
+        Selector, "_bound", lambda self, graph, *given: (ran.add(graph), bound(self, graph, *given))[1]
+    )
+    runner = make_runner(random_bundle, 2)
+    runner.warm_up()
+    assert ran == set(runner._selector._sessions)
 
 
 def test_a_warm_up_captures_every_bucket_the_largest_first(random_bundle, monkeypatch):

@@ -8,7 +8,15 @@ import pytest
 
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.server.engine.constraints import adjustments
-from seq2seq_serve.server.engine.records import NO_CONSTRAINTS, Constraints, FinishReason, Request, Sampling
+from seq2seq_serve.server.engine.records import (
+    NO_CONSTRAINTS,
+    Beam,
+    Constraints,
+    FinishReason,
+    Request,
+    Sampling,
+    Times,
+)
 from seq2seq_serve.server.errors import EngineFailed
 from seq2seq_serve.server.runner import runner as runner_module
 from seq2seq_serve.server.runner.buffers import Columns
@@ -383,6 +391,40 @@ def test_constraints_that_raise_for_one_row_end_its_request_only(random_bundle, 
     assert isinstance(result.error, EngineFailed)
     for one, other in zip(expected, others, strict=True):
         assert other.best.token_ids == one.best.token_ids
+
+
+FIRST_TIME = 220  # of the random model's tokens
+
+
+def test_rows_with_times_and_detected_starts_do_not_depend_on_their_neighbours(random_bundle, requests):
+    chance = random.Random(13)
+    hearing = [
+        dataclasses.replace(
+            request,
+            constraints=dataclasses.replace(
+                request.constraints, times=Times(FIRST_TIME, 9), min_new_tokens=0
+            ),
+            beam=chance.choice([None, Beam(3)]) if request.sampling is None else None,
+            start_ids=chance.choice([(BOS_ID,), (BOS_ID, None), (BOS_ID, 9, None, 8)]),
+            detected_ids=(17, 40, 41, 90),
+            prefix_ids=(),
+        )
+        for request in requests[:24]
+    ]
+    given = [one for pair in zip(hearing, requests, strict=False) for one in pair]
+    alone = run(random_bundle, given, num_slots=3)
+    found = set()
+    for request, one, other in zip(given, alone, run(random_bundle, given, num_slots=9, seed=3), strict=True):
+        assert other.best.token_ids == one.best.token_ids
+        assert other.start_ids == one.start_ids
+        if request in hearing:
+            found |= {*one.start_ids} - {BOS_ID, 9, 8}
+            token_ids = one.best.token_ids
+            assert FIRST_TIME <= token_ids[0] <= FIRST_TIME + 9
+            times = [token_id for token_id in token_ids if token_id >= FIRST_TIME]
+            assert times == sorted(times)
+    assert len(found) > 1
+    assert found <= {17, 40, 41, 90}
 
 
 def test_uniform_numbers_are_spread_evenly_and_depend_on_seed_and_position():

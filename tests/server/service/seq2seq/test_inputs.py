@@ -501,7 +501,7 @@ BAD = [
     (
         message(STORY, GO, ASK, long_source=pb.LONG_SOURCE_TRUNCATE),
         "options.long_source",
-        "long_source applies to a text, and story reads story, question: leave it out",
+        "long_source applies to a text or a sound, and story reads story, question: leave it out",
     ),
 ]
 

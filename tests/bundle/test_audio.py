@@ -1,0 +1,257 @@
+"""Sounds become the spectrograms that transformers makes of them; hostile and damaged files are refused."""
+
+import io
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+import soundfile
+from transformers import WhisperFeatureExtractor
+
+from seq2seq_serve.bundle import audio
+from seq2seq_serve.bundle.audio import (
+    HOP,
+    SAMPLE_RATE,
+    SoundError,
+    SoundTooLongError,
+    cost_in_pixels,
+    log_mel,
+    read_sound,
+    split_sound,
+)
+
+SECONDS = 0.64
+LONGEST = int(SECONDS * SAMPLE_RATE)
+
+
+def tone(seconds: float, rate: int = SAMPLE_RATE, hertz: float = 440) -> np.ndarray:
+    return 0.5 * np.sin(2 * np.pi * hertz * np.arange(round(seconds * rate)) / rate)
+
+
+def encoded(
+    samples: np.ndarray, rate: int = SAMPLE_RATE, form: str = "WAV", subtype: str | None = None
+) -> bytes:
+    stream = io.BytesIO()
+    soundfile.write(stream, samples, rate, format=form, subtype=subtype)
+    return stream.getvalue()
+
+
+def wav(rate: int = SAMPLE_RATE, channels: int = 1, num_bytes: int = 2, data: bytes = b"\0\0") -> bytes:
+    """A WAV file of 16 bits whose header says anything."""
+    described = struct.pack("<HHIIHH", 1, channels, rate, 2 * rate * channels % 2**32, 2 * channels, 16)
+    chunks = b"fmt " + struct.pack("<I", 16) + described + b"data" + struct.pack("<I", num_bytes) + data
+    return b"RIFF" + struct.pack("<I", (4 + len(chunks) + num_bytes - len(data)) % 2**32) + b"WAVE" + chunks
+
+
+def flac(num_samples: int) -> bytes:
+    """A FLAC file of a tenth of a second whose header says anything about the number of its samples."""
+    content = bytearray(encoded(tone(0.1), form="FLAC"))
+    content[21] = content[21] & 0xF0 | num_samples >> 32
+    content[22:26] = (num_samples % 2**32).to_bytes(4, "big")
+    return bytes(content)
+
+
+@pytest.mark.parametrize("num_mels", [80, 128])
+@pytest.mark.parametrize("chunk_seconds", [1, 30])
+def test_a_spectrogram_is_that_of_transformers(num_mels, chunk_seconds):
+    theirs = WhisperFeatureExtractor(feature_size=num_mels, chunk_length=chunk_seconds)
+    full, rng = chunk_seconds * SAMPLE_RATE, np.random.default_rng(0)
+    for length in (1, 2, 199, 201, 7_000, full - 401, full - 201, full - 200, full - 1, full):
+        samples = (rng.uniform(1e-4, 0.3) * rng.standard_normal(length)).astype(np.float32)
+        expected = theirs(samples, sampling_rate=SAMPLE_RATE, return_tensors="np").input_features[0]
+        spectrogram = log_mel(samples, num_mels, full // HOP)
+        assert spectrogram.dtype == np.float32
+        np.testing.assert_allclose(spectrogram, expected, rtol=0, atol=2e-5, err_msg=str(length))
+
+
+def test_silence_has_a_spectrogram_of_one_value():
+    assert np.unique(log_mel(np.zeros(500, np.float32), 80, 100)).tolist() == [-1.5]
+
+
+@pytest.mark.parametrize(
+    ("form", "subtype", "tolerance"),
+    [
+        ("WAV", "PCM_U8", 0.01),
+        ("WAV", "PCM_16", 1e-4),
+        ("WAV", "PCM_24", 1e-6),
+        ("WAV", "PCM_32", 1e-6),
+        ("WAV", "FLOAT", 0),
+        ("WAV", "DOUBLE", 1e-7),
+        ("WAV", "ULAW", 0.02),
+        ("WAVEX", "PCM_16", 1e-4),
+        ("RF64", "PCM_16", 1e-4),
+        ("FLAC", "PCM_16", 1e-4),
+        ("FLAC", "PCM_24", 1e-6),
+        ("OGG", "VORBIS", 0.1),
+        ("OGG", "OPUS", 0.1),
+        ("MP3", "MPEG_LAYER_III", 0.2),
+    ],
+)
+def test_a_file_of_any_form_has_its_samples(form, subtype, tolerance):
+    samples = tone(0.5).astype(np.float32)
+    read = read_sound(encoded(samples, form=form, subtype=subtype), 1)
+    assert read.dtype == np.float32
+    assert abs(len(read) - len(samples)) <= (
+        2_400 if form == "MP3" else 0
+    )  # frames of MP3 have a fixed length
+    inner = slice(2_000, 6_000)  # lossy forms smear the beginning and the end
+    np.testing.assert_allclose(read[inner], samples[inner], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("rate", [4_000, 8_000, 11_025, 15_999, 22_050, 44_100, 48_000, 96_000, 192_000])
+def test_a_sound_of_any_rate_is_the_same_and_as_long(rate):
+    read = read_sound(encoded(tone(SECONDS, rate), rate, subtype="FLOAT"), SECONDS)
+    assert len(read) == LONGEST
+    inner = slice(1_000, -1_000)
+    np.testing.assert_allclose(read[inner], tone(SECONDS)[inner], rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("num_channels", [1, 2, 8])
+def test_channels_are_averaged(num_channels):
+    channels = np.random.default_rng(0).uniform(-1, 1, (3_000, num_channels))
+    read = read_sound(encoded(channels, subtype="FLOAT"), 1)
+    np.testing.assert_allclose(read, channels.mean(axis=1), atol=1e-6)
+
+
+def test_blocks_join_to_the_whole_whatever_their_size(monkeypatch):
+    content = encoded(tone(1, 44_100), 44_100)
+    whole, blocks = read_sound(content, 1), []
+    monkeypatch.setattr(audio, "_BLOCK", 1_000)
+    pieces = read_sound(content, 1, lambda: blocks.append(1))
+    np.testing.assert_allclose(pieces, whole, atol=1e-6)
+    assert len(blocks) == 45
+
+
+def test_an_error_after_a_block_ends_the_work():
+    def stop() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        read_sound(encoded(tone(1)), 1, stop)
+
+
+def test_a_sound_of_the_limit_is_read_and_more_is_refused():
+    assert len(read_sound(encoded(np.zeros(LONGEST)), SECONDS)) == LONGEST
+    too_long = encoded(np.zeros(LONGEST + 160))
+    for read in (read_sound, cost_in_pixels):
+        with pytest.raises(SoundTooLongError, match=r"the sound has 0\.65 seconds, and 0\.64 is the limit"):
+            read(too_long, SECONDS)
+
+
+@pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG", "MP3"])
+def test_a_damaged_file_is_a_sound_or_refused(form):
+    content = encoded(np.random.default_rng(0).uniform(-0.5, 0.5, 8_000), form=form)
+    chance, num_refused = np.random.default_rng(1), 0
+    for _ in range(60):
+        damaged = bytearray(content[: chance.integers(len(content)) + 1])
+        for place in chance.integers(len(damaged), size=chance.integers(6)):
+            damaged[place] = chance.integers(256)
+        try:
+            samples = read_sound(bytes(damaged), 1)
+        except SoundError:
+            num_refused += 1
+        else:
+            assert 0 < len(samples) <= SAMPLE_RATE
+            assert np.isfinite(samples).all()
+    assert num_refused
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\0", b"RIFF", b"a text\n" * 50, wav()[:40], b"\x89PNG\r\n\x1a\n" + bytes(50)]
+)
+def test_what_is_not_a_sound_is_refused(content):
+    with pytest.raises(SoundError, match="not a WAV, FLAC, Ogg or MP3 file, or is damaged"):
+        read_sound(content, 1)
+
+
+def test_other_forms_are_refused_by_name():
+    with pytest.raises(SoundError, match="the file is AIFF; WAV, FLAC, Ogg and MP3 can be read"):
+        read_sound(encoded(tone(0.1), form="AIFF"), 1)
+
+
+def test_a_sound_without_samples_is_refused():
+    with pytest.raises(SoundError, match="the sound has no samples"):
+        read_sound(encoded(np.zeros(0)), 1)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 3e38, -2e4])
+def test_samples_that_are_not_numbers_or_far_too_loud_are_refused(wrong):
+    samples = np.tile(tone(0.1)[:, None], 2)
+    samples[500] = wrong
+    with pytest.raises(SoundError, match="samples that are not numbers from -10000 to 10000"):
+        read_sound(encoded(samples, subtype="FLOAT"), 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (
+            wav(rate=2**31 - 1),
+            "1 channels of 2147483647 samples a second, and 1 to 8 channels of 4000 to 192000",
+        ),
+        (wav(rate=1), "1 channels of 1 samples a second"),
+        (wav(channels=9, data=bytes(18)), "9 channels of 16000 samples a second"),
+    ],
+)
+def test_a_rate_or_a_number_of_channels_beyond_use_is_refused(content, match):
+    with pytest.raises(SoundError, match=match):
+        read_sound(content, 1)
+
+
+def test_a_header_of_many_samples_takes_no_memory():
+    tracemalloc.start()
+    try:
+        assert len(read_sound(wav(num_bytes=2**32 - 2, data=bytes(4)), SECONDS)) == 2  # those that are there
+        with pytest.raises(SoundTooLongError, match=r"the sound has 4294967\.30 seconds"):
+            read_sound(flac(2**36 - 1), SECONDS)
+        with pytest.raises(SoundError, match="or is damaged"):
+            read_sound(flac(SAMPLE_RATE // 2), SECONDS)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 5e6
+
+
+def test_a_stream_without_a_length_is_refused():
+    with pytest.raises(SoundError, match="the header does not have the sound's length"):
+        read_sound(flac(0), SECONDS)
+
+
+def test_silence_that_is_packed_tightly_takes_little_memory():
+    """FLAC packs it into a thousandth; at the highest rate, its samples would take 98 MB."""
+    content = encoded(np.zeros((16 * 192_000, 8), np.int16), 192_000)
+    tracemalloc.start()
+    try:
+        assert len(read_sound(content, 16)) == 16 * SAMPLE_RATE
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 12e6
+
+
+def test_a_longer_sound_costs_more():
+    costs = [cost_in_pixels(encoded(np.zeros((SAMPLE_RATE * n, n))), 9) for n in (1, 2, 4)]
+    assert costs[0] > SAMPLE_RATE
+    assert costs == sorted(set(costs))
+
+
+def test_pieces_join_to_the_whole_and_each_fits():
+    chance = np.random.default_rng(0)
+    for longest in (240, LONGEST, 30 * SAMPLE_RATE):
+        for num in (1, longest - 1, longest, longest + 1, 5 * longest + 7):
+            samples = chance.standard_normal(num).astype(np.float32)
+            pieces = split_sound(samples, longest)
+            assert np.array_equal(np.concatenate(pieces), samples)
+            assert all(0 < len(piece) <= longest for piece in pieces)
+            assert all(len(piece) >= longest * 5 // 6 for piece in pieces[:-1])
+            assert (len(pieces) == 1) is (num <= longest)
+
+
+def test_a_sound_is_cut_where_it_is_quiet():
+    longest = 30 * SAMPLE_RATE
+    samples = np.random.default_rng(0).standard_normal(2 * longest).astype(np.float32)
+    pause = slice(27 * SAMPLE_RATE, 27 * SAMPLE_RATE + SAMPLE_RATE // 2)
+    samples[pause] *= 0.01
+    first, *_ = split_sound(samples, longest)
+    assert pause.start < len(first) < pause.stop

@@ -1,0 +1,354 @@
+"""Sounds through `seq2seq.v1`: files and spectrograms, long ones, languages, tasks, times."""
+
+import asyncio
+import io
+import random
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+import transformers
+from grpc import StatusCode
+from grpc.aio import AioRpcError
+
+from seq2seq_serve.bundle.audio import SAMPLE_RATE, log_mel, read_sound, split_sound
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.engine.records import FinishReason, Hypothesis
+from seq2seq_serve.server.service.seq2seq import answers
+from seq2seq_serve.server.service.seq2seq.sources import Part
+from tests.server.service.harness import serving, serving_bundles
+
+SECONDS, NUM_MELS, NUM_FRAMES, NUM_POSITIONS = 0.64, 12, 64, 32
+LONGEST = int(SECONDS * SAMPLE_RATE)
+
+
+def noise(num_samples: int, seed: int = 0, num_channels: int = 1) -> np.ndarray:
+    """With pauses, so that a long one is cut there."""
+    samples = 0.2 * np.random.default_rng(seed).standard_normal((num_samples, num_channels))
+    loudness = np.sin(np.arange(num_samples) / 1_500) ** 2
+    return samples * loudness[:, None]
+
+
+def file_of(
+    samples: np.ndarray, rate: int = SAMPLE_RATE, form: str = "WAV", subtype: str | None = None
+) -> bytes:
+    stream = io.BytesIO()
+    soundfile.write(stream, samples, rate, format=form, subtype=subtype)
+    return stream.getvalue()
+
+
+def spectrogram(samples: np.ndarray) -> np.ndarray:
+    return log_mel(samples, NUM_MELS, NUM_FRAMES)
+
+
+def tensor(array: np.ndarray, **changes) -> pb.Tensor:
+    fields = {"datatype": "FP32", "shape": array.shape, "data": array.astype("<f4").tobytes()}
+    return pb.Tensor(**fields | changes)
+
+
+def message(value: bytes | pb.Tensor, **options) -> pb.GenerateRequest:
+    source = pb.Source(file=value) if isinstance(value, bytes) else pb.Source(tensor=value)
+    settings = {"max_new_tokens": 12, "source_language": "ko"} | options
+    return pb.GenerateRequest(sources=[source], options=pb.GenerateOptions(**settings))
+
+
+async def refusal(call) -> str:
+    with pytest.raises(AioRpcError) as caught:
+        await call
+    assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+    return caught.value.details()
+
+
+@pytest.mark.parametrize(
+    ("form", "rate", "num_channels"),
+    [("WAV", 16_000, 1), ("WAV", 44_100, 2), ("FLAC", 8_000, 1), ("OGG", 48_000, 2)],
+)
+def test_a_file_is_answered_as_its_spectrogram(whisper_path, form, rate, num_channels):
+    content = file_of(noise(int(0.6 * rate), num_channels=num_channels), rate, form)
+    samples = read_sound(content, SECONDS)
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            for options in ({}, {"beam_size": 3, "source_language": "", "timestamps": True}):
+                heard = await served.stub.Generate(message(content, **options))
+                given = await served.stub.Generate(message(tensor(spectrogram(samples)), **options))
+                assert heard.hypotheses[0].token_ids == given.hypotheses[0].token_ids
+                assert heard.hypotheses[0].token_ids
+                assert heard.usage.source_tokens == NUM_POSITIONS
+                assert heard.detected_language == given.detected_language
+
+    asyncio.run(run())
+
+
+def test_a_model_says_what_it_hears_and_what_one_may_choose(whisper_path):
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            [model] = (await served.stub.ListModels(pb.ListModelsRequest())).models
+            assert dict(model.sources) == {"sound": "sound"}
+            assert list(model.source_shapes["sound"].sizes) == [NUM_MELS, NUM_FRAMES]
+            assert (model.max_source_length, model.max_target_length) == (NUM_POSITIONS, 37)
+            chosen = {name: (list(one.names), one.default) for name, one in model.choices.items()}
+            assert chosen == {
+                "source_language": (["de", "en", "ko"], ""),
+                "task": (["transcribe", "translate"], "transcribe"),
+            }
+
+    asyncio.run(run())
+
+
+GOOD = np.zeros((NUM_MELS, NUM_FRAMES), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("value", "match"),
+    [
+        (tensor(GOOD[:, :-1]), "sound has the shape [12, 63], and bundle takes [12, 64]"),
+        (tensor(GOOD[:-1]), "sound has the shape [11, 64], and bundle takes [12, 64]"),
+        (tensor(GOOD[None]), "sound has the shape [1, 12, 64], and bundle takes [12, 64]"),
+        (tensor(GOOD, datatype="INT64"), "sound has the datatype 'INT64', and bundle takes FP32"),
+        (tensor(GOOD, data=b"1234"), "sound has 4 bytes of data, and FP32 of the shape [12, 64] has 3072"),
+        (tensor(np.full_like(GOOD, np.nan)), "sound is nan at [0, 0], and must be finite"),
+        (b"not a sound", "sound: the file is not a WAV, FLAC, Ogg or MP3 file, or is damaged"),
+        (file_of(np.zeros(0)), "sound: the sound has no samples"),
+        (
+            file_of(np.full(99, np.nan), subtype="FLOAT"),
+            "sound: the sound has samples that are not numbers from",
+        ),
+        (
+            file_of(noise(SAMPLE_RATE)),
+            "sound: the sound has 1.00 seconds, and 0.64 is the limit: "
+            "send a shorter one or set options.long_source",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_reason(whisper_path, value, match):
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            details = await refusal(served.stub.Generate(message(value)))
+            assert details.startswith(match), details
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"source_language": "fr"}, "source_language is 'fr', and bundle has de, en, ko"),
+        ({"task": "sing"}, "task is 'sing', and bundle has transcribe, translate"),
+        ({"target_language": "de"}, "bundle does not have a target_language to choose: leave it out"),
+        ({"word_alignment": True}, "word_alignment needs the words of a text, and bundle reads sound"),
+        ({"max_new_tokens": 38}, "max_new_tokens is 38, and bundle takes 1 to 37"),
+        (
+            {"long_source": pb.LONG_SOURCE_SPLIT, "stop_sequences": ["a"]},
+            "stop_sequences applies to one target, and a source that is split has several",
+        ),
+    ],
+)
+def test_an_option_that_does_not_fit_is_refused_with_the_reason(whisper_path, options, match):
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            details = await refusal(served.stub.Generate(message(tensor(GOOD), **options)))
+            assert details.startswith(match), details
+
+    asyncio.run(run())
+
+
+def test_a_model_that_reads_texts_does_not_write_times():
+    async def run():
+        async with serving() as served:
+            request = pb.GenerateRequest(
+                sources=[pb.Source(text="a")], options=pb.GenerateOptions(timestamps=True)
+            )
+            details = await refusal(served.stub.Generate(request))
+            assert details.startswith("echo does not write timestamps: leave them out")
+
+    asyncio.run(run())
+
+
+def test_a_long_sound_is_truncated_only_when_asked_and_the_answer_says_how_much(whisper_path):
+    samples = noise(SAMPLE_RATE)
+    beginning = read_sound(file_of(samples[:LONGEST]), SECONDS)
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            request = message(file_of(samples), long_source=pb.LONG_SOURCE_TRUNCATE)
+            truncated = await served.stub.Generate(request)
+            whole = await served.stub.Generate(message(tensor(spectrogram(beginning))))
+            assert truncated.hypotheses == whole.hypotheses
+            assert truncated.usage.truncated_source_tokens == 18  # 0.36 of 0.64 seconds, of 32 positions
+            assert not truncated.sentences
+            assert whole.usage.truncated_source_tokens == 0
+            request = message(file_of(np.zeros(17 * LONGEST)), long_source=pb.LONG_SOURCE_TRUNCATE)
+            details = await refusal(served.stub.Generate(request))
+            assert details == "sound: the sound has 10.88 seconds, and 10.24 is the limit: send a shorter one"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", [pb.LONG_SOURCE_SPLIT, pb.LONG_SOURCE_SPLIT_ALWAYS])
+def test_a_long_sound_is_split_and_its_targets_and_times_are_joined(whisper_path, kind):
+    content = file_of(noise(2 * SAMPLE_RATE))
+    pieces = split_sound(read_sound(content, 9), LONGEST)
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            joined = await served.stub.Generate(message(content, long_source=kind, timestamps=True))
+            alone = [
+                await served.stub.Generate(message(tensor(spectrogram(piece)), timestamps=True))
+                for piece in pieces
+            ]
+            best = [one.hypotheses[0] for one in alone]
+            assert [one.hypotheses[0].token_ids for one in joined.sentences] == [
+                one.token_ids for one in best
+            ]
+            assert [one.source_text for one in joined.sentences] == [""] * len(pieces)
+            [hypothesis] = joined.hypotheses
+            assert hypothesis.text == "".join(one.text for one in best)
+            assert list(hypothesis.token_ids) == [i for one in best for i in one.token_ids]
+            expected, begin = [], 0.0
+            for one, piece in zip(best, pieces, strict=True):
+                end = len(piece) / SAMPLE_RATE
+                expected += [
+                    (begin + min(each.begin_seconds, end), begin + min(each.end_seconds, end), each.text)
+                    for each in one.segments
+                ]
+                begin += end
+            found = [(each.begin_seconds, each.end_seconds, each.text) for each in hypothesis.segments]
+            assert len(found) > 3
+            assert [text for *_, text in found] == [text for *_, text in expected]
+            np.testing.assert_allclose(
+                [each[:2] for each in found], [each[:2] for each in expected], atol=1e-9
+            )
+            times = [time for *each, _ in found for time in each]
+            assert times == sorted(times)
+            assert times[-1] <= 2
+            assert joined.usage.source_tokens == NUM_POSITIONS * len(pieces)
+
+    asyncio.run(run())
+
+
+def test_a_short_sound_is_not_split(whisper_path):
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            for kind in (pb.LONG_SOURCE_SPLIT, pb.LONG_SOURCE_SPLIT_ALWAYS):
+                answer = await served.stub.Generate(message(file_of(noise(LONGEST)), long_source=kind))
+                assert not answer.sentences
+
+    asyncio.run(run())
+
+
+def test_segments_are_what_was_said_between_times(whisper_path):
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            model = served.model
+            first, encode, decode = (
+                model.timestamps.first_id,
+                model.target_tokenizer.encode,
+                model.target_tokenizer.decode,
+            )
+            one, other = encode(" one"), encode(" other")
+            part = Part({}, begin_seconds=10.0, num_seconds=0.6)
+            for token_ids, expected in (
+                ([], []),
+                ([first + 5], []),
+                ([first, *one, first + 10], [(10, 10.2, one)]),
+                ([first, *one, first + 10, first + 12, *other], [(10, 10.2, one), (10.24, 10.6, other)]),
+                ([first + 5, *one, first + 5, *other], [(10.1, 10.1, one), (10.1, 10.6, other)]),
+                ([*one, first + 5, first + 7], [(10, 10.1, one)]),  # a prefix without a time
+                ([first, *one, first + 32, first + 32, *other], [(10, 10.6, one), (10.6, 10.6, other)]),
+            ):
+                hypothesis = Hypothesis(tuple(token_ids), FinishReason.EOS)
+                found = answers._segments(part, hypothesis, model)
+                assert [each.text for each in found] == [decode(ids) for *_, ids in expected]
+                np.testing.assert_allclose(
+                    [(each.begin_seconds, each.end_seconds) for each in found],
+                    [(begin, end) for begin, end, _ in expected],
+                )
+
+    asyncio.run(run())
+
+
+def test_segments_join_to_the_text_and_come_only_when_asked(whisper_path):
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            for seed in range(4):
+                given = tensor(spectrogram(noise(9_000, seed)[:, 0]))
+                timed = await served.stub.Generate(
+                    message(given, timestamps=True, num_hypotheses=2, beam_size=3)
+                )
+                for hypothesis in timed.hypotheses:
+                    assert "".join(each.text for each in hypothesis.segments) == hypothesis.text
+                    assert hypothesis.segments
+                plain = await served.stub.Generate(message(given))
+                assert not plain.hypotheses[0].segments
+                assert plain.detected_language == ""
+
+    asyncio.run(run())
+
+
+def test_pieces_of_a_sound_whose_language_is_detected_join_to_the_result(whisper_path):
+    content = file_of(noise(2 * SAMPLE_RATE))
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            for options in ({}, {"timestamps": True}, {"long_source": pb.LONG_SOURCE_SPLIT}):
+                value = content if options.get("long_source") else tensor(spectrogram(noise(9_000)[:, 0]))
+                request = message(value, source_language="", **options)
+                whole = await served.stub.Generate(request)
+                *events, last = [event async for event in served.stub.GenerateStream(request)]
+                assert events
+                assert "".join(event.piece.text for event in events) == last.result.hypotheses[0].text
+                assert last.result.hypotheses == whole.hypotheses
+                assert last.result.detected_language == whole.detected_language
+                assert whole.detected_language in ("de", "en", "ko")
+
+    asyncio.run(run())
+
+
+def test_attention_has_a_column_for_each_position(whisper_path):
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            for language in ("ko", ""):
+                answer = await served.stub.Generate(
+                    message(tensor(GOOD), attention=True, source_language=language)
+                )
+                [hypothesis] = answer.hypotheses
+                weights = np.array(hypothesis.attention.weights).reshape(-1, NUM_POSITIONS)
+                is_eos = hypothesis.finish_reason == pb.FINISH_REASON_EOS
+                assert len(weights) == len(hypothesis.token_ids) + is_eos
+                np.testing.assert_allclose(weights.sum(axis=1), 1, atol=1e-4)
+                assert list(hypothesis.attention.source_tokens) == []
+
+    asyncio.run(run())
+
+
+def test_a_scored_target_needs_a_language_and_has_the_scores_of_transformers(whisper_path):
+    theirs = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(whisper_path / "checkpoint").eval()
+    settings = theirs.generation_config
+    sound, chance = spectrogram(noise(9_000)[:, 0]), random.Random(0)
+    token_ids = [chance.randrange(300) for _ in range(9)]
+    request = pb.ScoreRequest(
+        sources=[pb.Source(tensor=tensor(sound))], target=pb.Target(token_ids=pb.TokenIds(values=token_ids))
+    )
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            details = await refusal(served.stub.Score(request))
+            assert details.startswith("bundle needs a source_language: de, en, ko"), details
+            request.source_language, request.task = "de", "translate"
+            start = [
+                settings.decoder_start_token_id,
+                settings.lang_to_id["<|de|>"],
+                settings.task_to_id["translate"],
+                settings.no_timestamps_token_id,
+            ]
+            with torch.inference_mode():
+                fed = torch.tensor([[*start, *token_ids]])
+                logits = theirs(input_features=torch.tensor(sound)[None], decoder_input_ids=fed).logits
+            labels = [*token_ids, settings.eos_token_id]
+            expected = logits[0, len(start) - 1 :].log_softmax(-1)[range(len(labels)), labels]
+            scored = await served.stub.Score(request)
+            np.testing.assert_allclose(scored.log_probabilities, expected, atol=1e-4)
+
+    asyncio.run(run())

@@ -1,0 +1,66 @@
+"""The rules of times are those of transformers: the bounds of the engine, and the graph that applies them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from transformers import WhisperTimeStampLogitsProcessor
+
+from seq2seq_serve.bundle import names
+from seq2seq_serve.export.graphs import weightless
+from seq2seq_serve.server.engine.constraints import time_bounds
+from seq2seq_serve.server.engine.records import Search, Sequence, Times
+from tests.server.fakes import make_request
+
+V, EOS_ID, OFF_ID, FIRST_ID = 60, 40, 44, 45
+START_IDS = (41, 42, 43)
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return onnxruntime.InferenceSession(weightless.FOLDER / "times.onnx", providers=["CPUExecutionProvider"])
+
+
+def history(chance: np.random.Generator) -> list[int]:
+    """Texts and times in any order, mostly in the usual one."""
+    token_ids, time = [], FIRST_ID
+    for _ in range(chance.integers(0, 7)):
+        kind = chance.random()
+        if kind < 0.5:
+            time = min(time + int(chance.integers(0, 5)), V - 1)
+            token_ids += [time] * int(chance.integers(1, 3))
+        elif kind < 0.9:
+            token_ids += chance.integers(0, EOS_ID, chance.integers(1, 4)).tolist()
+        else:
+            token_ids.append(int(chance.integers(0, V)))
+    return token_ids
+
+
+@pytest.mark.parametrize("max_first", [None, 0, 5])
+def test_the_allowed_tokens_are_those_of_transformers(graph, max_first):
+    settings = SimpleNamespace(
+        no_timestamps_token_id=OFF_ID,
+        eos_token_id=EOS_ID,
+        bos_token_id=EOS_ID,
+        max_initial_timestamp_index=max_first,
+    )
+    theirs = WhisperTimeStampLogitsProcessor(settings, begin_index=len(START_IDS))
+    chance, num_preferring = np.random.default_rng(0), 0
+    for _ in range(400):
+        token_ids = history(chance)
+        logits = (2 * chance.standard_normal((1, V))).astype(np.float32)
+        logits[chance.random((1, V)) < 0.2] = -np.inf
+        logits[0, [EOS_ID, 3]] = 1  # something is left
+        logits[0, FIRST_ID:] += chance.choice([-9, 0, 2])
+        logits[0, OFF_ID] = -np.inf  # which the service suppresses
+        expected = theirs(torch.tensor([[*START_IDS, *token_ids]]), torch.tensor(logits)).numpy()
+        row = Sequence(Search(make_request((7,)), START_IDS), next_token_id=1, token_ids=token_ids)
+        bounds = time_bounds(row, Times(FIRST_ID, max_first), (EOS_ID,), V)
+        columns = (names.FIRST_TIMES, names.LEAST_TEXTS, names.LEAST_TIMES, names.MOST_TIMES)
+        feeds = {name: np.array([[bound]]) for name, bound in zip(columns, (FIRST_ID, *bounds), strict=True)}
+        [changed] = graph.run(None, {names.LOGITS: logits, **feeds})
+        np.testing.assert_array_equal(changed, expected, err_msg=str(token_ids))
+        num_preferring += bool(bounds.least_text < EOS_ID and not np.isfinite(changed[0, :EOS_ID]).any())
+    assert num_preferring > 10, "the sum of the times decided"
