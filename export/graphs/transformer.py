@@ -214,10 +214,11 @@ class EncodeGraph(TransformerGraph):
             hidden, residual = next(norms)(block.feed_forward(hidden), residual)
         packed = self.memory(hidden).view(B, S, len(memory), G * K)  # (B, S, 2L, GK)
         heads = packed.view(B, S, len(memory), G, K).permute(2, 0, 3, 1, 4)  # (2L, B, G, S, K)
-        tensors = [heads[i] for i in range(len(memory))]
-        for layer, norm in enumerate(self.key_norms):
-            tensors[2 * layer] = norm(tensors[2 * layer])
-        written = [operators.write_prefix(*pair) for pair in zip(memory, tensors, strict=True)]
+        written = []
+        for i, buffer in enumerate(memory):
+            is_normed = bool(self.key_norms) and i % 2 == 0
+            tensor = self.key_norms[i // 2](heads[i]) if is_normed else heads[i]
+            written.append(operators.write_prefix(buffer, tensor))
         if not self.has_last:
             return tuple(written)
         last = packed.gather(1, last_position.view(-1, 1, 1, 1).expand(-1, 1, len(memory), G * K))

@@ -122,7 +122,7 @@ def _t5gemma2(vocab: Mapping[str, int]) -> Any:
         "text_config": sides["encoder"],
         "vision_config": {"model_type": "siglip_vision_model", **vision},
         "mm_tokens_per_image": 4,
-        "eoi_token_index": 9,  # whose embedding is not in the matrix
+        "eoi_token_index": 2,  # its embedding is not in the matrix; as bos it is in every target
     }
     return transformers.T5Gemma2ForConditionalGeneration(
         transformers.T5Gemma2Config(encoder=encoder, decoder=sides["decoder"])
