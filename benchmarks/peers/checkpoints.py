@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +24,10 @@ from seq2seq_serve.export.huggingface.samples import SENTENCES
 from seq2seq_serve.training.config import TransformerConfig
 
 _NUM_PIECES = 550
-# With the small weights of their first initialisation all sources would have one target.
-_MAPS, _QUERIES = r"\.(layers|block)\.(?!.*relative)", r"q_proj"
-_GAIN, _GAIN_OF_QUERIES = 4.0, 16.0
+# Large enough that the sources have different targets, and small enough that rounding does not decide them:
+# standard deviations of products of maps with values of a deviation of 1. T5 does not scale scores.
+_MAPS, _GAIN = r"\.(layers|block)\.(?!.*relative)", 2.0
+_GAINS_OF_QUERIES = {r"q_proj": 4.0, r"Attention\.q\.": 0.25}
 _LANGUAGES = {"src_lang": "eng_Latn", "tgt_lang": "kor_Hang"}
 
 
@@ -41,7 +43,8 @@ def make_checkpoint(checkpoint: Checkpoint, folder: Path) -> None:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 2 and re.search(_MAPS, name):
-                weight *= _GAIN_OF_QUERIES if re.search(_QUERIES, name) else _GAIN
+                gains = [gain for pattern, gain in _GAINS_OF_QUERIES.items() if re.search(pattern, name)]
+                weight.normal_(std=(*gains, _GAIN)[0] / math.sqrt(weight.shape[1]))
         # Their logits are 0, far below the best of many, so no program has to forbid them.
         model.get_input_embeddings().weight[[config.eos_token_id, config.pad_token_id]] = 0
     model.save_pretrained(folder)

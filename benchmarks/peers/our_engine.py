@@ -157,7 +157,10 @@ class _Engines:
 
 
 def _settings(manifest: Manifest) -> dict[str, Any]:
-    """Returns the fields of every request that the service takes from the manifest."""
+    """Returns the fields of every request that the service takes from the manifest.
+
+    The runner itself forbids the tokens that the model never selects.
+    """
     generation = manifest.generation
     forced_ids = tuple(
         manifest.choices[place].ids[manifest.choices[place].default] if isinstance(place, str) else place
@@ -167,7 +170,6 @@ def _settings(manifest: Manifest) -> dict[str, Any]:
         "prefix_ids": forced_ids,
         "num_counted": len(forced_ids),
         "constraints": Constraints(
-            suppressed_token_ids=frozenset(generation.suppressed_token_ids),
             repeats_start=generation.repeats_start,
             is_renormalized=generation.is_renormalized,
         ),
