@@ -73,7 +73,7 @@ def _serve(checkpoint: str, num_threads: int) -> None:
     warnings.simplefilter("ignore")
     import onnxruntime
     import torch
-    from optimum.onnxruntime import ORTModelForSeq2SeqLM
+    from optimum.onnxruntime import ORTModelForSeq2SeqLM  # type: ignore[import-not-found]
 
     from benchmarks.peers.transformers_peer import TransformersPeer
 
