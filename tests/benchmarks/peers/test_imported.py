@@ -21,7 +21,7 @@ from seq2seq_serve.training.config import TransformerConfig
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the peers' own code
 
 SIZES = TransformerConfig(
-    vocab_size=1300, d_model=32, d_ff=64, num_heads=4, num_encoder_layers=2, num_decoder_layers=2
+    vocab_size=1300, d_model=32, d_ff=64, num_heads=4, num_encoder_layers=1, num_decoder_layers=1
 )
 EOS_IDS = {suite.model.family: suite.model.eos_id for suite in imported_suites()}
 
