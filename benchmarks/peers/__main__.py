@@ -81,12 +81,12 @@ from benchmarks.peers.work import (
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
+from seq2seq_serve.export.huggingface.families import Limits
 from seq2seq_serve.training.models.transformer import Transformer
 from seq2seq_serve.training.run import TrainedModel
 
 _PAUSE_SECONDS = 0.3  # the previous contender's threads still spin for a while
 _WIDTH = 160  # columns of the tables in a file
-_PRECISIONS = (Precision.FP32, Precision.INT8)
 _COMPUTE_TYPES = {Precision.FP32: "float32", Precision.INT8: "int8"}  # CTranslate2's names
 
 
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "command": _command(options),
         "hardware": describe_hardware(),
     }
-    report = head | compare(suites, options.rounds, len(cores), console)
+    report = head | compare(suites, options.precision, options.rounds, len(cores), console)
     if options.imported:
         report["medians"] = medians(report["results"])
     if options.out:
@@ -126,11 +126,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def compare(suites: Sequence[Suite], num_rounds: int, num_cores: int, console: Console) -> dict[str, Any]:
+def compare(
+    suites: Sequence[Suite],
+    precisions: Sequence[Precision],
+    num_rounds: int,
+    num_cores: int,
+    console: Console,
+) -> dict[str, Any]:
     """Run the contenders in alternation on every suite; returns the report.
 
     Args:
         suites: Models and their works.
+        precisions: Precisions of the engine and of CTranslate2.
         num_rounds: Number of timed rounds.
         num_cores: Most threads of a contender.
         console: Shows progress, and the peers that are skipped because they are not installed.
@@ -139,9 +146,9 @@ def compare(suites: Sequence[Suite], num_rounds: int, num_cores: int, console: C
     machine = measure_machine(num_cores)
     agreement, results = [], []
     for suite in suites:
-        for work, turns in _take_all_turns(suite, num_rounds, num_cores, console):
+        for work, turns in _take_all_turns(suite, precisions, num_rounds, num_cores, console):
             agreement.append(equal_targets(work, turns))
-            for precision in _PRECISIONS:
+            for precision in precisions:
                 row = summarise(suite, work, precision, turns)
                 results.append(row | _floor(suite, work, precision, machine))
         del turns  # its contenders hold their models
@@ -157,11 +164,11 @@ def compare(suites: Sequence[Suite], num_rounds: int, num_cores: int, console: C
 
 
 def _take_all_turns(
-    suite: Suite, num_rounds: int, num_cores: int, console: Console
+    suite: Suite, precisions: Sequence[Precision], num_rounds: int, num_cores: int, console: Console
 ) -> list[tuple[Work, dict[Contender, Turns]]]:
     """Run one turn of every contender to compare their targets, then the timed rounds."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack, Progress(console=console) as progress:
-        contenders = _contenders(suite, Path(folder), num_cores, console, stack)
+        contenders = _contenders(suite, precisions, Path(folder), num_cores, console, stack)
         all_turns: list[tuple[Work, dict[Contender, Turns]]] = [(work, {}) for work in suite.works]
         task = progress.add_task(suite.name, total=(num_rounds + 1) * len(suite.works) * len(contenders))
         for round_number in range(num_rounds + 1):
@@ -192,6 +199,7 @@ def _take_turn(work: Work, contender: Contender, turns: Turns) -> None:
 
 def _contenders(
     suite: Suite,
+    precisions: Sequence[Precision],
     folder: Path,
     num_cores: int,
     console: Console,
@@ -204,13 +212,14 @@ def _contenders(
         from benchmarks.peers.checkpoints import make_checkpoint
 
         make_checkpoint(model, folder / "checkpoint")
-        export_checkpoint(folder / "checkpoint", folder / "bundle", _PRECISIONS)
+        limits = Limits(model.sizes.max_source_length, model.sizes.max_target_length)
+        export_checkpoint(folder / "checkpoint", folder / "bundle", precisions, limits=limits)
     else:
-        export_bundle(model, folder / "bundle", _PRECISIONS)
+        export_bundle(model, folder / "bundle", precisions)
     num_slots = min(max(work.num_rows for work in suite.works), suite.max_slots)
     contenders = []
     settings = _thread_settings(num_cores)
-    for precision, (num_instances, num_threads) in product(_PRECISIONS, settings):
+    for precision, (num_instances, num_threads) in product(precisions, settings):
         engine = EngineProcess(folder / "bundle", precision, num_cores, num_slots, num_instances)
         stack.callback(engine.stop)
         setting = f"{num_instances}x{num_threads}"
@@ -221,7 +230,7 @@ def _contenders(
             contenders.append(Contender("torch", Precision.FP32, f"{num_threads}", torch_peer.translate))
         return contenders
     if _is_installed("ctranslate2", console):
-        contenders += _with_ctranslate2(model, folder, settings)
+        contenders += _with_ctranslate2(model, folder, precisions, settings)
     if _is_installed("transformers", console):
         generate = _generate(model, folder)
         contenders.append(Contender("transformers", Precision.FP32, "", generate.translate))
@@ -236,7 +245,10 @@ def _contenders(
 
 
 def _with_ctranslate2(
-    model: TrainedModel | Checkpoint, folder: Path, settings: Sequence[tuple[int, int]]
+    model: TrainedModel | Checkpoint,
+    folder: Path,
+    precisions: Sequence[Precision],
+    settings: Sequence[tuple[int, int]],
 ) -> list[Contender]:
     """Returns CTranslate2 with each precision and thread setting."""
     from benchmarks.peers import ctranslate2_peer
@@ -250,7 +262,7 @@ def _with_ctranslate2(
     else:
         tokens = ctranslate2_peer.convert(model.model, path)
     contenders = []
-    for precision, threads in product(_PRECISIONS, settings):
+    for precision, threads in product(precisions, settings):
         peer = ctranslate2_peer.CTranslate2Peer(
             path, tokens, _COMPUTE_TYPES[precision], *threads, forced_ids=forced_ids
         )
@@ -339,7 +351,9 @@ def _command(options: argparse.Namespace) -> str:
     for name, value in vars(options).items():
         if value and name != "out":
             words.append(f"--{name}")
-            if value is not True:
+            if isinstance(value, list):
+                words.append(",".join(value))
+            elif value is not True:
                 words.append(value.resolve().name if isinstance(value, Path) else str(value))
     return shlex.join(words)
 
@@ -361,11 +375,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cores", type=positive, default=2, help="number of CPUs to use (default: 2)")
     parser.add_argument("--only", default="", help="run only works whose name contains this (default: all)")
+    parser.add_argument(
+        "--precision",
+        type=_precisions,
+        default="fp32,int8",
+        help="precisions of the engine and of CTranslate2; one alone takes less memory (default: fp32,int8)",
+    )
     parser.add_argument("--imported", action="store_true", help="compare imported checkpoints instead")
     parser.add_argument("--multi30k", type=Path, metavar="DIR", help="folder of Multi30k, with its tok/")
     parser.add_argument("--run", type=Path, help="a run trained on Multi30k's tok/ folder, English to German")
     parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
     return parser
+
+
+def _precisions(text: str) -> list[Precision]:
+    precisions = [Precision(name) for name in text.split(",")]
+    if not set(precisions) <= _COMPUTE_TYPES.keys():
+        raise argparse.ArgumentTypeError(f"{text} has another precision than {', '.join(_COMPUTE_TYPES)}")
+    return precisions
 
 
 def _start_again_on(num_cores: int) -> None:

@@ -79,8 +79,8 @@ def equal_targets(work: Work, turns: AllTurns) -> dict[str, Any]:
     reference = {c.library: its.targets for c, its in turns.items() if c.precision is Precision.FP32}
     equal = {}
     for contender, its in turns.items():
-        base = reference["ours" if contender.precision is Precision.FP32 else contender.library]
-        if its.targets is not base:
+        base = reference.get("ours" if contender.precision is Precision.FP32 else contender.library)
+        if base is not None and its.targets is not base:
             equal[contender.name] = sum(a == b for a, b in zip(its.targets, base, strict=True))
     return {"work": work.name, "requests": len(work.sources), "equal": equal}
 
@@ -141,7 +141,7 @@ def medians_table(found: Mapping[str, Mapping[str, float]]) -> Table:
     for column in ("", "fp32", "int8", "both / bar"):
         table.add_column(column, justify="right")
     for library, its in found.items():
-        shown = (f"{its[precision.value]:.2f}" for precision in (Precision.FP32, Precision.INT8))
+        shown = (f"{its[name]:.2f}" if name in its else "" for name in (Precision.FP32, Precision.INT8))
         table.add_row(_PEERS[library], *shown, _with_bar(its["both"], its["bar"]))
     return table
 

@@ -25,6 +25,9 @@ VOCAB_SIZE = 32_000
 _GREEDY_ROWS, _BEAM_REQUESTS = (1, 8, 32), (1, 32)
 _RECURRENT_ROWS = (1, 32)
 _IMPORTED_ROWS = 8
+_IMPORTED_LENGTH = (
+    64  # the engine's buffers for 32 rows of the largest model would take 6 GB at its own limits
+)
 FIRST_WORD, NUM_AFTER_WORDS = 700, 300  # ids between these are ordinary tokens of every checkpoint
 _MULTI30K_SLOTS = 80  # `tiny` is slower with 256 slots, whose caches do not fit into the processor's
 _MULTI30K_FILES = "tok/test_2016_flickr.lc.norm.tok.{}.gz"  # lower case, cut into words by Moses
@@ -181,7 +184,14 @@ def imported_suites() -> list[Suite]:
 
     def sizes(V: int, D: int, F: int, H: int, L: int) -> TransformerConfig:
         return TransformerConfig(
-            vocab_size=V, d_model=D, d_ff=F, num_heads=H, num_encoder_layers=L, num_decoder_layers=L
+            vocab_size=V,
+            d_model=D,
+            d_ff=F,
+            num_heads=H,
+            num_encoder_layers=L,
+            num_decoder_layers=L,
+            max_source_length=_IMPORTED_LENGTH,
+            max_target_length=_IMPORTED_LENGTH,
         )
 
     checkpoints = {

@@ -33,10 +33,10 @@ def run_small(tmp_path, monkeypatch, capsys):
     machine = Machine(1e10, {Precision.FP32: 1e11, Precision.INT8: 4e11})
     monkeypatch.setattr(peers, "measure_machine", lambda _: machine)
 
-    def run(family: str) -> dict:
+    def run(family: str, *flags: str) -> dict:
         suite = imported_suite(family, Checkpoint(family, SIZES, EOS_IDS[family]), num_new_tokens=6)
         monkeypatch.setattr(peers, "imported_suites", lambda: [suite])
-        assert peers.main(["--imported", "--rounds", "1", "--cores", "1"]) == 0
+        assert peers.main(["--imported", "--rounds", "1", "--cores", "1", *flags]) == 0
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
     yield run
@@ -44,7 +44,7 @@ def run_small(tmp_path, monkeypatch, capsys):
 
 
 def check_report(report: dict, rivals: set[str]) -> None:
-    assert report["command"].endswith("--imported")
+    assert report["command"].endswith("--precision fp32,int8 --imported")
     assert len(report["results"]) == 2 * len(report["equal_targets"]) == 2 * 3
     for row in report["equal_targets"]:
         fp32 = {name: number for name, number in row["equal"].items() if "fp32" in name}
@@ -69,6 +69,15 @@ def test_all_give_the_same_targets_of_an_imported_checkpoint(family, run_small, 
 @pytest.mark.skipif(not optimum_peer.PYTHON.exists(), reason="optimum's environment is missing")
 def test_optimum_gives_the_same_targets(run_small):
     check_report(run_small("nllb"), {"ctranslate2", "transformers", "optimum"})
+
+
+@pytest.mark.slow  # the same without a precision
+def test_one_precision_is_compared_alone(run_small, tmp_path, monkeypatch):
+    monkeypatch.setattr(optimum_peer, "PYTHON", tmp_path / "missing")
+    report = run_small("nllb", "--precision", "int8")
+    assert report["command"].endswith("--precision int8 --imported")
+    assert {row["precision"] for row in report["results"]} == {"int8"}
+    assert report["medians"]["transformers"].keys() == {"bar", "both", "int8"}
 
 
 def test_the_end_of_optimums_process_is_reported(tmp_path, monkeypatch):
