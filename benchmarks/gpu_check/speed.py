@@ -18,6 +18,8 @@ import torch
 
 from benchmarks.gpu_check.parts import PartFailed
 from benchmarks.gpu_check.place import DTYPES, Place, Scale, greedy
+from benchmarks.peers.transformers_peer import TransformersPeer
+from benchmarks.peers.work import Search
 from seq2seq_serve.training.config import BOS_ID
 from seq2seq_serve.training.evaluation.search import greedy_search
 
@@ -132,9 +134,10 @@ def _peers(
 
 
 def _transformers(place: Place, dtype: torch.dtype, *, is_static: bool) -> _Contender:
-    from benchmarks.peers.transformers_peer import TransformersPeer  # only where it is installed
+    from benchmarks.peers.marian import as_marian  # only where it is installed
 
-    return TransformersPeer(place.trained.model, place.device, dtype, is_static=is_static).greedy
+    peer = TransformersPeer(as_marian(place.trained.model, place.device, dtype), is_static=is_static)
+    return lambda sources, num_tokens: peer.generate(sources, Search(1, num_tokens, num_tokens))
 
 
 def _ctranslate2(place: Place, dtype: torch.dtype) -> _Contender:

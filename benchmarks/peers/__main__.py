@@ -9,9 +9,13 @@ without gRPC. The works are:
   sacreBLEU of every contender;
 * the recurrent presets with states of 512, greedy, compared with a loop of the same model in PyTorch.
 
-Precisions are fp32 and int8; transformers and PyTorch have fp32 only. The engine runs with two settings
-(instances x threads per instance), and so does CTranslate2 (inter_threads x intra_threads). The faster
-setting of each counts.
+With `--imported` they are checkpoints of Hugging Face with random weights, in the sizes of published ones and
+with their settings of `generate`: greedy for 1 and 8 requests, and beams for 8. optimum, whose environment
+`benchmarks.peers.optimum_peer` describes, is a further peer.
+
+Precisions are fp32 and int8; transformers, optimum and PyTorch have fp32 only. The engine runs with two
+settings (instances x threads per instance), and so does CTranslate2 (inter_threads x intra_threads). The
+faster setting of each counts.
 
 First the tokens are compared: our fp32 with the fp32 of each peer, and int8 with the fp32 of the same
 library. Then all contenders alternate within each round, and medians over the rounds are compared. The
@@ -51,17 +55,38 @@ from rich.progress import Progress
 from benchmarks.flags import positive
 from benchmarks.floors import Machine, measure_machine, step_floor
 from benchmarks.hardware import describe_hardware
+from benchmarks.peers import optimum_peer
 from benchmarks.peers.our_engine import EngineProcess
-from benchmarks.peers.report import Turns, agreement_table, equal_targets, speed_table, summarise
+from benchmarks.peers.report import (
+    Turns,
+    agreement_table,
+    equal_targets,
+    medians,
+    medians_table,
+    speed_table,
+    summarise,
+)
 from benchmarks.peers.torch_peer import TorchPeer
-from benchmarks.peers.work import Contender, Suite, Work, base_suite, multi30k_suite, recurrent_suites
+from benchmarks.peers.transformers_peer import TransformersPeer
+from benchmarks.peers.work import (
+    Checkpoint,
+    Contender,
+    Suite,
+    Work,
+    base_suite,
+    imported_suites,
+    multi30k_suite,
+    recurrent_suites,
+)
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.exporter import export_bundle
+from seq2seq_serve.export.huggingface.exporter import export_checkpoint
+from seq2seq_serve.export.huggingface.families import Limits
 from seq2seq_serve.training.models.transformer import Transformer
+from seq2seq_serve.training.run import TrainedModel
 
 _PAUSE_SECONDS = 0.3  # the previous contender's threads still spin for a while
 _WIDTH = 160  # columns of the tables in a file
-_PRECISIONS = (Precision.FP32, Precision.INT8)
 _COMPUTE_TYPES = {Precision.FP32: "float32", Precision.INT8: "int8"}  # CTranslate2's names
 
 
@@ -88,20 +113,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "command": _command(options),
         "hardware": describe_hardware(),
     }
-    report = head | compare(suites, options.rounds, len(cores), console)
+    report = head | compare(suites, options.precision, options.rounds, len(cores), console)
+    if options.imported:
+        report["medians"] = medians(report["results"])
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(report, indent=2) + "\n")
     console.print(speed_table(report))
+    if options.imported:
+        console.print(medians_table(report["medians"]))
     print(json.dumps(report))
     return 0
 
 
-def compare(suites: Sequence[Suite], num_rounds: int, num_cores: int, console: Console) -> dict[str, Any]:
+def compare(
+    suites: Sequence[Suite],
+    precisions: Sequence[Precision],
+    num_rounds: int,
+    num_cores: int,
+    console: Console,
+) -> dict[str, Any]:
     """Run the contenders in alternation on every suite; returns the report.
 
     Args:
         suites: Models and their works.
+        precisions: Precisions of the engine and of CTranslate2.
         num_rounds: Number of timed rounds.
         num_cores: Most threads of a contender.
         console: Shows progress, and the peers that are skipped because they are not installed.
@@ -110,11 +146,12 @@ def compare(suites: Sequence[Suite], num_rounds: int, num_cores: int, console: C
     machine = measure_machine(num_cores)
     agreement, results = [], []
     for suite in suites:
-        for work, turns in _take_all_turns(suite, num_rounds, num_cores, console):
+        for work, turns in _take_all_turns(suite, precisions, num_rounds, num_cores, console):
             agreement.append(equal_targets(work, turns))
-            for precision in _PRECISIONS:
+            for precision in precisions:
                 row = summarise(suite, work, precision, turns)
                 results.append(row | _floor(suite, work, precision, machine))
+        del turns  # its contenders hold their models
     peaks = {precision.value: peak for precision, peak in machine.multiply_adds_per_second.items()}
     return {
         "rounds": num_rounds,
@@ -127,11 +164,11 @@ def compare(suites: Sequence[Suite], num_rounds: int, num_cores: int, console: C
 
 
 def _take_all_turns(
-    suite: Suite, num_rounds: int, num_cores: int, console: Console
+    suite: Suite, precisions: Sequence[Precision], num_rounds: int, num_cores: int, console: Console
 ) -> list[tuple[Work, dict[Contender, Turns]]]:
     """Run one turn of every contender to compare their targets, then the timed rounds."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack, Progress(console=console) as progress:
-        contenders = _contenders(suite, Path(folder), num_cores, console, stack)
+        contenders = _contenders(suite, precisions, Path(folder), num_cores, console, stack)
         all_turns: list[tuple[Work, dict[Contender, Turns]]] = [(work, {}) for work in suite.works]
         task = progress.add_task(suite.name, total=(num_rounds + 1) * len(suite.works) * len(contenders))
         for round_number in range(num_rounds + 1):
@@ -162,43 +199,87 @@ def _take_turn(work: Work, contender: Contender, turns: Turns) -> None:
 
 def _contenders(
     suite: Suite,
+    precisions: Sequence[Precision],
     folder: Path,
     num_cores: int,
     console: Console,
     stack: ExitStack,
 ) -> list[Contender]:
     """Create the installed contenders, ready to translate; the stack stops their processes."""
-    model = suite.trained.model
+    model = suite.model
     console.print(f"{suite.name}: exporting the model, and the same weights for the peers")
-    export_bundle(suite.trained, folder / "bundle", _PRECISIONS)
+    if isinstance(model, Checkpoint):
+        from benchmarks.peers.checkpoints import make_checkpoint
+
+        make_checkpoint(model, folder / "checkpoint")
+        limits = Limits(model.sizes.max_source_length, model.sizes.max_target_length)
+        export_checkpoint(folder / "checkpoint", folder / "bundle", precisions, limits=limits)
+    else:
+        export_bundle(model, folder / "bundle", precisions)
     num_slots = min(max(work.num_rows for work in suite.works), suite.max_slots)
     contenders = []
     settings = _thread_settings(num_cores)
-    for precision, (num_instances, num_threads) in product(_PRECISIONS, settings):
+    for precision, (num_instances, num_threads) in product(precisions, settings):
         engine = EngineProcess(folder / "bundle", precision, num_cores, num_slots, num_instances)
         stack.callback(engine.stop)
         setting = f"{num_instances}x{num_threads}"
         contenders.append(Contender("ours", precision, setting, engine.translate, engine.clock))
-    if not isinstance(model, Transformer):  # CTranslate2 and transformers decode only Transformers here
-        for num_threads in sorted({1, num_cores}):
-            torch_peer = TorchPeer(model, num_threads)
+    if isinstance(model, TrainedModel) and not isinstance(model.model, Transformer):
+        for num_threads in sorted({1, num_cores}):  # no library decodes it
+            torch_peer = TorchPeer(model.model, num_threads)
             contenders.append(Contender("torch", Precision.FP32, f"{num_threads}", torch_peer.translate))
         return contenders
     if _is_installed("ctranslate2", console):
-        from benchmarks.peers import ctranslate2_peer
-
-        tokens = ctranslate2_peer.convert(model, folder / "ctranslate2")
-        for precision, threads in product(_PRECISIONS, settings):
-            compute_type = _COMPUTE_TYPES[precision]
-            peer = ctranslate2_peer.CTranslate2Peer(folder / "ctranslate2", tokens, compute_type, *threads)
-            setting = "x".join(map(str, threads))
-            contenders.append(Contender("ctranslate2", precision, setting, peer.translate))
+        contenders += _with_ctranslate2(model, folder, precisions, settings)
     if _is_installed("transformers", console):
-        from benchmarks.peers import transformers_peer
-
-        generate = transformers_peer.TransformersPeer(model, torch.device("cpu"), torch.float32)
+        generate = _generate(model, folder)
         contenders.append(Contender("transformers", Precision.FP32, "", generate.translate))
+    if isinstance(model, Checkpoint):
+        if optimum_peer.PYTHON.exists():
+            optimum = optimum_peer.OptimumPeer(folder / "checkpoint", num_cores)
+            stack.callback(optimum.stop)
+            contenders.append(Contender("optimum", Precision.FP32, "", optimum.translate))
+        else:
+            console.print("optimum is skipped: its environment .venv-optimum is missing", markup=False)
     return contenders
+
+
+def _with_ctranslate2(
+    model: TrainedModel | Checkpoint,
+    folder: Path,
+    precisions: Sequence[Precision],
+    settings: Sequence[tuple[int, int]],
+) -> list[Contender]:
+    """Returns CTranslate2 with each precision and thread setting."""
+    from benchmarks.peers import ctranslate2_peer
+
+    path = folder / "ctranslate2"
+    forced_ids: list[int] = []
+    if isinstance(model, Checkpoint):
+        tokens = ctranslate2_peer.convert_checkpoint(folder / "checkpoint", path)
+        generation = json.loads((folder / "checkpoint/generation_config.json").read_text())
+        forced_ids = [generation["forced_bos_token_id"]] if "forced_bos_token_id" in generation else []
+    else:
+        tokens = ctranslate2_peer.convert(model.model, path)
+    contenders = []
+    for precision, threads in product(precisions, settings):
+        peer = ctranslate2_peer.CTranslate2Peer(
+            path, tokens, _COMPUTE_TYPES[precision], *threads, forced_ids=forced_ids
+        )
+        contenders.append(Contender("ctranslate2", precision, "x".join(map(str, threads)), peer.translate))
+    return contenders
+
+
+def _generate(model: TrainedModel | Checkpoint, folder: Path) -> TransformersPeer:
+    """Returns `generate` of the checkpoint, or of a converted model of this project."""
+    import transformers
+
+    if isinstance(model, Checkpoint):
+        loaded = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "checkpoint")
+        return TransformersPeer(loaded.eval())
+    from benchmarks.peers.marian import as_marian
+
+    return TransformersPeer(as_marian(model.model, torch.device("cpu"), torch.float32))
 
 
 def _thread_settings(num_cores: int) -> list[tuple[int, int]]:
@@ -221,7 +302,7 @@ def _floor(suite: Suite, work: Work, precision: Precision, machine: Machine) -> 
     if not work.is_exact:
         return {}
     floor = step_floor(
-        suite.trained.config,
+        suite.sizes,
         precision,
         num_requests=len(work.sources),
         beam_size=work.search.beam_size,
@@ -237,19 +318,23 @@ def _floor(suite: Suite, work: Work, precision: Precision, machine: Machine) -> 
 
 
 def _provenance(suite: Suite) -> dict[str, Any]:
-    known = suite.trained.provenance
-    return {key: known[key] for key in ("preset", "commit", "steps", "weights") if key in known} | {
-        "sizes": suite.trained.config.to_json(),
-        "dev_bleu": suite.trained.dev_score,
-    }
+    sizes = {"sizes": suite.sizes.to_json()}
+    if isinstance(suite.model, Checkpoint):
+        return {"family": suite.model.family, "weights": "random"} | sizes
+    known = suite.model.provenance
+    return (
+        {key: known[key] for key in ("preset", "commit", "steps", "weights") if key in known}
+        | sizes
+        | {"dev_bleu": suite.model.dev_score}
+    )
 
 
 def _suites(options: argparse.Namespace, console: Console) -> list[Suite]:
     """Returns the suites with the works that `--only` selects."""
-    suites = [base_suite(), *recurrent_suites()]
+    suites = imported_suites() if options.imported else [base_suite(), *recurrent_suites()]
     if options.multi30k and options.run:
         suites.append(multi30k_suite(options.multi30k, options.run))
-    else:
+    elif not options.imported:
         console.print("Multi30k is skipped: it needs --multi30k DIR and --run RUN")
     chosen = [
         dataclasses.replace(
@@ -265,7 +350,11 @@ def _command(options: argparse.Namespace) -> str:
     words = ["python", "-m", "benchmarks.peers"]
     for name, value in vars(options).items():
         if value and name != "out":
-            words += [f"--{name}", value.resolve().name if isinstance(value, Path) else str(value)]
+            words.append(f"--{name}")
+            if isinstance(value, list):
+                words.append(",".join(value))
+            elif value is not True:
+                words.append(value.resolve().name if isinstance(value, Path) else str(value))
     return shlex.join(words)
 
 
@@ -277,6 +366,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="examples:\n"
         "  python -m benchmarks.peers --rounds 7\n"
         "  python -m benchmarks.peers --only 'greedy x 1'\n"
+        "  python -m benchmarks.peers --imported --only opus-mt\n"
         "  python -m benchmarks.peers --multi30k multi30k/ --run runs/multi30k",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -285,10 +375,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--cores", type=positive, default=2, help="number of CPUs to use (default: 2)")
     parser.add_argument("--only", default="", help="run only works whose name contains this (default: all)")
+    parser.add_argument(
+        "--precision",
+        type=_precisions,
+        default="fp32,int8",
+        help="precisions of the engine and of CTranslate2; one alone takes less memory (default: fp32,int8)",
+    )
+    parser.add_argument("--imported", action="store_true", help="compare imported checkpoints instead")
     parser.add_argument("--multi30k", type=Path, metavar="DIR", help="folder of Multi30k, with its tok/")
     parser.add_argument("--run", type=Path, help="a run trained on Multi30k's tok/ folder, English to German")
     parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
     return parser
+
+
+def _precisions(text: str) -> list[Precision]:
+    precisions = [Precision(name) for name in text.split(",")]
+    if not set(precisions) <= _COMPUTE_TYPES.keys():
+        raise argparse.ArgumentTypeError(f"{text} has another precision than {', '.join(_COMPUTE_TYPES)}")
+    return precisions
 
 
 def _start_again_on(num_cores: int) -> None:

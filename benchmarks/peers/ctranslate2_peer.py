@@ -1,13 +1,15 @@
-"""Converts our weights to CTranslate2, so that both engines decode the same model."""
+"""Converts our weights and checkpoints to CTranslate2, so that both engines decode the same model."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ctranslate2
 import numpy as np
+from ctranslate2.converters import TransformersConverter
 from ctranslate2.specs import TransformerSpec
 
 from benchmarks.peers.work import Search
@@ -62,6 +64,13 @@ def convert(model: EncoderDecoder, path: Path) -> list[str]:
     return tokens
 
 
+def convert_checkpoint(checkpoint: Path, path: Path) -> list[str]:
+    """Write a checkpoint of Hugging Face in CTranslate2's format; returns the token string of each id."""
+    TransformersConverter(str(checkpoint)).convert(str(path))
+    tokens: list[str] = json.loads((path / "shared_vocabulary.json").read_text(encoding="utf-8"))
+    return tokens
+
+
 class CTranslate2Peer:
     """One translator with its thread setting.
 
@@ -72,6 +81,7 @@ class CTranslate2Peer:
         inter_threads: Number of batches at once.
         intra_threads: Number of threads per batch.
         device: CTranslate2's name, `cpu` or `cuda`.
+        forced_ids: The first tokens of every target, which are not returned.
     """
 
     def __init__(
@@ -82,8 +92,10 @@ class CTranslate2Peer:
         inter_threads: int,
         intra_threads: int,
         device: str = "cpu",
+        forced_ids: Sequence[int] = (),
     ) -> None:
         self._tokens = tokens
+        self._forced = [tokens[token_id] for token_id in forced_ids]
         self._ids = {token: token_id for token_id, token in enumerate(tokens)}
         self._inter_threads = inter_threads
         self._is_cpu = device == "cpu"
@@ -97,6 +109,7 @@ class CTranslate2Peer:
 
     def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
         """Returns the best target of each source; includes encoding."""
+        num_forced = len(self._forced)
         max_batch_size = -(-len(sources) // self._inter_threads)
         if self._is_cpu and len(sources) > _FEW_REQUESTS:
             max_batch_size = min(max_batch_size, _BATCH_ROWS // search.beam_size)
@@ -105,11 +118,12 @@ class CTranslate2Peer:
             beam_size=search.beam_size,
             length_penalty=_NO_PENALTY,
             max_input_length=0,
-            min_decoding_length=search.min_new_tokens,
-            max_decoding_length=search.max_new_tokens,
+            min_decoding_length=num_forced + search.min_new_tokens,
+            max_decoding_length=num_forced + search.max_new_tokens,
             max_batch_size=max_batch_size,
+            target_prefix=[self._forced] * len(sources) if num_forced else None,
         )
-        return [[self._ids[token] for token in result.hypotheses[0]] for result in results]
+        return [[self._ids[token] for token in result.hypotheses[0][num_forced:]] for result in results]
 
     def greedy(self, sources: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
         """Returns exactly `num_tokens` target tokens of each source; includes encoding."""

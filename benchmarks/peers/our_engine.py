@@ -16,13 +16,13 @@ import numpy as np
 import onnxruntime as ort
 
 from benchmarks.peers.work import Clock, Search
-from seq2seq_serve.bundle.manifest import load_bundle
+from seq2seq_serve.bundle.manifest import Manifest, load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.server.engine.engine import Engine
-from seq2seq_serve.server.engine.records import Beam, Request, Result, Turn
+from seq2seq_serve.server.engine.records import Beam, Constraints, Request, Result, Turn
 from seq2seq_serve.server.runner.device import ProviderPolicy
 from seq2seq_serve.server.runner.runner import OnnxRunner
-from seq2seq_serve.server.runner.sizing import RunnerConfig
+from seq2seq_serve.server.runner.sizing import RunnerConfig, size_up
 
 _NO_BUDGET = 1 << 62  # the number of slots is the limit, not their bytes
 
@@ -107,8 +107,11 @@ class _Engines:
         self._delivering = threading.Lock()  # engines deliver from several threads
         self._all_done = threading.Event()
         bundle = load_bundle(bundle_path)
+        self._settings = _settings(bundle.manifest)
+        sizing = size_up(bundle, config)
+        files = bundle.read_variant(sizing.precision)
         self._engines = [
-            Engine(OnnxRunner(bundle, config), model_name="bench", deliver=self._deliver)
+            Engine(OnnxRunner(bundle, config, sizing, files), model_name="bench", deliver=self._deliver)
             for _ in range(config.num_instances)
         ]
         for engine in self._engines:
@@ -128,13 +131,14 @@ class _Engines:
                 search.max_new_tokens,
                 arrival=time.monotonic(),
                 beam=beam,
+                **self._settings,
             )
             for i, source in enumerate(sources)
         ]
         for request in requests:
             min(self._engines, key=Engine.num_slots_wanted).submit(request)
         self._all_done.wait()
-        return [_best_target(self._results[request]) for request in requests]
+        return [_best_target(self._results[request])[request.num_counted :] for request in requests]
 
     def stop(self) -> None:
         """End the engines' threads."""
@@ -150,6 +154,26 @@ class _Engines:
                     self._num_open -= 1
             if not self._num_open:
                 self._all_done.set()
+
+
+def _settings(manifest: Manifest) -> dict[str, Any]:
+    """Returns the fields of every request that the service takes from the manifest.
+
+    The runner itself forbids the tokens that the model never selects.
+    """
+    generation = manifest.generation
+    forced_ids = tuple(
+        manifest.choices[place].ids[manifest.choices[place].default] if isinstance(place, str) else place
+        for place in manifest.frames.forced
+    )
+    return {
+        "prefix_ids": forced_ids,
+        "num_counted": len(forced_ids),
+        "constraints": Constraints(
+            repeats_start=generation.repeats_start,
+            is_renormalized=generation.is_renormalized,
+        ),
+    }
 
 
 def _best_target(result: Result) -> list[int]:

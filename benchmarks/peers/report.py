@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 from rich.table import Table
 from sacrebleu.metrics.bleu import BLEU
 
-from benchmarks.peers.work import Contender, Suite, Work
+from benchmarks.peers.work import Checkpoint, Contender, Suite, Work
 from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.training.run import TrainedModel
 
 # Least ratios of the engine's speed to a peer's: by work, for int8 and fp32.
 _BARS_CTRANSLATE2 = {
@@ -24,7 +26,16 @@ _BARS_CTRANSLATE2 = {
     "Multi30k, beam 5": (1.0, 1.0),
 }
 _BARS = {"transformers": (3.5, 2.0), "torch": (4.0, 1.3)}  # for every work
-_PEERS = {"ctranslate2": "CTranslate2", "transformers": "generate", "torch": "torch loop"}
+# Of imported checkpoints: for every work, and for the median of the works.
+_IMPORTED_BARS = {"ctranslate2": 1.0}
+_MEDIAN_BARS = {"ctranslate2": 1.3, "transformers": 3.0, "optimum": 2.0}
+_PEERS = {
+    "ctranslate2": "CTranslate2",
+    "transformers": "generate",
+    "optimum": "optimum",
+    "torch": "torch loop",
+}
+_BOTH_PRECISIONS = ("ours", "ctranslate2")
 
 
 @dataclass
@@ -68,8 +79,8 @@ def equal_targets(work: Work, turns: AllTurns) -> dict[str, Any]:
     reference = {c.library: its.targets for c, its in turns.items() if c.precision is Precision.FP32}
     equal = {}
     for contender, its in turns.items():
-        base = reference["ours" if contender.precision is Precision.FP32 else contender.library]
-        if its.targets is not base:
+        base = reference.get("ours" if contender.precision is Precision.FP32 else contender.library)
+        if base is not None and its.targets is not base:
             equal[contender.name] = sum(a == b for a, b in zip(its.targets, base, strict=True))
     return {"work": work.name, "requests": len(work.sources), "equal": equal}
 
@@ -97,7 +108,7 @@ def summarise(suite: Suite, work: Work, precision: Precision, turns: AllTurns) -
                 "setting": rival.setting,
                 "tokens_per_second": _rate(turns[rival]),
                 "ratio": turns[rival].median_seconds / turns[ours].median_seconds,
-                "bar": _bar(work, precision, library),
+                "bar": _bar(suite, work, precision, library),
             }
             for library, rival in rivals.items()
         },
@@ -108,6 +119,31 @@ def summarise(suite: Suite, work: Work, precision: Precision, turns: AllTurns) -
     if work.references:
         row["bleu"] = {contender.name: _bleu(suite, work, turns[contender]) for contender in counted}
     return row
+
+
+def medians(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Returns the median ratio to each peer, of both precisions and of each, for imported checkpoints."""
+    ratios: dict[str, dict[str, list[float]]] = {library: defaultdict(list) for library in _MEDIAN_BARS}
+    for row in rows:
+        for library, peer in row["peers"].items():
+            for name in ("both", row["precision"]):
+                ratios[library][name].append(peer["ratio"])
+    return {
+        library: {"bar": bar} | {name: statistics.median(its) for name, its in ratios[library].items()}
+        for library, bar in _MEDIAN_BARS.items()
+        if ratios[library]
+    }
+
+
+def medians_table(found: Mapping[str, Mapping[str, float]]) -> Table:
+    """Returns the result of `medians` as a table for the terminal."""
+    table = Table(title="medians of the ratios")
+    for column in ("", "fp32", "int8", "both / bar"):
+        table.add_column(column, justify="right")
+    for library, its in found.items():
+        shown = (f"{its[name]:.2f}" if name in its else "" for name in (Precision.FP32, Precision.INT8))
+        table.add_row(_PEERS[library], *shown, _with_bar(its["both"], its["bar"]))
+    return table
 
 
 def agreement_table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -144,19 +180,25 @@ def speed_table(report: dict[str, Any]) -> Table:
 def _peer_cells(peer: dict[str, Any] | None) -> list[str]:
     if peer is None:
         return ["", ""]
-    text = f"{peer['ratio']:.2f}"
-    if peer["bar"] is not None:
-        outcome = "[green]met[/]" if peer["ratio"] >= peer["bar"] else "[red]missed[/]"
-        text += f" / {peer['bar']:.2f} {outcome}"
-    return [f"{peer['tokens_per_second']:.0f} {peer['setting']}".strip(), text]
+    speed = f"{peer['tokens_per_second']:.0f} {peer['setting']}".strip()
+    return [speed, _with_bar(peer["ratio"], peer["bar"])]
+
+
+def _with_bar(ratio: float, bar: float | None) -> str:
+    if bar is None:
+        return f"{ratio:.2f}"
+    outcome = "[green]met[/]" if ratio >= bar else "[red]missed[/]"
+    return f"{ratio:.2f} / {bar:.2f} {outcome}"
 
 
 def _compared(library: str, precision: Precision) -> Precision:
-    """Returns the precision in which a library is compared; transformers and torch run only in fp32 here."""
-    return Precision.FP32 if library in _BARS else precision
+    """Returns the precision in which a library is compared; most peers run only in fp32 here."""
+    return precision if library in _BOTH_PRECISIONS else Precision.FP32
 
 
-def _bar(work: Work, precision: Precision, library: str) -> float | None:
+def _bar(suite: Suite, work: Work, precision: Precision, library: str) -> float | None:
+    if isinstance(suite.model, Checkpoint):
+        return _IMPORTED_BARS.get(library)
     bars = _BARS.get(library, _BARS_CTRANSLATE2.get(work.name))
     return None if bars is None else bars[0 if precision is Precision.INT8 else 1]
 
@@ -167,5 +209,6 @@ def _rate(turns: Turns) -> float:
 
 def _bleu(suite: Suite, work: Work, turns: Turns) -> dict[str, Any]:
     metric = BLEU(tokenize="none", force=True)  # the references are cut into words already
-    score = metric.corpus_score(suite.trained.tokenizer.decode_batch(turns.targets), [work.references])
+    assert isinstance(suite.model, TrainedModel)
+    score = metric.corpus_score(suite.model.tokenizer.decode_batch(turns.targets), [work.references])
     return {"score": score.score, "signature": str(metric.get_signature())}

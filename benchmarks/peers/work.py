@@ -12,18 +12,23 @@ import torch
 
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.runner.sizing import RunnerConfig
-from seq2seq_serve.training.config import EOS_ID, UNK_ID, ModelConfig
+from seq2seq_serve.training.config import EOS_ID, UNK_ID, ModelConfig, TransformerConfig
 from seq2seq_serve.training.data.text_files import read_lines
 from seq2seq_serve.training.data.tokenizer import train_tokenizer
 from seq2seq_serve.training.models.registry import make_model
 from seq2seq_serve.training.presets import base, recurrent, recurrent_additive, recurrent_dot
 from seq2seq_serve.training.run import TrainedModel, load_run
 
-BEAM_SIZE = 5
+BEAM_SIZE, IMPORTED_BEAM_SIZE = 5, 4
 SOURCE_TOKENS, TARGET_TOKENS = 20, 32
 VOCAB_SIZE = 32_000
 _GREEDY_ROWS, _BEAM_REQUESTS = (1, 8, 32), (1, 32)
 _RECURRENT_ROWS = (1, 32)
+_IMPORTED_ROWS = 8
+_IMPORTED_LENGTH = (
+    64  # the engine's buffers for 32 rows of the largest model would take 6 GB at its own limits
+)
+FIRST_WORD, NUM_AFTER_WORDS = 700, 300  # ids between these are ordinary tokens of every checkpoint
 _MULTI30K_SLOTS = 80  # `tiny` is slower with 256 slots, whose caches do not fit into the processor's
 _MULTI30K_FILES = "tok/test_2016_flickr.lc.norm.tok.{}.gz"  # lower case, cut into words by Moses
 
@@ -70,17 +75,38 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint of Hugging Face with random weights, which `benchmarks.peers.checkpoints` makes.
+
+    Attributes:
+        family: "marian", "t5" or "nllb".
+        sizes: The sizes of a published checkpoint.
+        eos_id: The last token of every source.
+    """
+
+    family: str
+    sizes: TransformerConfig
+    eos_id: int
+
+
+@dataclass(frozen=True)
 class Suite:
     """A model and its works.
 
     Attributes:
+        model: A model of this project, or a checkpoint to import.
         max_slots: Most slots of all the engine's instances together.
     """
 
     name: str
-    trained: TrainedModel
+    model: TrainedModel | Checkpoint
     works: tuple[Work, ...]
     max_slots: int = RunnerConfig.max_slots
+
+    @property
+    def sizes(self) -> ModelConfig:
+        """The sizes of the model."""
+        return self.model.sizes if isinstance(self.model, Checkpoint) else self.model.config
 
 
 @dataclass
@@ -104,7 +130,7 @@ class Contender:
     """A library with a precision and a thread setting; contenders are compared by identity.
 
     Attributes:
-        library: "ours", "ctranslate2", "transformers" or "torch".
+        library: "ours", "ctranslate2", "transformers", "optimum" or "torch".
         setting: Thread setting; the fastest setting of a library counts.
         translate: Returns the target of each source in order, without the end of sequence; includes encoding.
         clock: Times of the last translation; None if the library does not report them.
@@ -140,19 +166,59 @@ def base_works(
     vocab_size: int, num_new_tokens: int = TARGET_TOKENS, *, name: str = "base"
 ) -> tuple[Work, ...]:
     """Returns works of random sources of `SOURCE_TOKENS`, with targets of exactly `num_new_tokens`."""
-    rng = np.random.default_rng(0)
-    sources = [
-        [*rng.integers(UNK_ID + 1, vocab_size, SOURCE_TOKENS - 1).tolist(), EOS_ID]
-        for _ in range(max(_GREEDY_ROWS + _BEAM_REQUESTS))
-    ]
-    greedy, beam = Search(1, num_new_tokens), Search(BEAM_SIZE, num_new_tokens)
-    return tuple(
-        Work(f"{name}, {label} x {number}", sources[:number], search, is_exact=True)
-        for label, search, numbers in (
-            ("greedy", greedy, _GREEDY_ROWS),
-            (f"beam {BEAM_SIZE}", beam, _BEAM_REQUESTS),
+    sources = _random_sources(max(_GREEDY_ROWS + _BEAM_REQUESTS), UNK_ID + 1, vocab_size, EOS_ID)
+    searches = [(1, number) for number in _GREEDY_ROWS] + [(BEAM_SIZE, number) for number in _BEAM_REQUESTS]
+    return _exact_works(name, sources, searches, num_new_tokens)
+
+
+def imported_suite(name: str, checkpoint: Checkpoint, num_new_tokens: int = TARGET_TOKENS) -> Suite:
+    """Returns the suite of a checkpoint: greedy for 1 and 8 requests, and beams for 8."""
+    last = checkpoint.sizes.vocab_size - NUM_AFTER_WORDS
+    sources = _random_sources(_IMPORTED_ROWS, FIRST_WORD, last, checkpoint.eos_id)
+    searches = [(1, 1), (1, _IMPORTED_ROWS), (IMPORTED_BEAM_SIZE, _IMPORTED_ROWS)]
+    return Suite(name, checkpoint, _exact_works(name, sources, searches, num_new_tokens))
+
+
+def imported_suites() -> list[Suite]:
+    """Returns the suites of checkpoints in the sizes of published ones, the largest one last."""
+
+    def sizes(V: int, D: int, F: int, H: int, L: int) -> TransformerConfig:
+        return TransformerConfig(
+            vocab_size=V,
+            d_model=D,
+            d_ff=F,
+            num_heads=H,
+            num_encoder_layers=L,
+            num_decoder_layers=L,
+            max_source_length=_IMPORTED_LENGTH,
+            max_target_length=_IMPORTED_LENGTH,
         )
-        for number in numbers
+
+    checkpoints = {
+        "opus-mt": Checkpoint("marian", sizes(58_101, 512, 2048, 8, 6), eos_id=0),
+        "t5-base": Checkpoint("t5", sizes(32_128, 768, 3072, 12, 12), eos_id=1),
+        "nllb-600M": Checkpoint("nllb", sizes(256_206, 1024, 4096, 16, 12), eos_id=2),
+    }
+    return [imported_suite(name, checkpoint) for name, checkpoint in checkpoints.items()]
+
+
+def _random_sources(count: int, first_id: int, end_id: int, eos_id: int) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [[*rng.integers(first_id, end_id, SOURCE_TOKENS - 1).tolist(), eos_id] for _ in range(count)]
+
+
+def _exact_works(
+    name: str, sources: Sequence[Sequence[int]], searches: Sequence[tuple[int, int]], num_new_tokens: int
+) -> tuple[Work, ...]:
+    """Returns a work for each beam size and number of requests, with targets of exactly `num_new_tokens`."""
+    return tuple(
+        Work(
+            f"{name}, {'greedy' if beam_size == 1 else f'beam {beam_size}'} x {number}",
+            sources[:number],
+            Search(beam_size, num_new_tokens),
+            is_exact=True,
+        )
+        for beam_size, number in searches
     )
 
 
