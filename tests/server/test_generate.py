@@ -245,6 +245,14 @@ def transcribed(
     return targets, found.sequences_scores.tolist() if "sequences_scores" in found else []
 
 
+def hearing(sound: np.ndarray, **options) -> pb.GenerateRequest:
+    tensor = pb.Tensor(datatype="FP32", shape=sound.shape, data=sound.tobytes())
+    return pb.GenerateRequest(
+        sources=[pb.Source(tensor=tensor)],
+        options=pb.GenerateOptions(max_new_tokens=_NUM_NEW_TOKENS, **options),
+    )
+
+
 def check_sounds(case: str, folder: Path, num_sounds: int) -> None:
     """Half of the sounds come one after the other, and all of them at once."""
     theirs = make_checkpoint(case, folder / "checkpoint")
@@ -270,16 +278,8 @@ def check_sounds(case: str, folder: Path, num_sounds: int) -> None:
         if not has_times:
             start.append(off_id)
         expected = transcribed(theirs, sound, start, given, has_times=has_times)
-        message = pb.GenerateRequest(
-            sources=[pb.Source(tensor=pb.Tensor(datatype="FP32", shape=shape, data=sound.tobytes()))],
-            options=pb.GenerateOptions(
-                **ours,
-                max_new_tokens=_NUM_NEW_TOKENS,
-                source_language="" if is_detected else name,
-                task=task,
-                timestamps=has_times,
-            ),
-        )
+        named = "" if is_detected else name
+        message = hearing(sound, **ours, source_language=named, task=task, timestamps=has_times)
         cases.append((message, name if is_detected else "", *expected))
     assert {name for name, *_ in seen} == {name.strip("<|>") for name in settings.lang_to_id}
 
@@ -323,3 +323,25 @@ def test_a_checkpoint_hears_what_generate_hears(case, tmp_path):
 @pytest.mark.parametrize("case", SOUNDS)
 def test_a_checkpoint_hears_two_hundred_sounds_as_generate_does(case, tmp_path):
     check_sounds(case, tmp_path, 200)
+
+
+def test_a_model_for_english_alone_hears_what_generate_hears(tmp_path):
+    english = {"is_multilingual": False, "lang_to_id": None, "task_to_id": None}
+    theirs = make_checkpoint("whisper", tmp_path / "checkpoint", **english)
+    export_checkpoint(tmp_path / "checkpoint", tmp_path / "bundle", [Precision.FP32])
+    settings, rng = theirs.generation_config, np.random.default_rng(1)
+    shape = theirs.config.num_mel_bins, 2 * theirs.config.max_source_positions
+
+    async def run() -> None:
+        async with serving_bundles(tmp_path / "bundle") as served:
+            for number in range(6):
+                sound, has_times = rng.uniform(-1, 1.5, shape).astype(np.float32), number % 2 == 0
+                start = [settings.decoder_start_token_id]
+                if not has_times:
+                    start.append(settings.no_timestamps_token_id)
+                expected, _ = transcribed(theirs, sound, start, {}, has_times=has_times)
+                answer = await served.stub.Generate(hearing(sound, timestamps=has_times))
+                assert answers(answer, settings.eos_token_id) == expected
+                assert answer.detected_language == ""
+
+    asyncio.run(run())
