@@ -56,7 +56,7 @@ from benchmarks.flags import positive
 from benchmarks.floors import Machine, measure_machine, step_floor
 from benchmarks.hardware import describe_hardware
 from benchmarks.peers import optimum_peer
-from benchmarks.peers.our_engine import EngineProcess
+from benchmarks.peers.our_engine import EngineProcess, settings_of
 from benchmarks.peers.report import (
     Turns,
     agreement_table,
@@ -78,6 +78,7 @@ from benchmarks.peers.work import (
     multi30k_suite,
     recurrent_suites,
 )
+from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
@@ -212,7 +213,8 @@ def _contenders(
         from benchmarks.peers.checkpoints import make_checkpoint
 
         make_checkpoint(model, folder / "checkpoint")
-        limits = Limits(model.sizes.max_source_length, model.sizes.max_target_length)
+        max_source_length = 0 if _has_sounds(model) else model.sizes.max_source_length
+        limits = Limits(max_source_length, model.sizes.max_target_length)
         export_checkpoint(folder / "checkpoint", folder / "bundle", precisions, limits=limits)
     else:
         export_bundle(model, folder / "bundle", precisions)
@@ -234,7 +236,7 @@ def _contenders(
     if _is_installed("transformers", console):
         generate = _generate(model, folder)
         contenders.append(Contender("transformers", Precision.FP32, "", generate.translate))
-    if isinstance(model, Checkpoint):
+    if isinstance(model, Checkpoint) and not _has_sounds(model):
         if optimum_peer.PYTHON.exists():
             optimum = optimum_peer.OptimumPeer(folder / "checkpoint", num_cores)
             stack.callback(optimum.stop)
@@ -254,6 +256,20 @@ def _with_ctranslate2(
     from benchmarks.peers import ctranslate2_peer
 
     path = folder / "ctranslate2"
+    if _has_sounds(model):
+        ctranslate2_peer.convert_checkpoint(folder / "checkpoint", path)
+        start_ids = _start_ids(folder)
+        return [
+            Contender(
+                "ctranslate2",
+                precision,
+                "x".join(map(str, threads)),
+                ctranslate2_peer.CTranslate2Whisper(
+                    path, start_ids, _COMPUTE_TYPES[precision], *threads
+                ).translate,
+            )
+            for precision, threads in product(precisions, settings)
+        ]
     forced_ids: list[int] = []
     if isinstance(model, Checkpoint):
         tokens = ctranslate2_peer.convert_checkpoint(folder / "checkpoint", path)
@@ -274,12 +290,25 @@ def _generate(model: TrainedModel | Checkpoint, folder: Path) -> TransformersPee
     """Returns `generate` of the checkpoint, or of a converted model of this project."""
     import transformers
 
+    if _has_sounds(model):
+        loaded = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(folder / "checkpoint")
+        return TransformersPeer(loaded.eval(), start_ids=_start_ids(folder))
     if isinstance(model, Checkpoint):
         loaded = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "checkpoint")
         return TransformersPeer(loaded.eval())
     from benchmarks.peers.marian import as_marian
 
     return TransformersPeer(as_marian(model.model, torch.device("cpu"), torch.float32))
+
+
+def _start_ids(folder: Path) -> tuple[int, ...]:
+    """Returns the tokens before every target, as the bundle has them."""
+    start_ids: tuple[int, ...] = settings_of(load_bundle(folder / "bundle").manifest)["start_ids"]
+    return start_ids
+
+
+def _has_sounds(model: TrainedModel | Checkpoint) -> bool:
+    return isinstance(model, Checkpoint) and model.num_bands > 0
 
 
 def _thread_settings(num_cores: int) -> list[tuple[int, int]]:
@@ -306,7 +335,9 @@ def _floor(suite: Suite, work: Work, precision: Precision, machine: Machine) -> 
         precision,
         num_requests=len(work.sources),
         beam_size=work.search.beam_size,
-        source_tokens=statistics.mean(map(len, work.sources)),
+        source_tokens=suite.sizes.max_source_length
+        if _has_sounds(suite.model)
+        else statistics.mean(map(len, work.sources)),
         target_tokens=work.search.max_new_tokens / 2,
         machine=machine,
     )

@@ -18,6 +18,8 @@ from typing import Any
 import sentencepiece
 import torch
 import transformers
+from tokenizers import AddedToken, pre_tokenizers
+from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
 from benchmarks.peers.work import NUM_AFTER_WORDS, Checkpoint
 from seq2seq_serve.export.huggingface.samples import SENTENCES
@@ -114,7 +116,57 @@ def _t5(sizes: TransformerConfig, folder: Path) -> Any:
     return transformers.T5ForConditionalGeneration(config)
 
 
-_FAMILIES: dict[str, Callable[[TransformerConfig, Path], Any]] = {"marian": _marian, "nllb": _nllb, "t5": _t5}
+def _whisper(sizes: TransformerConfig, folder: Path) -> Any:
+    special = ["startoftranscript", *list(LANGUAGES)[:99], "translate", "transcribe"]
+    special += ["startoflm", "startofprev", "nospeech", "notimestamps"]
+    names = ["<|endoftext|>", *(f"<|{name}|>" for name in special)]
+    times = [f"<|{0.02 * i:.2f}|>" for i in range(1501)]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = _filled(letters, sizes.vocab_size - len(names) - len(times))
+    vocab = {token: i for i, token in enumerate([*words, names[0]])}
+    tokenizer = transformers.WhisperTokenizer(vocab, [])
+    tokenizer.add_tokens([AddedToken(name, special=True) for name in names])
+    tokenizer.add_tokens([AddedToken(time) for time in times])
+    tokenizer.save_pretrained(folder)
+    transformers.WhisperFeatureExtractor().save_pretrained(folder)
+    first = len(words)
+    ids = {name.strip("<|>"): first + i for i, name in enumerate(names)}
+    config = transformers.WhisperConfig(
+        **_bart_sizes(sizes) | {"scale_embedding": False},
+        max_source_positions=sizes.max_source_length,
+        max_target_positions=448,
+        eos_token_id=first,
+        bos_token_id=first,
+        pad_token_id=first,
+        decoder_start_token_id=first + 1,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+    )
+    model = transformers.WhisperForConditionalGeneration(config)
+    model.generation_config = transformers.GenerationConfig(
+        eos_token_id=first,
+        bos_token_id=first,
+        pad_token_id=first,
+        decoder_start_token_id=first + 1,
+        suppress_tokens=[*range(300, 380), *(ids[name] for name in special[-6:-1])],
+        begin_suppress_tokens=[220, first],
+        no_timestamps_token_id=ids["notimestamps"],
+        is_multilingual=True,
+        language="en",
+        task="transcribe",
+        lang_to_id={f"<|{name}|>": ids[name] for name in special[1:100]},
+        task_to_id={name: ids[name] for name in ("translate", "transcribe")},
+        alignment_heads=[[0, 0]],
+    )
+    return model
+
+
+_FAMILIES: dict[str, Callable[[TransformerConfig, Path], Any]] = {
+    "marian": _marian,
+    "nllb": _nllb,
+    "t5": _t5,
+    "whisper": _whisper,
+}
 
 
 def _bart_sizes(sizes: TransformerConfig) -> dict[str, Any]:

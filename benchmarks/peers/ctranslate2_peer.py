@@ -67,7 +67,8 @@ def convert(model: EncoderDecoder, path: Path) -> list[str]:
 def convert_checkpoint(checkpoint: Path, path: Path) -> list[str]:
     """Write a checkpoint of Hugging Face in CTranslate2's format; returns the token string of each id."""
     TransformersConverter(str(checkpoint)).convert(str(path))
-    tokens: list[str] = json.loads((path / "shared_vocabulary.json").read_text(encoding="utf-8"))
+    (vocabulary,) = path.glob("*vocabulary.json")
+    tokens: list[str] = json.loads(vocabulary.read_text(encoding="utf-8"))
     return tokens
 
 
@@ -107,7 +108,7 @@ class CTranslate2Peer:
             intra_threads=intra_threads,
         )
 
-    def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
+    def translate(self, sources: Sequence[Any], search: Search) -> list[list[int]]:
         """Returns the best target of each source; includes encoding."""
         num_forced = len(self._forced)
         max_batch_size = -(-len(sources) // self._inter_threads)
@@ -149,6 +150,48 @@ class CTranslate2Peer:
         )
         answers = [result.result() for result in results]
         return [[self._ids[token] for token in answer.hypotheses[0]] for answer in answers]
+
+
+class CTranslate2Whisper:
+    """CTranslate2's Whisper with its thread setting.
+
+    Args:
+        path: Folder that CTranslate2's converter wrote.
+        start_ids: The tokens before every target.
+        compute_type: As for `CTranslate2Peer`.
+        inter_threads: Number of batches at once.
+        intra_threads: Number of threads per batch.
+    """
+
+    def __init__(
+        self, path: Path, start_ids: Sequence[int], compute_type: str, inter_threads: int, intra_threads: int
+    ) -> None:
+        self._start_ids = list(start_ids)
+        self._inter_threads = inter_threads
+        self._model = ctranslate2.models.Whisper(
+            str(path),
+            device="cpu",
+            compute_type=compute_type,
+            inter_threads=inter_threads,
+            intra_threads=intra_threads,
+        )
+
+    def translate(self, sources: Sequence[Any], search: Search) -> list[list[int]]:
+        """Returns the best target of each spectrogram; includes encoding."""
+        size = -(-len(sources) // self._inter_threads)
+        batches = [sources[first : first + size] for first in range(0, len(sources), size)]
+        answers = [
+            self._model.generate(
+                ctranslate2.StorageView.from_array(np.stack(batch)),
+                [self._start_ids] * len(batch),
+                asynchronous=True,
+                beam_size=search.beam_size,
+                length_penalty=_NO_PENALTY,
+                max_length=2 * search.max_new_tokens,  # half of it is for the prompt
+            )
+            for batch in batches
+        ]
+        return [answer.result().sequences_ids[0] for batch in answers for answer in batch]
 
 
 def _array(tensor: Any) -> Any:

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from benchmarks.peers.work import Search
@@ -43,7 +43,7 @@ class OptimumPeer:
         )
         self._read()  # the model has been exported and loaded
 
-    def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
+    def translate(self, sources: Sequence[Any], search: Search) -> list[list[int]]:
         """Returns the best target of each source.
 
         Raises:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from benchmarks.peers.work import Clock, Search
+from benchmarks.peers.work import Clock, Search, Source
 from seq2seq_serve.bundle.manifest import Manifest, load_bundle
-from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
+from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.records import Beam, Constraints, Request, Result, Turn
 from seq2seq_serve.server.runner.device import ProviderPolicy
@@ -64,7 +64,7 @@ class EngineProcess:
         self._process.start()
         its_end.close()
 
-    def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
+    def translate(self, sources: Sequence[Source], search: Search) -> list[list[int]]:
         """Submit all sources at once; returns the best target of each.
 
         Raises:
@@ -107,7 +107,9 @@ class _Engines:
         self._delivering = threading.Lock()  # engines deliver from several threads
         self._all_done = threading.Event()
         bundle = load_bundle(bundle_path)
-        self._settings = _settings(bundle.manifest)
+        self._settings = settings_of(bundle.manifest)
+        self._memory = bundle.manifest.memory
+        (self._source,) = bundle.manifest.sources
         sizing = size_up(bundle, config)
         files = bundle.read_variant(sizing.precision)
         self._engines = [
@@ -117,7 +119,7 @@ class _Engines:
         for engine in self._engines:
             engine.start()
 
-    def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
+    def translate(self, sources: Sequence[Source], search: Search) -> list[list[int]]:
         """Submit all sources at once; returns the best target of each."""
         self._results.clear()
         self._all_done.clear()
@@ -126,8 +128,8 @@ class _Engines:
         requests = [
             Request(
                 str(i),
-                {SOURCE_IDS: np.array(source)},
-                len(source),
+                {self._source: np.array(source)},
+                self._memory.memory_length({self._source: len(source)}),
                 search.max_new_tokens,
                 arrival=time.monotonic(),
                 beam=beam,
@@ -156,17 +158,22 @@ class _Engines:
                 self._all_done.set()
 
 
-def _settings(manifest: Manifest) -> dict[str, Any]:
+def settings_of(manifest: Manifest) -> dict[str, Any]:
     """Returns the fields of every request that the service takes from the manifest.
 
     The runner itself forbids the tokens that the model never selects.
     """
     generation = manifest.generation
-    forced_ids = tuple(
-        manifest.choices[place].ids[manifest.choices[place].default] if isinstance(place, str) else place
-        for place in manifest.frames.forced
+    start_ids, forced_ids = (
+        tuple(
+            manifest.choices[place].ids[manifest.choices[place].default] if isinstance(place, str) else place
+            for place in places
+        )
+        for places in (manifest.frames.start, manifest.frames.forced)
     )
     return {
+        "start_ids": start_ids,
+        "begin_suppressed_ids": frozenset(generation.begin_suppressed_token_ids),
         "prefix_ids": forced_ids,
         "num_counted": len(forced_ids),
         "constraints": Constraints(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ class TorchPeer:
         self._model = model
         self._num_threads = num_threads
 
-    def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
+    def translate(self, sources: Sequence[Any], search: Search) -> list[list[int]]:
         """Returns exactly `max_new_tokens` most probable tokens of each source; includes encoding."""
         before = torch.get_num_threads()
         torch.set_num_threads(self._num_threads)

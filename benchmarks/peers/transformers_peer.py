@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationMixin
 
 if TYPE_CHECKING:
     from benchmarks.peers.work import Search
@@ -25,16 +26,18 @@ class TransformersPeer:
     Args:
         model: The model, in eval mode on its device.
         is_static: Whether its cache is allocated once; transformers then compiles the step if it can.
+        start_ids: The tokens before every target of a model that reads sounds.
     """
 
-    def __init__(self, model: Any, *, is_static: bool = False) -> None:
+    def __init__(self, model: Any, *, is_static: bool = False, start_ids: Sequence[int] = ()) -> None:
         self._model = model
+        self._start_ids = list(start_ids)
         self._options = {"cache_implementation": "static"} if is_static else {}
         settings = model.generation_config
         self._ends = settings.eos_token_id, settings.pad_token_id
         self._num_forced = int(settings.forced_bos_token_id is not None)
 
-    def translate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
+    def translate(self, sources: Sequence[Any], search: Search) -> list[list[int]]:
         """Returns the best target of each source, in batches of similar lengths; includes encoding."""
         targets: list[list[int]] = [[] for _ in sources]
         by_length = sorted(range(len(sources)), key=lambda row: len(sources[row]))
@@ -45,28 +48,35 @@ class TransformersPeer:
         return targets
 
     @torch.inference_mode()
-    def generate(self, sources: Sequence[Sequence[int]], search: Search) -> list[list[int]]:
+    def generate(self, sources: Sequence[Any], search: Search) -> list[list[int]]:
         """Returns the best target of each source, in one batch."""
-        pad_id = self._ends[1]
-        rows = [torch.tensor(source) for source in sources]
-        source_ids = pad_sequence(rows, batch_first=True, padding_value=pad_id).to(
-            self._model.device
-        )  # (B, S)
         options: dict[str, Any] = dict(self._options)
         if search.beam_size > 1:
             options |= {"early_stopping": True, "length_penalty": 0.0}
         if search.min_new_tokens:
             options["min_new_tokens"] = self._num_forced + search.min_new_tokens
-        generated: Tensor = self._model.generate(
-            input_ids=source_ids,
-            attention_mask=(source_ids != pad_id).long(),
+        # Whisper has a method of its own, which adds a prompt and reads what the targets' times leave over.
+        generated: Tensor = GenerationMixin.generate(
+            self._model,
+            **self._inputs(sources),
             num_beams=search.beam_size,
             do_sample=False,
             max_new_tokens=self._num_forced + search.max_new_tokens,
             **options,
         )  # (B, 1 + T)
-        first = 1 + self._num_forced
+        first = max(1, len(self._start_ids)) + self._num_forced
         return [self._without_end(target[first:], search.min_new_tokens) for target in generated.tolist()]
+
+    def _inputs(self, sources: Sequence[Any]) -> dict[str, Tensor]:
+        rows = [torch.as_tensor(source) for source in sources]
+        if rows[0].is_floating_point():
+            start_ids = torch.tensor([self._start_ids] * len(rows))
+            return {"input_features": torch.stack(rows), "decoder_input_ids": start_ids}
+        pad_id = self._ends[1]
+        source_ids = pad_sequence(rows, batch_first=True, padding_value=pad_id).to(
+            self._model.device
+        )  # (B, S)
+        return {"input_ids": source_ids, "attention_mask": (source_ids != pad_id).long()}
 
     def _without_end(self, target: list[int], min_new_tokens: int) -> list[int]:
         for special_id in self._ends:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.runner.sizing import RunnerConfig
@@ -57,13 +58,13 @@ class Work:
     """Requests that arrive all at once.
 
     Attributes:
-        sources: Token ids of each source, with the end of sequence.
+        sources: Token ids of each source, with the end of sequence, or spectrograms `(bands, frames)`.
         references: Reference of each source; empty if quality cannot be scored.
         is_exact: Whether every target has exactly `max_new_tokens`.
     """
 
     name: str
-    sources: Sequence[Sequence[int]]
+    sources: Sequence[Source]
     search: Search
     references: Sequence[str] = ()
     is_exact: bool = False
@@ -79,14 +80,16 @@ class Checkpoint:
     """A checkpoint of Hugging Face with random weights, which `benchmarks.peers.checkpoints` makes.
 
     Attributes:
-        family: "marian", "t5" or "nllb".
+        family: "marian", "t5", "nllb" or "whisper".
         sizes: The sizes of a published checkpoint.
-        eos_id: The last token of every source.
+        eos_id: The last token of every text.
+        num_bands: The bands of the spectrograms that it reads; 0 if it reads texts.
     """
 
     family: str
     sizes: TransformerConfig
     eos_id: int
+    num_bands: int = 0
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,8 @@ class Clock:
     graph_seconds: float = 0.0
 
 
-Translate = Callable[[Sequence[Sequence[int]], Search], list[list[int]]]
+Source = Sequence[int] | NDArray[np.float32]
+Translate = Callable[[Sequence[Source], Search], list[list[int]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +178,11 @@ def base_works(
 def imported_suite(name: str, checkpoint: Checkpoint, num_new_tokens: int = TARGET_TOKENS) -> Suite:
     """Returns the suite of a checkpoint: greedy for 1 and 8 requests, and beams for 8."""
     last = checkpoint.sizes.vocab_size - NUM_AFTER_WORDS
-    sources = _random_sources(_IMPORTED_ROWS, FIRST_WORD, last, checkpoint.eos_id)
+    sources: Sequence[Source] = _random_sources(_IMPORTED_ROWS, FIRST_WORD, last, checkpoint.eos_id)
+    if checkpoint.num_bands:
+        shape = (checkpoint.num_bands, 2 * checkpoint.sizes.max_source_length)
+        rng = np.random.default_rng(0)
+        sources = [rng.uniform(-1, 1.5, shape).astype(np.float32) for _ in range(_IMPORTED_ROWS)]
     searches = [(1, 1), (1, _IMPORTED_ROWS), (IMPORTED_BEAM_SIZE, _IMPORTED_ROWS)]
     return Suite(name, checkpoint, _exact_works(name, sources, searches, num_new_tokens))
 
@@ -182,7 +190,9 @@ def imported_suite(name: str, checkpoint: Checkpoint, num_new_tokens: int = TARG
 def imported_suites() -> list[Suite]:
     """Returns the suites of checkpoints in the sizes of published ones, the largest one last."""
 
-    def sizes(V: int, D: int, F: int, H: int, L: int) -> TransformerConfig:
+    def sizes(
+        V: int, D: int, F: int, H: int, L: int, max_source_length: int = _IMPORTED_LENGTH
+    ) -> TransformerConfig:
         return TransformerConfig(
             vocab_size=V,
             d_model=D,
@@ -190,13 +200,14 @@ def imported_suites() -> list[Suite]:
             num_heads=H,
             num_encoder_layers=L,
             num_decoder_layers=L,
-            max_source_length=_IMPORTED_LENGTH,
+            max_source_length=max_source_length,
             max_target_length=_IMPORTED_LENGTH,
         )
 
     checkpoints = {
         "opus-mt": Checkpoint("marian", sizes(58_101, 512, 2048, 8, 6), eos_id=0),
         "t5-base": Checkpoint("t5", sizes(32_128, 768, 3072, 12, 12), eos_id=1),
+        "whisper-base": Checkpoint("whisper", sizes(51_865, 512, 2048, 8, 6, 1500), 50_257, num_bands=80),
         "nllb-600M": Checkpoint("nllb", sizes(256_206, 1024, 4096, 16, 12), eos_id=2),
     }
     return [imported_suite(name, checkpoint) for name, checkpoint in checkpoints.items()]
@@ -208,7 +219,7 @@ def _random_sources(count: int, first_id: int, end_id: int, eos_id: int) -> list
 
 
 def _exact_works(
-    name: str, sources: Sequence[Sequence[int]], searches: Sequence[tuple[int, int]], num_new_tokens: int
+    name: str, sources: Sequence[Source], searches: Sequence[tuple[int, int]], num_new_tokens: int
 ) -> tuple[Work, ...]:
     """Returns a work for each beam size and number of requests, with targets of exactly `num_new_tokens`."""
     return tuple(
