@@ -23,10 +23,12 @@ def test_a_message_keeps_its_field_names_its_zeros_and_its_numbers():
                 "finish_reason": "FINISH_REASON_EOS",
                 "log_probabilities": [],
                 "alternatives": [],
+                "segments": [],
             }
         ],
         "usage": {"source_tokens": 3, "target_tokens": 0, "truncated_source_tokens": 0},
         "sentences": [],
+        "detected_language": "",
     }
 
 

@@ -16,6 +16,7 @@ ELSEWHERE = {
     "decode": ["Add", "Cast", "Concat", "Expand", "MemcpyFromHost", "Squeeze", "Sub"],
     "sample": ["Concat", "Mod", "Neg"],
     "sample_sorted": ["Squeeze"],
+    "times": ["Squeeze"],
 }
 WEIGHTLESS = [path.stem for path in sorted(weightless.FOLDER.glob("*.onnx"))]
 MAX_TOP_P_LAUNCHES = 40  # 546 where all tokens are sorted

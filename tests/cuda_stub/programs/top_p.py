@@ -5,7 +5,7 @@ import numpy as np
 from seq2seq_serve.bundle import names
 from seq2seq_serve.server.engine.records import Sampling
 from seq2seq_serve.server.runner.device import CUDA, OnnxDevice
-from seq2seq_serve.server.runner.selection import _graph_and_candidates
+from seq2seq_serve.server.runner.selection import _drawing
 from tests.cuda_stub.programs.common import mark
 
 _NUM_ROWS, _VOCAB_SIZE = 64, 32_000
@@ -14,7 +14,7 @@ _SAMPLING = Sampling(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, seed=0)
 
 def main() -> None:
     device = OnnxDevice(CUDA, num_threads=1)
-    graph, num_candidates = _graph_and_candidates(_SAMPLING, _VOCAB_SIZE)
+    graph, num_candidates, _ = _drawing(_SAMPLING, _VOCAB_SIZE)
     session = device.weightless(graph)
     logits = device.value(np.zeros((_NUM_ROWS, _VOCAB_SIZE), np.float32))
     column = np.ones((_NUM_ROWS, 1), np.float32)
