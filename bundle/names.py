@@ -80,6 +80,10 @@ CUDA_PROVIDER_OPTIONS = {"sdpa_kernel": "19"}
 # (flash decoding) instead of four.
 CUDA_ENVIRONMENT = {"ORT_ENABLE_XQA": "0"}
 
+# What a request may choose by a name: the fields of its options, and the places in a bundle's frames
+SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK = "source_language", "target_language", "task"
+CHOICES = (SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK)
+
 SOURCE_IDS = "source_ids"  # (B, S) int64
 STORY = "story"  # (B, sentences, words) int64; 0 pads a sentence
 QUESTION = "question"  # (B, words) int64; 0 pads it

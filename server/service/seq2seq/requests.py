@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 from seq2seq_serve.bundle.manifest import Choice, EarlyStopping, LengthBound, LengthPenalty
+from seq2seq_serve.bundle.names import CHOICES, SOURCE_LANGUAGE
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LENGTH_PENALTY_FORMULA_POWER,
@@ -29,8 +30,8 @@ from seq2seq_serve.server.service.seq2seq.sources import SPLITTING, Part, source
 from seq2seq_serve.server.service.seq2seq.stopping import StoppedText, StopSequences
 from seq2seq_serve.server.service.text_threads import Checkpoint
 
-SOURCE_LANGUAGE = "source_language"
 _MAX_STOP_LENGTH = 256
+_MAX_NEAR = 10  # names that an error lists as near
 _FORMULAS: dict[LengthPenalty, LengthPenaltyFormula] = {
     "wu": LENGTH_PENALTY_FORMULA_WU,
     "power": LENGTH_PENALTY_FORMULA_POWER,
@@ -179,7 +180,7 @@ def score_request(message: ScoreRequest, model: ServedModel, call: Call, checkpo
 
 def _target_ids(target: Target, model: ServedModel, field: str) -> tuple[int, ...]:
     """Returns the ids of a given target or of its beginning. They leave room for one more token."""
-    limit = model.max_target_length
+    limit = model.max_target_length - len(model.frames.forced)
     if target.WhichOneof("value") == "text":
         check_bytes(target.text, limit, model, f"{field}.text")
         token_ids: Sequence[int] = model.target_tokenizer.encode(target.text)
@@ -223,7 +224,7 @@ def with_defaults(options: GenerateOptions, model: ServedModel) -> GenerateOptio
 def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict[str, int]:
     """Returns the token of each of the model's choices, by the name of its option."""
     chosen = {}
-    for name in (SOURCE_LANGUAGE, "target_language", "task"):
+    for name in CHOICES:
         given, field = (
             getattr(options, name),
             name if isinstance(options, ScoreRequest) else f"options.{name}",
@@ -270,8 +271,11 @@ def _named(given: str, choice: Choice) -> str | None:
 
 
 def _near(given: str, choice: Choice) -> list[str]:
-    """Returns the names that begin like a given one."""
-    return sorted(name for name in choice.ids if name.casefold().startswith(_subtags(given)[0]))
+    """Returns the first of the names that begin like a given one."""
+    beginning = _subtags(given)[0]
+    if not beginning:
+        return []
+    return sorted(name for name in choice.ids if name.casefold().startswith(beginning))[:_MAX_NEAR]
 
 
 def _subtags(tag: str) -> list[str]:

@@ -1,19 +1,21 @@
 import asyncio
+import shutil
 import unicodedata
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from grpc.aio import AioRpcError
 
-from seq2seq_serve.bundle.manifest import Choice
+from seq2seq_serve.bundle.manifest import Choice, load_bundle, write_manifest
 from seq2seq_serve.client import AsyncClient, ClientError, FieldViolation
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.server.engine.records import Beam, Constraints, Sampling
 from seq2seq_serve.server.errors import InvalidRequest
-from seq2seq_serve.server.service.seq2seq.requests import _chosen
-from tests.server.service.harness import byte_tokenizer, serving
+from seq2seq_serve.server.service.seq2seq.requests import _chosen, _near
+from tests.server.service.harness import byte_tokenizer, serving, serving_bundles
 
 TEXT = "sources[0].text"
 IDS = "sources[0].token_ids"
@@ -342,3 +344,69 @@ def test_a_language_that_is_not_clear_is_refused_with_those_near_it(family, give
     message = f"target_language is '{given}', and {family} has {names}{near}"
     with pytest.raises(InvalidRequest, match=f"{message}$"):
         chosen(family, given)
+
+
+def test_names_near_none_or_many_are_not_all_listed():
+    """A tag that begins with a hyphen was near every name."""
+    choice = Choice({f"ko_{number:02}": number for number in range(30)})
+    for given in ("-", "_", "", "-ko"):
+        assert _near(given, choice) == []
+    assert _near("k", choice) == [f"ko_{number:02}" for number in range(10)]
+
+
+LIMIT = 12
+
+
+@pytest.fixture
+def forcing_path(bundle_path, tmp_path) -> Path:
+    """A model that writes the token of the target language first, as NLLB does, and takes few tokens."""
+    folder = Path(shutil.copytree(bundle_path, tmp_path / "forcing"))
+    manifest = load_bundle(folder).manifest
+    write_manifest(
+        folder,
+        replace(
+            manifest,
+            max_target_length=LIMIT,
+            frames=replace(manifest.frames, forced=("target_language",)),
+            choices={"target_language": Choice({"en": 7})},
+        ),
+    )
+    return folder
+
+
+def test_the_longest_given_target_leaves_room_for_the_forced_tokens(forcing_path):
+    """The step after it needed a position beyond the cache, and its neighbours failed with it."""
+    source = pb.Source(token_ids=pb.TokenIds(values=[10, 11, 12]))
+    longest, too_long = (
+        pb.Target(token_ids=pb.TokenIds(values=[9] * num_tokens)) for num_tokens in (LIMIT - 2, LIMIT - 1)
+    )
+
+    def generate(prefix=None, **options):
+        options = pb.GenerateOptions(target_language="en", target_prefix=prefix, **options)
+        return pb.GenerateRequest(sources=[source], options=options)
+
+    def score(target):
+        return pb.ScoreRequest(sources=[source], target=target, target_language="en")
+
+    async def run():
+        async with serving_bundles(forcing_path) as served:
+            stub = served.stub
+            alone = await stub.Generate(generate())
+            prefixed, scored, beside = await asyncio.gather(
+                stub.Generate(generate(longest)), stub.Score(score(longest)), stub.Generate(generate())
+            )
+            assert prefixed.hypotheses[0].token_ids[: LIMIT - 1] == [7, *longest.token_ids.values]
+            assert len(scored.log_probabilities) == LIMIT
+            assert beside.hypotheses[0].token_ids == alone.hypotheses[0].token_ids
+            for call, field in (
+                (stub.Generate(generate(too_long)), "options.target_prefix"),
+                (stub.Generate(generate(too_long, max_new_tokens=1)), "options.target_prefix"),
+                (stub.Score(score(too_long)), "target"),
+            ):
+                with pytest.raises(AioRpcError) as caught:
+                    await call
+                error = ClientError.from_rpc(caught.value, served.address)
+                message = "the given target has 11 tokens, and forcing takes at most 10: send a shorter one"
+                assert error.field_violations == (FieldViolation(field, message),)
+
+    asyncio.run(run())
