@@ -45,6 +45,7 @@ Frame = tuple[Sequence[int], Sequence[int]]  # the tokens before and after those
 MAX_PARTS = 256  # lines or sentences that a text is split into
 _HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
 SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
+_FITTING = (LONG_SOURCE_TRUNCATE, *SPLITTING)
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def source_parts(
     checkpoint: Checkpoint,
     *,
     frame: Frame,
-    long_source: LongSource = LongSource.LONG_SOURCE_REFUSE,
+    long_source: LongSource | None = None,
     language: str = DEFAULT_LANGUAGE,
 ) -> list[Part]:
     """Returns the sources of a request: one part, or several if a text or sound is split.
@@ -119,7 +120,8 @@ def source_parts(
         model: The model that the request names.
         checkpoint: Is called every few milliseconds; an error that it raises ends the work.
         frame: The tokens before and after those of a text.
-        long_source: What to do with a text or sound that is too long.
+        long_source: What to do with a text or sound that is too long; None refuses it, for a request
+            without that option.
         language: The language by whose rules sentences are split.
 
     Raises:
@@ -144,7 +146,7 @@ def source_parts(
 
 
 def _sound_parts(
-    given: Input, model: ServedModel, long_source: LongSource, checkpoint: Checkpoint
+    given: Input, model: ServedModel, long_source: LongSource | None, checkpoint: Checkpoint
 ) -> list[Part]:
     seconds, (num_bands, num_frames) = max_seconds(given.spec), given.spec.axes
     assert isinstance(num_bands, int)
@@ -152,10 +154,10 @@ def _sound_parts(
     if given.kind == "tensor":
         spectrogram, _ = read_input(given, model, checkpoint)
         return [Part({given.name: spectrogram}, num_seconds=seconds)]
-    if long_source > LongSource.LONG_SOURCE_REFUSE:
+    if long_source in _FITTING:
         samples = read_samples(given, seconds * MAX_TIMES_TOO_LONG, checkpoint, hint="")
     else:
-        samples = read_samples(given, seconds, checkpoint, hint=" or set options.long_source")
+        samples = read_samples(given, seconds, checkpoint, hint=_hint(long_source))
     longest, num_truncated = num_frames * audio.HOP, 0
     if long_source == LONG_SOURCE_TRUNCATE and len(samples) > longest:
         num_truncated = -(-(len(samples) - longest) * model.max_memory_length // longest)
@@ -181,16 +183,14 @@ def _text_parts(
     given: Input,
     model: ServedModel,
     frame: Frame,
-    long_source: LongSource,
+    long_source: LongSource | None,
     language: str,
     checkpoint: Checkpoint,
 ) -> list[Part]:
     text, limit = given.source.text, model.max_source_length
     check_visible(text, given.field)
-    is_split = long_source in SPLITTING
-    may_be_long = is_split or long_source == LONG_SOURCE_TRUNCATE
-    check_bytes(text, limit * (MAX_TIMES_TOO_LONG if may_be_long else 1), model, given.field)
-    if is_split:
+    check_bytes(text, limit * (MAX_TIMES_TOO_LONG if long_source in _FITTING else 1), model, given.field)
+    if long_source in SPLITTING:
         has_long_lines = long_source == LONG_SOURCE_SPLIT
         passages = _passages(given, model, frame, language, checkpoint, has_long_lines=has_long_lines)
         parts = list(islice(passages, MAX_PARTS + 1))
@@ -203,8 +203,7 @@ def _text_parts(
         return parts
     token_ids, num_over = model.source_tokenizer.encode_truncated(text, limit, *frame)
     if num_over and long_source != LONG_SOURCE_TRUNCATE:
-        hint = " or set options.long_source"
-        raise _too_long("the source", limit + num_over, model, given, hint=hint)
+        raise _too_long("the source", limit + num_over, model, given, hint=_hint(long_source))
     return [_part(given, token_ids, num_over)]
 
 
@@ -250,7 +249,7 @@ def _passages(
             yield replace(_part(given, token_ids), text=sentence, separator=separator or after_line)
 
 
-def _ids_part(given: Input, model: ServedModel, frame: Frame, long_source: LongSource) -> Part:
+def _ids_part(given: Input, model: ServedModel, frame: Frame, long_source: LongSource | None) -> Part:
     token_ids: Sequence[int] = given.source.token_ids.values
     limit = model.max_source_length
     if not token_ids:
@@ -269,6 +268,10 @@ def _ids_part(given: Input, model: ServedModel, frame: Frame, long_source: LongS
 def _part(given: Input, token_ids: Sequence[int], num_truncated: int = 0) -> Part:
     source_ids = np.asarray(token_ids, dtype=np.int64)  # (S,)
     return Part({given.name: source_ids}, num_truncated=num_truncated)
+
+
+def _hint(long_source: LongSource | None) -> str:
+    return "" if long_source is None else " or set options.long_source"
 
 
 def _too_long(

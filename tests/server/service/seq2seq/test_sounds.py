@@ -349,6 +349,9 @@ def test_a_scored_target_needs_a_language_and_has_the_scores_of_transformers(whi
             labels = [*token_ids, settings.eos_token_id]
             expected = logits[0, len(start) - 1 :].log_softmax(-1)[range(len(labels)), labels]
             scored = await served.stub.Score(request)
+            request.sources[0].CopyFrom(pb.Source(file=file_of(noise(SAMPLE_RATE))))
+            details = await refusal(served.stub.Score(request))
+            assert details.endswith("send a shorter one"), "Score does not have options.long_source"
             np.testing.assert_allclose(scored.log_probabilities, expected, atol=1e-4)
 
     asyncio.run(run())

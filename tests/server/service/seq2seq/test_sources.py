@@ -50,6 +50,21 @@ def test_a_long_text_is_truncated_only_when_asked_and_the_answer_says_how_much()
     asyncio.run(run())
 
 
+def test_only_a_request_that_has_the_option_is_pointed_to_it():
+    """Score does not have it."""
+
+    async def run():
+        async with serving() as served:
+            hint = "send shorter pieces, for example one sentence each"
+            assert (await refusal(served, request("x" * 70))).endswith(f"{hint} or set options.long_source")
+            target = pb.Target(text="a")
+            with pytest.raises(AioRpcError) as caught:
+                await served.stub.Score(pb.ScoreRequest(sources=[pb.Source(text="x" * 70)], target=target))
+            assert caught.value.details().endswith(hint)
+
+    asyncio.run(run())
+
+
 def test_long_token_ids_keep_their_end_when_they_are_truncated():
     async def run():
         async with serving() as served:
