@@ -22,8 +22,10 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from seq2seq_serve.bundle.names import (
     CHECKSUM_FILE,
+    CHOICES,
     FORMAT_VERSION,
     MANIFEST_FILE,
+    SOURCE_LANGUAGE,
     Form,
     Precision,
     Role,
@@ -196,6 +198,11 @@ class Frames(_Record):
     source_prefix: Places = ()
     source_suffix: Places = ()
 
+    @property
+    def num_read_first(self) -> int:
+        """The number of tokens that the decoder reads before it writes a token of its own."""
+        return len(self.start) + len(self.forced)
+
 
 @dataclass(frozen=True)
 class Timestamps(_Record):
@@ -337,6 +344,12 @@ class Manifest(_Record):
     source_language: str = ""
     length_bound: LengthBound | None = None
     provenance: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def detects_language(self) -> bool:
+        """Whether the model hears the language of a sound if a request does not name it."""
+        choice = self.choices.get(SOURCE_LANGUAGE)
+        return Form.SOUND in self.sources.values() and choice is not None and not choice.default
 
 
 @dataclass(frozen=True)
@@ -533,14 +546,24 @@ def _contradictions(manifest: Manifest) -> list[str]:
     for name, choice in manifest.choices.items():
         if not choice.ids or (choice.default and choice.default not in choice.ids):
             problems.append(f"choices.{name} has the default {choice.default!r}, and the names {choice.ids}")
+        if name not in CHOICES:
+            problems.append(f"choices has {name!r}, and a request may choose {', '.join(CHOICES)}")
+    if Form.SOUND in manifest.sources.values() and len(manifest.sources) > 1:
+        problems.append(f"sources are {', '.join(manifest.sources)}, and a sound must be the only source")
+    if manifest.detects_language:
+        problems += _detection_problems(manifest.frames)
     times = manifest.timestamps
     if times is not None and times.off_id not in manifest.frames.start[1:][-1:]:
         problems.append(f"timestamps.off_id is {times.off_id}, and must be the last of several frames.start")
     if times is not None and not 0 < times.step_seconds < math.inf:
         problems.append(f"timestamps.step_seconds is {times.step_seconds}, and must be above 0")
-    for name in ("max_source_length", "max_target_length"):
-        if getattr(manifest, name) < 1:
-            problems.append(f"{name} is {getattr(manifest, name)}, and must be at least 1")
+    for name, least in (
+        ("max_source_length", 1),
+        ("max_target_length", max(manifest.frames.num_read_first, 1)),
+    ):
+        if getattr(manifest, name) < least:
+            reason = ", the tokens of frames.start and frames.forced" if least > 1 else ""
+            problems.append(f"{name} is {getattr(manifest, name)}, and must be at least {least}{reason}")
     bound = manifest.length_bound
     if bound is not None and not (0 < bound.ratio < math.inf and bound.constant >= 0):
         problems.append(
@@ -555,6 +578,22 @@ def _contradictions(manifest: Manifest) -> list[str]:
             problems.append(f"{precision} lacks the graphs {', '.join(missing)}")
         else:
             problems += [f"{precision}: {problem}" for problem in _graph_problems(manifest, variant)]
+    return problems
+
+
+def _detection_problems(frames: Frames) -> list[str]:
+    """The places in which a language would have to be detected, and cannot be."""
+    problems = [
+        f"frames.{name} has the place {SOURCE_LANGUAGE!r}, and the model detects a language only among "
+        "frames.start: give the choice a default"
+        for name in ("forced", "source_prefix", "source_suffix")
+        if SOURCE_LANGUAGE in getattr(frames, name)
+    ]
+    if SOURCE_LANGUAGE in frames.start[:1] or frames.start.count(SOURCE_LANGUAGE) > 1:
+        problems.append(
+            f"frames.start is {frames.start}, and a language is detected once, after the first token: "
+            "give the choice a default"
+        )
     return problems
 
 
@@ -604,6 +643,8 @@ def _graph_problems(manifest: Manifest, variant: Variant) -> list[str]:
                 f"sources.{name} is {form}, which is {dtype} of {num_axes} axes, and encode reads "
                 f"{spec.dtype} of {len(spec.axes) - 1}"
             )
+        if form is Form.SOUND and not all(isinstance(axis, int) for axis in spec.axes[1:]):
+            problems.append(f"sources.{name} is a sound of {spec.axes[1:]}, and both axes need a fixed size")
     for name in ("stride", "constant"):
         value = getattr(manifest.memory, name)
         if value is not None and value < 1:

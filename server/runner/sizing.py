@@ -115,7 +115,8 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
 
     Raises:
         ValueError: The bundle does not have graphs for an allowed provider, its step reads an unknown column,
-            the budget is less than one slot, or there are more instances than threads.
+            a limit does not fit the model, the budget is less than one slot, or there are more instances
+            than threads.
     """
     manifest = bundle.manifest
     provider, precision = choose(bundle, config.provider, config.precision, config.cuda_libraries)
@@ -125,10 +126,15 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
             f"num_instances is {num_instances}, and there are {num_threads} threads: each needs its own"
         )
     max_source_length = _limit("max_source_length", config.max_source_length, manifest.max_source_length)
+    max_target_length = _limit("max_target_length", config.max_target_length, manifest.max_target_length)
+    least = manifest.frames.num_read_first
+    if max_target_length < least:
+        raise ValueError(
+            f"max_target_length is {max_target_length}, and must be at least {least}: the model begins every "
+            f"target with {least} tokens"
+        )
     sizes: dict[str, int] = {
-        Axis.CACHE_CAPACITY: _limit(
-            "max_target_length", config.max_target_length, manifest.max_target_length
-        ),
+        Axis.CACHE_CAPACITY: max_target_length,
         Axis.MEMORY_CAPACITY: manifest.memory.memory_length({manifest.memory.source: max_source_length}),
     }
     variant = manifest.variants[precision]

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,16 +16,19 @@ from seq2seq_serve.bundle.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_TOKENIZER_BYTES,
     BundleError,
+    Choice,
     Frames,
     LengthBound,
     LengthRule,
+    Manifest,
     TensorSpec,
     Timestamps,
+    _contradictions,
     bundle_version,
     file_spec,
     load_bundle,
 )
-from seq2seq_serve.bundle.names import FORMAT_VERSION, SOURCE_IDS, Axis, Precision, Role, Verb
+from seq2seq_serve.bundle.names import FORMAT_VERSION, SOURCE_IDS, Axis, Form, Precision, Role, Verb
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 
 
@@ -313,6 +317,73 @@ def test_sentences_are_padded_with_zero(damaged):
 def test_a_model_that_takes_nothing_is_refused(name, damaged):
     edit(damaged, name, value=0)
     assert problems_of(damaged) == (f"{name} is 0, and must be at least 1",)
+
+
+def test_a_model_whose_targets_are_full_before_their_first_token_is_refused(damaged):
+    edit(damaged, "frames", "start", value=[5, 6, 7])
+    edit(damaged, "frames", "forced", value=[8])
+    edit(damaged, "max_target_length", value=3)
+    assert problems_of(damaged) == (
+        "max_target_length is 3, and must be at least 4, the tokens of frames.start and frames.forced",
+    )
+    edit(damaged, "max_target_length", value=4)
+    load_bundle(damaged)
+
+
+@pytest.fixture(scope="module")
+def whisper_manifest(whisper_path) -> Manifest:
+    return load_bundle(whisper_path / "bundle").manifest
+
+
+def changed(manifest: Manifest, *, frames: dict | None = None, **changes) -> list[str]:
+    """The contradictions of a manifest with other values."""
+    return _contradictions(replace(manifest, frames=replace(manifest.frames, **frames or {}), **changes))
+
+
+def test_a_sound_is_the_only_source_and_has_a_fixed_size(whisper_manifest):
+    assert changed(whisper_manifest) == []
+    problems = changed(whisper_manifest, sources={"sound": Form.SOUND, "question": Form.TEXT})
+    assert problems[0] == "sources are sound, question, and a sound must be the only source"
+    variant = whisper_manifest.variants[Precision.FP32]
+    encode = variant.graphs[Verb.ENCODE]
+    inputs = tuple(
+        replace(spec, axes=(*spec.axes[:2], "source_length")) if spec.name == "sound" else spec
+        for spec in encode.inputs
+    )
+    graphs = variant.graphs | {Verb.ENCODE: replace(encode, inputs=inputs)}
+    assert changed(whisper_manifest, variants={Precision.FP32: replace(variant, graphs=graphs)}) == [
+        "fp32: sources.sound is a sound of (12, 'source_length'), and both axes need a fixed size"
+    ]
+
+
+def test_a_language_is_detected_only_among_the_start_tokens(whisper_manifest):
+    start, language = whisper_manifest.frames.start, "source_language"
+    assert language in start
+    for name in ("forced", "source_prefix", "source_suffix"):
+        assert changed(whisper_manifest, frames={name: (language,)}) == [
+            f"frames.{name} has the place 'source_language', and the model detects a language only among "
+            "frames.start: give the choice a default"
+        ]
+    for wrong in ((language, *start[2:]), (*start[:2], language, *start[2:])):
+        assert changed(whisper_manifest, frames={"start": wrong}) == [
+            f"frames.start is {wrong}, and a language is detected once, after the first token: "
+            "give the choice a default"
+        ]
+    spoken = replace(whisper_manifest.choices[language], default="ko")
+    choices = whisper_manifest.choices | {language: spoken}
+    assert changed(whisper_manifest, frames={"start": (language, *start[2:])}, choices=choices) == []
+    choices = {language: whisper_manifest.choices[language], "task": Choice({"sing": 5})}
+    assert changed(whisper_manifest, frames={"forced": ("task",)}, choices=choices) == [], (
+        "a request names everything else"
+    )
+
+
+def test_a_choice_that_no_request_has_is_refused(whisper_manifest):
+    """A request could not name it, and failed with INTERNAL."""
+    choices = {**whisper_manifest.choices, "style": Choice({"formal": 5})}
+    assert changed(whisper_manifest, choices=choices) == [
+        "choices has 'style', and a request may choose source_language, target_language, task"
+    ]
 
 
 @pytest.mark.parametrize(("ratio", "constant"), [(0, 5), (-1.5, 5), (1e999, 5), (2, -1)])
