@@ -253,6 +253,8 @@ class Columns:
         self._device = device
         self._vocab_size = vocab_size
         self._never_ids = list(never_ids)
+        self._is_never = np.zeros(vocab_size, np.bool_)
+        self._is_never[self._never_ids] = True
         self._host: dict[str, Array] = {
             name: np.full(num_slots, COLUMNS[name].free, COLUMNS[name].dtype) for name in inputs
         }
@@ -303,7 +305,7 @@ class Columns:
         self._logits[:num_rows].argmax(axis=1, out=token_ids)
         if self._never_ids:
             # A trained model rarely prefers one of them, so their logits are not changed before.
-            for row in np.flatnonzero(np.isin(token_ids, self._never_ids)):
+            for row in np.flatnonzero(self._is_never[token_ids]):
                 logits = self._logits[row].copy()
                 logits[self._never_ids] = -math.inf
                 token_ids[row] = logits.argmax()

@@ -148,8 +148,17 @@ class OnnxRunner:
         self._sessions: dict[Verb, Session] = {
             verb: self._load(verb) for verb in self._graphs if verb is not Verb.STEP
         }
+        times = manifest.timestamps
+        self._times = None if times is None else Times(times.first_id, times.max_first)
+        self._detects = manifest.detects_language
         self._selector = Selector(
-            self._columns, self.vocab_size, self.eos_ids, self._device, frozenset(never_ids)
+            self._columns,
+            self.vocab_size,
+            self.eos_ids,
+            self._device,
+            frozenset(never_ids),
+            has_times=times is not None,
+            detects=self._detects,
         )
         self._buckets = buckets_up_to(self.num_slots)
         self._bindings: dict[tuple[int, int], list[Any]] = {}  # by rows and the state's current copy
@@ -176,7 +185,7 @@ class OnnxRunner:
         self._or_uncaptured(self._step_every_bucket)
         start_id = self.start_ids[-1]
         self.step((Sequence(Search(request, (start_id,)), start_id),))
-        for detailed in _requests_of_every_selection(request):
+        for detailed in _requests_of_every_selection(request, self._times, detects=self._detects):
             search, detects = Search(detailed, (start_id,)), bool(detailed.detected_ids)
             self.step((Sequence(search, start_id, is_plain=False, detects=detects),))
         self.move((Move(0, 0, cache_length=1, memory_length=request.memory_length),))
@@ -462,11 +471,9 @@ def buckets_up_to(num_slots: int) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-def _requests_of_every_selection(request: Request) -> list[Request]:
-    """Returns requests that together need every graph that selects tokens."""
-    constraints = Constraints(
-        min_new_tokens=1, suppressed_token_ids=frozenset({0}), times=Times(first_id=1, max_first=None)
-    )
+def _requests_of_every_selection(request: Request, times: Times | None, *, detects: bool) -> list[Request]:
+    """Returns requests that together need every graph that selects a model's tokens."""
+    constraints = Constraints(min_new_tokens=1, suppressed_token_ids=frozenset({0}), times=times)
     samplings = [
         Sampling(1.0, top_k, top_p, min_p=0.0, seed=0) for top_k, top_p in ((0, 1.0), (1, 1.0), (0, 0.5))
     ]
@@ -475,7 +482,7 @@ def _requests_of_every_selection(request: Request) -> list[Request]:
         replace(request, constraints=replace(constraints, is_renormalized=False), beam=Beam(1)),
         *(replace(request, sampling=sampling) for sampling in samplings),
         replace(request, is_score=True),
-        replace(request, detected_ids=(0,)),
+        *([replace(request, detected_ids=(0,))] if detects else []),
     ]
 
 

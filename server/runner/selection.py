@@ -31,6 +31,18 @@ from seq2seq_serve.server.runner.device import CPU, OnnxDevice
 _CHANGED = names.out(names.LOGITS)
 _NO_ADJUSTMENT = {0: (1.0, 0.0)}
 _NO_PENALTY = 0  # the row of penalties that stays zero
+# The graphs that requests to any model may need
+_GRAPHS = (
+    "adjust",
+    "penalize",
+    "normalize",
+    "candidates",
+    "best",
+    "sample",
+    "sample_sorted",
+    "sample_top_p",
+    "score",
+)
 _RANKED = ("candidates", "best")  # graphs whose results are the most probable tokens, in order
 _NUM_LIKELY = 1024  # candidates, which are enough for almost every `top_p`
 
@@ -86,6 +98,8 @@ class Selector:
         eos_ids: The tokens that end a target.
         device: Runs the graphs.
         never_ids: The tokens that the model never selects.
+        has_times: Whether the model writes times.
+        detects: Whether the model detects a start token.
     """
 
     def __init__(
@@ -95,6 +109,9 @@ class Selector:
         eos_ids: tuple[int, ...],
         device: OnnxDevice,
         never_ids: frozenset[int] = frozenset(),
+        *,
+        has_times: bool = False,
+        detects: bool = False,
     ) -> None:
         self._columns = columns
         self._vocab_size = vocab_size
@@ -102,20 +119,8 @@ class Selector:
         self._device = device
         self._never_ids = never_ids
         self._sorted_never_ids = np.array(sorted(never_ids), np.int64)
-        graphs = (
-            "adjust",
-            "penalize",
-            "suppress",
-            "normalize",
-            "candidates",
-            "best",
-            "sample",
-            "sample_sorted",
-            "sample_top_p",
-            "score",
-            "detect",
-            "times",
-        )
+        some = {"suppress": bool(never_ids), "times": has_times, "detect": detects}
+        graphs = (*_GRAPHS, *(name for name, is_needed in some.items() if is_needed))
         self._sessions = {name: device.weightless(name) for name in graphs}
         self._penalty_rows: dict[Request, int] = {}  # for the requests that ran at the last addition
 

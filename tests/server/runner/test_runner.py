@@ -408,14 +408,19 @@ def test_steps_that_feed_themselves_give_the_same_tokens_whatever_the_neighbours
         assert [driver.results[copy].best.token_ids for copy in copies] == alone
 
 
-def test_a_warm_up_runs_every_graph_that_selects(random_bundle, monkeypatch):
+@pytest.mark.parametrize("hears", [False, True])
+def test_a_warm_up_runs_every_graph_that_selects_and_loads_no_others(
+    hears, random_bundle, whisper_path, monkeypatch
+):
+    """Only a model of sounds has times, languages that it detects and, here, tokens that it never selects."""
     ran, bound = set(), Selector._bound
     monkeypatch.setattr(
         Selector, "_bound", lambda self, graph, *given: (ran.add(graph), bound(self, graph, *given))[1]
     )
-    runner = make_runner(random_bundle, 2)
+    runner = make_runner(load_bundle(whisper_path / "bundle") if hears else random_bundle, 2)
     runner.warm_up()
     assert ran == set(runner._selector._sessions)
+    assert ran & {"suppress", "times", "detect"} == ({"suppress", "times", "detect"} if hears else set())
 
 
 def test_a_warm_up_captures_every_bucket_the_largest_first(random_bundle, monkeypatch):
@@ -513,6 +518,16 @@ def test_lower_limits_are_honoured_and_change_no_answer(trained_run, trained_bun
 def test_a_limit_above_the_models_is_refused(name, random_bundle):
     with pytest.raises(ValueError, match=f"{name} is 49, and the model's limit is 48"):
         make_runner(random_bundle, **{name: 49})
+
+
+def test_a_cache_without_room_for_the_first_token_is_refused(random_bundle):
+    frames = dataclasses.replace(random_bundle.manifest.frames, start=(1, 7, 8), forced=(9,))
+    manifest = dataclasses.replace(random_bundle.manifest, frames=frames)
+    bundle = dataclasses.replace(random_bundle, manifest=manifest)
+    message = "max_target_length is 3, and must be at least 4: the model begins every target with 4 tokens"
+    with pytest.raises(ValueError, match=message):
+        make_runner(bundle, max_target_length=3)
+    assert make_runner(bundle, max_target_length=4).max_target_length == 4
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
+from seq2seq_serve.bundle.manifest import Choice, Timestamps
+from seq2seq_serve.bundle.names import SOURCE_IDS, Form, Precision
 from seq2seq_serve.server.engine.constraints import adjustments
 from seq2seq_serve.server.engine.records import (
     NO_CONSTRAINTS,
@@ -396,7 +397,19 @@ def test_constraints_that_raise_for_one_row_end_its_request_only(random_bundle, 
 FIRST_TIME = 220  # of the random model's tokens
 
 
+def hearing_bundle(bundle):
+    """The bundle as one of a model of sounds, for a runner that never reads them."""
+    manifest = dataclasses.replace(
+        bundle.manifest,
+        sources={SOURCE_IDS: Form.SOUND},
+        choices={"source_language": Choice({"ko": 17})},
+        timestamps=Timestamps(FIRST_TIME, step_seconds=0.02, off_id=9),
+    )
+    return dataclasses.replace(bundle, manifest=manifest)
+
+
 def test_rows_with_times_and_detected_starts_do_not_depend_on_their_neighbours(random_bundle, requests):
+    bundle = hearing_bundle(random_bundle)
     chance = random.Random(13)
     hearing = [
         dataclasses.replace(
@@ -412,9 +425,9 @@ def test_rows_with_times_and_detected_starts_do_not_depend_on_their_neighbours(r
         for request in requests[:24]
     ]
     given = [one for pair in zip(hearing, requests, strict=False) for one in pair]
-    alone = run(random_bundle, given, num_slots=3)
+    alone = run(bundle, given, num_slots=3)
     found = set()
-    for request, one, other in zip(given, alone, run(random_bundle, given, num_slots=9, seed=3), strict=True):
+    for request, one, other in zip(given, alone, run(bundle, given, num_slots=9, seed=3), strict=True):
         assert other.best.token_ids == one.best.token_ids
         assert other.start_ids == one.start_ids
         if request in hearing:
