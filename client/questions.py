@@ -111,7 +111,7 @@ def transcribe(client: Client, options: argparse.Namespace, generate_options: Ge
 
 
 def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(seconds, 60)
+    minutes, seconds = divmod(round(seconds, 2), 60)
     return f"{minutes:02.0f}:{seconds:05.2f}"
 
 

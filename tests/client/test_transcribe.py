@@ -8,23 +8,18 @@ import numpy as np
 import pytest
 import soundfile
 
-from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.client import Client, GenerateOptions
 from seq2seq_serve.client.__main__ import main
-from seq2seq_serve.export.huggingface.exporter import export_checkpoint
+from seq2seq_serve.client.questions import _clock
 from seq2seq_serve.protos.seq2seq_v1_pb2 import LONG_SOURCE_SPLIT
-from tests.export.huggingface.checkpoints import make_checkpoint
 from tests.server.service.harness import on_a_thread, serving_bundles
 
 SECONDS = 1.5  # the model takes 0.64
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whisper")
-    make_checkpoint("whisper", folder / "checkpoint")
-    export_checkpoint(folder / "checkpoint", folder / "bundle", [Precision.FP32])
-    with on_a_thread(serving_bundles(folder / "bundle")) as served:
+def server(whisper_path):
+    with on_a_thread(serving_bundles(whisper_path / "bundle")) as served:
         yield served
 
 
@@ -75,6 +70,21 @@ def test_times_are_those_of_the_whole_sound(run):
     assert len(answer["hypotheses"][0]["segments"]) == len(lines)
     assert len(answer["sentences"]) == 3
     assert answer["detected_language"] in ("en", "de", "ko")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "clock"),
+    [
+        (0.0, "00:00.00"),
+        (59.994, "00:59.99"),
+        (59.998, "01:00.00"),
+        (179.99, "02:59.99"),
+        (6000, "100:00.00"),
+    ],
+)
+def test_a_time_is_in_minutes_and_seconds(seconds, clock):
+    """59.998 was 00:60.00."""
+    assert _clock(seconds) == clock
 
 
 def test_several_hypotheses_are_of_a_whole_sound(run):

@@ -19,7 +19,7 @@ from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.export.huggingface.families import Limits
 from seq2seq_serve.export.huggingface.sounds import check_features
-from tests.export.huggingface.checkpoints import CASES, SOUNDS, edit
+from tests.export.huggingface.checkpoints import CASES, SOUNDS, TEXTS, edit
 
 FP32 = [Precision.FP32]
 
@@ -54,7 +54,7 @@ def test_the_graphs_of_every_family_equal_transformers(checkpoint, case, tmp_pat
         case
         if case in ("marian", "byt5", "t5gemma", "t5gemma2")
         else pytest.param(case, marks=pytest.mark.slow)
-        for case in CASES
+        for case in TEXTS
     ],
 )
 def test_int8_is_calibrated_on_texts_and_the_models_own_targets(checkpoint, case, tmp_path):
