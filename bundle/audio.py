@@ -1,7 +1,7 @@
 """Reads sounds into log-mel spectrograms, as speech models read them, for export and for the server alike.
 
-Files are WAV or FLAC, of usual rates, with one or several channels: the formats whose headers have the length,
-so that no part of a sound gets lost. Files may be hostile: the header is compared with the limits, and only
+Files are WAV or FLAC, of usual rates, with one or several channels: the formats whose headers have the length
+of a sound, so that no part gets lost. Files may be hostile: the header is compared with the limits, and only
 samples at `SAMPLE_RATE` are kept.
 """
 

@@ -62,7 +62,7 @@ async def refusal(call) -> str:
 
 @pytest.mark.parametrize(
     ("form", "rate", "num_channels"),
-    [("WAV", 16_000, 1), ("WAV", 44_100, 2), ("FLAC", 8_000, 1), ("OGG", 48_000, 2)],
+    [("WAV", 16_000, 1), ("WAV", 44_100, 2), ("FLAC", 8_000, 1), ("FLAC", 48_000, 2)],
 )
 def test_a_file_is_answered_as_its_spectrogram(whisper_path, form, rate, num_channels):
     content = file_of(noise(int(0.6 * rate), num_channels=num_channels), rate, form)
