@@ -236,7 +236,7 @@ def _add_transcribe(command: Callable[..., argparse.ArgumentParser]) -> None:
     sound = command(
         "transcribe",
         "write down what is said in a sound",
-        description="Print what is said in a sound file (WAV, FLAC, Ogg, MP3), with --task translate in "
+        description="Print what is said in a sound file (WAV, FLAC), with --task translate in "
         "English, with --timestamps one line for each part with its times. The server splits a sound that is "
         "longer than the model takes at quiet places, unless --long-source says otherwise.",
         epilog="example: python -m client transcribe speech.wav --source-language ko --timestamps",

@@ -83,20 +83,13 @@ def test_silence_has_a_spectrogram_of_one_value():
         ("RF64", "PCM_16", 1e-4),
         ("FLAC", "PCM_16", 1e-4),
         ("FLAC", "PCM_24", 1e-6),
-        ("OGG", "VORBIS", 0.1),
-        ("OGG", "OPUS", 0.1),
-        ("MP3", "MPEG_LAYER_III", 0.2),
     ],
 )
 def test_a_file_of_any_form_has_its_samples(form, subtype, tolerance):
     samples = tone(0.5).astype(np.float32)
     read = read_sound(encoded(samples, form=form, subtype=subtype), 1)
     assert read.dtype == np.float32
-    assert abs(len(read) - len(samples)) <= (
-        2_400 if form == "MP3" else 0
-    )  # frames of MP3 have a fixed length
-    inner = slice(2_000, 6_000)  # lossy forms smear the beginning and the end
-    np.testing.assert_allclose(read[inner], samples[inner], rtol=0, atol=tolerance)
+    np.testing.assert_allclose(read, samples, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("rate", [4_000, 8_000, 11_025, 15_999, 22_050, 44_100, 48_000, 96_000, 192_000])
@@ -139,7 +132,14 @@ def test_a_sound_of_the_limit_is_read_and_more_is_refused():
             read(too_long, SECONDS)
 
 
-@pytest.mark.parametrize("form", ["WAV", "FLAC", "OGG", "MP3"])
+def test_a_sound_that_ends_before_its_header_says_is_refused():
+    content = encoded(np.random.default_rng(0).uniform(-0.5, 0.5, 3 * 65_536), form="FLAC")
+    for share in (2, 3, 10):
+        with pytest.raises(SoundError, match=r"the sound ends before its header says|the file is damaged"):
+            read_sound(content[: len(content) // share], 13)
+
+
+@pytest.mark.parametrize("form", ["WAV", "FLAC"])
 def test_a_damaged_file_is_a_sound_or_refused(form):
     content = encoded(np.random.default_rng(0).uniform(-0.5, 0.5, 8_000), form=form)
     chance, num_refused = np.random.default_rng(1), 0
@@ -154,20 +154,21 @@ def test_a_damaged_file_is_a_sound_or_refused(form):
         else:
             assert 0 < len(samples) <= SAMPLE_RATE
             assert np.isfinite(samples).all()
-    assert num_refused
+    assert num_refused > 15
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"\0", b"RIFF", b"a text\n" * 50, wav()[:40], b"\x89PNG\r\n\x1a\n" + bytes(50)]
 )
 def test_what_is_not_a_sound_is_refused(content):
-    with pytest.raises(SoundError, match="not a WAV, FLAC, Ogg or MP3 file, or is damaged"):
+    with pytest.raises(SoundError, match=r"the file is not a WAV or FLAC file|the file is damaged"):
         read_sound(content, 1)
 
 
-def test_other_forms_are_refused_by_name():
-    with pytest.raises(SoundError, match="the file is AIFF; WAV, FLAC, Ogg and MP3 can be read"):
-        read_sound(encoded(tone(0.1), form="AIFF"), 1)
+@pytest.mark.parametrize("form", ["AIFF", "OGG", "MP3"])
+def test_other_forms_are_refused(form):
+    with pytest.raises(SoundError, match="the file is not a WAV or FLAC file"):
+        read_sound(encoded(tone(0.1), form=form), 1)
 
 
 def test_a_sound_without_samples_is_refused():
@@ -205,7 +206,7 @@ def test_a_header_of_many_samples_takes_no_memory():
         assert len(read_sound(wav(num_bytes=2**32 - 2, data=bytes(4)), SECONDS)) == 2  # those that are there
         with pytest.raises(SoundTooLongError, match=r"the sound has 4294967\.30 seconds"):
             read_sound(flac(2**36 - 1), SECONDS)
-        with pytest.raises(SoundError, match="or is damaged"):
+        with pytest.raises(SoundError, match="damaged"):
             read_sound(flac(SAMPLE_RATE // 2), SECONDS)
         _, peak = tracemalloc.get_traced_memory()
     finally:

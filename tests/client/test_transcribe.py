@@ -99,4 +99,4 @@ def test_a_file_that_is_not_a_sound_is_named(run, tmp_path):
     (tmp_path / "text.wav").write_text("not a sound")
     code, out, err = run("text.wav")
     assert (code, out) == (1, "")
-    assert err.startswith("error: INVALID_ARGUMENT: sound: the file is not a WAV, FLAC, Ogg or MP3 file")
+    assert err.startswith("error: INVALID_ARGUMENT: sound: the file is not a WAV or FLAC file")

@@ -62,7 +62,7 @@ async def refusal(call) -> str:
 
 @pytest.mark.parametrize(
     ("form", "rate", "num_channels"),
-    [("WAV", 16_000, 1), ("WAV", 44_100, 2), ("FLAC", 8_000, 1), ("OGG", 48_000, 2)],
+    [("WAV", 16_000, 1), ("WAV", 44_100, 2), ("FLAC", 8_000, 1), ("FLAC", 48_000, 2)],
 )
 def test_a_file_is_answered_as_its_spectrogram(whisper_path, form, rate, num_channels):
     content = file_of(noise(int(0.6 * rate), num_channels=num_channels), rate, form)
@@ -109,7 +109,7 @@ GOOD = np.zeros((NUM_MELS, NUM_FRAMES), np.float32)
         (tensor(GOOD, datatype="INT64"), "sound has the datatype 'INT64', and bundle takes FP32"),
         (tensor(GOOD, data=b"1234"), "sound has 4 bytes of data, and FP32 of the shape [12, 64] has 3072"),
         (tensor(np.full_like(GOOD, np.nan)), "sound is nan at [0, 0], and must be finite"),
-        (b"not a sound", "sound: the file is not a WAV, FLAC, Ogg or MP3 file, or is damaged"),
+        (b"not a sound", "sound: the file is not a WAV or FLAC file"),
         (file_of(np.zeros(0)), "sound: the sound has no samples"),
         (
             file_of(np.full(99, np.nan), subtype="FLOAT"),
