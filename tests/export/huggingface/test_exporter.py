@@ -185,8 +185,8 @@ class TestSounds:
             soundfile.write(folder / name, samples, 16_000)
 
     def test_int8_is_calibrated_on_sounds_that_a_file_names(self, checkpoint, tmp_path):
-        self.sounds(tmp_path, "a.wav", "b.flac", "c.ogg")
-        (tmp_path / "names.txt").write_text(f"a.wav\n\n  b.flac\n{tmp_path}/c.ogg\n")
+        self.sounds(tmp_path, "a.wav", "b.flac", "c.flac")
+        (tmp_path / "names.txt").write_text(f"a.wav\n\n  b.flac\n{tmp_path}/c.flac\n")
         for number, calibration in enumerate((tmp_path / "names.txt", None)):
             lines: list[str] = []
             folder, bundle = checkpoint("whisper")[0], tmp_path / str(number)
