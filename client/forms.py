@@ -9,8 +9,8 @@ from seq2seq_serve.client.sync import Client
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Model
 
 # As in `Model.sources` of the wire contract
-TEXT, SENTENCES, PICTURE, CLIP, FEATURES = "text", "sentences", "picture", "clip", "features"
-SOUND = "sound"
+TEXT, SENTENCES, PICTURE, CLIP = "text", "sentences", "picture", "clip"
+FEATURES, SOUND = "features", "sound"
 
 _NUMPY = b"\x93NUMPY"  # how a .npy file begins
 _WEBP_ANIMATION = 0x02  # a flag of the header VP8X
