@@ -61,6 +61,7 @@ class OptimumPeer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
+            self.stop()
             raise EOFError(f"the process of optimum has ended: {self._process.args!r}")
         answer: list[list[int]] = json.loads(line)
         return answer
