@@ -62,9 +62,8 @@ def check_report(report: dict, rivals: set[str]) -> None:
     assert report["medians"].keys() == rivals
 
 
-@pytest.mark.parametrize(
-    "family", ["nllb", *(pytest.param(name, marks=pytest.mark.slow) for name in ("marian", "t5", "whisper"))]
-)
+@pytest.mark.slow  # it exports the model, and three libraries load it
+@pytest.mark.parametrize("family", sorted(EOS_IDS))
 def test_all_give_the_same_targets_of_an_imported_checkpoint(family, run_small, tmp_path, monkeypatch):
     monkeypatch.setattr(optimum_peer, "PYTHON", tmp_path / "missing")
     check_report(run_small(family), {"ctranslate2", "transformers"})
