@@ -150,8 +150,9 @@ def suppress() -> onnx.ModelProto:
     """Make some logits of each row minus infinity, in place if input and output are bound to one address."""
     out = names.out(names.LOGITS)
     nodes = [
-        _node("Shape", [names.SUPPRESSED_IDS], "shape"),
-        _node("Expand", ["minus_infinity", "shape"], "forbidden"),
+        # minus infinity in the shape of the ids, without nodes on shapes, which CUDA would leave to the host
+        _node("Cast", [names.SUPPRESSED_IDS], "numbers", to=TensorProto.FLOAT),
+        _node("Sub", ["numbers", "infinity"], "forbidden"),
         _node("ScatterElements", [names.LOGITS, names.SUPPRESSED_IDS, "forbidden"], out, axis=1),
     ]
     inputs = [_logits(), _tensor(names.SUPPRESSED_IDS, TensorProto.INT64, "rows", "suppressed")]
@@ -427,6 +428,7 @@ def _constants() -> list[onnx.TensorProto]:
     return [
         make("zero", FLOAT, [], [0]),
         make("one", FLOAT, [], [1]),
+        make("infinity", FLOAT, [], [math.inf]),
         make("minus_infinity", FLOAT, [], [-math.inf]),
         make("smallest", FLOAT, [], [2.0**-126]),  # the smallest float32 with all its bits
         make("zero_double", DOUBLE, [], [0]),
