@@ -9,7 +9,8 @@ import math
 from collections.abc import Collection
 from typing import NamedTuple
 
-from seq2seq_serve.server.engine.records import Constraints, Sequence, Times
+from seq2seq_serve.bundle.manifest import Timestamps
+from seq2seq_serve.server.engine.records import Constraints, Sequence
 
 
 def penalties(constraints: Constraints, eos_ids: Collection[int]) -> dict[int, float]:
@@ -66,7 +67,7 @@ class TimeBounds(NamedTuple):
     most_time: int
 
 
-def time_bounds(row: Sequence, times: Times, eos_ids: Collection[int], vocab_size: int) -> TimeBounds:
+def time_bounds(row: Sequence, times: Timestamps, eos_ids: Collection[int], vocab_size: int) -> TimeBounds:
     """Returns the bounds of a row's next token.
 
     A target begins with a time. Every further time stands twice, at the end of what was said and at the

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from seq2seq_serve.bundle.manifest import EarlyStopping, LengthPenalty
+from seq2seq_serve.bundle.manifest import EarlyStopping, LengthPenalty, Timestamps
 from seq2seq_serve.server.errors import ServerError
 
 Array = npt.NDArray[Any]
@@ -35,19 +35,6 @@ class FinishReason(enum.Enum):
     DEADLINE = "deadline"  # the request's deadline passed
     DISPLACED = "displaced"  # a more urgent request took its place in a full queue
     FAILED = "failed"  # a step raised
-
-
-@dataclass(frozen=True)
-class Times:
-    """The tokens of times within a sound, whose rules are in `server.engine.constraints.time_bounds`.
-
-    Attributes:
-        first_id: The token of the beginning. It and all tokens after it are times.
-        max_first: The most steps before the first time of a target; None for no limit.
-    """
-
-    first_id: int
-    max_first: int | None
 
 
 @dataclass(frozen=True)
@@ -79,7 +66,7 @@ class Constraints:
     forbidden_after: Mapping[tuple[int, ...], frozenset[int]] = field(default_factory=dict)
     repeats_start: bool = False
     is_renormalized: bool = True
-    times: Times | None = None
+    times: Timestamps | None = None
     penalizes_log_probabilities: bool = False
 
     @property

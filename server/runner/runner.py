@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from seq2seq_serve.bundle import names
-from seq2seq_serve.bundle.manifest import Bundle, VariantFiles
+from seq2seq_serve.bundle.manifest import Bundle, Timestamps, VariantFiles
 from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.server.engine.records import (
     Array,
@@ -29,7 +29,6 @@ from seq2seq_serve.server.engine.records import (
     Search,
     Selected,
     Sequence,
-    Times,
 )
 from seq2seq_serve.server.runner.buffers import Buffers, Columns
 from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, share_threads
@@ -148,8 +147,7 @@ class OnnxRunner:
         self._sessions: dict[Verb, Session] = {
             verb: self._load(verb) for verb in self._graphs if verb is not Verb.STEP
         }
-        times = manifest.timestamps
-        self._times = None if times is None else Times(times.first_id, times.max_first)
+        self._times = manifest.timestamps
         self._detects = manifest.detects_language
         self._selector = Selector(
             self._columns,
@@ -157,7 +155,7 @@ class OnnxRunner:
             self.eos_ids,
             self._device,
             frozenset(never_ids),
-            has_times=times is not None,
+            has_times=self._times is not None,
             detects=self._detects,
         )
         self._buckets = buckets_up_to(self.num_slots)
@@ -471,7 +469,9 @@ def buckets_up_to(num_slots: int) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-def _requests_of_every_selection(request: Request, times: Times | None, *, detects: bool) -> list[Request]:
+def _requests_of_every_selection(
+    request: Request, times: Timestamps | None, *, detects: bool
+) -> list[Request]:
     """Returns requests that together need every graph that selects a model's tokens."""
     constraints = Constraints(min_new_tokens=1, suppressed_token_ids=frozenset({0}), times=times)
     samplings = [

@@ -145,11 +145,7 @@ class Selector:
                 groups[kind] += asks
         branches: dict[int, Branches] = {}
         for kind, asks in groups.items():
-            graph = kind.graph
-            if graph == "detect":
-                logits = self._adjusted(asks, len(rows), is_normalized=False)
-            else:
-                logits = self._constrained(kind, asks, len(rows))
+            graph, logits = kind.graph, self._constrained(kind, asks, len(rows))
             wanted = max(ask.sequence.request.num_alternatives for ask in asks)
             best: _Picked | None = None
             if graph in _RANKED or wanted:
@@ -225,6 +221,8 @@ class Selector:
             num_rows: The rows of the step.
         """
         logits = self._adjusted(asks, num_rows, is_normalized=kind.is_normalized)
+        if kind.graph == "detect":  # constraints are for targets
+            return logits
         rows = [self._penalty_rows.get(ask.sequence.request, _NO_PENALTY) for ask in asks]
         if any(rows):
             logits = self._penalized(logits, rows)

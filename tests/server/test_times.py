@@ -9,9 +9,10 @@ import torch
 from transformers import WhisperTimeStampLogitsProcessor
 
 from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.manifest import Timestamps
 from seq2seq_serve.export.graphs import weightless
 from seq2seq_serve.server.engine.constraints import time_bounds
-from seq2seq_serve.server.engine.records import Search, Sequence, Times
+from seq2seq_serve.server.engine.records import Search, Sequence
 from tests.server.fakes import make_request
 
 V, EOS_ID, OFF_ID, FIRST_ID = 60, 40, 44, 45
@@ -57,7 +58,7 @@ def test_the_allowed_tokens_are_those_of_transformers(graph, max_first):
         logits[0, OFF_ID] = -np.inf  # which the service suppresses
         expected = theirs(torch.tensor([[*START_IDS, *token_ids]]), torch.tensor(logits)).numpy()
         row = Sequence(Search(make_request((7,)), START_IDS), next_token_id=1, token_ids=token_ids)
-        bounds = time_bounds(row, Times(FIRST_ID, max_first), (EOS_ID,), V)
+        bounds = time_bounds(row, Timestamps(FIRST_ID, 0.02, OFF_ID, max_first), (EOS_ID,), V)
         columns = (names.FIRST_TIMES, names.LEAST_TEXTS, names.LEAST_TIMES, names.MOST_TIMES)
         feeds = {name: np.array([[bound]]) for name, bound in zip(columns, (FIRST_ID, *bounds), strict=True)}
         [changed] = graph.run(None, {names.LOGITS: logits, **feeds})

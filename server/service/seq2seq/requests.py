@@ -20,7 +20,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     ScoreRequest,
     Target,
 )
-from seq2seq_serve.server.engine.records import Array, Beam, Constraints, Request, Sampling, Times
+from seq2seq_serve.server.engine.records import Array, Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import Call
@@ -445,7 +445,7 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
         logit_bias=dict(biases),
         repeats_start=defaults.repeats_start,
         is_renormalized=defaults.is_renormalized,
-        times=None if times is None else Times(times.first_id, times.max_first),
+        times=times,
         penalizes_log_probabilities=defaults.penalizes_log_probabilities,
     )
 

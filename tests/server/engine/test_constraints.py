@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seq2seq_serve.bundle.manifest import Timestamps
 from seq2seq_serve.server.engine import constraints as module
-from seq2seq_serve.server.engine.records import NO_CONSTRAINTS, Constraints, Search, Sequence, Times
+from seq2seq_serve.server.engine.records import NO_CONSTRAINTS, Constraints, Search, Sequence
 from tests.server.fakes import make_request
 
 EOS = 2
@@ -131,8 +132,8 @@ FIRST = 90  # of the times in a vocabulary of 100
 )
 def test_times_are_in_pairs_around_what_is_said_and_never_decrease(target_ids, max_first, bounds):
     row = Sequence(Search(make_request((7,)), start_ids=(1,)), next_token_id=1, token_ids=target_ids)
-    assert module.time_bounds(row, Times(FIRST, max_first), (EOS,), 100) == bounds
+    assert module.time_bounds(row, Timestamps(FIRST, 0.02, FIRST - 1, max_first), (EOS,), 100) == bounds
 
 
 def test_times_change_logits():
-    assert Constraints(times=Times(FIRST, None)).change_logits
+    assert Constraints(times=Timestamps(FIRST, 0.02, FIRST - 1)).change_logits

@@ -16,7 +16,6 @@ from seq2seq_serve.server.engine.records import (
     FinishReason,
     Request,
     Sampling,
-    Times,
 )
 from seq2seq_serve.server.errors import EngineFailed
 from seq2seq_serve.server.runner import runner as runner_module
@@ -415,7 +414,7 @@ def test_rows_with_times_and_detected_starts_do_not_depend_on_their_neighbours(r
         dataclasses.replace(
             request,
             constraints=dataclasses.replace(
-                request.constraints, times=Times(FIRST_TIME, 9), min_new_tokens=0
+                request.constraints, times=Timestamps(FIRST_TIME, 0.02, FIRST_TIME - 1, 9), min_new_tokens=0
             ),
             beam=chance.choice([None, Beam(3)]) if request.sampling is None else None,
             start_ids=chance.choice([(BOS_ID,), (BOS_ID, None), (BOS_ID, 9, None, 8)]),
