@@ -524,14 +524,22 @@ _GEMMA_DEFAULTS: dict[str, Any] = {  # that both halves of a model share
 }
 
 
+# Parts of names that several dialects have
+_PROJECTIONS = (
+    (r"\.q_proj\.", ".query."),
+    (r"\.k_proj\.", ".key."),
+    (r"\.v_proj\.", ".value."),
+)
+_EMBEDDINGS = (
+    (r"^encoder\.embed_tokens\.", "source_embedding."),
+    (r"^decoder\.embed_tokens\.", "target_embedding."),
+)
 _BART_NAMES = (
     (r"^model\.", ""),
     (r"^(en|de)coder\.layers\.", r"\1coder_layers."),
     (r"\.self_attn\.", ".self_attention."),
     (r"\.encoder_attn\.", ".cross_attention."),
-    (r"\.q_proj\.", ".query."),
-    (r"\.k_proj\.", ".key."),
-    (r"\.v_proj\.", ".value."),
+    *_PROJECTIONS,
     (r"\.out_proj\.", ".output."),
     (r"\.self_attn_layer_norm\.", ".self_attention_norm."),
     (r"\.encoder_attn_layer_norm\.", ".cross_attention_norm."),
@@ -579,8 +587,7 @@ _DIALECTS = {
             (r"\.feed_forward\.wo\.", ".feed_forward.outer."),
             (r"^encoder_layers\.0\.self_attention\.relative_attention_bias\.weight$", "source_bias"),
             (r"^decoder_layers\.0\.self_attention\.relative_attention_bias\.weight$", "target_bias"),
-            (r"^encoder\.embed_tokens\.", "source_embedding."),
-            (r"^decoder\.embed_tokens\.", "target_embedding."),
+            *_EMBEDDINGS,
             (r"^(en|de)coder\.final_layer_norm\.", r"\1coder_norm."),
             (r"^lm_head\.", "output."),
         ),
@@ -596,9 +603,7 @@ _DIALECTS = {
             (r"\.(self|cross)_attn\.", r".\1_attention."),
             (r"\.q_norm\.", ".query_norm."),
             (r"\.k_norm\.", ".key_norm."),
-            (r"\.q_proj\.", ".query."),
-            (r"\.k_proj\.", ".key."),
-            (r"\.v_proj\.", ".value."),
+            *_PROJECTIONS,
             (r"\.o_proj\.", ".output."),
             (r"\.pre_(self|cross)_attn_layernorm\.", r".\1_attention_norm."),
             (r"\.post_(self|cross)_attn_layernorm\.", r".\1_attention_output_norm."),
@@ -607,8 +612,7 @@ _DIALECTS = {
             (r"\.mlp\.gate_proj\.", ".feed_forward.gate."),
             (r"\.mlp\.up_proj\.", ".feed_forward.inner."),
             (r"\.mlp\.down_proj\.", ".feed_forward.outer."),
-            (r"^encoder\.embed_tokens\.", "source_embedding."),
-            (r"^decoder\.embed_tokens\.", "target_embedding."),
+            *_EMBEDDINGS,
             (r"^(source|target)_embedding\.eoi_embedding$", r"\1_unscaled"),
             (r"^(en|de)coder\.norm\.", r"\1coder_norm."),
             (r"^lm_head\.out_proj\.", "output."),

@@ -320,7 +320,7 @@ class Layer(nn.Module):
 
 @dataclass(frozen=True)
 class SelfContext:
-    """What the self-attentions of all layers of a stack read besides states.
+    """The positions and the bias that the self-attention of each layer of a stack uses, besides the states.
 
     Attributes:
         queries: (T,), the positions of the states.

@@ -1,12 +1,10 @@
 """Sounds through `seq2seq.v1`: files and spectrograms, long ones, languages, tasks, times."""
 
 import asyncio
-import io
 import random
 
 import numpy as np
 import pytest
-import soundfile
 import torch
 import transformers
 from grpc import StatusCode
@@ -17,6 +15,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.records import FinishReason, Hypothesis
 from seq2seq_serve.server.service.seq2seq import answers
 from seq2seq_serve.server.service.seq2seq.sources import Part
+from tests.bundle.test_audio import encoded
 from tests.server.service.harness import serving, serving_bundles
 
 SECONDS, NUM_MELS, NUM_FRAMES, NUM_POSITIONS = 0.64, 12, 64, 32
@@ -28,14 +27,6 @@ def noise(num_samples: int, seed: int = 0, num_channels: int = 1) -> np.ndarray:
     samples = 0.2 * np.random.default_rng(seed).standard_normal((num_samples, num_channels))
     loudness = np.sin(np.arange(num_samples) / 1_500) ** 2
     return samples * loudness[:, None]
-
-
-def file_of(
-    samples: np.ndarray, rate: int = SAMPLE_RATE, form: str = "WAV", subtype: str | None = None
-) -> bytes:
-    stream = io.BytesIO()
-    soundfile.write(stream, samples, rate, format=form, subtype=subtype)
-    return stream.getvalue()
 
 
 def spectrogram(samples: np.ndarray) -> np.ndarray:
@@ -65,7 +56,7 @@ async def refusal(call) -> str:
     [("WAV", 16_000, 1), ("WAV", 44_100, 2), ("FLAC", 8_000, 1), ("FLAC", 48_000, 2)],
 )
 def test_a_file_is_answered_as_its_spectrogram(whisper_path, form, rate, num_channels):
-    content = file_of(noise(int(0.6 * rate), num_channels=num_channels), rate, form)
+    content = encoded(noise(int(0.6 * rate), num_channels=num_channels), rate, form)
     samples = read_sound(content, SECONDS)
 
     async def run():
@@ -110,13 +101,13 @@ GOOD = np.zeros((NUM_MELS, NUM_FRAMES), np.float32)
         (tensor(GOOD, data=b"1234"), "sound has 4 bytes of data, and FP32 of the shape [12, 64] has 3072"),
         (tensor(np.full_like(GOOD, np.nan)), "sound is nan at [0, 0], and must be finite"),
         (b"not a sound", "sound: the file is not a WAV or FLAC file"),
-        (file_of(np.zeros(0)), "sound: the sound has no samples"),
+        (encoded(np.zeros(0)), "sound: the sound has no samples"),
         (
-            file_of(np.full(99, np.nan), subtype="FLOAT"),
+            encoded(np.full(99, np.nan), subtype="FLOAT"),
             "sound: the sound has samples that are not numbers from",
         ),
         (
-            file_of(noise(SAMPLE_RATE)),
+            encoded(noise(SAMPLE_RATE)),
             "sound: the sound has 1.00 seconds, and 0.64 is the limit: "
             "send a shorter one or set options.long_source",
         ),
@@ -168,18 +159,18 @@ def test_a_model_that_reads_texts_does_not_write_times():
 
 def test_a_long_sound_is_truncated_only_when_asked_and_the_answer_says_how_much(whisper_path):
     samples = noise(SAMPLE_RATE)
-    beginning = read_sound(file_of(samples[:LONGEST]), SECONDS)
+    beginning = read_sound(encoded(samples[:LONGEST]), SECONDS)
 
     async def run():
         async with serving_bundles(whisper_path / "bundle") as served:
-            request = message(file_of(samples), long_source=pb.LONG_SOURCE_TRUNCATE)
+            request = message(encoded(samples), long_source=pb.LONG_SOURCE_TRUNCATE)
             truncated = await served.stub.Generate(request)
             whole = await served.stub.Generate(message(tensor(spectrogram(beginning))))
             assert truncated.hypotheses == whole.hypotheses
             assert truncated.usage.truncated_source_tokens == 18  # 0.36 of 0.64 seconds, of 32 positions
             assert not truncated.sentences
             assert whole.usage.truncated_source_tokens == 0
-            request = message(file_of(np.zeros(17 * LONGEST)), long_source=pb.LONG_SOURCE_TRUNCATE)
+            request = message(encoded(np.zeros(17 * LONGEST)), long_source=pb.LONG_SOURCE_TRUNCATE)
             details = await refusal(served.stub.Generate(request))
             assert details == "sound: the sound has 10.88 seconds, and 10.24 is the limit: send a shorter one"
 
@@ -188,7 +179,7 @@ def test_a_long_sound_is_truncated_only_when_asked_and_the_answer_says_how_much(
 
 @pytest.mark.parametrize("kind", [pb.LONG_SOURCE_SPLIT, pb.LONG_SOURCE_SPLIT_ALWAYS])
 def test_a_long_sound_is_split_and_its_targets_and_times_are_joined(whisper_path, kind):
-    content = file_of(noise(2 * SAMPLE_RATE))
+    content = encoded(noise(2 * SAMPLE_RATE))
     pieces = split_sound(read_sound(content, 9), LONGEST)
 
     async def run():
@@ -232,7 +223,7 @@ def test_a_short_sound_is_not_split(whisper_path):
     async def run():
         async with serving_bundles(whisper_path / "bundle") as served:
             for kind in (pb.LONG_SOURCE_SPLIT, pb.LONG_SOURCE_SPLIT_ALWAYS):
-                answer = await served.stub.Generate(message(file_of(noise(LONGEST)), long_source=kind))
+                answer = await served.stub.Generate(message(encoded(noise(LONGEST)), long_source=kind))
                 assert not answer.sentences
 
     asyncio.run(run())
@@ -288,7 +279,7 @@ def test_segments_join_to_the_text_and_come_only_when_asked(whisper_path):
 
 
 def test_pieces_of_a_sound_whose_language_is_detected_join_to_the_result(whisper_path):
-    content = file_of(noise(2 * SAMPLE_RATE))
+    content = encoded(noise(2 * SAMPLE_RATE))
 
     async def run():
         async with serving_bundles(whisper_path / "bundle") as served:
@@ -349,7 +340,7 @@ def test_a_scored_target_needs_a_language_and_has_the_scores_of_transformers(whi
             labels = [*token_ids, settings.eos_token_id]
             expected = logits[0, len(start) - 1 :].log_softmax(-1)[range(len(labels)), labels]
             scored = await served.stub.Score(request)
-            request.sources[0].CopyFrom(pb.Source(file=file_of(noise(SAMPLE_RATE))))
+            request.sources[0].CopyFrom(pb.Source(file=encoded(noise(SAMPLE_RATE))))
             details = await refusal(served.stub.Score(request))
             assert details.endswith("send a shorter one"), "Score does not have options.long_source"
             np.testing.assert_allclose(scored.log_probabilities, expected, atol=1e-4)
