@@ -12,10 +12,11 @@ from seq2seq_serve.bundle.audio import read_sound
 from seq2seq_serve.bundle.names import CLIP, FEATURES, PICTURE, QUESTION, STORY
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from tests.bundle.test_audio import encoded
 from tests.server.service.harness import serving_bundles
 from tests.server.service.seq2seq.test_inputs import clip_file, picture_file, story_of, token_ids
-from tests.server.service.seq2seq.test_sounds import file_of, noise, spectrogram
 from tests.server.service.seq2seq.test_sounds import message as heard
+from tests.server.service.seq2seq.test_sounds import noise, spectrogram
 from tests.server.toys import KINDS
 
 DATATYPES = {"uint8": "UINT8", "int64": "INT64", "float32": "FP32", "object": "BYTES"}
@@ -175,7 +176,7 @@ def test_metadata_and_config_describe_the_inputs_of_every_form(toy_paths):
 
 def test_sounds_are_files_or_spectrograms(whisper_path):
     samples = [noise(9_000, seed) for seed in range(3)]
-    files = [file_of(each) for each in samples]
+    files = [encoded(each) for each in samples]
     sounds = np.stack([spectrogram(read_sound(each, 1)) for each in files])
     metadata_request = pb.ModelMetadataRequest(name="bundle")
 
