@@ -33,6 +33,7 @@ from seq2seq_serve.bundle.names import (
     buffer_of,
     lengths_of,
 )
+from seq2seq_serve.bundle.pictures import Resampling
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 
 _BFLOAT16 = "bfloat16"
@@ -318,6 +319,7 @@ class Manifest(_Record):
             `target_language` or `task`.
         generation: The options of a request that does not set them.
         timestamps: The tokens of times; None for a model without them.
+        resampling: How the file of a picture is scaled to the model's size.
         source_language: The BCP 47 tag of the sources' language, by whose rules they are split into
             sentences; empty if the training did not name one.
         length_bound: The bound on target lengths learned from the training corpus; None for no bound.
@@ -341,6 +343,7 @@ class Manifest(_Record):
     choices: dict[str, Choice] = field(default_factory=dict)
     generation: Generation = field(default_factory=Generation)
     timestamps: Timestamps | None = None
+    resampling: Resampling = "bicubic"
     source_language: str = ""
     length_bound: LengthBound | None = None
     provenance: dict[str, str] = field(default_factory=dict)

@@ -17,6 +17,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,8 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 Pixels = NDArray[np.uint8]
+Resampling = Literal["nearest", "lanczos", "bilinear", "bicubic"]
+"""How a picture is scaled: Pillow's filter of that name."""
 
 MAX_FILE_BYTES = 8 * 2**20
 # Pixels of a picture, or of a frame. The limits bound the memory of decoding to about 100 MB.
@@ -66,14 +69,14 @@ class PictureError(ValueError):
     """A file is not a picture that can be read, or it exceeds a limit."""
 
 
-def read_picture(content: bytes, size: int) -> Pixels:
+def read_picture(content: bytes, size: int, resampling: Resampling = "bicubic") -> Pixels:
     """Returns a picture, or the first frame of an animation, as uint8 [size, size, 3], RGB.
 
     Raises:
         PictureError: The bytes are not a whole picture, or exceed a limit.
     """
     with _opened(content) as (image, measures):
-        return _pixels(image, measures, (size, size))
+        return _pixels(image, measures, (size, size), resampling)
 
 
 def read_clip(content: bytes, size: int, max_frames: int) -> Pixels:
@@ -222,7 +225,9 @@ def _reporting_damage(kind: _Kind) -> Iterator[None]:
         raise PictureError(f"the {kind.name} file is truncated or damaged") from error
 
 
-def _pixels(image: ImageFile, measures: _Measures, size: tuple[int, int]) -> Pixels:
+def _pixels(
+    image: ImageFile, measures: _Measures, size: tuple[int, int], resampling: Resampling = "bicubic"
+) -> Pixels:
     """Decodes the current frame, scales it to `size`, width and height, and turns it upright."""
     if math.prod(image.size) > measures.num_pixels:
         raise PictureError("the file is damaged: it declares several sizes")
@@ -230,18 +235,18 @@ def _pixels(image: ImageFile, measures: _Measures, size: tuple[int, int]) -> Pix
     if math.prod(image.size) > _MAX_SCALED_PIXELS:
         raise PictureError(f"the picture is {measures.width} x {measures.height}: make it smaller")
     image.load()
-    scaled = _rgb(image, size)
+    scaled = _rgb(image, size, Image.Resampling[resampling.upper()])
     turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     return np.asarray(scaled if turn is None else scaled.transpose(turn))
 
 
-def _rgb(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+def _rgb(image: Image.Image, size: tuple[int, int], resampling: Image.Resampling) -> Image.Image:
     """Returns the picture in RGB, scaled. Large copies are avoided: they would decide the peak of memory."""
     if image.mode.startswith("I"):  # 16 bits; Pillow would cut off values above 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     mode = "RGBA" if image.has_transparency_data else "RGB"
     whole = image if image.mode == mode else image.convert(mode)
-    scaled = whole.resize(size, Image.Resampling.BICUBIC)
+    scaled = whole.resize(size, resampling)
     if mode == "RGB":
         return scaled
     picture = Image.new("RGB", size, _BACKGROUND)

@@ -60,18 +60,17 @@ def save_overlays(picture: Pixels, weights: ArrayLike, words: Sequence[str], pat
 
     Args:
         picture: uint8 `(height, width, 3)`.
-        weights: `(words, places)`; the places are a square grid over the picture, row by row.
+        weights: `(words, positions)`; the last ones are a square grid over the picture, row by row, and those
+            before them have no place in it.
         words: The text of each target token.
         path: The file; its ending names the format.
 
     Raises:
-        ValueError: The places are not a square grid.
         OSError: The file cannot be written.
     """
     maps = np.asarray(weights, np.float32)
     side = math.isqrt(maps.shape[1])
-    if side * side != maps.shape[1]:
-        raise ValueError(f"the attention has {maps.shape[1]} places, which are not a square grid")
+    maps = maps[:, -side * side :]
     factor = max(1, _PICTURE_PIXELS // max(picture.shape[:2]))
     large = picture.repeat(factor, axis=0).repeat(factor, axis=1)
     size = large.shape[1::-1]

@@ -70,8 +70,8 @@ class Stack:
 
     Attributes:
         name: The name of the layers in the model, for the calibrated ranges of its maps.
-        embedding: `(V, D)`; None for the encoder of a model that reads sounds.
-        front: The maps that make embeddings of a spectrogram, see `neighbours`; None for the other stacks.
+        embedding: `(V, D)`; None for the encoder of a model that reads sounds or pictures.
+        front: What makes embeddings of a sound or a picture; None for the other stacks.
         embedding_scale: The factor of embeddings.
         positions: `(positions, D)`, added to scaled embeddings; None adds nothing.
         embedding_norm: The norm of that sum; None without.
@@ -107,14 +107,14 @@ class Stack:
     relative_bias: Tensor | None = None
     zero_position_id: int | None = None
     unscaled: tuple[int, Tensor] | None = None
-    front: Front | None = None
+    front: SoundFront | PatchFront | None = None
 
     @property
     def d_model(self) -> int:
         if self.embedding is not None:
             return self.embedding.shape[1]
         assert self.front is not None
-        return self.front.second.out_features
+        return self.front.last.out_features
 
     @property
     def is_rms(self) -> bool:
@@ -129,7 +129,7 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Front:
+class SoundFront:
     """The maps of a spectrogram to the encoder's embeddings: two convolutions of three neighbouring frames.
 
     The second one has a stride of 2, and each is followed by a GELU. As linear maps of `neighbours`, they are
@@ -145,7 +145,30 @@ class Front:
     num_bands: int
     num_frames: int
     first: nn.Linear
-    second: nn.Linear
+    last: nn.Linear
+
+
+@dataclass(frozen=True)
+class PatchFront:
+    """The map of a picture's `patches` to the encoder's embeddings, after those of tokens without a place.
+
+    (Dosovitskiy et al. 2021, arXiv:2010.11929, equation 1.)
+
+    Attributes:
+        name: The name of the map in the model.
+        size: The pixels of a side of the picture.
+        mean: `(3,)`, subtracted from the pixels of each colour.
+        deviation: `(3,)`, by which they are then divided.
+        tokens: `(positions, D)`, before the patches.
+    """
+
+    name: str
+    size: int
+    patch_size: int
+    mean: Tensor
+    deviation: Tensor
+    tokens: Tensor
+    last: nn.Linear
 
 
 @dataclass(frozen=True)
@@ -208,6 +231,13 @@ def neighbours(x: Tensor, stride: int) -> Tensor:
     T = x.shape[1]
     padded = nn.functional.pad(x, (0, 0, 1, 1))
     return torch.cat([padded[:, i : i + T : stride] for i in range(3)], dim=2)
+
+
+def patches(pictures: Tensor, patch_size: int) -> Tensor:
+    """The squares of pictures `(B, size, size, 3)`, row by row: `(B, places, 3 * patch_size ** 2)`."""
+    B, num = pictures.shape[0], pictures.shape[1] // patch_size
+    squares = pictures.view(B, num, patch_size, num, patch_size, 3).transpose(2, 3)
+    return squares.reshape(B, num * num, -1)
 
 
 def relative_bias(table: Tensor, queries: Tensor, keys: Tensor) -> Tensor:

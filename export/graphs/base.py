@@ -13,7 +13,7 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role
 from seq2seq_serve.export.graphs import operators
-from seq2seq_serve.export.graphs.architecture import Front
+from seq2seq_serve.export.graphs.architecture import PatchFront, SoundFront
 from seq2seq_serve.export.graphs.linear import Linear, LinearFactory
 from seq2seq_serve.training.models.base import EncoderDecoder
 
@@ -105,10 +105,12 @@ def source_specs() -> tuple[TensorSpec, TensorSpec]:
     )
 
 
-def sound_specs(front: Front) -> tuple[TensorSpec]:
-    """The input of an `encode` graph over sounds."""
-    axes = (Axis.BATCH, front.num_bands, front.num_frames)
-    return (TensorSpec(names.SOUND, "float32", axes, Role.SOURCE),)
+def front_specs(front: SoundFront | PatchFront) -> tuple[TensorSpec]:
+    """The input of an `encode` graph over sounds or pictures."""
+    if isinstance(front, SoundFront):
+        axes = (Axis.BATCH, front.num_bands, front.num_frames)
+        return (TensorSpec(names.SOUND, "float32", axes, Role.SOURCE),)
+    return (TensorSpec(names.PICTURE, "uint8", (Axis.BATCH, front.size, front.size, 3), Role.SOURCE),)
 
 
 def token_specs(*columns: str) -> list[TensorSpec]:

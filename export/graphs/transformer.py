@@ -23,11 +23,13 @@ from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.export.graphs import operators
 from seq2seq_serve.export.graphs.architecture import (
     Architecture,
-    Front,
+    PatchFront,
     Rotary,
+    SoundFront,
     Stack,
     architecture_of,
     neighbours,
+    patches,
     relative_bias,
 )
 from seq2seq_serve.export.graphs.base import (
@@ -35,8 +37,8 @@ from seq2seq_serve.export.graphs.base import (
     Embedding,
     Graph,
     Projection,
+    front_specs,
     outs,
-    sound_specs,
     source_specs,
     token_specs,
 )
@@ -158,13 +160,13 @@ def graphs_of(model: Architecture, linear: LinearFactory) -> dict[Verb, Graph]:
 class EncodeGraph(TransformerGraph):
     """Turns a source into its memory: the cross-attention keys and values of every decoder layer.
 
-    A source is a text, or a sound, which has the same number of positions in every row.
+    A source is a text, or a sound or picture, which has the same number of positions in every row.
     """
 
     def __init__(self, model: Architecture, linear: LinearFactory) -> None:
         super().__init__(model, model.encoder, linear)
         stack, scale = model.encoder, _residual_scale(model.encoder, linear)
-        self.front = None if stack.front is None else _FrontMaps(stack.front, linear)
+        self.front = None if stack.front is None else _front(stack.front, linear)
         self.blocks = Layers[EncoderBlock](
             EncoderBlock(layer, f"{stack.name}.{i}", stack, linear, scale)
             for i, layer in enumerate(stack.layers)
@@ -181,7 +183,7 @@ class EncodeGraph(TransformerGraph):
         self.key_norms = Layers[HeadNorm](norms)
         self.has_last = not model.is_merged
         memory = self._memory_specs()
-        sources = source_specs() if stack.front is None else sound_specs(stack.front)
+        sources = source_specs() if stack.front is None else front_specs(stack.front)
         self.inputs = (*sources, *memory)
         self.outputs = (*outs(memory), *(self._last_specs() if self.has_last else ()))
 
@@ -194,8 +196,8 @@ class EncodeGraph(TransformerGraph):
             x = self.embed(source_ids, None if self.positions is None else self.positions[:S])  # (B*S, D)
             last_position = lengths.to(torch.int64) - 1
         else:
-            sound, *memory = given
-            embedded = self.front(sound.to(self.dtype))
+            source, *memory = given
+            embedded = self.front(source)
             B, S, _ = embedded.shape
             x = self.placed(embedded, self.positions)  # (B*S, D)
             last_position = torch.full((B,), S - 1)
@@ -233,21 +235,48 @@ class EncodeGraph(TransformerGraph):
         }
 
 
-class _FrontMaps(nn.Module):
+def _front(front: SoundFront | PatchFront, linear: LinearFactory) -> nn.Module:
+    if isinstance(front, SoundFront):
+        return _SoundMaps(front, linear)
+    return _PatchMap(front, linear)
+
+
+class _SoundMaps(nn.Module):
     """The maps of a spectrogram `(B, bands, frames)` to embeddings `(B, frames / 2, D)`."""
 
-    def __init__(self, front: Front, linear: LinearFactory) -> None:
+    def __init__(self, front: SoundFront, linear: LinearFactory) -> None:
         super().__init__()
+        self.dtype = linear.dtype
         self.first = linear(f"{front.name}.first", [front.first])
-        self.second = linear(f"{front.name}.second", [front.second])
+        self.last = linear(f"{front.name}.last", [front.last])
 
     def forward(self, sound: Tensor) -> Tensor:
-        x = sound.transpose(1, 2)  # (B, T, C)
-        for stride, linear in ((1, self.first), (2, self.second)):
+        x = sound.to(self.dtype).transpose(1, 2)  # (B, T, C)
+        for stride, linear in ((1, self.first), (2, self.last)):
             near = neighbours(x, stride)
             B, T, width = near.shape
             x = operators.gelu(linear(near.reshape(-1, width))).view(B, T, -1)
         return x
+
+
+class _PatchMap(nn.Module):
+    """The map of pictures `(B, size, size, 3)` to the embeddings `(B, S, D)` of tokens and patches."""
+
+    def __init__(self, front: PatchFront, linear: LinearFactory) -> None:
+        super().__init__()
+        self.dtype, self.patch_size = linear.dtype, front.patch_size
+        self.mean, self.deviation, self.tokens = (
+            nn.Parameter(values.detach(), requires_grad=False)
+            for values in (front.mean, front.deviation, front.tokens)
+        )
+        self.last = linear(f"{front.name}.last", [front.last])
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        normal = (pictures.to(self.dtype) - self.mean) / self.deviation
+        squares = patches(normal, self.patch_size)
+        B, num_places, width = squares.shape
+        places = self.last(squares.reshape(-1, width)).view(B, num_places, -1)
+        return torch.cat([self.tokens.expand(B, -1, -1), places], dim=1)
 
 
 class StepGraph(TransformerGraph):

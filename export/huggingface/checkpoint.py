@@ -69,6 +69,7 @@ class CheckpointFolder:
         config: The content of `config.json`.
         generation: The settings of `generate` as transformers finds them: all of `generation_config.json`, or
             without such a file those in `config.json`.
+        preprocessor: The settings by which sounds or pictures become numbers; empty for texts.
         tokenizer_class: The class of the tokenizer; empty if the folder does not name one.
         files: The files with weights.
     """
@@ -76,6 +77,7 @@ class CheckpointFolder:
     path: Path
     config: Mapping[str, Any]
     generation: Mapping[str, Any]
+    preprocessor: Mapping[str, Any]
     tokenizer_class: str
     files: tuple[Path, ...]
 
@@ -126,11 +128,26 @@ def open_checkpoint(path: Path) -> CheckpointFolder:
     if generation_file.is_file():
         generation = read_json(generation_file)
     else:
-        generation = {key: config[key] for key in _GENERATION_KEYS if config.get(key) is not None}
+        decoder = config.get("decoder")
+        parts = [decoder, config] if isinstance(decoder, dict) else [config]
+        generation = {
+            key: part[key] for part in parts for key in _GENERATION_KEYS if part.get(key) is not None
+        }
         if config.get("force_bos_token_to_be_generated"):
             generation.setdefault("forced_bos_token_id", config.get("bos_token_id"))
     tokenizer_class = settings.get("tokenizer_class") or config.get("tokenizer_class") or ""
-    return CheckpointFolder(path, config, generation, tokenizer_class, _weight_files(path))
+    return CheckpointFolder(
+        path, config, generation, _preprocessor(path), tokenizer_class, _weight_files(path)
+    )
+
+
+def _preprocessor(path: Path) -> Mapping[str, Any]:
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (path / name).is_file():
+            settings = read_json(path / name)
+            parts = (settings.get(part) for part in ("feature_extractor", "image_processor"))
+            return next((part for part in parts if isinstance(part, dict)), settings)
+    return {}
 
 
 def _check_kind(path: Path, config: Mapping[str, Any]) -> None:

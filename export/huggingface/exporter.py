@@ -39,6 +39,7 @@ from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, Checkpo
 from seq2seq_serve.export.huggingface.families import Family, Limits, config_of, family_of, read_model
 from seq2seq_serve.export.huggingface.generation import eos_ids, generation_of, left_out
 from seq2seq_serve.export.huggingface.model import ImportedConfig, ImportedModel
+from seq2seq_serve.export.huggingface.pictures import Patches
 from seq2seq_serve.export.huggingface.reference import random_batches, reference, worst_difference
 from seq2seq_serve.export.huggingface.samples import (
     MAX_TEXTS,
@@ -47,7 +48,6 @@ from seq2seq_serve.export.huggingface.samples import (
     make_pairs,
     read_lines,
 )
-from seq2seq_serve.export.huggingface.sounds import check_features, make_sounds, read_sounds
 from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.data.sources import Numbers
@@ -62,7 +62,7 @@ _MEMORY_LIMIT_FILE, _MEMORY_USED_FILE = (
     Path("/sys/fs/cgroup/memory.current"),
 )
 _FAR = (1, 150, 140)  # a comparison beyond the last distance of published relative positions
-_SOUND_SHAPES = ((1, 1, 6), (2, 1, 5))  # a sound takes a second to encode
+_MEDIA_SHAPES = ((1, 1, 6), (2, 1, 5))  # a sound or picture takes a second to encode
 _VALUES_PER_PAIR = 2_000  # of a map's inputs that the calibration keeps
 _DEFAULT_LIMITS = Limits()
 _INT8_ADVICE = "Export fp32 only, or calibrate on more sources of your own (--calibration)"
@@ -100,8 +100,8 @@ def export_checkpoint(
         folder: As `save_pretrained` writes it.
         path: The bundle.
         precisions: Those of the bundle.
-        calibration: A file of texts, or of names of sounds, one a line, by which int8 is calibrated; None for
-            built-in ones.
+        calibration: A file of texts, or of names of sounds or pictures, one a line, by which int8 is
+            calibrated; None for built-in ones.
         limits: The most tokens of sources and targets.
         overwrite: Whether an older bundle is replaced.
         report: Called with a line about each step, as it begins or ends.
@@ -115,10 +115,10 @@ def export_checkpoint(
         provider_of(precision)  # refuses a precision that cannot be proved here
     checkpoint = open_checkpoint(folder)
     family = family_of(checkpoint)
-    config = config_of(family, checkpoint.config, limits)
+    config = config_of(family, checkpoint, limits)
     settings = {**checkpoint.config, "vocab_size": config.source_vocab_size or config.vocab_size}
     tokenizers = read_tokenizers(folder, family.name, settings, checkpoint.generation)
-    sources = _calibration_sources(folder, config, tokenizers, calibration)
+    sources = _calibration_sources(config, tokenizers, calibration)
     ends = eos_ids(checkpoint.generation, checkpoint.config)
     generation_of(checkpoint.generation, len(tokenizers.frames.start), config.max_target_length)
     _check_room(checkpoint, path, precisions)
@@ -138,16 +138,15 @@ def export_checkpoint(
 
 
 def _calibration_sources(
-    folder: Path, config: ImportedConfig, tokenizers: ImportedTokenizers, file: Path | None
+    config: ImportedConfig, tokenizers: ImportedTokenizers, file: Path | None
 ) -> list[Numbers]:
     lines = None if file is None else read_lines(file)
-    if config.sounds is None:
+    if config.media is None:
         texts = SENTENCES if lines is None else lines[:MAX_TEXTS]
         return frame_texts(texts, tokenizers, config.max_source_length)
-    check_features(folder, config.sounds)
     if file is None or lines is None:
-        return make_sounds(config.sounds)
-    return read_sounds((file.parent / line for line in lines), config.sounds)
+        return config.media.make()
+    return config.media.read_files(file.parent / line for line in lines)
 
 
 def _compare_with_transformers(
@@ -158,7 +157,7 @@ def _compare_with_transformers(
     report: Callable[[str], None],
 ) -> None:
     batches = random_batches(model.config, pad_id, other_id)
-    expected = reference(checkpoint.path, batches)
+    expected = reference(checkpoint.path, model.config.media, batches)
     difference, tolerance = worst_difference(model, batches, expected), TOLERANCES[Precision.FP32]
     if not difference <= tolerance:
         tolerance = min(max(tolerance, 2 * parity.rounding(model)), MOST_ROUNDING)
@@ -206,6 +205,8 @@ def _write(
         variants=variants,
         provenance=_provenance(imported.checkpoint),
     )
+    if isinstance(config.media, Patches):
+        manifest = replace(manifest, resampling=config.media.resampling)
     write_manifest(folder, manifest)
     return manifest
 
@@ -228,7 +229,7 @@ def _write_variant(
     modules = {verb: graph.to(linear.dtype) for verb, graph in make(architecture, linear).items()}
 
     def prove(graphs: Graphs) -> Parity:
-        shapes: parity.Shapes = _SOUND_SHAPES if model.config.sounds else parity.SHAPES
+        shapes: parity.Shapes = _MEDIA_SHAPES if model.config.media else parity.SHAPES
         if model.config.max_distance is not None:
             shapes = (*shapes, _FAR)
         proof = compare(model, graphs, precision, shapes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -17,7 +17,14 @@ from torch import Tensor
 
 from seq2seq_serve.export.graphs.architecture import Activation, LayerKind, Rotary
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, CheckpointFolder
-from seq2seq_serve.export.huggingface.model import ImportedConfig, ImportedModel, StackConfig
+from seq2seq_serve.export.huggingface.model import (
+    ALL_MAPS,
+    ImportedConfig,
+    ImportedModel,
+    Positions,
+    StackConfig,
+)
+from seq2seq_serve.export.huggingface.pictures import Patches
 from seq2seq_serve.export.huggingface.sounds import Sounds
 
 # D d_model   H heads   M largest distance
@@ -37,34 +44,17 @@ _NAMES_IN_MESSAGE = 5
 
 
 @dataclass(frozen=True)
-class Positions:
-    """The vectors that are added to embeddings.
-
-    Attributes:
-        compute: Returns the vectors (positions, D) of a number of positions; None if the checkpoint has them.
-        offset: The row of the table of the first position.
-        is_limited: Whether `max_position_embeddings` is the most positions that the model has.
-        skips_pad: Whether the pad token has no position.
-    """
-
-    compute: Callable[[int, int, int], Tensor] | None
-    offset: int = 0
-    is_limited: bool = True
-    skips_pad: bool = False
-
-
-@dataclass(frozen=True)
 class Dialect:
     """How some families name their settings and weights.
 
     Attributes:
-        options: Reads the settings of a family from `config.json`.
+        options: Reads the settings of a family from those of a checkpoint.
         names: Patterns of a weight's name and their replacements by this project's names, in order.
         unused: The names, after replacement, of weights that are computed instead, or that texts do not need.
         norm_offset: Added to the weights of norms.
     """
 
-    options: Callable[[Family, Mapping[str, Any], Limits], ImportedConfig]
+    options: Callable[[Family, CheckpointFolder, Limits], ImportedConfig]
     names: tuple[tuple[str, str], ...]
     unused: str
     norm_offset: float = 0.0
@@ -87,7 +77,7 @@ class Family:
 
     name: str
     model_type: str
-    dialect: Literal["bart", "t5", "gemma", "whisper"]
+    dialect: Literal["bart", "t5", "gemma", "whisper", "trocr"]
     positions: Positions | None = None
     tokenizer_class: str = ""
     is_pre_norm: bool = True
@@ -151,6 +141,7 @@ FAMILIES = (
     Family("t5", "t5", "t5", activation="relu", scales_output=True, longest=512),
     Family("mt5", "mt5", "t5", activation="gated-gelu", longest=512),
     Family("whisper", "whisper", "whisper", _LEARNED),
+    Family("trocr", "vision-encoder-decoder", "trocr"),
     Family("t5gemma", "t5gemma", "gemma"),
     Family("t5gemma2", "t5gemma2", "gemma", is_merged=True),
 )
@@ -169,14 +160,14 @@ def family_of(checkpoint: CheckpointFolder) -> Family:
     )
 
 
-def config_of(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
-    """The options of a model as `config.json` has them, before its weights are seen.
+def config_of(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> ImportedConfig:
+    """The options of a model as its settings have them, before its weights are seen.
 
     Raises:
         CheckpointError: A setting is missing, or its value is not supported.
     """
     try:
-        result = _DIALECTS[family.dialect].options(family, config, limits)
+        result = _DIALECTS[family.dialect].options(family, checkpoint, limits)
     except KeyError as error:
         raise CheckpointError(f"config.json lacks {error.args[0]}") from error
     except (TypeError, ZeroDivisionError) as error:
@@ -195,7 +186,7 @@ def read_model(checkpoint: CheckpointFolder, family: Family, limits: Limits) -> 
     Raises:
         CheckpointError: A weight is missing, has another shape, or would not be used.
     """
-    config = config_of(family, checkpoint.config, limits)
+    config = config_of(family, checkpoint, limits)
     dialect = _DIALECTS[family.dialect]
     weights: dict[str, Tensor] = {}
     origins: dict[str, str] = {}
@@ -205,14 +196,17 @@ def read_model(checkpoint: CheckpointFolder, family: Family, limits: Limits) -> 
             raise CheckpointError(f"{checkpoint.path} has two weights for one: {origins[renamed]} and {name}")
         if not re.fullmatch(dialect.unused, renamed):
             offset = dialect.norm_offset if renamed.endswith("norm.weight") else 0.0
-            tensor = _linear(tensor.to(torch.float32))
+            tensor = tensor.to(torch.float32)
+            if renamed.startswith("front.") and renamed.endswith(".weight"):
+                tensor = _linear(tensor)
             weights[renamed], origins[renamed] = tensor + offset if offset else tensor, name
-    _add_positions(weights, config, family, checkpoint.config)
-    options = _tie(weights, reads_texts=config.sounds is None) | _logits_bias(weights)
+    _add_positions(weights, config, checkpoint.config)
+    _fold_projection(weights, config)
+    options = _tie(weights, reads_texts=config.media is None) | _logits_bias(weights)
     if family.scales_output and _scales_output(checkpoint.config):
         options["output_scale"] = config.d_model**-0.5
     with torch.device("meta"):
-        model = ImportedModel(_replaced(config, options))
+        model = ImportedModel(replace(config, **options))
     expected = {name: tensor.shape for name, tensor in model.state_dict().items()}
     _check_names(
         checkpoint, {origins.get(name, name) for name in weights.keys() - expected.keys()}, "are not used"
@@ -245,9 +239,7 @@ def _renamed(name: str, dialect: Dialect) -> str:
     return name
 
 
-def _add_positions(
-    weights: dict[str, Tensor], config: ImportedConfig, family: Family, settings: Mapping[str, Any]
-) -> None:
+def _add_positions(weights: dict[str, Tensor], config: ImportedConfig, settings: Mapping[str, Any]) -> None:
     """Replace what a checkpoint says about positions by the tables of the model."""
     if config.max_distance is not None:
         num_buckets = settings.get("relative_attention_num_buckets", 32)
@@ -256,17 +248,35 @@ def _add_positions(
                 weights[name] = _relative_bias(
                     weights[name], num_buckets, config.max_distance, is_two_sided=is_two_sided
                 )
-    positions = family.positions
-    if positions is None:
-        return
-    tables = {"source_positions": config.num_source_positions, "target_positions": config.num_positions}
-    for name, rows in tables.items():
-        assert rows is not None
+    for name, sizes in (("source_positions", config.encoder), ("target_positions", config.decoder)):
+        positions, rows = sizes.positions, sizes.num_positions
+        if positions is None:
+            continue
         if positions.compute is not None:
-            first = settings.get("pad_token_id", 1) + 1 if positions.skips_pad else positions.offset
-            weights[name] = positions.compute(rows, config.d_model, first)
+            first = positions.offset if config.zero_position_id is None else config.zero_position_id + 1
+            weights[name] = positions.compute(rows, sizes.d_model, first)
         elif name in weights:
-            weights[name] = weights[name][positions.offset : positions.offset + rows]
+            table = weights[name].flatten(0, -2)  # some have an axis of one batch
+            weights[name] = table[positions.offset : positions.offset + rows]
+
+
+def _fold_projection(weights: dict[str, Tensor], config: ImportedConfig) -> None:
+    """Multiply a map from the encoder's width to the decoder's into the maps that read its output."""
+    if "projection.weight" not in weights:
+        return
+    matrix, shift = (weights.pop(f"projection.{name}").double() for name in ("weight", "bias"))
+    if matrix.shape != (config.d_model, config.encoder.d_model):
+        raise CheckpointError(
+            f"enc_to_dec_proj.weight has the shape {list(matrix.shape)}, and config.json asks for "
+            f"{[config.d_model, config.encoder.d_model]}"
+        )
+    for layer in range(config.decoder.num_layers):
+        for name in ("key", "value"):
+            path = f"decoder_layers.{layer}.cross_attention.{name}"
+            weight, bias = (weights.get(f"{path}.{part}") for part in ("weight", "bias"))
+            if weight is not None and bias is not None and weight.shape[1:] == shift.shape:
+                weights[f"{path}.weight"] = (weight.double() @ matrix).float()
+                weights[f"{path}.bias"] = (weight.double() @ shift + bias).float()
 
 
 def _relative_bias(weight: Tensor, num_buckets: int, most: int, *, is_two_sided: bool) -> Tensor:
@@ -279,8 +289,11 @@ def _relative_bias(weight: Tensor, num_buckets: int, most: int, *, is_two_sided:
 
 
 def _linear(weight: Tensor) -> Tensor:
-    """The weight of a convolution (D, C, 3) as that of a linear map over `neighbours`, (D, 3 C)."""
-    return weight.transpose(1, 2).flatten(1) if weight.dim() == 3 else weight
+    """The weight of a convolution as that of a linear map over `neighbours` or `patches`.
+
+    The first are (D, C, 3) or (D, 3, size, size), and the second (D, 3 C) or (D, size * size * 3).
+    """
+    return weight.movedim(1, -1).flatten(1)
 
 
 def _tie(weights: dict[str, Tensor], *, reads_texts: bool) -> dict[str, Any]:
@@ -317,10 +330,6 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return a is b or (a.shape == b.shape and torch.equal(a, b))
 
 
-def _replaced(config: ImportedConfig, options: dict[str, Any]) -> ImportedConfig:
-    return type(config)(**vars(config) | options)
-
-
 def _check_names(checkpoint: CheckpointFolder, names: set[str], problem: str) -> None:
     if names:
         listed = ", ".join(sorted(names)[:_NAMES_IN_MESSAGE])
@@ -342,77 +351,145 @@ def _activation(name: str) -> Activation:
 
 
 def _bart_stack(
-    config: Mapping[str, Any], side: Literal["encoder", "decoder"], *, scales_embedding: bool
+    family: Family, config: Mapping[str, Any], side: Literal["encoder", "decoder"], num_positions: int
 ) -> StackConfig:
     D, heads = config["d_model"], config[f"{side}_attention_heads"]
-    if D % heads:
-        raise CheckpointError(f"d_model is {D}, and {heads} heads do not divide it")
     num_layers, d_ff = config[f"{side}_layers"], config[f"{side}_ffn_dim"]
+    scales = config.get("scale_embedding", family.scales_embedding)
     return StackConfig(
         D,
         num_layers,
         heads,
         heads,
-        D // heads,
+        _d_head(D, heads),
         d_ff,
+        activation=_activation(config.get("activation_function", family.activation)),
+        norm_epsilon=_LAYER_NORM_EPSILON,
         attention_scale=1 / math.sqrt(D // heads),
-        embedding_scale=math.sqrt(D) if config.get("scale_embedding", scales_embedding) else 1.0,
+        is_pre_norm=family.is_pre_norm,
+        has_embedding_norm=family.has_embedding_norm,
+        embedding_scale=math.sqrt(D) if scales else 1.0,
+        positions=family.positions,
+        num_positions=num_positions,
     )
 
 
-def _bart_options(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
+def _d_head(d_model: int, num_heads: int) -> int:
+    if d_model % num_heads:
+        raise CheckpointError(f"the model is {d_model} wide, and {num_heads} heads do not divide it")
+    return d_model // num_heads
+
+
+def _bart_options(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> ImportedConfig:
+    config = checkpoint.config
     assert family.positions is not None
-    D = config["d_model"]
     most = config["max_position_embeddings"]
     lengths = limits.filled(most, most if family.positions.is_limited else None)
+    num_positions = most if family.positions.is_limited else max(vars(lengths).values())
     return ImportedConfig(
         vocab_size=config.get("decoder_vocab_size") or config["vocab_size"],
         source_vocab_size=config["vocab_size"],
-        d_model=D,
-        encoder=_bart_stack(config, "encoder", scales_embedding=family.scales_embedding),
-        decoder=_bart_stack(config, "decoder", scales_embedding=family.scales_embedding),
-        norm_kind="layer",
-        norm_epsilon=_LAYER_NORM_EPSILON,
-        activation=_activation(config.get("activation_function", family.activation)),
-        is_pre_norm=family.is_pre_norm,
-        has_embedding_norm=family.has_embedding_norm,
-        num_positions=most if family.positions.is_limited else max(vars(lengths).values()),
+        d_model=config["d_model"],
+        encoder=_bart_stack(family, config, "encoder", num_positions),
+        decoder=_bart_stack(family, config, "decoder", num_positions),
         zero_position_id=config.get("pad_token_id", 1) if family.positions.skips_pad else None,
         max_source_length=lengths.max_source_length,
         max_target_length=lengths.max_target_length,
     )
 
 
-def _whisper_options(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
-    D, positions = config["d_model"], config["max_source_positions"]
-    if limits.max_source_length:
-        raise CheckpointError("--max-source-length is for texts: all sounds of this model are equally long")
-    lengths = limits.filled(config["max_target_positions"], config["max_target_positions"])
+def _whisper_options(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> ImportedConfig:
+    config = checkpoint.config
+    most = config["max_target_positions"]
+    sounds = Sounds.of(config, checkpoint.preprocessor)
+    unbiased = frozenset({"key"})
     return ImportedConfig(
         vocab_size=config["vocab_size"],
         source_vocab_size=0,
-        d_model=D,
-        encoder=_bart_stack(config, "encoder", scales_embedding=family.scales_embedding),
-        decoder=_bart_stack(config, "decoder", scales_embedding=family.scales_embedding),
-        norm_kind="layer",
-        norm_epsilon=_LAYER_NORM_EPSILON,
-        activation=_activation(config.get("activation_function", family.activation)),
-        has_key_biases=False,
-        num_positions=config["max_target_positions"],
-        sounds=Sounds(config.get("num_mel_bins", 80), 2 * positions),
-        max_source_length=positions,
-        max_target_length=lengths.max_target_length,
+        d_model=config["d_model"],
+        encoder=replace(_bart_stack(family, config, "encoder", sounds.num_positions), unbiased=unbiased),
+        decoder=replace(_bart_stack(family, config, "decoder", most), unbiased=unbiased),
+        media=sounds,
+        max_source_length=sounds.num_positions,
+        max_target_length=_target_limit(limits, most),
     )
 
 
-def _t5_options(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
+def _target_limit(limits: Limits, most: int) -> int:
+    """The limit of targets of a model that does not read texts."""
+    if limits.max_source_length:
+        raise CheckpointError("--max-source-length is for texts: all sources of this model are equally long")
+    return limits.filled(most, most).max_target_length
+
+
+def _trocr_options(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> ImportedConfig:
+    encoder, decoder = checkpoint.config["encoder"], checkpoint.config["decoder"]
+    types = encoder["model_type"], decoder["model_type"]
+    if types[0] not in _PICTURE_TOKENS or types[1] != family.name:
+        raise CheckpointError(
+            f"the model reads pictures by {types[0]} and writes by {types[1]}, which is not supported; it "
+            f"must read by {' or '.join(_PICTURE_TOKENS)}, and write by {family.name}"
+        )
+    pictures = Patches.of(encoder, checkpoint.preprocessor, _PICTURE_TOKENS[types[0]])
+    most = decoder["max_position_embeddings"]
+    has_table = decoder.get("use_learned_position_embeddings", True)
+    return ImportedConfig(
+        vocab_size=decoder["vocab_size"],
+        source_vocab_size=0,
+        d_model=decoder["d_model"],
+        encoder=_vit_stack(encoder, pictures.num_positions),
+        decoder=replace(
+            _bart_stack(family, decoder, "decoder", most),
+            is_pre_norm=False,
+            has_embedding_norm=decoder.get("layernorm_embedding", True),
+            positions=_BART_LEARNED if has_table else _M2M100,
+        ),
+        zero_position_id=None if has_table else decoder.get("pad_token_id", 1),
+        media=pictures,
+        max_source_length=pictures.num_positions,
+        max_target_length=_target_limit(limits, most),
+    )
+
+
+def _vit_stack(config: Mapping[str, Any], num_positions: int) -> StackConfig:
+    D, heads = config["hidden_size"], config["num_attention_heads"]
+    has_biases = config.get("qkv_bias", True)
+    return StackConfig(
+        D,
+        config["num_hidden_layers"],
+        heads,
+        heads,
+        _d_head(D, heads),
+        config["intermediate_size"],
+        activation=_activation(config.get("hidden_act", "gelu")),
+        norm_epsilon=config.get("layer_norm_eps", 1e-12),
+        attention_scale=1 / math.sqrt(D // heads),
+        unbiased=frozenset() if has_biases else frozenset({"query", "key", "value"}),
+        positions=_LEARNED,
+        num_positions=num_positions,
+    )
+
+
+def _t5_options(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> ImportedConfig:
+    config = checkpoint.config
     feed_forward = config.get("feed_forward_proj", family.activation)
     gated, _, activation = feed_forward.rpartition("-")
-    is_gated = gated == "gated"
     D, heads = config["d_model"], config["num_heads"]
     num_layers = config["num_layers"], config.get("num_decoder_layers") or config["num_layers"]
     encoder, decoder = (
-        StackConfig(D, count, heads, heads, config["d_kv"], config["d_ff"], attention_scale=1.0)
+        StackConfig(
+            D,
+            count,
+            heads,
+            heads,
+            config["d_kv"],
+            config["d_ff"],
+            activation="gelu_tanh" if feed_forward == "gated-gelu" else _activation(activation),
+            norm_epsilon=config.get("layer_norm_epsilon", 1e-6),
+            attention_scale=1.0,
+            norm_kind="rms",
+            unbiased=ALL_MAPS,
+        )
         for count in num_layers
     )
     lengths = limits.filled(family.longest, None)
@@ -422,19 +499,15 @@ def _t5_options(family: Family, config: Mapping[str, Any], limits: Limits) -> Im
         d_model=D,
         encoder=encoder,
         decoder=decoder,
-        norm_kind="rms",
-        norm_epsilon=config.get("layer_norm_epsilon", 1e-6),
-        activation="gelu_tanh" if feed_forward == "gated-gelu" else _activation(activation),
-        has_biases=False,
-        is_gated=is_gated,
+        is_gated=gated == "gated",
         max_distance=config.get("relative_attention_max_distance", 128),
         max_source_length=lengths.max_source_length,
         max_target_length=lengths.max_target_length,
     )
 
 
-def _gemma_options(family: Family, config: Mapping[str, Any], limits: Limits) -> ImportedConfig:
-    encoder, decoder, unscaled_id = config["encoder"], config["decoder"], None
+def _gemma_options(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> ImportedConfig:
+    encoder, decoder, unscaled_id = checkpoint.config["encoder"], checkpoint.config["decoder"], None
     if family.is_merged:
         encoder, unscaled_id = encoder["text_config"], encoder.get("eoi_token_index", 256_000)
     shared = {}
@@ -453,10 +526,6 @@ def _gemma_options(family: Family, config: Mapping[str, Any], limits: Limits) ->
         d_model=decoder["hidden_size"],
         encoder=_gemma_stack(family, encoder, is_causal=False),
         decoder=_gemma_stack(family, decoder, is_causal=True),
-        norm_kind="rms",
-        norm_epsilon=shared["rms_norm_eps"],
-        activation=_activation(shared["hidden_activation"]),
-        has_biases=False,
         has_output_norms=True,
         has_head_norms=family.is_merged,
         is_merged=family.is_merged,
@@ -491,6 +560,10 @@ def _gemma_stack(family: Family, config: Mapping[str, Any], *, is_causal: bool) 
         config["num_key_value_heads"],
         config["head_dim"],
         config["intermediate_size"],
+        activation=_activation(config.get("hidden_activation", "gelu_pytorch_tanh")),
+        norm_epsilon=config.get("rms_norm_eps", 1e-6),
+        norm_kind="rms",
+        unbiased=ALL_MAPS,
         attention_scale=config.get("query_pre_attn_scalar", 256) ** -0.5,
         embedding_scale=math.sqrt(config["hidden_size"]),
         kinds=tuple(LayerKind(windows[one], _rotary(family, config, one)) for one in types),
@@ -519,10 +592,10 @@ def _rotary(family: Family, config: Mapping[str, Any], layer_type: str) -> Rotar
 _GEMMA_DEFAULTS: dict[str, Any] = {  # that both halves of a model share
     "attention_bias": False,
     "attn_logit_softcapping": 50.0,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "rms_norm_eps": 1e-6,
 }
 
+
+_PICTURE_TOKENS = {"vit": 1, "deit": 2}  # before the squares of a picture, by the type of the encoder
 
 # Parts of names that several dialects have
 _PROJECTIONS = (
@@ -562,10 +635,35 @@ _DIALECTS = {
         (
             *_BART_NAMES,
             (r"^encoder\.conv1\.", "front.first."),
-            (r"^encoder\.conv2\.", "front.second."),
+            (r"^encoder\.conv2\.", "front.last."),
             (r"^proj_out\.", "output."),
         ),
         unused="",
+    ),
+    "trocr": Dialect(
+        _trocr_options,
+        (
+            (r"^decoder\.(model\.)?", ""),
+            (r"^output_projection\.", "output."),
+            (r"^enc_to_dec_proj\.", "projection."),
+            (r"^encoder\.embeddings\.cls_token$", "front.class_token"),
+            (r"^encoder\.embeddings\.distillation_token$", "front.distillation_token"),
+            (r"^encoder\.embeddings\.patch_embeddings\.projection\.", "front.last."),
+            (r"^encoder\.embeddings\.position_embeddings$", "source_positions"),
+            (r"^encoder\.(encoder\.layer|layers)\.", "encoder_layers."),
+            (r"\.attention\.attention\.", ".self_attention."),
+            (r"\.attention\.(output\.dense|o_proj)\.", ".self_attention.output."),
+            (r"\.attention\.(\w_proj)\.", r".self_attention.\1."),
+            (r"\.intermediate\.dense\.", ".feed_forward.inner."),
+            (r"\.output\.dense\.", ".feed_forward.outer."),
+            (r"\.mlp\.", "."),
+            (r"\.layernorm_before\.", ".self_attention_norm."),
+            (r"\.layernorm_after\.", ".feed_forward_norm."),
+            (r"^encoder\.layernorm\.", "encoder_norm."),
+            *_BART_NAMES,
+        ),
+        # A sinusoidal table, and what the training of the encoder needed.
+        unused=r"encoder\.(pooler\..*|embeddings\.mask_token)|target_embed_positions\._float_tensor",
     ),
     "t5": Dialect(
         _t5_options,

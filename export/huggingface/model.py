@@ -20,12 +20,16 @@ from torch import Tensor, nn
 from seq2seq_serve.export.graphs.architecture import (
     Activation,
     Architecture,
-    Front,
     LayerKind,
+    PatchFront,
+    SoundFront,
     Stack,
     neighbours,
+    patches,
     relative_bias,
 )
+from seq2seq_serve.export.huggingface.media import Media
+from seq2seq_serve.export.huggingface.pictures import Patches
 from seq2seq_serve.export.huggingface.sounds import Sounds
 from seq2seq_serve.training.config import ModelConfig
 from seq2seq_serve.training.data.sources import TOKENS, SourceKind
@@ -43,14 +47,43 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class StackConfig:
-    """The sizes of the encoder or the decoder; the heads together need not be as wide as the model.
+class Positions:
+    """The vectors that are added to embeddings.
 
     Attributes:
+        compute: Returns the vectors (positions, D) from a first row on; None if the checkpoint has them.
+        offset: The row of the table of the first position.
+        is_limited: Whether `max_position_embeddings` is the most positions that the model has.
+        skips_pad: Whether the pad token has no position.
+    """
+
+    compute: Callable[[int, int, int], Tensor] | None
+    offset: int = 0
+    is_limited: bool = True
+    skips_pad: bool = False
+
+
+ALL_MAPS = frozenset({"query", "key", "value", "output", "gate", "inner", "outer"})
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """The encoder or the decoder: its sizes, and options that may differ between the two.
+
+    Attributes:
+        num_heads: The heads together need not be as wide as the model.
         num_key_value_heads: Divides the number of heads, see `export.graphs.architecture.Stack`.
+        activation: The feed-forward network's function.
+        norm_epsilon: Added to the variance in norms.
         attention_scale: The factor of attention scores.
+        norm_kind: The kind of the norms.
+        is_pre_norm: Whether norms are before the sublayers, and one at the end of the stack.
+        has_embedding_norm: Whether the sum of token and position has a norm.
         embedding_scale: The factor of token embeddings.
+        unbiased: The maps of the layers that have no bias, of `ALL_MAPS`.
         kinds: How each layer treats positions; () if it is all the same to all of them.
+        positions: The vectors that are added to embeddings; None adds none.
+        num_positions: The number of these vectors.
     """
 
     d_model: int
@@ -60,14 +93,33 @@ class StackConfig:
     d_head: int
     d_ff: int
     _: KW_ONLY
+    activation: Activation
+    norm_epsilon: float
     attention_scale: float
+    norm_kind: NormKind = "layer"
+    is_pre_norm: bool = True
+    has_embedding_norm: bool = False
     embedding_scale: float = 1.0
+    unbiased: frozenset[str] = frozenset()
     kinds: tuple[LayerKind, ...] = ()
+    positions: Positions | None = None
+    num_positions: int = 0
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """`kinds`, one for each layer."""
         return self.kinds or (LayerKind(),) * self.num_layers
+
+    def make_map(self, name: str, d_input: int, d_output: int) -> nn.Linear:
+        """A map of the layers, by its name in `ALL_MAPS`."""
+        return nn.Linear(d_input, d_output, bias=name not in self.unbiased)
+
+    def make_norm(self, width: int, *, exists: bool = True) -> nn.Module:
+        """A norm of the stack's kind; the identity if there is none."""
+        if not exists:
+            return nn.Identity()
+        kind = nn.RMSNorm if self.norm_kind == "rms" else nn.LayerNorm
+        return kind(width, eps=self.norm_epsilon)
 
 
 @dataclass(frozen=True)
@@ -76,25 +128,19 @@ class ImportedConfig(ModelConfig):
 
     Attributes:
         vocab_size: The number of target tokens.
-        source_vocab_size: The number of source tokens; 0 for a model that reads sounds.
-        sounds: The sounds that the model reads; None for a model that reads texts.
+        source_vocab_size: The number of source tokens; 0 for a model that does not read texts.
+        media: The sounds or pictures that the model reads; None for a model that reads texts.
         has_source_embedding: Whether source tokens have a matrix of their own.
         has_output: Whether the projection to logits has a matrix of its own.
         has_output_bias: Whether a bias is added to logits.
-        has_biases: Whether the linear maps of the layers have biases.
-        has_key_biases: The same for the maps of attention's keys.
-        is_pre_norm: Whether norms are before the sublayers, and one at the end of each stack.
         has_output_norms: Whether the outputs of sublayers have norms, too.
         has_head_norms: Whether queries and keys have norms, each head for itself.
         is_merged: Whether the decoder's self-attention reads the memory, too, see
             `export.graphs.architecture.Architecture`.
-        has_embedding_norm: Whether the sum of token and position has a norm.
         is_gated: Whether the feed-forward network multiplies two maps, of which one is activated.
         output_scale: The factor of decoder states before the projection.
         score_cap: c; scores s of attentions become c tanh(s / c); None leaves them.
         logits_cap: The same for logits.
-        num_positions: The rows of the tables of positions; None without such tables. For sounds, the source's
-            table has a row for each position of memory.
         zero_position_id: The token whose position is a vector of zeros; None if all tokens have positions.
         unscaled_id: The token whose embedding is not in the matrices of embeddings, and is not scaled; None
             if there is none.
@@ -105,33 +151,20 @@ class ImportedConfig(ModelConfig):
     source_vocab_size: int
     encoder: StackConfig
     decoder: StackConfig
-    norm_kind: NormKind
-    norm_epsilon: float
-    activation: Activation
     has_source_embedding: bool = False
     has_output: bool = False
     has_output_bias: bool = False
-    has_biases: bool = True
-    has_key_biases: bool = True
-    is_pre_norm: bool = True
     has_output_norms: bool = False
     has_head_norms: bool = False
     is_merged: bool = False
-    has_embedding_norm: bool = False
     is_gated: bool = False
     output_scale: float = 1.0
     score_cap: float | None = None
     logits_cap: float | None = None
-    num_positions: int | None = None
     zero_position_id: int | None = None
     unscaled_id: int | None = None
     max_distance: int | None = None
-    sounds: Sounds | None = None
-
-    @property
-    def num_source_positions(self) -> int | None:
-        """The rows of the source's table of positions; None without a table."""
-        return self.num_positions if self.sounds is None else self.sounds.num_positions
+    media: Media | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -146,13 +179,6 @@ class ImportedConfig(ModelConfig):
             "num_decoder_layers": self.decoder.num_layers,
         }
 
-    def make_norm(self, width: int, *, exists: bool = True) -> nn.Module:
-        """A norm of the model's kind; the identity if there is none."""
-        if not exists:
-            return nn.Identity()
-        kind = nn.RMSNorm if self.norm_kind == "rms" else nn.LayerNorm
-        return kind(width, eps=self.norm_epsilon)
-
 
 class Attention(nn.Module):
     """Multi-head attention whose heads together may have another width than the model.
@@ -162,16 +188,16 @@ class Attention(nn.Module):
 
     def __init__(self, config: ImportedConfig, sizes: StackConfig, d_keys: int) -> None:
         super().__init__()
-        D, K, bias = sizes.d_model, sizes.d_head, config.has_biases
+        D, K = sizes.d_model, sizes.d_head
         width, key_width = sizes.num_heads * K, sizes.num_key_value_heads * K
         self.d_head, self.num_groups = K, sizes.num_heads // sizes.num_key_value_heads
         self.scale, self.cap = sizes.attention_scale, config.score_cap
-        self.query = nn.Linear(D, width, bias=bias)
-        self.key = nn.Linear(d_keys, key_width, bias=bias and config.has_key_biases)
-        self.value = nn.Linear(d_keys, key_width, bias=bias)
-        self.output = nn.Linear(width, D, bias=bias)
-        self.query_norm = config.make_norm(K, exists=config.has_head_norms)
-        self.key_norm = config.make_norm(K, exists=config.has_head_norms)
+        self.query = sizes.make_map("query", D, width)
+        self.key = sizes.make_map("key", d_keys, key_width)
+        self.value = sizes.make_map("value", d_keys, key_width)
+        self.output = sizes.make_map("output", width, D)
+        self.query_norm = sizes.make_norm(K, exists=config.has_head_norms)
+        self.key_norm = sizes.make_norm(K, exists=config.has_head_norms)
 
     def forward(
         self, x: Tensor, key: Tensor, value: Tensor, bias: Tensor, angles: Tensor | None = None
@@ -203,11 +229,11 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ImportedConfig, sizes: StackConfig) -> None:
         super().__init__()
-        D, F, bias = sizes.d_model, sizes.d_ff, config.has_biases
-        self.inner = nn.Linear(D, F, bias=bias)
-        self.gate = nn.Linear(D, F, bias=bias) if config.is_gated else None
-        self.outer = nn.Linear(F, D, bias=bias)
-        self.activate = _ACTIVATIONS[config.activation]
+        D, F = sizes.d_model, sizes.d_ff
+        self.inner = sizes.make_map("inner", D, F)
+        self.gate = sizes.make_map("gate", D, F) if config.is_gated else None
+        self.outer = sizes.make_map("outer", F, D)
+        self.activate = _ACTIVATIONS[sizes.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, D) to (B, T, D)."""
@@ -217,23 +243,61 @@ class FeedForward(nn.Module):
         return output
 
 
-class SoundFront(nn.Module):
+class SoundMaps(nn.Module):
     """Whisper's two convolutions over a spectrogram, as linear maps of three neighbouring frames.
 
     The width of each frame's neighbourhood is 3, and the second convolution has a stride of 2 (Radford et al.
     2022, arXiv:2212.04356, section 2.2).
     """
 
-    def __init__(self, num_bands: int, d_model: int) -> None:
+    def __init__(self, sounds: Sounds, d_model: int) -> None:
         super().__init__()
-        self.first = nn.Linear(3 * num_bands, d_model)
-        self.second = nn.Linear(3 * d_model, d_model)
+        self.sounds = sounds
+        self.first = nn.Linear(3 * sounds.num_bands, d_model)
+        self.last = nn.Linear(3 * d_model, d_model)
 
     def forward(self, sound: Tensor) -> Tensor:
         """(B, bands, frames) to (B, frames / 2, D)."""
         x = nn.functional.gelu(self.first(neighbours(sound.transpose(1, 2), stride=1)))
-        result: Tensor = nn.functional.gelu(self.second(neighbours(x, stride=2)))
+        result: Tensor = nn.functional.gelu(self.last(neighbours(x, stride=2)))
         return result
+
+    def front(self, name: str) -> SoundFront:
+        """The maps as the graphs read them, with their name in the model."""
+        return SoundFront(name, self.sounds.num_bands, self.sounds.num_frames, self.first, self.last)
+
+
+class PatchMap(nn.Module):
+    """The map of a picture's patches, and the embeddings of the tokens before them, see `PatchFront`.
+
+    Attributes:
+        class_token: (1, 1, D), of all encoders of pictures.
+        distillation_token: (1, 1, D), of DeiT (Touvron et al. 2021, arXiv:2012.12877); None for ViT.
+    """
+
+    def __init__(self, pictures: Patches, d_model: int) -> None:
+        super().__init__()
+        self.pictures = pictures
+        self.class_token = _table(1, 1, d_model)
+        self.distillation_token = _table(1, 1, d_model) if pictures.num_tokens > 1 else None
+        self.last = nn.Linear(3 * pictures.patch_size**2, d_model)
+
+    @property
+    def tokens(self) -> Tensor:
+        """(tokens, D)."""
+        both = [self.class_token, self.distillation_token]
+        return torch.cat([token[0] for token in both if token is not None])
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """(B, size, size, 3) to (B, S, D)."""
+        x = self.last(patches(self.pictures.normal(pictures), self.pictures.patch_size))
+        return torch.cat([self.tokens.expand(len(x), -1, -1), x], dim=1)
+
+    def front(self, name: str) -> PatchFront:
+        """The map as the graphs read it, with its name in the model."""
+        kind = self.pictures
+        mean, deviation = torch.tensor(kind.mean), torch.tensor(kind.deviation)
+        return PatchFront(name, kind.size, kind.patch_size, mean, deviation, self.tokens, self.last)
 
 
 class Layer(nn.Module):
@@ -255,7 +319,7 @@ class Layer(nn.Module):
         self, config: ImportedConfig, sizes: StackConfig, kind: LayerKind, d_memory: int | None = None
     ) -> None:
         super().__init__()
-        self.kind, self.is_pre_norm = kind, config.is_pre_norm
+        self.kind, self.is_pre_norm = kind, sizes.is_pre_norm
         sublayers: dict[str, nn.Module] = {"self_attention": Attention(config, sizes, sizes.d_model)}
         self.cross_attention = None
         if d_memory is not None:
@@ -263,10 +327,9 @@ class Layer(nn.Module):
         sublayers["feed_forward"] = FeedForward(config, sizes)
         for name, sublayer in sublayers.items():
             setattr(self, name, sublayer)
-            setattr(self, f"{name}_norm", config.make_norm(sizes.d_model))
-            setattr(
-                self, f"{name}_output_norm", config.make_norm(sizes.d_model, exists=config.has_output_norms)
-            )
+            setattr(self, f"{name}_norm", sizes.make_norm(sizes.d_model))
+            output_norm = sizes.make_norm(sizes.d_model, exists=config.has_output_norms)
+            setattr(self, f"{name}_output_norm", output_norm)
 
     @property
     def memory_attention(self) -> Attention:
@@ -372,11 +435,12 @@ class ImportedModel(EncoderDecoder):
         if config.has_output:
             self.output = nn.Linear(D, V, bias=False)
         self.output_bias = _table(V) if config.has_output_bias else None
-        self.front = None if config.sounds is None else SoundFront(config.sounds.num_bands, D)
-        num_source, num_target = config.num_source_positions, config.num_positions
+        self.front = _front(config)
         distance = config.max_distance
-        self.source_positions = _table(num_source, D) if num_source else None
-        self.target_positions = _table(num_target, D) if num_target else None
+        self.source_positions, self.target_positions = (
+            _table(sizes.num_positions, sizes.d_model) if sizes.positions else None
+            for sizes in (config.encoder, config.decoder)
+        )
         has_unscaled = config.unscaled_id is not None
         self.source_unscaled = _table(config.encoder.d_model) if has_unscaled else None
         self.target_unscaled = _table(config.decoder.d_model) if has_unscaled else None
@@ -389,14 +453,18 @@ class ImportedModel(EncoderDecoder):
             Layer(config, config.decoder, kind, None if config.is_merged else config.encoder.d_model)
             for kind in config.decoder.layer_kinds
         )
-        self.source_norm = config.make_norm(config.encoder.d_model, exists=config.has_embedding_norm)
-        self.target_norm = config.make_norm(config.decoder.d_model, exists=config.has_embedding_norm)
-        self.encoder_norm = config.make_norm(config.encoder.d_model, exists=config.is_pre_norm)
-        self.decoder_norm = config.make_norm(config.decoder.d_model, exists=config.is_pre_norm)
+        self.source_norm, self.target_norm = (
+            sizes.make_norm(sizes.d_model, exists=sizes.has_embedding_norm)
+            for sizes in (config.encoder, config.decoder)
+        )
+        self.encoder_norm, self.decoder_norm = (
+            sizes.make_norm(sizes.d_model, exists=sizes.is_pre_norm)
+            for sizes in (config.encoder, config.decoder)
+        )
 
     @property
     def source_kind(self) -> SourceKind:
-        return self.config.sounds or TOKENS
+        return self.config.media or TOKENS
 
     @property
     def architecture(self) -> Architecture:
@@ -411,7 +479,7 @@ class ImportedModel(EncoderDecoder):
                 positions=self.source_positions,
                 embedding_norm=self.source_norm,
                 relative_bias=self.source_bias,
-                front=self._front(),
+                front=None if self.front is None else self.front.front("front"),
                 num_positions=self.config.max_source_length,
                 unscaled=self.source_unscaled,
             ),
@@ -501,12 +569,6 @@ class ImportedModel(EncoderDecoder):
             x = layer.finish(x)
         return self.decoder_norm(x), tuple(new_state), all_weights
 
-    def _front(self) -> Front | None:
-        sounds, front = self.config.sounds, self.front
-        if sounds is None or front is None:
-            return None
-        return Front("front", sounds.num_bands, sounds.num_frames, front.first, front.second)
-
     def _stack(
         self,
         name: str,
@@ -520,7 +582,7 @@ class ImportedModel(EncoderDecoder):
         relative_bias: Tensor | None,
         num_positions: int,
         unscaled: Tensor | None,
-        front: Front | None = None,
+        front: SoundFront | PatchFront | None = None,
     ) -> Stack:
         config, token_id = self.config, self.config.unscaled_id
         return Stack(
@@ -528,9 +590,9 @@ class ImportedModel(EncoderDecoder):
             embedding=embedding,
             embedding_scale=sizes.embedding_scale,
             positions=positions,
-            embedding_norm=embedding_norm if config.has_embedding_norm else None,
+            embedding_norm=embedding_norm if sizes.has_embedding_norm else None,
             layers=layers,
-            final_norm=final_norm if config.is_pre_norm else None,
+            final_norm=final_norm if sizes.is_pre_norm else None,
             num_heads=sizes.num_heads,
             num_key_value_heads=sizes.num_key_value_heads,
             d_head=sizes.d_head,
@@ -538,12 +600,18 @@ class ImportedModel(EncoderDecoder):
             kinds=sizes.layer_kinds,
             num_positions=num_positions,
             score_cap=config.score_cap,
-            activation=config.activation,
+            activation=sizes.activation,
             relative_bias=relative_bias,
             zero_position_id=config.zero_position_id,
             front=front,
             unscaled=None if unscaled is None or token_id is None else (token_id, unscaled),
         )
+
+
+def _front(config: ImportedConfig) -> SoundMaps | PatchMap | None:
+    if isinstance(config.media, Sounds):
+        return SoundMaps(config.media, config.encoder.d_model)
+    return PatchMap(config.media, config.encoder.d_model) if isinstance(config.media, Patches) else None
 
 
 def _embed(stack: Stack, ids: Tensor, num_before: int = 0) -> Tensor:

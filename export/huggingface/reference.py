@@ -10,28 +10,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seq2seq_serve.export.huggingface.media import Media
 from seq2seq_serve.export.huggingface.model import ImportedConfig, ImportedModel
 
 # (batch, source length, target length); the last ones are longer than the distances of relative positions.
 _SHAPES = ((1, 1, 1), (1, 8, 6), (3, 21, 11), (2, 47, 29), (1, 150, 140))
 
 
-_SOUND_SHAPES = ((1, 0, 1), (2, 0, 9))  # all sounds are equally long
+_MEDIA_SHAPES = ((1, 0, 1), (2, 0, 9))  # all sounds and pictures are equally long
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Random sources, token ids (B, S) or spectrograms, with their mask (B, S), and random targets (B, T)."""
+    """Random sources, with their mask (B, S), and random targets (B, T).
+
+    Sources are token ids (B, S), spectrograms, or pictures.
+    """
 
     source: Tensor
     source_mask: Tensor
     target_ids: Tensor
 
-    @property
-    def named_source(self) -> dict[str, Tensor]:
+    def named_source(self, media: Media | None) -> dict[str, Tensor]:
         """The source as the arguments of a model of `transformers`."""
-        if self.source.is_floating_point():
-            return {"input_features": self.source}
+        if media is not None:
+            return media.arguments(self.source)
         return {"input_ids": self.source, "attention_mask": self.source_mask.long()}
 
 
@@ -42,10 +45,10 @@ def random_batches(config: ImportedConfig, pad_id: int, other_id: int) -> list[B
     """
     generator = torch.Generator().manual_seed(0)
     batches = []
-    if config.sounds is not None:
+    if config.media is not None:
         rng = np.random.default_rng(0)
-        for B, _, T in _SOUND_SHAPES:
-            source, mask = config.sounds.tensors([config.sounds.random(rng, 0, 0) for _ in range(B)])
+        for B, _, T in _MEDIA_SHAPES:
+            source, mask = config.media.tensors([config.media.random(rng, 0, 0) for _ in range(B)])
             target_ids = torch.randint(config.vocab_size, (B, T), generator=generator)
             batches.append(Batch(source, mask, target_ids))
         return batches
@@ -62,21 +65,24 @@ def random_batches(config: ImportedConfig, pad_id: int, other_id: int) -> list[B
     return batches
 
 
-def reference(path: Path, batches: Sequence[Batch]) -> list[Tensor]:
+def reference(path: Path, media: Media | None, batches: Sequence[Batch]) -> list[Tensor]:
     """The log-probabilities (B, T, V) of `transformers` in float32; it runs no code of the checkpoint."""
-    from transformers import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq  # takes seconds
+    import transformers  # takes seconds
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    has_sounds = batches[0].source.is_floating_point()
-    kind = AutoModelForSpeechSeq2Seq if has_sounds else AutoModelForSeq2SeqLM
+    kind = getattr(transformers, "AutoModelForSeq2SeqLM" if media is None else media.auto_class)
     model = kind.from_pretrained(
         path, dtype=torch.float32, local_files_only=True, trust_remote_code=False
     ).eval()
+    for module in model.modules():
+        table = getattr(module, "weights", None)  # TrOCR's sinusoids, which loading leaves without values
+        if isinstance(table, Tensor) and table.is_meta:
+            module.weights = None  # is computed anew
     with torch.inference_mode():
         return [
-            model(**batch.named_source, decoder_input_ids=batch.target_ids).logits.log_softmax(-1)
+            model(**batch.named_source(media), decoder_input_ids=batch.target_ids).logits.log_softmax(-1)
             for batch in batches
         ]
 

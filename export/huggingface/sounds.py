@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from seq2seq_serve.bundle import names
-from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, WINDOW, SoundError, log_mel, read_sound
+from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, WINDOW, log_mel, read_sound
 from seq2seq_serve.bundle.manifest import LengthRule
 from seq2seq_serve.bundle.names import Form
-from seq2seq_serve.bundle.tokenizer import Tokenizer
-from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, read_json
-from seq2seq_serve.training.data.sources import Inputs, Numbers, SourceKind
+from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
+from seq2seq_serve.export.huggingface.media import Media
+from seq2seq_serve.training.data.sources import Inputs, Numbers
 
-MAX_SOUNDS = 50
 _NUM_SAMPLES = 8
 _PEAK = 2**15 - 1  # of a sample of 16 bits
 _FORMANTS = ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240), (530, 1840, 2480), (570, 840, 2410))
@@ -28,7 +26,7 @@ _FORMANTS = ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240), (530, 1840,
 
 
 @dataclass(frozen=True)
-class Sounds(SourceKind):
+class Sounds(Media):
     """Sounds of one length, padded with silence: `sound` (bands, frames).
 
     Encoded, a sound is its samples, whole numbers of 16 bits at `SAMPLE_RATE`. Two frames are one position of
@@ -39,11 +37,34 @@ class Sounds(SourceKind):
     num_frames: int
 
     forms: ClassVar[Mapping[str, Form]] = {names.SOUND: Form.SOUND}
-    unit = "positions"
+    auto_class = "AutoModelForSpeechSeq2Seq"
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], settings: Mapping[str, Any]) -> Sounds:
+        """The sounds of a model with this `config.json`, and these settings of the feature extractor.
+
+        Raises:
+            CheckpointError: The checkpoint's spectrogram is another one than that of `bundle.audio`.
+        """
+        num_bands = config.get("num_mel_bins", 80)
+        expected = {
+            "sampling_rate": SAMPLE_RATE,
+            "hop_length": HOP,
+            "n_fft": WINDOW,
+            "feature_size": num_bands,
+            "padding_value": 0,
+            "dither": 0,
+            "do_normalize": False,
+        }
+        for name, value in expected.items():
+            if settings.get(name, value) != value:
+                raise CheckpointError(
+                    f"the feature extractor's {name} is {settings[name]}, and {value} is supported"
+                )
+        return cls(num_bands, 2 * config["max_source_positions"])
 
     @property
     def num_positions(self) -> int:
-        """The positions of memory of every sound."""
         return self.num_frames // 2
 
     @property
@@ -55,9 +76,6 @@ class Sounds(SourceKind):
     def memory(self) -> LengthRule:
         return LengthRule(names.SOUND, constant=self.num_positions)
 
-    def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-        raise NotImplementedError("no corpus has sounds yet")
-
     def inputs(self, source: Numbers) -> Inputs:
         samples = np.asarray(source, np.float32) / np.float32(_PEAK)
         return {names.SOUND: log_mel(samples, self.num_bands, self.num_frames)}
@@ -66,60 +84,31 @@ class Sounds(SourceKind):
         sound = rng.uniform(-1, 1.5, (self.num_bands, self.num_frames))
         return {names.SOUND: sound.astype(np.float32)}
 
+    def arguments(self, source: Tensor) -> dict[str, Tensor]:
+        return {"input_features": source}
 
-def check_features(folder: Path, sounds: Sounds) -> None:
-    """Raise CheckpointError if the checkpoint's spectrogram is another one than that of `bundle.audio`."""
-    for file in ("preprocessor_config.json", "processor_config.json"):
-        if (folder / file).is_file():
-            settings = read_json(folder / file)
-            settings = settings.get("feature_extractor", settings)
-            expected = {
-                "sampling_rate": SAMPLE_RATE,
-                "hop_length": HOP,
-                "n_fft": WINDOW,
-                "feature_size": sounds.num_bands,
-                "padding_value": 0,
-                "dither": 0,
-                "do_normalize": False,
-            }
-            for name, value in expected.items():
-                if settings.get(name, value) != value:
-                    raise CheckpointError(
-                        f"{folder / file}: {name} is {settings[name]}, and {value} is supported"
-                    )
-            return
+    def read(self, content: bytes) -> Numbers:
+        return _encoded(read_sound(content, self.max_seconds))
 
-
-def read_sounds(paths: Iterable[Path], kind: Sounds) -> list[Numbers]:
-    """The encoded sounds of some files, at most `MAX_SOUNDS` of them."""
-    sounds = []
-    for path in islice(paths, MAX_SOUNDS):
-        try:
-            sounds.append(_encoded(read_sound(path.read_bytes(), kind.max_seconds)))
-        except (OSError, SoundError) as error:
-            raise CheckpointError(f"the calibration names {path}: {error}") from error
-    return sounds
+    def make(self) -> list[Numbers]:
+        """Sounds that resemble speech: vowels of changing pitch and loudness, hisses, pauses, noise."""
+        chance = np.random.default_rng(0)
+        sounds = []
+        for number in range(_NUM_SAMPLES):
+            pitch, pieces = chance.uniform(90, 250), []
+            for _ in range(3 + 4 * number):
+                pieces += [_vowel(pitch * chance.uniform(0.8, 1.25), chance), _hiss(chance)]
+                if chance.random() < 0.3:
+                    pieces.append(np.zeros(chance.integers(SAMPLE_RATE // 10, SAMPLE_RATE)))
+            sound = np.concatenate(pieces)[: int(self.max_seconds * SAMPLE_RATE)]
+            sound *= chance.uniform(0.1, 0.9) / np.abs(sound).max()
+            noise = 10 ** chance.uniform(-4, -2) * chance.standard_normal(len(sound))
+            sounds.append(_encoded(sound + noise))
+        return sounds
 
 
 def _encoded(samples: NDArray[Any]) -> Numbers:
     return array("h", np.rint(np.clip(samples, -1, 1) * _PEAK).astype(np.int16).tobytes())
-
-
-def make_sounds(kind: Sounds) -> list[Numbers]:
-    """Encoded sounds that resemble speech: vowels of changing pitch and loudness, hisses, pauses, noise."""
-    chance = np.random.default_rng(0)
-    sounds = []
-    for number in range(_NUM_SAMPLES):
-        pitch, pieces = chance.uniform(90, 250), []
-        for _ in range(3 + 4 * number):
-            pieces += [_vowel(pitch * chance.uniform(0.8, 1.25), chance), _hiss(chance)]
-            if chance.random() < 0.3:
-                pieces.append(np.zeros(chance.integers(SAMPLE_RATE // 10, SAMPLE_RATE)))
-        sound = np.concatenate(pieces)[: int(kind.max_seconds * SAMPLE_RATE)]
-        sound *= chance.uniform(0.1, 0.9) / np.abs(sound).max()
-        noise = 10 ** chance.uniform(-4, -2) * chance.standard_normal(len(sound))
-        sounds.append(_encoded(sound + noise))
-    return sounds
 
 
 def _vowel(pitch: float, chance: np.random.Generator) -> NDArray[np.float64]:

@@ -438,17 +438,21 @@ def _m2m100(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     return _of_pieces(checkpoint, "sentencepiece.bpe.model", vocab, special, "<unk>")
 
 
-def _fairseq(languages: str) -> Callable[[Checkpoint], tokenizers.Tokenizer]:
-    """The order of mBART and NLLB: four special tokens, pieces, languages, mask."""
+def _fairseq(languages: str | None) -> Callable[[Checkpoint], tokenizers.Tokenizer]:
+    """The order of mBART and NLLB: four special tokens, pieces, languages, mask.
+
+    Without a list (""), the languages are those among the special tokens; None if there are no languages.
+    """
 
     def build(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
         file = "sentencepiece.bpe.model"
         model = SentencePieceModel.read(checkpoint.file(file))
         first = ["<s>", "<pad>", "</s>", "<unk>"]
-        codes = languages.split() or [
-            name for name in checkpoint.special_tokens() if re.fullmatch(RECIPES["nllb"].language, name)
-        ]
-        if not codes:
+        codes = (languages or "").split()
+        if languages == "":
+            pattern = RECIPES["nllb"].language
+            codes = [name for name in checkpoint.special_tokens() if re.fullmatch(pattern, name)]
+        if languages is not None and not codes:
             raise ValueError(f"{checkpoint.folder} has no tokenizer.json, and its settings name no languages")
         names = [*first, *(piece.text for piece in model.pieces[3:]), *codes, "<mask>"]
         return _of_pieces(checkpoint, file, _numbered(names, checkpoint), [*first, *codes, "<mask>"], "<unk>")
@@ -515,6 +519,12 @@ def _byte_pairs(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     return inner
 
 
+def _trocr(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+    """The tokenizer of RoBERTa, or of XLM-RoBERTa in small models."""
+    has_pieces = (checkpoint.folder / "sentencepiece.bpe.model").is_file()
+    return _fairseq(None)(checkpoint) if has_pieces else _byte_pairs(checkpoint)
+
+
 def _no_pieces(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     raise ValueError(f"{checkpoint.folder} has no tokenizer.json, which its tokenizer needs")
 
@@ -577,6 +587,7 @@ RECIPES = {
     "whisper": TokenizerRecipe(
         ("WhisperTokenizer",), _byte_pairs, r"<\|([a-z]{2,3})\|>", suffix=(), is_prompted=True
     ),
+    "trocr": TokenizerRecipe(("RobertaTokenizer", "XLMRobertaTokenizer", "BartTokenizer"), _trocr, suffix=()),
     "t5gemma": TokenizerRecipe(_GEMMA, _no_pieces, has_own_frame=True),
     "t5gemma2": TokenizerRecipe(_GEMMA, _no_pieces, has_own_frame=True),
 }

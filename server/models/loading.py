@@ -102,7 +102,7 @@ def load_model(
         timestamps=manifest.timestamps,
         queue_limits=config.queue,
         sources={
-            spec.name: SourceSpec(manifest.sources[spec.name], spec)
+            spec.name: SourceSpec(manifest.sources[spec.name], spec, manifest.resampling)
             for spec in source_specs(manifest, runner.precision)
         },
         memory=manifest.memory,

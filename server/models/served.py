@@ -18,6 +18,7 @@ from seq2seq_serve.bundle.manifest import (
     Timestamps,
 )
 from seq2seq_serve.bundle.names import Form
+from seq2seq_serve.bundle.pictures import Resampling
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.server.deliveries import Deliveries, Mailbox
 from seq2seq_serve.server.engine.engine import Engine
@@ -34,10 +35,12 @@ class SourceSpec:
     Attributes:
         form: The form in which callers send it.
         tensor: The input of the `encode` graph.
+        resampling: How the file of a picture is scaled.
     """
 
     form: Form
     tensor: TensorSpec
+    resampling: Resampling = "bicubic"
 
     @property
     def axes(self) -> tuple[int | str, ...]:

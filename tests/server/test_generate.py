@@ -1,6 +1,7 @@
 """Imported checkpoints answer through gRPC with the tokens and scores of transformers' `generate`."""
 
 import asyncio
+import io
 import itertools
 import random
 from collections import Counter
@@ -10,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from PIL import Image, ImageDraw
 from transformers.generation import GenerationMixin, WhisperTimeStampLogitsProcessor
 
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from tests.export.huggingface.checkpoints import SOUNDS, TEXTS, edit, make_checkpoint
+from tests.export.huggingface.checkpoints import PICTURES, SOUNDS, TEXTS, edit, make_checkpoint
 from tests.server.service.harness import serving_bundles
 
 _MAX_NEW_TOKENS = 10
@@ -314,6 +316,94 @@ def check_sounds(case: str, folder: Path, num_sounds: int) -> None:
     times = [token_ids for targets in with_times for token_ids, _ in targets]
     assert all(target[0] > off_id for target in times)
     assert any(sum(token_id > off_id for token_id in target) > 3 for target in times)
+
+
+def picture_files(num_pictures: int) -> list[Image.Image]:
+    """Random shapes on random ground, of many sizes."""
+    rng = np.random.default_rng(0)
+    pictures = []
+    for _ in range(num_pictures):
+        width, height = (int(side) for side in rng.integers(8, 200, 2))
+        picture = Image.new("RGB", (width, height), tuple(rng.integers(0, 256, 3).tolist()))
+        for _ in range(4):
+            corners = np.sort(rng.integers(0, [[width], [height]], (2, 2)))
+            box = [tuple(corner) for corner in corners.T.tolist()]
+            ImageDraw.Draw(picture).ellipse(box, fill=tuple(rng.integers(0, 256, 3).tolist()))
+        pictures.append(picture)
+    return pictures
+
+
+def read_by_generate(
+    model, pixels: torch.Tensor, options: dict, eos_id: int
+) -> tuple[list[Target], list[float]]:
+    """The targets without the start token, and the scores of a beam search."""
+    with torch.inference_mode():
+        found = model.generate(
+            pixel_values=pixels,
+            max_new_tokens=_MAX_NEW_TOKENS,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **options,
+        )
+    targets = []
+    for row in found.sequences[:, 1:].tolist():
+        tokens = list(itertools.takewhile(lambda token_id: token_id != eos_id, row))
+        targets.append((tokens, len(tokens) < len(row)))
+    return targets, found.sequences_scores.tolist() if "sequences_scores" in found else []
+
+
+def check_pictures(case: str, folder: Path, num_pictures: int) -> None:
+    """Files, as the checkpoint's own image processor and `generate` read them."""
+    theirs = make_checkpoint(case, folder / "checkpoint")
+    export_checkpoint(folder / "checkpoint", folder / "bundle", [Precision.FP32])
+    processor = transformers.ViTImageProcessorPil.from_pretrained(folder / "checkpoint")
+    num_ties = 0
+
+    async def run() -> None:
+        nonlocal num_ties
+        async with serving_bundles(folder / "bundle") as served:
+            messages, expected = [], []
+            for number, picture in enumerate(picture_files(num_pictures)):
+                ours, given = SOUND_SEARCHES[number % len(SOUND_SEARCHES)]
+                pixels = processor(picture, return_tensors="pt").pixel_values
+                expected.append(
+                    read_by_generate(theirs, pixels, given, theirs.generation_config.eos_token_id)
+                )
+                content = io.BytesIO()
+                picture.save(content, "PNG")
+                messages.append(
+                    pb.GenerateRequest(
+                        sources=[pb.Source(file=content.getvalue())],
+                        options=pb.GenerateOptions(max_new_tokens=_MAX_NEW_TOKENS, **ours),
+                    )
+                )
+            found = await asyncio.gather(*(served.stub.Generate(message) for message in messages))
+        for number, (answer, (targets, scores)) in enumerate(zip(found, expected, strict=True)):
+            where = (case, number, messages[number].options)
+            if scores:
+                near = pytest.approx(scores, abs=1e-4, rel=1e-6)
+                assert [one.score for one in answer.hypotheses] == near, where
+            if answers(answer) != targets:
+                assert scores, where
+                near = pytest.approx(scores, abs=_GAP, rel=1e-6)
+                assert [one.score for one in answer.hypotheses] == near, where
+                num_ties += 1
+        assert len({tuple(answer.hypotheses[0].token_ids) for answer in found}) > num_pictures // 4
+
+    asyncio.run(run())
+    assert num_ties <= num_pictures // 50
+
+
+@pytest.mark.parametrize("case", PICTURES)
+def test_a_checkpoint_reads_what_generate_reads(case, tmp_path):
+    check_pictures(case, tmp_path, 10)
+
+
+@pytest.mark.slow  # 200 pictures
+@pytest.mark.parametrize("case", PICTURES)
+def test_a_checkpoint_reads_two_hundred_pictures_as_generate_does(case, tmp_path):
+    check_pictures(case, tmp_path, 200)
 
 
 @pytest.mark.parametrize("case", SOUNDS)

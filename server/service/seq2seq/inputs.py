@@ -301,7 +301,7 @@ def _read_pixels(given: Input, model: ServedModel, checkpoint: Checkpoint) -> Ar
     if given.kind == "file":
         with _refusing_damage(given):
             if given.spec.form is Form.PICTURE:
-                return read_picture(given.source.file, size)
+                return read_picture(given.source.file, size, given.spec.resampling)
             frames = []
             for frame in read_frames(given.source.file, size, model.max_source_length):
                 frames.append(frame)

@@ -129,6 +129,35 @@ def _t5gemma2(vocab: Mapping[str, int]) -> Any:
     )
 
 
+def _trocr(
+    encoder: type[transformers.PreTrainedConfig], d_encoder: int, **options: Any
+) -> Callable[[Mapping[str, int]], Any]:
+    """A decoder that is 32 wide, and an encoder of pictures."""
+    sizes = {
+        "hidden_size": d_encoder,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 64,
+        "image_size": 32,
+        "patch_size": 8,
+    }
+    reader = encoder(**sizes, qkv_bias=options.pop("qkv_bias"))
+
+    def make(vocab: Mapping[str, int]) -> Any:
+        names = (name for name in _SIZES if "encoder" not in name or "decoder" in name)
+        decoder = transformers.TrOCRConfig(
+            **{name: _SIZES[name] for name in names},
+            **vocab,
+            is_decoder=True,
+            add_cross_attention=True,
+            **options,
+        )
+        config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(reader, decoder)
+        return transformers.VisionEncoderDecoderModel(config)
+
+    return make
+
+
 # By the name of a case: the tokenizer's files, and the model.
 CASES: dict[str, tuple[Callable[[Path], files.Files], Callable[..., Any]]] = {
     "marian": (files.marian, lambda vocab: _marian(vocab, activation_function="swish")),
@@ -159,11 +188,29 @@ CASES: dict[str, tuple[Callable[[Path], files.Files], Callable[..., Any]]] = {
     "mt5": (lambda folder: files.t5(folder, "mt5"), _t5_like("MT5", tie_word_embeddings=False)),
     "byt5": (files.byt5, _t5_like("T5", feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
     "whisper": (files.whisper, _whisper),
+    "trocr": (
+        files.trocr,
+        _trocr(transformers.ViTConfig, 48, qkv_bias=False, cross_attention_hidden_size=48),
+    ),
+    "trocr-deit": (
+        files.trocr_small,
+        _trocr(
+            transformers.DeiTConfig,
+            24,
+            qkv_bias=True,
+            activation_function="relu",
+            scale_embedding=True,
+            use_learned_position_embeddings=False,
+            layernorm_embedding=False,
+            tie_word_embeddings=False,
+        ),
+    ),
     "t5gemma": (files.t5gemma, _t5gemma),
     "t5gemma2": (lambda folder: files.t5gemma(folder, "t5gemma2"), _t5gemma2),
 }
 SOUNDS = ("whisper",)
-TEXTS = tuple(case for case in CASES if case not in SOUNDS)
+PICTURES = ("trocr", "trocr-deit")
+TEXTS = tuple(case for case in CASES if case not in SOUNDS + PICTURES)
 
 
 def make_model(case: str, vocab: Mapping[str, int], seed: int = 0) -> Any:
@@ -191,9 +238,21 @@ def make_checkpoint(case: str, folder: Path, **generation: Any) -> Any:
     model = make_model(case, vocab)
     model.save_pretrained(folder)
     edit(folder / "generation_config.json", _from_model_config=None, **(made.generation | generation))
-    is_speech = case in SOUNDS
-    kind = transformers.AutoModelForSpeechSeq2Seq if is_speech else transformers.AutoModelForSeq2SeqLM
-    return kind.from_pretrained(folder).eval()
+    kind = transformers.AutoModelForSeq2SeqLM
+    if case in SOUNDS:
+        kind = transformers.AutoModelForSpeechSeq2Seq
+    if case in PICTURES:
+        kind = transformers.AutoModelForImageTextToText
+    theirs = kind.from_pretrained(folder).eval()
+    if case == "trocr-deit":
+        table = theirs.decoder.model.decoder.embed_positions  # in 5.24, loading leaves it without values
+        table.weights = table.get_embedding(80, table.embedding_dim, table.padding_idx)
+    return theirs
+
+
+def family_name(case: str) -> str:
+    """The name of the case's family."""
+    return case.removesuffix("-separate").removesuffix("-1.1").removesuffix("-deit")
 
 
 def edit(file: Path, **changes: Any) -> None:

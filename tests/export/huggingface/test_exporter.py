@@ -15,11 +15,10 @@ from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Axis, Form, Precision, Verb
 from seq2seq_serve.export.exporter import TOLERANCES, ExportError
 from seq2seq_serve.export.huggingface import exporter, families, reference
-from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
+from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, open_checkpoint
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.export.huggingface.families import Limits
-from seq2seq_serve.export.huggingface.sounds import check_features
-from tests.export.huggingface.checkpoints import CASES, SOUNDS, TEXTS, edit
+from tests.export.huggingface.checkpoints import CASES, PICTURES, SOUNDS, TEXTS, edit, family_name
 
 FP32 = [Precision.FP32]
 
@@ -32,14 +31,18 @@ def test_the_graphs_of_every_family_equal_transformers(checkpoint, case, tmp_pat
     manifest = load_bundle(tmp_path / "bundle").manifest
     proof = manifest.variants[Precision.FP32].parity
     assert 0 < proof.max_log_probability_difference < 3e-5
-    assert manifest.kind == case.removesuffix("-separate").removesuffix("-1.1")
+    assert manifest.kind == family_name(case)
     if case in SOUNDS:
         assert (manifest.source_vocab_size, manifest.sources) == (0, {"sound": Form.SOUND})
         assert manifest.memory.memory_length({}) == theirs.config.max_source_positions
+    elif case in PICTURES:
+        assert (manifest.source_vocab_size, manifest.sources) == (0, {"picture": Form.PICTURE})
+        assert manifest.memory.memory_length({}) == 16 + (2 if case == "trocr-deit" else 1)
+        assert manifest.resampling == ("bicubic" if case == "trocr-deit" else "bilinear")
     else:
         assert manifest.source_vocab_size == theirs.config.vocab_size
         assert manifest.sources == {"source_ids": Form.TEXT}
-    assert manifest.special_ids.eos_ids == (theirs.config.eos_token_id,)
+    assert manifest.special_ids.eos_ids == (theirs.generation_config.eos_token_id,)
     assert manifest.generation.repeats_start
     assert manifest.provenance["transformers"] == transformers.__version__
     assert lines[1].startswith("the model equals transformers: worst difference of log-probabilities ")
@@ -231,7 +234,7 @@ class TestSounds:
 
     def test_a_limit_on_sources_is_refused_and_one_on_targets_is_not(self, checkpoint, tmp_path):
         folder = checkpoint("whisper")[0]
-        with pytest.raises(CheckpointError, match="--max-source-length is for texts: all sounds"):
+        with pytest.raises(CheckpointError, match="--max-source-length is for texts: all sources of this model"):
             export_checkpoint(folder, tmp_path / "bundle", FP32, limits=Limits(20, 0))
         export_checkpoint(folder, tmp_path / "bundle", FP32, limits=Limits(0, 24))
         assert load_bundle(tmp_path / "bundle").manifest.max_target_length == 24
@@ -260,13 +263,11 @@ class TestSounds:
             export_checkpoint(folder, tmp_path / "bundle", FP32, report=refuse_to_go_on)
 
     def test_the_usual_spectrogram_is_accepted(self, checkpoint, tmp_path):
-        sounds = families.config_of(
-            next(family for family in families.FAMILIES if family.name == "whisper"),
-            json.loads((checkpoint("whisper")[0] / "config.json").read_text()),
-            Limits(),
-        ).sounds
-        transformers.WhisperFeatureExtractor(feature_size=12).save_pretrained(tmp_path)
-        check_features(tmp_path, sounds)
-        (tmp_path / "preprocessor_config.json").write_text("[]")
+        folder = tmp_path / "copy"
+        shutil.copytree(checkpoint("whisper")[0], folder)
+        transformers.WhisperFeatureExtractor(feature_size=12).save_pretrained(folder)
+        opened = open_checkpoint(folder)
+        assert families.config_of(families.family_of(opened), opened, Limits()).media.num_bands == 12
+        (folder / "preprocessor_config.json").write_text("[]")
         with pytest.raises(CheckpointError, match=r"preprocessor_config\.json is not a JSON object"):
-            check_features(tmp_path, sounds)
+            open_checkpoint(folder)

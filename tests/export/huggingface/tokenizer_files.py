@@ -279,6 +279,30 @@ def bart(folder: Path) -> Files:
     )
 
 
+def trocr(folder: Path) -> Files:
+    """As `save_pretrained` writes a model for print, with the settings of its pictures."""
+    vocab, merges = _byte_pairs()
+    _picture_settings(folder, resample=2)
+    theirs = transformers.RobertaTokenizer(vocab=vocab, merges=merges)
+    return _saved(folder, "trocr", theirs, {"decoder_start_token_id": 2, "eos_token_id": 2})
+
+
+def trocr_small(folder: Path) -> Files:
+    """A SentencePiece model alone, and settings of pictures that differ from the usual ones."""
+    content = spm("unigram")
+    _picture_settings(folder, resample=3, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.25, 0.3])
+    theirs = transformers.XLMRobertaTokenizer(vocab=[*_fairseq(content), ("<mask>", 0.0)])
+    files = _saved(folder, "trocr", theirs, {"decoder_start_token_id": 2, "eos_token_id": 2})
+    (folder / "tokenizer.json").unlink()
+    (folder / "sentencepiece.bpe.model").write_bytes(content)
+    return files
+
+
+def _picture_settings(folder: Path, **settings: Any) -> None:
+    size = {"height": 32, "width": 32}
+    transformers.ViTImageProcessorPil(size=size, **settings).save_pretrained(folder)
+
+
 def blenderbot(folder: Path) -> Files:
     """As `save_pretrained` writes it."""
     vocab, merges = _byte_pairs()
