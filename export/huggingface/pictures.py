@@ -121,7 +121,7 @@ class Patches(Media):
         return (pixels - torch.tensor(self.mean)) / torch.tensor(self.deviation)
 
     def inputs(self, source: Numbers) -> Inputs:
-        return {names.PICTURE: np.asarray(source, np.uint8).reshape(self.size, self.size, 3)}
+        return {names.PICTURE: np.frombuffer(bytes(source), np.uint8).reshape(self.size, self.size, 3)}
 
     def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
         return {names.PICTURE: rng.integers(0, 256, (self.size, self.size, 3), np.uint8)}

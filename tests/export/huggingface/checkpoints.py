@@ -193,7 +193,7 @@ CASES: dict[str, tuple[Callable[[Path], files.Files], Callable[..., Any]]] = {
         _trocr(transformers.ViTConfig, 48, qkv_bias=False, cross_attention_hidden_size=48),
     ),
     "trocr-deit": (
-        files.trocr_small,
+        lambda folder: files.only_pieces(folder, "trocr-small"),
         _trocr(
             transformers.DeiTConfig,
             24,

@@ -9,6 +9,7 @@ import pytest
 import soundfile
 import torch
 import transformers
+from PIL import Image
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import load_bundle
@@ -234,7 +235,9 @@ class TestSounds:
 
     def test_a_limit_on_sources_is_refused_and_one_on_targets_is_not(self, checkpoint, tmp_path):
         folder = checkpoint("whisper")[0]
-        with pytest.raises(CheckpointError, match="--max-source-length is for texts: all sources of this model"):
+        with pytest.raises(
+            CheckpointError, match="--max-source-length is for texts: all sources of this model"
+        ):
             export_checkpoint(folder, tmp_path / "bundle", FP32, limits=Limits(20, 0))
         export_checkpoint(folder, tmp_path / "bundle", FP32, limits=Limits(0, 24))
         assert load_bundle(tmp_path / "bundle").manifest.max_target_length == 24
@@ -271,3 +274,91 @@ class TestSounds:
         (folder / "preprocessor_config.json").write_text("[]")
         with pytest.raises(CheckpointError, match=r"preprocessor_config\.json is not a JSON object"):
             open_checkpoint(folder)
+
+
+class TestPictures:
+    def test_int8_is_calibrated_on_pictures_that_a_file_names(self, checkpoint, tmp_path):
+        for number, name in enumerate(("a.png", "b.jpg", "c.webp")):
+            pixels = np.random.default_rng(number).integers(0, 256, (20, 50, 3), np.uint8)
+            Image.fromarray(pixels).save(tmp_path / name)
+        (tmp_path / "names.txt").write_text("a.png\nb.jpg\nc.webp\n")
+        for number, calibration in enumerate((tmp_path / "names.txt", None)):
+            lines: list[str] = []
+            folder, bundle = checkpoint("trocr")[0], tmp_path / str(number)
+            export_checkpoint(folder, bundle, [Precision.INT8], calibration=calibration, report=lines.append)
+            proof = load_bundle(bundle).manifest.variants[Precision.INT8].parity
+            assert 0 < proof.mean_log_probability_difference < 0.2
+            assert f"int8: decoding {8 if calibration is None else 3} sources for the calibration" in lines
+
+    def test_float16_is_near(self, checkpoint, tmp_path):
+        export_checkpoint(checkpoint("trocr-deit")[0], tmp_path / "bundle", [Precision.FP16])
+        proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].parity
+        assert 0 < proof.max_log_probability_difference < TOLERANCES[Precision.FP16]
+
+    def test_a_file_that_is_no_picture_ends_the_export_early(self, checkpoint, tmp_path):
+        (tmp_path / "names.txt").write_text("names.txt\nmissing.png\n")
+        with pytest.raises(CheckpointError, match=r"the calibration names .*names\.txt: the file is not PNG"):
+            export_checkpoint(
+                checkpoint("trocr")[0],
+                tmp_path / "bundle",
+                [Precision.INT8],
+                calibration=tmp_path / "names.txt",
+                report=refuse_to_go_on,
+            )
+
+    @pytest.mark.parametrize(
+        ("settings", "match"),
+        [
+            ({"size": {"height": 32, "width": 64}}, "processor's size is .* and only squares are supported"),
+            ({"size": 384}, "the image processor's size is 384, and 32 is supported"),
+            ({"do_center_crop": True, "crop_size": 24}, "crop_size is 24, and 32 is supported"),
+            ({"do_resize": False}, "do_resize is False, and True is supported"),
+            ({"resample": 5}, r"resample is 5; there are 0 \(nearest\), .*3 \(bicubic\)"),
+            ({"image_mean": [0.5]}, r"image_mean is \(0.5,\) .* each needs 3 numbers"),
+        ],
+    )
+    def test_other_pictures_are_refused(self, checkpoint, tmp_path, settings, match):
+        folder = tmp_path / "copy"
+        shutil.copytree(checkpoint("trocr")[0], folder)
+        edit(folder / "preprocessor_config.json", **settings)
+        with pytest.raises(CheckpointError, match=match):
+            export_checkpoint(folder, tmp_path / "bundle", FP32, report=refuse_to_go_on)
+
+    @pytest.mark.parametrize(
+        "settings", [{"do_center_crop": True, "crop_size": 32}, {"do_normalize": False}, {"size": 32}]
+    )
+    def test_settings_that_change_nothing_or_are_known_are_accepted(self, checkpoint, tmp_path, settings):
+        folder = tmp_path / "copy"
+        shutil.copytree(checkpoint("trocr")[0], folder)
+        edit(folder / "preprocessor_config.json", **settings)
+        opened = open_checkpoint(folder)
+        pictures = families.config_of(families.family_of(opened), opened, Limits()).media
+        expected = (0.0, 1.0) if settings.get("do_normalize") is False else (0.5, 0.5)
+        assert (pictures.mean[0] / 255, pictures.deviation[0] / 255) == pytest.approx(expected)
+
+    @pytest.mark.parametrize(("half", "name"), [("encoder", "swin"), ("decoder", "gpt2")])
+    def test_other_halves_are_refused_by_name(self, checkpoint, tmp_path, half, name):
+        folder = tmp_path / "copy"
+        shutil.copytree(checkpoint("trocr")[0], folder)
+        config = json.loads((folder / "config.json").read_text())
+        config[half]["model_type"] = name
+        (folder / "config.json").write_text(json.dumps(config))
+        match = f"{name}.*, which is not supported; it must read by vit or deit, and write by trocr"
+        with pytest.raises(CheckpointError, match=match):
+            export_checkpoint(folder, tmp_path / "bundle", FP32, report=refuse_to_go_on)
+
+    def test_settings_of_generate_in_the_decoder_count_where_there_is_no_file_of_them(
+        self, checkpoint, tmp_path
+    ):
+        folder = tmp_path / "copy"
+        shutil.copytree(checkpoint("trocr")[0], folder)
+        (folder / "generation_config.json").unlink()
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {"num_beams": 4, "eos_token_id": None}))
+        assert open_checkpoint(folder).generation == {
+            "bos_token_id": 0,
+            "decoder_start_token_id": 2,
+            "eos_token_id": 2,
+            "num_beams": 4,
+            "pad_token_id": 1,
+        }

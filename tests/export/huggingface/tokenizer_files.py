@@ -288,14 +288,10 @@ def trocr(folder: Path) -> Files:
 
 
 def trocr_small(folder: Path) -> Files:
-    """A SentencePiece model alone, and settings of pictures that differ from the usual ones."""
-    content = spm("unigram")
+    """As `save_pretrained` writes a small model, with unusual settings of its pictures."""
     _picture_settings(folder, resample=3, image_mean=[0.4, 0.5, 0.6], image_std=[0.2, 0.25, 0.3])
-    theirs = transformers.XLMRobertaTokenizer(vocab=[*_fairseq(content), ("<mask>", 0.0)])
-    files = _saved(folder, "trocr", theirs, {"decoder_start_token_id": 2, "eos_token_id": 2})
-    (folder / "tokenizer.json").unlink()
-    (folder / "sentencepiece.bpe.model").write_bytes(content)
-    return files
+    theirs = transformers.XLMRobertaTokenizer(vocab=[*_fairseq(spm("unigram")), ("<mask>", 0.0)])
+    return _saved(folder, "trocr", theirs, {"decoder_start_token_id": 2, "eos_token_id": 2})
 
 
 def _picture_settings(folder: Path, **settings: Any) -> None:
@@ -389,6 +385,8 @@ FAMILIES: dict[str, Callable[[Path], Files]] = {
     "bart": bart,
     "blenderbot": blenderbot,
     "byt5": byt5,
+    "trocr": trocr,
+    "trocr-small": trocr_small,
     "t5gemma": t5gemma,
     "t5gemma2": lambda folder: t5gemma(folder, "t5gemma2"),
 }
