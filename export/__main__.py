@@ -89,7 +89,8 @@ def _parser(*, is_checkpoint: bool) -> argparse.ArgumentParser:
             type=Path,
             metavar="FILE",
             help="texts like those of your requests, one a line, by which int8 is calibrated, or names of "
-            "files with such sounds (default: built-in sentences in many languages, or made sounds)",
+            "files with such sounds or pictures (default: built-in sentences in many languages, or made "
+            "sounds or pictures)",
         )
         for name in ("source", "target"):
             parser.add_argument(
