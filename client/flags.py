@@ -219,8 +219,9 @@ def _add_caption(command: Callable[..., argparse.ArgumentParser]) -> None:
     picture = command(
         "caption",
         "describe or read a picture, or describe a clip",
-        description="Print the caption, or the text, of a picture (PNG, JPEG, WebP, GIF), of a clip (animated PNG, WebP or "
-        "GIF), or of features that you computed (a NumPy array, .npy), as the model takes them.",
+        description="Print the caption, or the text, of a picture (PNG, JPEG, WebP, GIF), of a clip "
+        "(animated PNG, WebP or GIF), or of features that you computed (a NumPy array, .npy), as the model "
+        "takes them.",
         epilog="example: python -m client caption picture.png --attention attention.png",
     )
     picture.add_argument("file", type=Path, metavar="FILE", help="the file; -: standard input")

@@ -6,6 +6,7 @@ Every token is one row of a matrix; only attention separates batch and position.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -312,7 +313,7 @@ class DecoderBlock(nn.Module):
         `x` is `(B·T, D)`, key and value are `(B, G, C, K)`. The mask is `(B, 1, 1, C)`, True = may attend.
         """
         query = self.cross_query(x).view(-1, target_length, self.num_heads, self.d_head).transpose(1, 2)
-        attended, weights = attention(query, [(key, value, mask)], scale=self.scale, cap=self.cap)
+        attended, [weights] = attention(query, [(key, value, mask)], scale=self.scale, cap=self.cap)
         return self.cross_output(attended), weights
 
 
@@ -341,7 +342,7 @@ class MergedBlock(_Block):
         )
         sources = [(key, value, cache_mask), (*memory, memory_mask)]
         attended, weights = attention(query, sources, scale=self.scale, cap=self.cap)
-        return self.output(attended), key, value, weights[..., key.shape[2] :]
+        return self.output(attended), key, value, weights[1]
 
 
 class Heads(nn.Module):
@@ -361,9 +362,12 @@ class Heads(nn.Module):
 
         The positions are those that `operators.rotate` takes.
         """
-        H, G = self.num_heads, self.num_key_value_heads
-        heads = packed.view(-1, length, H + 2 * G, self.d_head).transpose(1, 2)
-        query, key, value = heads[:, :H], heads[:, H : H + G], heads[:, H + G :]
+        H, G, K = self.num_heads, self.num_key_value_heads, self.d_head
+        # Of slices of one tensor ONNX Runtime makes a Split. If its parts are unequal, CUDA's copies their
+        # sizes from the host, which a captured graph cannot do.
+        query = packed[:, : H * K].view(-1, length, H, K).transpose(1, 2)
+        rest = packed.view(-1, length, H + 2 * G, K)[:, :, H:].transpose(1, 2)
+        key, value = rest.chunk(2, dim=1)
         query = query if self.query_norm is None else self.query_norm(query)
         key = key if self.key_norm is None else self.key_norm(key)
         if rotation is not None:
@@ -391,7 +395,7 @@ class HeadNorm(nn.Module):
 
 def attention(
     query: Tensor, sources: Sequence[tuple[Tensor, Tensor, Tensor]], *, scale: float, cap: float | None
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, list[Tensor]]:
     """Attention by its definition (Vaswani et al. 2017, equation 1), in groups of heads with equal keys.
 
     Args:
@@ -402,7 +406,7 @@ def attention(
         cap: c; scores s become c tanh(s / c); None leaves them.
 
     Returns:
-        The output `(B·T, HK)`, and the weights `(B, H, T, S)` of all sources, one after another.
+        The output `(B·T, HK)`, and the weights `(B, H, T, S)` of each source.
     """
     (_, H, T, K), G = query.shape, sources[0][0].shape[1]
 
@@ -419,15 +423,24 @@ def attention(
         if cap is not None:
             scores = torch.tanh(scores / cap) * cap
         parts.append(scores.masked_fill(~mask, torch.finfo(scores.dtype).min))
-    scores = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-    weights = torch.softmax(scores, dim=-1)
-    attended, start = None, 0
-    for key, value, _ in sources:
-        end = start + key.shape[2]
-        part = grouped(weights if len(parts) == 1 else weights[..., start:end]) @ value
-        attended, start = part if attended is None else attended + part, end
-    assert attended is not None
-    return separate(attended).transpose(1, 2).reshape(-1, H * K), weights
+    weights = _softmax(parts)
+    products = [grouped(part) @ value for part, (_, value, _) in zip(weights, sources, strict=True)]
+    attended = separate(reduce(torch.add, products))
+    return attended.transpose(1, 2).reshape(-1, H * K), weights
+
+
+def _softmax(parts: Sequence[Tensor]) -> list[Tensor]:
+    """One softmax over the last axis of all parts.
+
+    They are not joined: on CUDA, joining tensors of different sizes copies the sizes from the host, which a
+    captured graph cannot do.
+    """
+    if len(parts) == 1:
+        return [torch.softmax(parts[0], dim=-1)]
+    largest = reduce(torch.maximum, (part.amax(dim=-1, keepdim=True) for part in parts))
+    powers = [torch.exp(part - largest) for part in parts]
+    total = reduce(torch.add, (power.sum(dim=-1, keepdim=True) for power in powers))
+    return [power / total for power in powers]
 
 
 def _last(layer: Any, attention: str, path: str, linear: LinearFactory, residual_scale: float) -> Linear:

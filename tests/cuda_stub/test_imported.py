@@ -1,0 +1,95 @@
+"""Imported checkpoints of each kind of layer, position and source, in one server process on the stub."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from benchmarks.serving import serving
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.client import Client
+from seq2seq_serve.export.huggingface.exporter import export_checkpoint
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, Model, Target, TokenIds
+from tests.cuda_stub.log import Log, read_log
+from tests.cuda_stub.run import Stub
+from tests.export.huggingface.checkpoints import make_checkpoint
+
+pytestmark = pytest.mark.cuda_stub
+
+CASES = ("marian", "nllb", "t5", "whisper", "trocr", "t5gemma", "t5gemma2")
+OPTIONS = {
+    "greedy": GenerateOptions(),
+    "beam": GenerateOptions(beam_size=4, num_hypotheses=4),
+    "sample": GenerateOptions(temperature=1, top_p=0.9, seed=1, num_hypotheses=3, beam_size=1),
+    "repetition": GenerateOptions(repetition_penalty=1.3, no_repeat_ngram_size=2, min_new_tokens=4),
+    "prefix": GenerateOptions(target_prefix=Target(token_ids=TokenIds(values=[5, 6, 7])), beam_size=2),
+    "attention": GenerateOptions(attention=True),
+}
+
+
+@dataclass(frozen=True)
+class Life:
+    """The record of the process.
+
+    Attributes:
+        models: As the server lists them.
+        answers: Number of hypotheses by case and option.
+    """
+
+    models: list[Model]
+    answers: dict[tuple[str, str], int]
+    stderr: str
+    log: Log
+
+
+def source_of(model: Model) -> list[int] | np.ndarray:
+    """A text of four tokens, or a sound or picture of zeros."""
+    [(name, form)] = model.sources.items()
+    if form == "text":
+        return [5, 6, 7, 2]
+    return np.zeros(model.source_shapes[name].sizes, np.uint8 if form == "picture" else np.float32)
+
+
+@pytest.fixture(scope="module")
+def life(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> Life:
+    folder = tmp_path_factory.mktemp("imported")
+    for case in CASES:
+        make_checkpoint(case, folder / "checkpoints" / case)
+        export_checkpoint(folder / "checkpoints" / case, folder / case, [Precision.FP16])
+    log, stderr = folder / "log", folder / "stderr"
+    bundles = [folder / case for case in CASES]
+    flags = ["--provider", "require", "--max-slots", "8", "--log-level", "info"]
+    with (
+        stderr.open("wb") as file,
+        serving(bundles, flags, stderr=file, environment=stub.environment(log)) as server,
+        Client(server.address, timeout_seconds=60) as client,
+    ):
+        models, answers = client.models(), {}
+        for model in models:
+            for name, given in OPTIONS.items():
+                options = GenerateOptions(max_new_tokens=12)
+                options.MergeFrom(given)
+                for option, choice in model.choices.items():
+                    if not choice.default:
+                        setattr(options, option, choice.names[0])
+                answer = client.generate(source_of(model), model=model.name, options=options)
+                answers[model.name, name] = len(answer.hypotheses)
+    return Life(models, answers, stderr.read_text(), read_log(log.read_text()))
+
+
+def test_every_model_runs_on_cuda_and_its_steps_are_captured(life):
+    assert {model.name: (model.provider, model.precision) for model in life.models} == dict.fromkeys(
+        CASES, ("cuda", "fp16")
+    )
+    assert "not captured" not in life.stderr
+    assert life.log.whole.captures
+
+
+def test_calls_of_every_kind_are_answered(life):
+    for (case, name), num_hypotheses in life.answers.items():
+        assert num_hypotheses == max(OPTIONS[name].num_hypotheses, 1), (case, name)
+    assert len(life.answers) == len(CASES) * len(OPTIONS)
+
+
+def test_nothing_that_cuda_refuses_is_asked_of_it(life):
+    assert life.log.whole.errors == []
