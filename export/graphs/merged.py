@@ -9,13 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seq2seq_serve.bundle import names
-from seq2seq_serve.bundle.manifest import TensorSpec
-from seq2seq_serve.bundle.names import Axis, Role, Verb
+from seq2seq_serve.bundle.names import Verb
 from seq2seq_serve.export.graphs.architecture import Architecture
-from seq2seq_serve.export.graphs.base import Graph, outs, token_specs
+from seq2seq_serve.export.graphs.base import Graph, outs
 from seq2seq_serve.export.graphs.linear import LinearFactory
-from seq2seq_serve.export.graphs.transformer import DecodeGraph, Decoder, EncodeGraph, TransformerGraph
+from seq2seq_serve.export.graphs.transformer import (
+    DecodeGraph,
+    Decoder,
+    EncodeGraph,
+    OneStepGraph,
+    TransformerGraph,
+)
 from seq2seq_serve.training.models.transformer import alignment_layer
 
 # B batch rows   T target length   D d_model   V vocabulary   L layers   C cache capacity   S memory capacity
@@ -31,26 +35,24 @@ def merged_graphs_of(model: Architecture, linear: LinearFactory) -> dict[Verb, G
     }
 
 
-class MergedStepGraph(TransformerGraph):
+class MergedStepGraph(OneStepGraph):
     """One target position for all running rows, with the cache in place; the memory is only read."""
 
     def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
-        super().__init__(model, model.decoder, linear)
-        self.decoder = decoder
+        super().__init__(model, linear, decoder)
         cache = self._cache_specs()
-        columns = token_specs(names.CACHE_LENGTHS, names.LAST_SOURCE_POSITIONS)
-        self.inputs = (*columns, *cache, *self._memory_specs())
-        logits = TensorSpec(names.LOGITS, "float32", (Axis.BATCH, self.vocab_size), Role.LOGITS)
-        self.outputs = (logits, *outs(cache))
+        self.inputs = (*self.columns, *cache, *self._memory_specs())
+        self.outputs = (*self.answers, *outs(cache))
 
     def forward(
         self, token_ids: Tensor, cache_lengths: Tensor, last_source_positions: Tensor, *buffers: Tensor
     ) -> tuple[Tensor, ...]:
+        cache_lengths = self.lengths(cache_lengths)
         positions = cache_lengths.to(torch.int64).unsqueeze(1)  # (B, 1)
         hidden, _, cache = _states(
             self, self.decoder, token_ids.unsqueeze(1), positions, last_source_positions + 1, buffers
         )
-        return (self.decoder.logits(hidden, self.embedding), *cache)
+        return (*self.answer(hidden, cache_lengths), *cache)
 
 
 class MergedDecodeGraph(DecodeGraph):

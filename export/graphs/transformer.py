@@ -279,8 +279,8 @@ class _PatchMap(nn.Module):
         return torch.cat([self.tokens.expand(B, -1, -1), places], dim=1)
 
 
-class StepGraph(TransformerGraph):
-    """One target position for all running rows, with cache and memory in place.
+class OneStepGraph(TransformerGraph):
+    """One target position for all running rows.
 
     The form for CUDA also writes the inputs of the next step, the most probable tokens and the lengths, so
     that a greedy step is one replayed graph.
@@ -295,21 +295,44 @@ class StepGraph(TransformerGraph):
             is_suppressed = torch.zeros(self.vocab_size, dtype=torch.bool)
             is_suppressed[list(model.suppressed_token_ids)] = True
             self.is_suppressed = _constant(is_suppressed)
-        cache, memory = self._cache_specs(), self._memory_specs()
         lengths = names.PREVIOUS_LENGTHS if self.feeds_itself else names.CACHE_LENGTHS
-        columns = token_specs(lengths, names.LAST_SOURCE_POSITIONS)
-        token_ids, cache_lengths, _ = columns
+        self.columns = token_specs(lengths, names.LAST_SOURCE_POSITIONS)
+        token_ids, cache_lengths, _ = self.columns
+        following = [replace(token_ids, axes=(Axis.BATCH, 1)), cache_lengths] if self.feeds_itself else []
+        logits = TensorSpec(names.LOGITS, "float32", (Axis.BATCH, self.vocab_size), Role.LOGITS)
+        self.answers = (logits, *outs(following))
+
+    def lengths(self, given: Tensor) -> Tensor:
+        """The positions in the cache of each row, of the graph's input."""
+        # All other nodes read the sum, so none can read the input after the write in place.
+        return given + 1 if self.feeds_itself else given
+
+    def answer(self, hidden: Tensor, cache_lengths: Tensor) -> tuple[Tensor, ...]:
+        """The logits of decoder states `(B, D)`, and the inputs of the next step."""
+        logits = self.decoder.logits(hidden, self.embedding)
+        if not self.feeds_itself:
+            return (logits,)
+        allowed = logits
+        if self.is_suppressed is not None:
+            allowed = logits.masked_fill(self.is_suppressed, -math.inf)
+        return logits, operators.most_probable(allowed), cache_lengths
+
+
+class StepGraph(OneStepGraph):
+    """One target position for all running rows, with cache and memory in place."""
+
+    def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
+        super().__init__(model, linear, decoder)
+        cache, memory = self._cache_specs(), self._memory_specs()
         self.inputs = (
-            *columns,
+            *self.columns,
             TensorSpec(names.CACHE_CAPACITY, "int32", (), Role.CAPACITY),
             TensorSpec(names.MEMORY_CAPACITY, "int32", (), Role.CAPACITY),
             *cache,
             *memory,
             *self._last_specs(),
         )
-        logits = TensorSpec(names.LOGITS, "float32", (Axis.BATCH, self.vocab_size), Role.LOGITS)
-        following = [replace(token_ids, axes=(Axis.BATCH, 1)), cache_lengths] if self.feeds_itself else []
-        self.outputs = (logits, *outs(following), *outs(cache), *outs(memory))
+        self.outputs = (*self.answers, *outs(cache), *outs(memory))
 
     def forward(
         self,
@@ -320,9 +343,7 @@ class StepGraph(TransformerGraph):
         memory_capacity: Tensor,
         *buffers: Tensor,
     ) -> tuple[Tensor, ...]:
-        if self.feeds_itself:
-            # All other nodes read the sum, so none can read the input after the write in place.
-            cache_lengths = cache_lengths + 1
+        cache_lengths = self.lengths(cache_lengths)
         num_tensors = 2 * self.num_layers
         cache, memory, last = (buffers[i : i + num_tensors] for i in range(0, 3 * num_tensors, num_tensors))
         positions = None
@@ -353,14 +374,7 @@ class StepGraph(TransformerGraph):
             new_memory += (key, value)
             hidden, residual = next(norms)(output, residual)
             hidden, residual = next(norms)(block.feed_forward(hidden), residual)
-        logits = self.decoder.logits(hidden, self.embedding)
-        following: tuple[Tensor, ...] = ()
-        if self.feeds_itself:
-            allowed = logits
-            if self.is_suppressed is not None:
-                allowed = logits.masked_fill(self.is_suppressed, -math.inf)
-            following = (operators.most_probable(allowed), cache_lengths)
-        return (logits, *following, *new_cache, *new_memory)
+        return (*self.answer(hidden, cache_lengths), *new_cache, *new_memory)
 
 
 class DecodeGraph(TransformerGraph):
