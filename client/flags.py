@@ -239,7 +239,8 @@ def _add_transcribe(command: Callable[..., argparse.ArgumentParser]) -> None:
         "write down what is said in a sound",
         description="Print what is said in a sound file (WAV, FLAC), with --task translate in "
         "English, with --timestamps one line for each part with its times. The server splits a sound that is "
-        "longer than the model takes at quiet places, unless --long-source says otherwise.",
+        "longer than the model takes at quiet places, unless --long-source says otherwise. It refuses such a "
+        "sound with --num-hypotheses, --stop-sequences or --target-prefix, which are for a whole target.",
         epilog="example: python -m client transcribe speech.wav --source-language ko --timestamps",
     )
     sound.add_argument("file", type=Path, metavar="FILE", help="the file; -: standard input")

@@ -26,6 +26,7 @@ from seq2seq_serve.client.wire import Value
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     FINISH_REASON_LENGTH,
     LONG_SOURCE_SPLIT,
+    LONG_SOURCE_SPLIT_ALWAYS,
     GenerateOptions,
     GenerateResponse,
 )
@@ -93,10 +94,18 @@ def transcribe(client: Client, options: argparse.Namespace, generate_options: Ge
         ClientError: The server refuses the file, or does not have a model for it.
         OSError: The file cannot be read.
     """
-    model = find_model(client, options.model, "transcribe")
-    is_whole = generate_options.num_hypotheses > 1 or generate_options.HasField("target_prefix")
+    has_several = generate_options.num_hypotheses > 1
+    if has_several and generate_options.timestamps and not options.json:
+        options.parser.error("--num-hypotheses needs --json with --timestamps: they list one hypothesis")
+    is_split = generate_options.long_source in (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
+    if has_several and is_split and not options.json:
+        options.parser.error(
+            "--num-hypotheses needs --json where --long-source splits: it lists them by part"
+        )
+    is_whole = has_several or generate_options.HasField("target_prefix")
     if not (generate_options.long_source or generate_options.stop_sequences or is_whole):
         generate_options.long_source = LONG_SOURCE_SPLIT
+    model = find_model(client, options.model, "transcribe")
     sources: dict[str, Value] = {source_of(model, SOUND): read_file(options.file)}
     response = _generate(client, sources, model.name, generate_options)
     if options.json:

@@ -169,28 +169,45 @@ _ALL = (
         (0, 1000),
     ),
     Option("priority", "lower is more urgent; below 0 needs the role admin", "0", (-10, 10)),
-    Option("min_new_tokens", "the minimum number of target tokens", "0", (0, inf)),
+    Option("min_new_tokens", "the minimum number of target tokens", "the model's, or 0", (0, inf)),
     Option(
-        "repetition_penalty", "above 1: make tokens of the target less likely to repeat", "1", (0.01, 100)
+        "repetition_penalty",
+        "above 1: make tokens of the target less likely to repeat",
+        "the model's, or 1",
+        (0.01, 100),
     ),
-    Option("no_repeat_ngram_size", "never repeat a sequence of N tokens", "off", (0, inf)),
-    Option("encoder_no_repeat_ngram_size", "never write N tokens in a row of the source", "off", (0, inf)),
+    Option(
+        "no_repeat_ngram_size", "never repeat a sequence of N tokens; 0: off", "the model's, or 0", (0, inf)
+    ),
+    Option(
+        "encoder_no_repeat_ngram_size",
+        "never write N tokens in a row of the source; 0: off",
+        "the model's, or 0",
+        (0, inf),
+    ),
     Option("suppressed_token_ids", "never select these tokens", max_items=1024),
     Option("logit_bias", "add X to the logit of token ID", "", (-1000, 1000), max_items=1024),
     Option("stop_sequences", "end the target before TEXT; several: a line each", max_items=16),
     Option("target_prefix", "start the target with TEXT"),
-    Option("beam_size", "search with N hypotheses at once", "take the most probable token", (0, 16)),
-    Option("length_penalty", "the exponent alpha; 0: none", "0.6", (-10, 10), needs="beam_size"),
+    Option(
+        "beam_size",
+        "search with N hypotheses at once; 1: take the most probable token",
+        "the model's, or 1",
+        (0, 16),
+    ),
+    Option(
+        "length_penalty", "the exponent alpha; 0: none", "the model's, or 0.6", (-10, 10), needs="beam_size"
+    ),
     Option(
         "length_penalty_formula",
         "wu: divide by ((5 + n) / 6)^alpha (Wu et al. 2016); power: by n^alpha",
-        "wu",
+        "the model's, or wu",
         needs="beam_size",
     ),
     Option(
         "early_stopping",
         "stop at as many complete hypotheses as beams; false: when the best running one is also worse now",
-        "true",
+        "the model's, or true",
         needs="beam_size",
     ),
     Option("exhaustive_search", "stop only when no hypothesis can become better", needs="beam_size"),

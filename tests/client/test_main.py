@@ -342,6 +342,14 @@ def test_attention_that_cannot_be_written_fails_after_the_translation(run, tmp_p
         ),
         (["translate", "--resume"], "--resume and --overwrite need --output FILE"),
         (["translate", "--output", "b", "--resume", "--overwrite"], "not allowed with argument --resume"),
+        (
+            ["transcribe", "a.wav", "--num-hypotheses", "2", "--timestamps"],
+            "--num-hypotheses needs --json with --timestamps",
+        ),
+        (
+            ["transcribe", "a.wav", "--num-hypotheses", "2", "--long-source", "split"],
+            "--num-hypotheses needs --json where --long-source splits",
+        ),
         (["health", "--tls-key", "a"], "--tls-certificate and --tls-key must be given together"),
         (["translate", "a", "--nothing"], "unrecognized arguments: --nothing"),
         (["translate", "a", "--target", "localhost:1"], "unrecognized arguments: --target"),

@@ -74,8 +74,10 @@ def engine_jobs(
     forced_ids = _placed(frames.forced, chosen)
     start_ids, detected_ids = _start(options, model, chosen)
     frame = _placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)
-    prefix_ids = (*forced_ids, *_target_ids(options.target_prefix, model, "options.target_prefix"))
+    prefix_ids = _target_ids(options.target_prefix, forced_ids, model, "options.target_prefix")
     max_new_tokens = _max_new_tokens(options, model, len(prefix_ids), len(forced_ids))
+    if not message.options.HasField("min_new_tokens") and options.min_new_tokens > max_new_tokens:
+        options.min_new_tokens = max_new_tokens
     _check_ranges(options, model, max_new_tokens)
     stops = _stop_sequences(options, model)
     _check_long_source(options, model)
@@ -172,30 +174,38 @@ def score_request(message: ScoreRequest, model: ServedModel, call: Call, checkpo
         deadline=call.deadline,
         priority=_priority(message.priority, call, "priority"),
         caller=call.caller.name,
-        prefix_ids=(*_placed(frames.forced, chosen), *_target_ids(message.target, model, "target")),
+        prefix_ids=_target_ids(message.target, _placed(frames.forced, chosen), model, "target"),
         start_ids=start_ids,
         is_score=True,
     )
 
 
-def _target_ids(target: Target, model: ServedModel, field: str) -> tuple[int, ...]:
-    """Returns the ids of a given target or of its beginning. They leave room for one more token."""
-    limit = model.max_target_length - len(model.frames.forced)
+def _target_ids(
+    target: Target, forced_ids: tuple[int, ...], model: ServedModel, field: str
+) -> tuple[int, ...]:
+    """Returns the forced ids, and those of a given target or of its beginning.
+
+    Ids that begin with the forced ones, as those of an answer do, are the whole. They leave room for one more
+    token.
+    """
+    limit = model.max_target_length - len(forced_ids)
     if target.WhichOneof("value") == "text":
         check_bytes(target.text, limit, model, f"{field}.text")
-        token_ids: Sequence[int] = model.target_tokenizer.encode(target.text)
+        given: Sequence[int] = model.target_tokenizer.encode(target.text)
     else:
-        token_ids = target.token_ids.values
+        given = target.token_ids.values
+    is_whole = bool(target.token_ids.values) and tuple(given[: len(forced_ids)]) == forced_ids
+    token_ids = given[len(forced_ids) :] if is_whole else given
     if len(token_ids) >= limit:
         raise InvalidRequest(
             f"the given target has {len(token_ids)} tokens, and {model.name} takes at most {limit - 1}: "
             "send a shorter one",
             field=field,
         )
-    check_ids(token_ids, model, f"{field}.token_ids.values")
+    check_ids(given, model, f"{field}.token_ids.values")
     if model.eos_id in token_ids:
         raise InvalidRequest("the given target contains the end of sequence: leave it out", field=field)
-    return tuple(token_ids)
+    return *forced_ids, *token_ids
 
 
 def with_defaults(options: GenerateOptions, model: ServedModel) -> GenerateOptions:
@@ -214,7 +224,7 @@ def with_defaults(options: GenerateOptions, model: ServedModel) -> GenerateOptio
             result.early_stopping = defaults.early_stopping is True
             result.exhaustive_search |= defaults.early_stopping == "never"
     for name in ("min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"):
-        if not getattr(options, name) and getattr(defaults, name):
+        if not options.HasField(name) and getattr(defaults, name):
             setattr(result, name, getattr(defaults, name))
     if not options.HasField("repetition_penalty") and defaults.repetition_penalty != 1:
         result.repetition_penalty = defaults.repetition_penalty
@@ -243,10 +253,9 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
         found = _named(given or choice.default, choice)
         if found is None:
             near = _near(given, choice)
+            hint = f" (near it: {', '.join(near)})" if near else ""
             raise InvalidRequest(
-                f"{name} is {given[:100]!r}, and {model.name} has {_names(choice)}"
-                + (f"; near it: {', '.join(near)}" if near else ""),
-                field=field,
+                f"{name} is {given[:100]!r}{hint}, and {model.name} has {_names(choice)}", field=field
             )
         chosen[name] = choice.ids[found]
     return chosen

@@ -1,4 +1,5 @@
 import asyncio
+import re
 import shutil
 import unicodedata
 from dataclasses import replace
@@ -8,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 from grpc.aio import AioRpcError
 
-from seq2seq_serve.bundle.manifest import Choice, load_bundle, write_manifest
+from seq2seq_serve.bundle.manifest import Choice, Generation, load_bundle, write_manifest
 from seq2seq_serve.client import AsyncClient, ClientError, FieldViolation
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.server.engine.records import Beam, Constraints, Sampling
 from seq2seq_serve.server.errors import InvalidRequest
-from seq2seq_serve.server.service.seq2seq.requests import _chosen, _near
+from seq2seq_serve.server.service.seq2seq.requests import _chosen, _near, with_defaults
 from tests.server.service.harness import byte_tokenizer, serving, serving_bundles
 
 TEXT = "sources[0].text"
@@ -333,16 +334,16 @@ def test_a_language_is_found_by_its_tag(family, given, name):
 @pytest.mark.parametrize(
     ("family", "given", "near"),
     [
-        ("mbart", "zh-TW", "; near it: zh_CN"),
+        ("mbart", "zh-TW", " (near it: zh_CN)"),
         ("mbart", "de", ""),
-        ("nllb", "zho", "; near it: zho_Hans, zho_Hant"),
-        ("nllb", "ko", "; near it: kon_Latn, kor_Hang"),
+        ("nllb", "zho", " (near it: zho_Hans, zho_Hant)"),
+        ("nllb", "ko", " (near it: kon_Latn, kor_Hang)"),
     ],
 )
 def test_a_language_that_is_not_clear_is_refused_with_those_near_it(family, given, near):
     names = ", ".join(sorted(FAMILIES[family]))
-    message = f"target_language is '{given}', and {family} has {names}{near}"
-    with pytest.raises(InvalidRequest, match=f"{message}$"):
+    message = f"target_language is '{given}'{near}, and {family} has {names}"
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(message)}$"):
         chosen(family, given)
 
 
@@ -352,6 +353,46 @@ def test_names_near_none_or_many_are_not_all_listed():
     for given in ("-", "_", "", "-ko"):
         assert _near(given, choice) == []
     assert _near("k", choice) == [f"ko_{number:02}" for number in range(10)]
+
+
+DEFAULTS = {
+    "min_new_tokens": 4,
+    "no_repeat_ngram_size": 3,
+    "encoder_no_repeat_ngram_size": 2,
+    "repetition_penalty": 1.5,
+}
+NEUTRAL = dict.fromkeys(DEFAULTS, 0) | {"repetition_penalty": 1.0}
+
+
+@pytest.mark.parametrize(("given", "expected"), [({}, DEFAULTS), (NEUTRAL, NEUTRAL)])
+def test_a_neutral_value_turns_off_what_the_model_does_by_default(given, expected):
+    model = SimpleNamespace(generation=Generation(**DEFAULTS))
+    options = with_defaults(pb.GenerateOptions(**given), model)
+    assert {name: getattr(options, name) for name in DEFAULTS} == pytest.approx(expected)
+
+
+def test_a_lower_limit_lowers_the_minimum_of_the_model(bundle_path, tmp_path):
+    """As in `generate`; the minimum of a request itself is refused."""
+    folder = Path(shutil.copytree(bundle_path, tmp_path / "long"))
+    manifest = load_bundle(folder).manifest
+    write_manifest(folder, replace(manifest, generation=replace(manifest.generation, min_new_tokens=6)))
+    source = pb.Source(token_ids=pb.TokenIds(values=[10, 11, 12]))
+
+    async def run():
+        async with serving_bundles(folder) as served:
+
+            def generate(**options):
+                message = pb.GenerateRequest(sources=[source], options=pb.GenerateOptions(**options))
+                return served.stub.Generate(message)
+
+            answer = await generate(max_new_tokens=2)
+            assert len(answer.hypotheses[0].token_ids) == 2
+            assert len((await generate()).hypotheses[0].token_ids) >= 6
+            with pytest.raises(AioRpcError) as caught:
+                await generate(max_new_tokens=2, min_new_tokens=6)
+            assert caught.value.details() == "min_new_tokens is 6, and must be from 0 to 2"
+
+    asyncio.run(run())
 
 
 LIMIT = 12
@@ -372,6 +413,35 @@ def forcing_path(bundle_path, tmp_path) -> Path:
         ),
     )
     return folder
+
+
+def test_the_ids_of_an_answer_are_a_target_and_a_prefix(forcing_path):
+    """They begin with the forced token, which is not added again."""
+    source = pb.Source(token_ids=pb.TokenIds(values=[10, 11, 12]))
+
+    async def run():
+        async with serving_bundles(forcing_path) as served:
+
+            def generate(**options):
+                options = pb.GenerateOptions(target_language="en", max_new_tokens=5, **options)
+                return served.stub.Generate(pb.GenerateRequest(sources=[source], options=options))
+
+            def score(token_ids):
+                target = pb.Target(token_ids=pb.TokenIds(values=token_ids))
+                return served.stub.Score(
+                    pb.ScoreRequest(sources=[source], target=target, target_language="en")
+                )
+
+            answer = (await generate()).hypotheses[0]
+            assert answer.token_ids[0] == 7
+            whole, rest = await asyncio.gather(score(answer.token_ids), score(answer.token_ids[1:]))
+            assert whole.log_probabilities == rest.log_probabilities
+            assert len(whole.log_probabilities) == len(answer.token_ids) + 1
+            begun = pb.Target(token_ids=pb.TokenIds(values=answer.token_ids[:3]))
+            continued = (await generate(target_prefix=begun)).hypotheses[0]
+            assert continued.token_ids[:5] == answer.token_ids
+
+    asyncio.run(run())
 
 
 def test_the_longest_given_target_leaves_room_for_the_forced_tokens(forcing_path):
