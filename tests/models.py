@@ -119,17 +119,25 @@ def toy_paths(made_once: Callable[[str, Callable[[Path], None]], Path]) -> dict[
 
 
 @pytest.fixture(scope="session")
-def whisper_path(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
-    """A folder with a `checkpoint` of Whisper, small and random, and the `bundle` of it."""
+def imported(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Callable[[str], Path]:
+    """A folder with the `checkpoint` of a case, its `bundle`, and the export's `report`."""
 
-    def make(folder: Path) -> None:
+    def make(case: str, folder: Path) -> None:
         from seq2seq_serve.export.huggingface.exporter import export_checkpoint  # imports transformers
-        from tests.export.huggingface.checkpoints import make_checkpoint
+        from tests.export.huggingface.checkpoints import DEEP, SHALLOW, SOUNDS, make_checkpoint
 
-        make_checkpoint("whisper", folder / "checkpoint")
-        export_checkpoint(folder / "checkpoint", folder / "bundle", [Precision.FP32])
+        depth = DEEP if case in SOUNDS else SHALLOW  # a shallow one writes too few times
+        make_checkpoint(case, folder / "checkpoint", depth)
+        lines: list[str] = []
+        export_checkpoint(folder / "checkpoint", folder / "bundle", [Precision.FP32], report=lines.append)
+        (folder / "report").write_text("\n".join(lines), encoding="utf-8")
 
-    return made_once("whisper", make)
+    return lambda case: made_once(f"imported-{case}", functools.partial(make, case))
+
+
+@pytest.fixture(scope="session")
+def whisper_path(imported: Callable[[str], Path]) -> Path:
+    return imported("whisper")
 
 
 def random_model(config_class: type[ModelConfig], settings: dict[str, Any]) -> TrainedModel:

@@ -1,5 +1,6 @@
 """A checkpoint becomes a bundle that computes the same, or nothing at all."""
 
+import functools
 import json
 import shutil
 
@@ -19,17 +20,32 @@ from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.export.huggingface.families import Limits
 from seq2seq_serve.export.huggingface.sounds import check_features
-from tests.export.huggingface.checkpoints import CASES, SOUNDS, TEXTS, edit
+from tests.export.huggingface.checkpoints import (
+    CASES,
+    SHALLOW,
+    SOUNDS,
+    TEXTS,
+    Depth,
+    edit,
+    make_checkpoint,
+    read_checkpoint,
+)
 
 FP32 = [Precision.FP32]
 
 
+@pytest.fixture(scope="session")
+def checkpoint(checkpoint):
+    """A checkpoint with few layers: of each, an export takes long."""
+    return functools.partial(checkpoint, depth=SHALLOW)
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_the_graphs_of_every_family_equal_transformers(checkpoint, case, tmp_path):
-    folder, theirs = checkpoint(case)
-    lines: list[str] = []
-    export_checkpoint(folder, tmp_path / "bundle", FP32, report=lines.append)
-    manifest = load_bundle(tmp_path / "bundle").manifest
+def test_the_graphs_of_every_family_equal_transformers(imported, case):
+    folder = imported(case)
+    theirs = read_checkpoint(case, folder / "checkpoint")
+    lines = (folder / "report").read_text(encoding="utf-8").splitlines()
+    manifest = load_bundle(folder / "bundle").manifest
     proof = manifest.variants[Precision.FP32].parity
     assert 0 < proof.max_log_probability_difference < 3e-5
     assert manifest.kind == case.removesuffix("-separate").removesuffix("-1.1")
@@ -66,11 +82,10 @@ def test_int8_is_calibrated_on_texts_and_the_models_own_targets(checkpoint, case
     assert proof.score is None
 
 
-def test_float16_of_t5_keeps_large_residuals_in_its_range(checkpoint, tmp_path):
+def test_float16_of_t5_keeps_large_residuals_in_its_range(tmp_path):
     """In float16 the residual of published models overflows; the graph's is smaller by a constant."""
     folder = tmp_path / "large"
-    shutil.copytree(checkpoint("t5-1.1")[0], folder)
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model = make_checkpoint("t5-1.1", folder, Depth(2, 2))
     with torch.no_grad():
         for stack in (model.encoder, model.decoder):
             for block in stack.block:
@@ -110,21 +125,20 @@ def test_float16_of_t5gemma_runs_on_the_cpu(checkpoint, case, tmp_path):
     assert 0 < proof.max_log_probability_difference < 0.05
 
 
-def test_the_vocabulary_of_t5gemma_is_that_of_its_halves(checkpoint, tmp_path):
+def test_the_vocabulary_of_t5gemma_is_that_of_its_halves(imported, quick_checkpoint, tmp_path):
     folder = tmp_path / "checkpoint"
-    shutil.copytree(checkpoint("t5gemma")[0], folder)
+    shutil.copytree(quick_checkpoint("t5gemma"), folder)
     edit(folder / "config.json", vocab_size=10)  # which nothing in transformers reads
     export_checkpoint(folder, tmp_path / "bundle", FP32)
-    expected = checkpoint("t5gemma")[1].config.vocab_size
+    expected = load_bundle(imported("t5gemma") / "bundle").manifest.source_vocab_size
     assert load_bundle(tmp_path / "bundle").manifest.source_vocab_size == expected
 
 
-def test_limits_are_those_of_the_checkpoint_or_those_given(checkpoint, tmp_path):
-    export_checkpoint(checkpoint("bart")[0], tmp_path / "a", FP32)
-    manifest = load_bundle(tmp_path / "a").manifest
+def test_limits_are_those_of_the_checkpoint_or_those_given(imported, quick_checkpoint, tmp_path):
+    manifest = load_bundle(imported("bart") / "bundle").manifest
     assert (manifest.max_source_length, manifest.max_target_length) == (64, 64)
-    export_checkpoint(checkpoint("bart")[0], tmp_path / "b", FP32, limits=Limits(32, 48))
-    manifest = load_bundle(tmp_path / "b").manifest
+    export_checkpoint(quick_checkpoint("bart"), tmp_path / "bundle", FP32, limits=Limits(32, 48))
+    manifest = load_bundle(tmp_path / "bundle").manifest
     assert (manifest.max_source_length, manifest.max_target_length) == (32, 48)
 
 
@@ -159,9 +173,9 @@ def test_too_little_room_is_refused_before_long_work(checkpoint, tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_settings_of_generate_come_along(checkpoint, tmp_path, monkeypatch):
+def test_settings_of_generate_come_along(quick_checkpoint, tmp_path):
     folder = tmp_path / "checkpoint"
-    shutil.copytree(checkpoint("bart")[0], folder)
+    shutil.copytree(quick_checkpoint("bart"), folder)
     edit(folder / "generation_config.json", num_beams=4, length_penalty=2.0, max_length=60, do_sample=True)
     lines: list[str] = []
     export_checkpoint(folder, tmp_path / "bundle", FP32, report=lines.append)
@@ -229,8 +243,8 @@ class TestSounds:
                 checkpoint("whisper")[0], tmp_path / "bundle", FP32, calibration=tmp_path / "a.wav"
             )
 
-    def test_a_limit_on_sources_is_refused_and_one_on_targets_is_not(self, checkpoint, tmp_path):
-        folder = checkpoint("whisper")[0]
+    def test_a_limit_on_sources_is_refused_and_one_on_targets_is_not(self, quick_checkpoint, tmp_path):
+        folder = quick_checkpoint("whisper")
         with pytest.raises(CheckpointError, match="--max-source-length is for texts: all sounds"):
             export_checkpoint(folder, tmp_path / "bundle", FP32, limits=Limits(20, 0))
         export_checkpoint(folder, tmp_path / "bundle", FP32, limits=Limits(0, 24))
