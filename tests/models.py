@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -21,11 +22,13 @@ from torch.export import decomp_utils, exported_program
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
-from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.export import exporter
+from seq2seq_serve.bundle.names import Precision, Verb
+from seq2seq_serve.export import convert, exporter
 from seq2seq_serve.export.__main__ import main as export_main
 from seq2seq_serve.export.exporter import export_bundle
+from seq2seq_serve.export.graphs.base import Graph
 from seq2seq_serve.export.graphs.linear import FloatFactory
+from seq2seq_serve.export.graphs.transformer import DecodeGraph, EncodeGraph, StepGraph
 from seq2seq_serve.training.config import ModelConfig, TrainingConfig, TransformerConfig
 from seq2seq_serve.training.data.corpus import Corpus, SentencePair
 from seq2seq_serve.training.data.tokenizer import train_tokenizer
@@ -133,6 +136,25 @@ def imported(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Callab
         (folder / "report").write_text("\n".join(lines), encoding="utf-8")
 
     return lambda case: made_once(f"imported-{case}", functools.partial(make, case))
+
+
+@pytest.fixture(scope="session")
+def graphs_of() -> Callable[[Path], Callable[[Graph], ir.Model]]:
+    """Stands in for `convert.convert`, which takes seconds: gives what it made of the same model before."""
+    verbs = {EncodeGraph: Verb.ENCODE, StepGraph: Verb.STEP, DecodeGraph: Verb.DECODE}
+    return lambda folder: lambda graph: ir.load(folder / f"{verbs[type(graph)]}.onnx")
+
+
+@pytest.fixture
+def quick_checkpoint(imported, graphs_of, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """The checkpoint of `imported`; exports of it in fp32 take the graphs that were converted before."""
+
+    def quick_checkpoint(case: str) -> Path:
+        folder = imported(case)
+        monkeypatch.setattr(convert, "convert", graphs_of(folder / "bundle" / "fp32"))
+        return folder / "checkpoint"
+
+    return quick_checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -15,16 +16,7 @@ from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from tests.export.huggingface.checkpoints import (
-    DEEP,
-    SHALLOW,
-    SOUNDS,
-    TEXTS,
-    Depth,
-    edit,
-    make_checkpoint,
-    read_checkpoint,
-)
+from tests.export.huggingface.checkpoints import SOUNDS, TEXTS, edit, make_checkpoint, read_checkpoint
 from tests.server.service.harness import serving_bundles
 
 _MAX_NEW_TOKENS = 10
@@ -187,21 +179,23 @@ def written_often(model) -> list[int]:
     return [token_id for token_id, _ in counts.most_common() if token_id not in ends]
 
 
-def check_rules(case: str, folder: Path, depth: Depth, num_sources: int) -> None:
-    often = written_often(make_checkpoint(case, folder / "checkpoint", depth))
+def check_rules(case: str, folder: Path, num_sources: int) -> None:
+    often = written_often(read_checkpoint(case, folder / "checkpoint"))
     edit(folder / "checkpoint" / "generation_config.json", **RULES[case](often))
     check_texts(case, exported(folder), num_sources)
 
 
 @pytest.mark.parametrize("case", ["bart", "marian"])
-def test_the_rules_of_a_checkpoint_are_those_of_generate(case, tmp_path):
-    check_rules(case, tmp_path, SHALLOW, 2 * len(SEARCHES))
+def test_the_rules_of_a_checkpoint_are_those_of_generate(case, quick_checkpoint, tmp_path):
+    shutil.copytree(quick_checkpoint(case), tmp_path / "checkpoint")
+    check_rules(case, tmp_path, 2 * len(SEARCHES))
 
 
 @pytest.mark.slow  # 200 sources
 @pytest.mark.parametrize("case", RULES)
 def test_the_rules_of_a_checkpoint_are_those_of_generate_for_two_hundred_sources(case, tmp_path):
-    check_rules(case, tmp_path, DEEP, 200)
+    make_checkpoint(case, tmp_path / "checkpoint")
+    check_rules(case, tmp_path, 200)
 
 
 @pytest.mark.slow  # 200 sources

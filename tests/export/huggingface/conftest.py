@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from seq2seq_serve.export import convert
 from tests.export.huggingface.checkpoints import DEEP, Depth, make_checkpoint
 
 
@@ -21,15 +20,3 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[
         return folder, make_checkpoint(case, folder, depth)
 
     return checkpoint
-
-
-@pytest.fixture
-def quick_checkpoint(imported, graphs_of, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """The folder of a case; exports of it in fp32 take the graphs that were converted before."""
-
-    def quick_checkpoint(case: str) -> Path:
-        folder = imported(case)
-        monkeypatch.setattr(convert, "convert", graphs_of(folder / "bundle" / "fp32"))
-        return folder / "checkpoint"
-
-    return quick_checkpoint

@@ -40,7 +40,15 @@ def checkpoint(checkpoint):
     return functools.partial(checkpoint, depth=SHALLOW)
 
 
-@pytest.mark.parametrize("case", CASES)
+def slow_if(cases, is_slow):
+    return [pytest.param(case, marks=pytest.mark.slow) if is_slow(case) else case for case in cases]
+
+
+# slow: the graphs have the parts of quick families, of mBART, NLLB, Pegasus and BART, and ByT5
+_ALIKE = ("mbart50", "m2m100", "blenderbot", "t5-1.1", "mt5")
+
+
+@pytest.mark.parametrize("case", slow_if(CASES, _ALIKE.__contains__))
 def test_the_graphs_of_every_family_equal_transformers(imported, case):
     folder = imported(case)
     theirs = read_checkpoint(case, folder / "checkpoint")
@@ -63,16 +71,8 @@ def test_the_graphs_of_every_family_equal_transformers(imported, case):
     assert any(target > 128 for _, _, target in proof.shapes) == is_relative
 
 
-@pytest.mark.parametrize(
-    "case",
-    # slow: families with layers like those of the quick ones
-    [
-        case
-        if case in ("marian", "byt5", "t5gemma", "t5gemma2")
-        else pytest.param(case, marks=pytest.mark.slow)
-        for case in TEXTS
-    ],
-)
+# slow: families whose maps are like those of the quick ones
+@pytest.mark.parametrize("case", slow_if(TEXTS, lambda case: case not in ("marian", "byt5", "t5gemma2")))
 def test_int8_is_calibrated_on_texts_and_the_models_own_targets(checkpoint, case, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("a first text\n\nanother one, longer than it\nthe third\nand the last one\n")
@@ -198,16 +198,26 @@ class TestSounds:
             samples = 0.3 * np.random.default_rng(number).standard_normal(8_000)
             soundfile.write(folder / name, samples, 16_000)
 
-    def test_int8_is_calibrated_on_sounds_that_a_file_names(self, checkpoint, tmp_path):
+    @pytest.mark.parametrize(
+        ("file", "number"),
+        [("names.txt", 3), pytest.param(None, 8, marks=pytest.mark.slow)],  # slow: the same with other sounds
+    )
+    def test_int8_is_calibrated_on_sounds_that_a_file_names_or_on_built_in_ones(
+        self, checkpoint, tmp_path, file, number
+    ):
         self.sounds(tmp_path, "a.wav", "b.flac", "c.flac")
         (tmp_path / "names.txt").write_text(f"a.wav\n\n  b.flac\n{tmp_path}/c.flac\n")
-        for number, calibration in enumerate((tmp_path / "names.txt", None)):
-            lines: list[str] = []
-            folder, bundle = checkpoint("whisper")[0], tmp_path / str(number)
-            export_checkpoint(folder, bundle, [Precision.INT8], calibration=calibration, report=lines.append)
-            proof = load_bundle(bundle).manifest.variants[Precision.INT8].parity
-            assert 0 < proof.mean_log_probability_difference < 0.2
-            assert f"int8: decoding {8 if calibration is None else 3} sources for the calibration" in lines
+        lines: list[str] = []
+        export_checkpoint(
+            checkpoint("whisper")[0],
+            tmp_path / "bundle",
+            [Precision.INT8],
+            calibration=file and tmp_path / file,
+            report=lines.append,
+        )
+        proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.INT8].parity
+        assert 0 < proof.mean_log_probability_difference < 0.2
+        assert f"int8: decoding {number} sources for the calibration" in lines
 
     def test_float16_is_near(self, checkpoint, tmp_path):
         export_checkpoint(checkpoint("whisper")[0], tmp_path / "bundle", [Precision.FP16])
