@@ -72,9 +72,10 @@ def _one_thread_again() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _few_collections() -> None:
-    # The garbage collector would visit everything that torch imported, a quarter of the time of an export.
+    # The garbage collector would visit everything that torch imported and that other exports left in its
+    # tables, a quarter of the time of an export.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
