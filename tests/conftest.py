@@ -17,8 +17,8 @@ else:
     settings.register_profile("thorough", deadline=None, max_examples=500)  # of `make test-all`
     settings.load_profile("quick")
 
-# Two workers make the bundles that many tests wait for; the longest file is next, so that it is not last.
-_FIRST = ["export/test_main.py", "bundle/test_manifest.py", "training/test_loop.py"]
+# The longest file, so that it is not last, and two that make the bundles that many tests wait for.
+_FIRST = ["export/huggingface/test_exporter.py", "export/test_main.py", "bundle/test_manifest.py"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

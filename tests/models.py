@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
@@ -21,11 +22,13 @@ from torch.export import decomp_utils, exported_program
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
-from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.export import exporter
+from seq2seq_serve.bundle.names import Precision, Verb
+from seq2seq_serve.export import convert, exporter
 from seq2seq_serve.export.__main__ import main as export_main
 from seq2seq_serve.export.exporter import export_bundle
+from seq2seq_serve.export.graphs.base import Graph
 from seq2seq_serve.export.graphs.linear import FloatFactory
+from seq2seq_serve.export.graphs.transformer import DecodeGraph, EncodeGraph, StepGraph
 from seq2seq_serve.training.config import ModelConfig, TrainingConfig, TransformerConfig
 from seq2seq_serve.training.data.corpus import Corpus, SentencePair
 from seq2seq_serve.training.data.tokenizer import train_tokenizer
@@ -69,9 +72,10 @@ def _one_thread_again() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _few_collections() -> None:
-    # The garbage collector would visit everything that torch imported, a quarter of the time of an export.
+    # The garbage collector would visit everything that torch imported and that other exports left in its
+    # tables, a quarter of the time of an export.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
@@ -119,17 +123,44 @@ def toy_paths(made_once: Callable[[str, Callable[[Path], None]], Path]) -> dict[
 
 
 @pytest.fixture(scope="session")
-def whisper_path(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Path:
-    """A folder with a `checkpoint` of Whisper, small and random, and the `bundle` of it."""
+def imported(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Callable[[str], Path]:
+    """A folder with the `checkpoint` of a case, its `bundle`, and the export's `report`."""
 
-    def make(folder: Path) -> None:
+    def make(case: str, folder: Path) -> None:
         from seq2seq_serve.export.huggingface.exporter import export_checkpoint  # imports transformers
-        from tests.export.huggingface.checkpoints import make_checkpoint
+        from tests.export.huggingface.checkpoints import DEEP, SHALLOW, SOUNDS, make_checkpoint
 
-        make_checkpoint("whisper", folder / "checkpoint")
-        export_checkpoint(folder / "checkpoint", folder / "bundle", [Precision.FP32])
+        depth = DEEP if case in SOUNDS else SHALLOW  # a shallow one writes too few times
+        make_checkpoint(case, folder / "checkpoint", depth)
+        lines: list[str] = []
+        export_checkpoint(folder / "checkpoint", folder / "bundle", [Precision.FP32], report=lines.append)
+        (folder / "report").write_text("\n".join(lines), encoding="utf-8")
 
-    return made_once("whisper", make)
+    return lambda case: made_once(f"imported-{case}", functools.partial(make, case))
+
+
+@pytest.fixture(scope="session")
+def graphs_of() -> Callable[[Path], Callable[[Graph], ir.Model]]:
+    """Stands in for `convert.convert`, which takes seconds: gives what it made of the same model before."""
+    verbs = {EncodeGraph: Verb.ENCODE, StepGraph: Verb.STEP, DecodeGraph: Verb.DECODE}
+    return lambda folder: lambda graph: ir.load(folder / f"{verbs[type(graph)]}.onnx")
+
+
+@pytest.fixture
+def quick_checkpoint(imported, graphs_of, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """The checkpoint of `imported`; exports of it in fp32 take the graphs that were converted before."""
+
+    def quick_checkpoint(case: str) -> Path:
+        folder = imported(case)
+        monkeypatch.setattr(convert, "convert", graphs_of(folder / "bundle" / "fp32"))
+        return folder / "checkpoint"
+
+    return quick_checkpoint
+
+
+@pytest.fixture(scope="session")
+def whisper_path(imported: Callable[[str], Path]) -> Path:
+    return imported("whisper")
 
 
 def random_model(config_class: type[ModelConfig], settings: dict[str, Any]) -> TrainedModel:

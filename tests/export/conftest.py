@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx_ir as ir
 import pytest
 import torch
 
@@ -15,7 +14,7 @@ from seq2seq_serve.export.exporter import export_bundle, make_graphs
 from seq2seq_serve.export.graphs.base import Graph
 from seq2seq_serve.export.graphs.families import make_modules
 from seq2seq_serve.export.graphs.linear import FloatFactory
-from seq2seq_serve.export.graphs.transformer import DecodeGraph, EncodeGraph, StepGraph
+from seq2seq_serve.export.graphs.transformer import DecodeGraph
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.run import TrainedModel
 
@@ -129,13 +128,6 @@ def fp16_manifest(one_layer_trained: TrainedModel, made_once) -> tuple[Path, Man
     make = lambda folder: export_bundle(one_layer_trained, folder / "bundle", [Precision.FP16])  # noqa: E731
     path = made_once("fp16", make) / "bundle"
     return path, load_bundle(path).manifest
-
-
-@pytest.fixture(scope="session")
-def graphs_of() -> Callable[[Path], Callable[[Graph], ir.Model]]:
-    """Stands in for `convert.convert`, which takes seconds: gives what it made of the same model before."""
-    verbs = {EncodeGraph: Verb.ENCODE, StepGraph: Verb.STEP, DecodeGraph: Verb.DECODE}
-    return lambda folder: lambda graph: ir.load(folder / f"{verbs[type(graph)]}.onnx")
 
 
 @pytest.fixture

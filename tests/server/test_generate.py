@@ -4,6 +4,7 @@ import asyncio
 import io
 import itertools
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -18,7 +19,14 @@ from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from tests.export.huggingface.checkpoints import PICTURES, SOUNDS, TEXTS, edit, make_checkpoint
+from tests.export.huggingface.checkpoints import (
+    PICTURES,
+    SOUNDS,
+    TEXTS,
+    edit,
+    make_checkpoint,
+    read_checkpoint,
+)
 from tests.server.service.harness import serving_bundles
 
 _MAX_NEW_TOKENS = 10
@@ -76,12 +84,14 @@ def generated(
     return targets, found.sequences_scores.tolist() if "sequences_scores" in found else []
 
 
-def check_case(case: str, folder: Path, num_sources: int) -> None:
-    check_checkpoint(make_checkpoint(case, folder / "checkpoint"), case, folder, num_sources)
-
-
-def check_checkpoint(theirs, case: str, folder: Path, num_sources: int) -> None:
+def exported(folder: Path) -> Path:
+    """The folder of a `checkpoint`, with its `bundle`."""
     export_checkpoint(folder / "checkpoint", folder / "bundle", [Precision.FP32])
+    return folder
+
+
+def check_texts(case: str, folder: Path, num_sources: int) -> None:
+    theirs = read_checkpoint(case, folder / "checkpoint")
     manifest = load_bundle(folder / "bundle").manifest
     eos_ids = manifest.special_ids.eos_ids
     chance = random.Random(case)
@@ -127,8 +137,8 @@ def check_checkpoint(theirs, case: str, folder: Path, num_sources: int) -> None:
 
 # Of each kind of frame, position and layer one; the slow tests have all.
 @pytest.mark.parametrize("case", ["marian-separate", "mbart", "nllb", "t5", "t5gemma2"])
-def test_a_checkpoint_answers_as_generate_does(case, tmp_path):
-    check_case(case, tmp_path, 2 * len(SEARCHES))
+def test_a_checkpoint_answers_as_generate_does(case, imported):
+    check_texts(case, imported(case), 2 * len(SEARCHES))
 
 
 # Settings of a checkpoint, and the tokens that its model writes most often, which they are about
@@ -180,27 +190,29 @@ def written_often(model) -> list[int]:
 
 
 def check_rules(case: str, folder: Path, num_sources: int) -> None:
-    often = written_often(make_checkpoint(case, folder / "checkpoint"))
+    often = written_often(read_checkpoint(case, folder / "checkpoint"))
     edit(folder / "checkpoint" / "generation_config.json", **RULES[case](often))
-    theirs = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "checkpoint").eval()
-    check_checkpoint(theirs, case, folder, num_sources)
+    check_texts(case, exported(folder), num_sources)
 
 
 @pytest.mark.parametrize("case", ["bart", "marian"])
-def test_the_rules_of_a_checkpoint_are_those_of_generate(case, tmp_path):
+def test_the_rules_of_a_checkpoint_are_those_of_generate(case, quick_checkpoint, tmp_path):
+    shutil.copytree(quick_checkpoint(case), tmp_path / "checkpoint")
     check_rules(case, tmp_path, 2 * len(SEARCHES))
 
 
 @pytest.mark.slow  # 200 sources
 @pytest.mark.parametrize("case", RULES)
 def test_the_rules_of_a_checkpoint_are_those_of_generate_for_two_hundred_sources(case, tmp_path):
+    make_checkpoint(case, tmp_path / "checkpoint")
     check_rules(case, tmp_path, 200)
 
 
 @pytest.mark.slow  # 200 sources
 @pytest.mark.parametrize("case", TEXTS)
 def test_a_checkpoint_answers_two_hundred_sources_as_generate_does(case, tmp_path):
-    check_case(case, tmp_path, 200)
+    make_checkpoint(case, tmp_path / "checkpoint")
+    check_texts(case, exported(tmp_path), 200)
 
 
 _NUM_NEW_TOKENS = 16  # of a sound, for several times
@@ -258,8 +270,7 @@ def hearing(sound: np.ndarray, **options) -> pb.GenerateRequest:
 
 def check_sounds(case: str, folder: Path, num_sounds: int) -> None:
     """Half of the sounds come one after the other, and all of them at once."""
-    theirs = make_checkpoint(case, folder / "checkpoint")
-    export_checkpoint(folder / "checkpoint", folder / "bundle", [Precision.FP32])
+    theirs = read_checkpoint(case, folder / "checkpoint")
     settings, rng, chance = theirs.generation_config, np.random.default_rng(0), random.Random(case)
     shape = theirs.config.num_mel_bins, 2 * theirs.config.max_source_positions
     off_id = settings.no_timestamps_token_id
@@ -355,8 +366,7 @@ def read_by_generate(
 
 def check_pictures(case: str, folder: Path, num_pictures: int) -> None:
     """Files, as the checkpoint's own image processor and `generate` read them."""
-    theirs = make_checkpoint(case, folder / "checkpoint")
-    export_checkpoint(folder / "checkpoint", folder / "bundle", [Precision.FP32])
+    theirs = read_checkpoint(case, folder / "checkpoint")
     processor = transformers.ViTImageProcessorPil.from_pretrained(folder / "checkpoint")
     num_ties = 0
 
@@ -396,32 +406,34 @@ def check_pictures(case: str, folder: Path, num_pictures: int) -> None:
 
 
 @pytest.mark.parametrize("case", PICTURES)
-def test_a_checkpoint_reads_what_generate_reads(case, tmp_path):
-    check_pictures(case, tmp_path, 10)
+def test_a_checkpoint_reads_what_generate_reads(case, imported):
+    check_pictures(case, imported(case), 10)
 
 
 @pytest.mark.slow  # 200 pictures
 @pytest.mark.parametrize("case", PICTURES)
 def test_a_checkpoint_reads_two_hundred_pictures_as_generate_does(case, tmp_path):
-    check_pictures(case, tmp_path, 200)
+    make_checkpoint(case, tmp_path / "checkpoint")
+    check_pictures(case, exported(tmp_path), 200)
 
 
 @pytest.mark.parametrize("case", SOUNDS)
-def test_a_checkpoint_hears_what_generate_hears(case, tmp_path):
-    check_sounds(case, tmp_path, 16)
+def test_a_checkpoint_hears_what_generate_hears(case, imported):
+    check_sounds(case, imported(case), 16)
 
 
 @pytest.mark.slow  # 200 sounds
 @pytest.mark.parametrize("case", SOUNDS)
 def test_a_checkpoint_hears_two_hundred_sounds_as_generate_does(case, tmp_path):
-    check_sounds(case, tmp_path, 200)
+    make_checkpoint(case, tmp_path / "checkpoint")
+    check_sounds(case, exported(tmp_path), 200)
 
 
 @pytest.mark.slow  # the same without languages and tasks
 def test_a_model_for_english_alone_hears_what_generate_hears(tmp_path):
     english = {"is_multilingual": False, "lang_to_id": None, "task_to_id": None}
     theirs = make_checkpoint("whisper", tmp_path / "checkpoint", **english)
-    export_checkpoint(tmp_path / "checkpoint", tmp_path / "bundle", [Precision.FP32])
+    exported(tmp_path)
     settings, rng = theirs.generation_config, np.random.default_rng(1)
     shape = theirs.config.num_mel_bins, 2 * theirs.config.max_source_positions
 

@@ -27,7 +27,7 @@ V, D = 60, 12
 # Rows, sentences, words of a sentence, words of the question; none of them is an example size of the export.
 SHAPES = ((1, 1, 1, 1), (2, 8, 4, 6), (5, 33, 9, 10), (4, 4, 12, 1))
 KINDS: dict[str, dict[str, Any]] = {
-    "adjacent": {"num_hops": 3},
+    "adjacent": {"num_hops": 2},
     "layer-wise": {"tying": "layer-wise", "num_hops": 2, "relu": "half", "has_empty_memories": False},
     "bag": {"has_position_encoding": False, "num_hops": 1, "relu": "all"},
 }

@@ -5,10 +5,11 @@ side, biases of logits that are not zero, norms that are not the identity, and f
 wider than the model.
 """
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -16,10 +17,21 @@ from torch import nn
 
 from tests.export.huggingface import tokenizer_files as files
 
+
+class Depth(NamedTuple):
+    """The layers of each half."""
+
+    encoder: int
+    decoder: int
+
+
+DEEP = Depth(2, 3)
+SHALLOW = Depth(1, 2)  # for exports, which take most of a second for each layer of each graph
+
 _SIZES = {
     "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 3,
+    "encoder_layers": DEEP.encoder,
+    "decoder_layers": DEEP.decoder,
     "encoder_attention_heads": 2,
     "decoder_attention_heads": 4,
     "encoder_ffn_dim": 48,
@@ -28,31 +40,36 @@ _SIZES = {
     "encoder_layerdrop": 0.0,
     "decoder_layerdrop": 0.0,
 }
-_T5_SIZES = {"d_model": 32, "d_kv": 16, "num_heads": 3, "num_layers": 2, "num_decoder_layers": 3, "d_ff": 40}
+_T5_SIZES = {"d_model": 32, "d_kv": 16, "num_heads": 3, "d_ff": 40}
 _BART_IDS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 _T5_IDS = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
 
 
-def _marian(vocab: Mapping[str, int], **options: Any) -> Any:
+def _sizes(depth: Depth) -> dict[str, Any]:
+    return _SIZES | {"encoder_layers": depth.encoder, "decoder_layers": depth.decoder}
+
+
+def _marian(vocab: Mapping[str, int], depth: Depth, **options: Any) -> Any:
     pad_id = vocab.get("decoder_vocab_size", vocab["vocab_size"]) - 1
     ids = {"pad_token_id": pad_id, "eos_token_id": 0, "decoder_start_token_id": pad_id, "bos_token_id": None}
     return transformers.MarianMTModel(
-        transformers.MarianConfig(**_SIZES, **vocab, **ids, scale_embedding=True, **options)
+        transformers.MarianConfig(**_sizes(depth), **vocab, **ids, scale_embedding=True, **options)
     )
 
 
 def _bart_like(name: str, ids: Mapping[str, int] = _BART_IDS, **options: Any) -> Callable[..., Any]:
     config_class = getattr(transformers, f"{name}Config")
     model_class = getattr(transformers, f"{name}ForConditionalGeneration")
-    return lambda vocab: model_class(config_class(**_SIZES, **vocab, **ids, **options))
+    return lambda vocab, depth: model_class(config_class(**_sizes(depth), **vocab, **ids, **options))
 
 
 def _t5_like(name: str, **options: Any) -> Callable[..., Any]:
     config_class = getattr(transformers, f"{name}Config")
     model_class = getattr(transformers, f"{name}ForConditionalGeneration")
 
-    def make(vocab: Mapping[str, int]) -> Any:
-        model = model_class(config_class(**_T5_SIZES, **vocab, **_T5_IDS, **options))
+    def make(vocab: Mapping[str, int], depth: Depth) -> Any:
+        sizes = {**_T5_SIZES, "num_layers": depth.encoder, "num_decoder_layers": depth.decoder}
+        model = model_class(config_class(**sizes, **vocab, **_T5_IDS, **options))
         if options.get("tie_word_embeddings") is False:
             model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight))
             tied = model.all_tied_weights_keys
@@ -62,22 +79,23 @@ def _t5_like(name: str, **options: Any) -> Callable[..., Any]:
     return make
 
 
-def _whisper(vocab: Mapping[str, int]) -> Any:
+def _whisper(vocab: Mapping[str, int], depth: Depth) -> Any:
     ids = {f"{name}_token_id": vocab["vocab_size"] - 44 for name in ("bos", "eos", "pad")}
     ids["decoder_start_token_id"] = ids["eos_token_id"] + 1
-    sizes = _SIZES | {"num_mel_bins": 12, "max_source_positions": 32, "max_target_positions": 40}
+    sizes = _sizes(depth) | {"num_mel_bins": 12, "max_source_positions": 32, "max_target_positions": 40}
     return transformers.WhisperForConditionalGeneration(
         transformers.WhisperConfig(**sizes, **vocab, **ids, suppress_tokens=None, begin_suppress_tokens=None)
     )
 
 
-def _gemma(side: str, **options: Any) -> dict[str, Any]:
+def _gemma(side: str, depth: Depth, **options: Any) -> dict[str, Any]:
     """The settings of one half: a window that is shorter than the tests' texts, and caps that are felt."""
-    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "num_attention_heads": 4}
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4}
     if side == "encoder":
-        sizes = {"hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2, "num_attention_heads": 3}
+        sizes = {"hidden_size": 48, "intermediate_size": 56, "num_attention_heads": 3}
     return {
         **sizes,
+        "num_hidden_layers": max(2, getattr(depth, side)),  # with a window, and without
         "num_key_value_heads": 2 if side == "decoder" else 1,
         "head_dim": 16,
         "query_pre_attn_scalar": 20,
@@ -89,12 +107,12 @@ def _gemma(side: str, **options: Any) -> dict[str, Any]:
     }
 
 
-def _t5gemma(vocab: Mapping[str, int]) -> Any:
-    halves = {side: _gemma(side, **vocab) for side in ("encoder", "decoder")}
+def _t5gemma(vocab: Mapping[str, int], depth: Depth) -> Any:
+    halves = {side: _gemma(side, depth, **vocab) for side in ("encoder", "decoder")}
     return transformers.T5GemmaForConditionalGeneration(transformers.T5GemmaConfig(**halves, **vocab))
 
 
-def _t5gemma2(vocab: Mapping[str, int]) -> Any:
+def _t5gemma2(vocab: Mapping[str, int], depth: Depth) -> Any:
     """With a small vision tower, which is not imported."""
     ropes = {
         "sliding_attention": {"rope_theta": 10_000.0, "rope_type": "default"},
@@ -103,12 +121,13 @@ def _t5gemma2(vocab: Mapping[str, int]) -> Any:
     sides = {
         side: _gemma(
             side,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention"][:num_layers],
+            depth,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"][: max(2, num_layers)],
             rope_parameters=ropes,
             hidden_size=48,
             **vocab,
         )
-        for side, num_layers in (("encoder", 2), ("decoder", 3))
+        for side, num_layers in depth._asdict().items()
     }
     vision = {
         "hidden_size": 16,
@@ -130,29 +149,24 @@ def _t5gemma2(vocab: Mapping[str, int]) -> Any:
 
 
 def _trocr(
-    encoder: type[transformers.PreTrainedConfig], d_encoder: int, **options: Any
-) -> Callable[[Mapping[str, int]], Any]:
+    encoder: type[transformers.PreTrainedConfig], d_encoder: int, *, qkv_bias: bool, **options: Any
+) -> Callable[..., Any]:
     """A decoder that is 32 wide, and an encoder of pictures."""
-    sizes = {
-        "hidden_size": d_encoder,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 3,
-        "intermediate_size": 64,
-        "image_size": 32,
-        "patch_size": 8,
-    }
-    reader = encoder(**sizes, qkv_bias=options.pop("qkv_bias"))
 
-    def make(vocab: Mapping[str, int]) -> Any:
-        names = (name for name in _SIZES if "encoder" not in name or "decoder" in name)
-        decoder = transformers.TrOCRConfig(
-            **{name: _SIZES[name] for name in names},
-            **vocab,
-            is_decoder=True,
-            add_cross_attention=True,
-            **options,
+    def make(vocab: Mapping[str, int], depth: Depth) -> Any:
+        reader = encoder(
+            hidden_size=d_encoder,
+            num_hidden_layers=depth.encoder,
+            num_attention_heads=3,
+            intermediate_size=64,
+            image_size=32,
+            patch_size=8,
+            qkv_bias=qkv_bias,
         )
-        config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(reader, decoder)
+        sizes = {name: size for name, size in _sizes(depth).items() if not name.startswith("encoder")}
+        flags = {"is_decoder": True, "add_cross_attention": True}
+        writer = transformers.TrOCRConfig(**sizes, **vocab, **flags, **options)
+        config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(reader, writer)
         return transformers.VisionEncoderDecoderModel(config)
 
     return make
@@ -160,11 +174,11 @@ def _trocr(
 
 # By the name of a case: the tokenizer's files, and the model.
 CASES: dict[str, tuple[Callable[[Path], files.Files], Callable[..., Any]]] = {
-    "marian": (files.marian, lambda vocab: _marian(vocab, activation_function="swish")),
+    "marian": (files.marian, functools.partial(_marian, activation_function="swish")),
     "marian-separate": (
         lambda folder: files.marian(folder, separate=True),
-        lambda vocab: _marian(
-            vocab,
+        functools.partial(
+            _marian,
             activation_function="relu",
             share_encoder_decoder_embeddings=False,
             tie_word_embeddings=False,
@@ -213,10 +227,10 @@ PICTURES = ("trocr", "trocr-deit")
 TEXTS = tuple(case for case in CASES if case not in SOUNDS + PICTURES)
 
 
-def make_model(case: str, vocab: Mapping[str, int], seed: int = 0) -> Any:
+def make_model(case: str, vocab: Mapping[str, int], depth: Depth) -> Any:
     """A random model of a case, in eval mode."""
-    model = CASES[case][1](vocab).eval()
-    torch.manual_seed(seed)
+    model = CASES[case][1](vocab, depth).eval()
+    torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:
@@ -230,14 +244,19 @@ def make_model(case: str, vocab: Mapping[str, int], seed: int = 0) -> Any:
     return model
 
 
-def make_checkpoint(case: str, folder: Path, **generation: Any) -> Any:
+def make_checkpoint(case: str, folder: Path, depth: Depth = DEEP, **generation: Any) -> Any:
     """Write the files of a case; returns the model as transformers reads it from them."""
     folder.mkdir(parents=True, exist_ok=True)
     made = CASES[case][0](folder)
     vocab = {key: made.config[key] for key in ("vocab_size", "decoder_vocab_size") if key in made.config}
-    model = make_model(case, vocab)
+    model = make_model(case, vocab, depth)
     model.save_pretrained(folder)
     edit(folder / "generation_config.json", _from_model_config=None, **(made.generation | generation))
+    return read_checkpoint(case, folder)
+
+
+def read_checkpoint(case: str, folder: Path) -> Any:
+    """The model of a case as transformers reads it from the folder."""
     kind = transformers.AutoModelForSeq2SeqLM
     if case in SOUNDS:
         kind = transformers.AutoModelForSpeechSeq2Seq

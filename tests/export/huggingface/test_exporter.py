@@ -1,5 +1,6 @@
 """A checkpoint becomes a bundle that computes the same, or nothing at all."""
 
+import functools
 import json
 import shutil
 
@@ -19,17 +20,42 @@ from seq2seq_serve.export.huggingface import exporter, families, reference
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, open_checkpoint
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.export.huggingface.families import Limits
-from tests.export.huggingface.checkpoints import CASES, PICTURES, SOUNDS, TEXTS, edit, family_name
+from tests.export.huggingface.checkpoints import (
+    CASES,
+    PICTURES,
+    SHALLOW,
+    SOUNDS,
+    TEXTS,
+    Depth,
+    edit,
+    family_name,
+    make_checkpoint,
+    read_checkpoint,
+)
 
 FP32 = [Precision.FP32]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_graphs_of_every_family_equal_transformers(checkpoint, case, tmp_path):
-    folder, theirs = checkpoint(case)
-    lines: list[str] = []
-    export_checkpoint(folder, tmp_path / "bundle", FP32, report=lines.append)
-    manifest = load_bundle(tmp_path / "bundle").manifest
+@pytest.fixture(scope="session")
+def checkpoint(checkpoint):
+    """A checkpoint with few layers: of each, an export takes long."""
+    return functools.partial(checkpoint, depth=SHALLOW)
+
+
+def slow_if(cases, is_slow):
+    return [pytest.param(case, marks=pytest.mark.slow) if is_slow(case) else case for case in cases]
+
+
+# slow: the graphs have the parts of quick families, of mBART, NLLB, Pegasus and BART, and ByT5
+_ALIKE = ("mbart50", "m2m100", "blenderbot", "t5-1.1", "mt5")
+
+
+@pytest.mark.parametrize("case", slow_if(CASES, _ALIKE.__contains__))
+def test_the_graphs_of_every_family_equal_transformers(imported, case):
+    folder = imported(case)
+    theirs = read_checkpoint(case, folder / "checkpoint")
+    lines = (folder / "report").read_text(encoding="utf-8").splitlines()
+    manifest = load_bundle(folder / "bundle").manifest
     proof = manifest.variants[Precision.FP32].parity
     assert 0 < proof.max_log_probability_difference < 3e-5
     assert manifest.kind == family_name(case)
@@ -51,16 +77,8 @@ def test_the_graphs_of_every_family_equal_transformers(checkpoint, case, tmp_pat
     assert any(target > 128 for _, _, target in proof.shapes) == is_relative
 
 
-@pytest.mark.parametrize(
-    "case",
-    # slow: families with layers like those of the quick ones
-    [
-        case
-        if case in ("marian", "byt5", "t5gemma", "t5gemma2")
-        else pytest.param(case, marks=pytest.mark.slow)
-        for case in TEXTS
-    ],
-)
+# slow: families whose maps are like those of the quick ones
+@pytest.mark.parametrize("case", slow_if(TEXTS, lambda case: case not in ("marian", "byt5", "t5gemma2")))
 def test_int8_is_calibrated_on_texts_and_the_models_own_targets(checkpoint, case, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("a first text\n\nanother one, longer than it\nthe third\nand the last one\n")
@@ -70,11 +88,10 @@ def test_int8_is_calibrated_on_texts_and_the_models_own_targets(checkpoint, case
     assert proof.score is None
 
 
-def test_float16_of_t5_keeps_large_residuals_in_its_range(checkpoint, tmp_path):
+def test_float16_of_t5_keeps_large_residuals_in_its_range(tmp_path):
     """In float16 the residual of published models overflows; the graph's is smaller by a constant."""
     folder = tmp_path / "large"
-    shutil.copytree(checkpoint("t5-1.1")[0], folder)
-    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
+    model = make_checkpoint("t5-1.1", folder, Depth(2, 2))
     with torch.no_grad():
         for stack in (model.encoder, model.decoder):
             for block in stack.block:
@@ -114,21 +131,20 @@ def test_float16_of_t5gemma_runs_on_the_cpu(checkpoint, case, tmp_path):
     assert 0 < proof.max_log_probability_difference < 0.05
 
 
-def test_the_vocabulary_of_t5gemma_is_that_of_its_halves(checkpoint, tmp_path):
+def test_the_vocabulary_of_t5gemma_is_that_of_its_halves(imported, quick_checkpoint, tmp_path):
     folder = tmp_path / "checkpoint"
-    shutil.copytree(checkpoint("t5gemma")[0], folder)
+    shutil.copytree(quick_checkpoint("t5gemma"), folder)
     edit(folder / "config.json", vocab_size=10)  # which nothing in transformers reads
     export_checkpoint(folder, tmp_path / "bundle", FP32)
-    expected = checkpoint("t5gemma")[1].config.vocab_size
+    expected = load_bundle(imported("t5gemma") / "bundle").manifest.source_vocab_size
     assert load_bundle(tmp_path / "bundle").manifest.source_vocab_size == expected
 
 
-def test_limits_are_those_of_the_checkpoint_or_those_given(checkpoint, tmp_path):
-    export_checkpoint(checkpoint("bart")[0], tmp_path / "a", FP32)
-    manifest = load_bundle(tmp_path / "a").manifest
+def test_limits_are_those_of_the_checkpoint_or_those_given(imported, quick_checkpoint, tmp_path):
+    manifest = load_bundle(imported("bart") / "bundle").manifest
     assert (manifest.max_source_length, manifest.max_target_length) == (64, 64)
-    export_checkpoint(checkpoint("bart")[0], tmp_path / "b", FP32, limits=Limits(32, 48))
-    manifest = load_bundle(tmp_path / "b").manifest
+    export_checkpoint(quick_checkpoint("bart"), tmp_path / "bundle", FP32, limits=Limits(32, 48))
+    manifest = load_bundle(tmp_path / "bundle").manifest
     assert (manifest.max_source_length, manifest.max_target_length) == (32, 48)
 
 
@@ -163,9 +179,9 @@ def test_too_little_room_is_refused_before_long_work(checkpoint, tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_settings_of_generate_come_along(checkpoint, tmp_path, monkeypatch):
+def test_settings_of_generate_come_along(quick_checkpoint, tmp_path):
     folder = tmp_path / "checkpoint"
-    shutil.copytree(checkpoint("bart")[0], folder)
+    shutil.copytree(quick_checkpoint("bart"), folder)
     edit(folder / "generation_config.json", num_beams=4, length_penalty=2.0, max_length=60, do_sample=True)
     lines: list[str] = []
     export_checkpoint(folder, tmp_path / "bundle", FP32, report=lines.append)
@@ -188,16 +204,26 @@ class TestSounds:
             samples = 0.3 * np.random.default_rng(number).standard_normal(8_000)
             soundfile.write(folder / name, samples, 16_000)
 
-    def test_int8_is_calibrated_on_sounds_that_a_file_names(self, checkpoint, tmp_path):
+    @pytest.mark.parametrize(
+        ("file", "number"),
+        [("names.txt", 3), pytest.param(None, 8, marks=pytest.mark.slow)],  # slow: the same with other sounds
+    )
+    def test_int8_is_calibrated_on_sounds_that_a_file_names_or_on_built_in_ones(
+        self, checkpoint, tmp_path, file, number
+    ):
         self.sounds(tmp_path, "a.wav", "b.flac", "c.flac")
         (tmp_path / "names.txt").write_text(f"a.wav\n\n  b.flac\n{tmp_path}/c.flac\n")
-        for number, calibration in enumerate((tmp_path / "names.txt", None)):
-            lines: list[str] = []
-            folder, bundle = checkpoint("whisper")[0], tmp_path / str(number)
-            export_checkpoint(folder, bundle, [Precision.INT8], calibration=calibration, report=lines.append)
-            proof = load_bundle(bundle).manifest.variants[Precision.INT8].parity
-            assert 0 < proof.mean_log_probability_difference < 0.2
-            assert f"int8: decoding {8 if calibration is None else 3} sources for the calibration" in lines
+        lines: list[str] = []
+        export_checkpoint(
+            checkpoint("whisper")[0],
+            tmp_path / "bundle",
+            [Precision.INT8],
+            calibration=file and tmp_path / file,
+            report=lines.append,
+        )
+        proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.INT8].parity
+        assert 0 < proof.mean_log_probability_difference < 0.2
+        assert f"int8: decoding {number} sources for the calibration" in lines
 
     def test_float16_is_near(self, checkpoint, tmp_path):
         export_checkpoint(checkpoint("whisper")[0], tmp_path / "bundle", [Precision.FP16])
@@ -233,8 +259,8 @@ class TestSounds:
                 checkpoint("whisper")[0], tmp_path / "bundle", FP32, calibration=tmp_path / "a.wav"
             )
 
-    def test_a_limit_on_sources_is_refused_and_one_on_targets_is_not(self, checkpoint, tmp_path):
-        folder = checkpoint("whisper")[0]
+    def test_a_limit_on_sources_is_refused_and_one_on_targets_is_not(self, quick_checkpoint, tmp_path):
+        folder = quick_checkpoint("whisper")
         with pytest.raises(
             CheckpointError, match="--max-source-length is for texts: all sources of this model"
         ):

@@ -11,8 +11,8 @@ from seq2seq_serve.export.__main__ import main
 from tests.export.huggingface.checkpoints import edit
 
 
-def test_one_command_makes_a_bundle(checkpoint, tmp_path, capsys):
-    folder, bundle = checkpoint("marian")[0], tmp_path / "bundle"
+def test_one_command_makes_a_bundle(quick_checkpoint, tmp_path, capsys):
+    folder, bundle = quick_checkpoint("marian"), tmp_path / "bundle"
     capsys.readouterr()
     assert (
         main(["huggingface", str(folder), str(bundle), "--precision", "fp32", "--max-target-length", "40"])

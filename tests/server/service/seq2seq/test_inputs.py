@@ -150,9 +150,9 @@ def test_a_file_is_read_as_its_pixels_are(toy_paths):
 def test_a_file_is_decoded_beside_the_loop_however_small_it_is(toy_paths, monkeypatch):
     threads = []
 
-    def noted(content, size, inner=inputs.read_picture):
+    def noted(*given, inner=inputs.read_picture):
         threads.append(threading.current_thread().name.rsplit("_", 1)[0])
-        return inner(content, size)
+        return inner(*given)
 
     monkeypatch.setattr(inputs, "read_picture", noted)
 
