@@ -31,6 +31,7 @@ from PIL.WebPImagePlugin import WebPImageFile
 Pixels = NDArray[np.uint8]
 Resampling = Literal["nearest", "lanczos", "bilinear", "bicubic"]
 """How a picture is scaled: Pillow's filter of that name."""
+_USUAL: Resampling = "bicubic"
 
 MAX_FILE_BYTES = 8 * 2**20
 # Pixels of a picture, or of a frame. The limits bound the memory of decoding to about 100 MB.
@@ -69,7 +70,7 @@ class PictureError(ValueError):
     """A file is not a picture that can be read, or it exceeds a limit."""
 
 
-def read_picture(content: bytes, size: int, resampling: Resampling = "bicubic") -> Pixels:
+def read_picture(content: bytes, size: int, resampling: Resampling = _USUAL) -> Pixels:
     """Returns a picture, or the first frame of an animation, as uint8 [size, size, 3], RGB.
 
     Raises:
@@ -99,7 +100,7 @@ def read_frames(content: bytes, size: int, max_frames: int) -> Iterator[Pixels]:
         first = int(getattr(image, "default_image", False))  # of an animated PNG; not a part of the animation
         for number in range(first, first + measures.num_frames):
             image.seek(number)
-            yield _pixels(image, measures, (size, size))
+            yield _pixels(image, measures, (size, size), _USUAL)
 
 
 def count_frames(content: bytes) -> int:
@@ -137,7 +138,7 @@ def read_shown(content: bytes, max_side: int) -> Pixels:
     with _opened(content) as (image, measures):
         scale = min(1.0, max_side / max(measures.width, measures.height))
         size = math.ceil(measures.width * scale), math.ceil(measures.height * scale)
-        return _pixels(image, measures, size)
+        return _pixels(image, measures, size, _USUAL)
 
 
 @dataclass(frozen=True)
@@ -225,9 +226,7 @@ def _reporting_damage(kind: _Kind) -> Iterator[None]:
         raise PictureError(f"the {kind.name} file is truncated or damaged") from error
 
 
-def _pixels(
-    image: ImageFile, measures: _Measures, size: tuple[int, int], resampling: Resampling = "bicubic"
-) -> Pixels:
+def _pixels(image: ImageFile, measures: _Measures, size: tuple[int, int], resampling: Resampling) -> Pixels:
     """Decodes the current frame, scales it to `size`, width and height, and turns it upright."""
     if math.prod(image.size) > measures.num_pixels:
         raise PictureError("the file is damaged: it declares several sizes")

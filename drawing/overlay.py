@@ -23,6 +23,7 @@ Pixels = NDArray[np.uint8]
 
 _SHOWN_PIXELS, _FRAME_PIXELS = 448, 96  # the longest side of a file's picture, and the side of a frame
 _MAX_FRAMES = 10_000
+_MAX_PLACELESS = 2  # positions before the places of a picture, of tokens of the encoder
 _DARKEST = 0.25  # the brightness of a place without any weight
 _PICTURE_PIXELS = 224  # smaller pictures are enlarged, so that a map of attention is smooth over them
 _PANEL_INCHES, _FRAME_INCHES, _CELL_INCHES = 1.8, 0.6, 0.35
@@ -66,10 +67,13 @@ def save_overlays(picture: Pixels, weights: ArrayLike, words: Sequence[str], pat
         path: The file; its ending names the format.
 
     Raises:
+        ValueError: The places are not a square grid.
         OSError: The file cannot be written.
     """
     maps = np.asarray(weights, np.float32)
     side = math.isqrt(maps.shape[1])
+    if maps.shape[1] - side * side > _MAX_PLACELESS:
+        raise ValueError(f"the attention has {maps.shape[1]} places, which are not a square grid")
     maps = maps[:, -side * side :]
     factor = max(1, _PICTURE_PIXELS // max(picture.shape[:2]))
     large = picture.repeat(factor, axis=0).repeat(factor, axis=1)

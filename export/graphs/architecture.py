@@ -158,7 +158,7 @@ class PatchFront:
         name: The name of the map in the model.
         size: The pixels of a side of the picture.
         mean: `(3,)`, subtracted from the pixels of each colour.
-        deviation: `(3,)`, by which they are then divided.
+        deviation: `(3,)`, divides the result.
         tokens: `(positions, D)`, before the patches.
     """
 
@@ -234,7 +234,7 @@ def neighbours(x: Tensor, stride: int) -> Tensor:
 
 
 def patches(pictures: Tensor, patch_size: int) -> Tensor:
-    """The squares of pictures `(B, size, size, 3)`, row by row: `(B, places, 3 * patch_size ** 2)`."""
+    """The patches of pictures `(B, size, size, 3)`, row by row: `(B, places, 3 * patch_size ** 2)`."""
     B, num = pictures.shape[0], pictures.shape[1] // patch_size
     squares = pictures.view(B, num, patch_size, num, patch_size, 3).transpose(2, 3)
     return squares.reshape(B, num * num, -1)

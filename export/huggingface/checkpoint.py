@@ -22,6 +22,8 @@ _INDEXED = {  # the file of all weights, and the index of several files, in the 
     "pytorch_model.bin": "pytorch_model.bin.index.json",
 }
 _OTHER_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "adapter_model.safetensors", "adapter_model.bin")
+_ADAPTER_FILE = "adapter_config.json"
+_LFS_POINTER = b"version https://git-lfs"
 _DECODERS = ("ForCausalLM", "LMHeadModel")
 _ENCODERS = (
     "ForMaskedLM",
@@ -69,7 +71,6 @@ class CheckpointFolder:
         config: The content of `config.json`.
         generation: The settings of `generate` as transformers finds them: all of `generation_config.json`, or
             without such a file those in `config.json`.
-        preprocessor: The settings by which sounds or pictures become numbers; empty for texts.
         tokenizer_class: The class of the tokenizer; empty if the folder does not name one.
         files: The files with weights.
     """
@@ -77,13 +78,15 @@ class CheckpointFolder:
     path: Path
     config: Mapping[str, Any]
     generation: Mapping[str, Any]
-    preprocessor: Mapping[str, Any]
     tokenizer_class: str
     files: tuple[Path, ...]
 
     @cached_property
     def num_weights(self) -> int:
-        """The number of numbers in all weights, read from the files' headers where they have one."""
+        """The number of numbers in all weights, read from the files' headers where they have one.
+
+        Weights that a file stores once, such as tied embeddings under several names, count once.
+        """
         count = 0
         for file in self.files:
             if file.suffix == ".safetensors":
@@ -91,8 +94,21 @@ class CheckpointFolder:
                     shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
                 count += sum(int(torch.Size(shape).numel()) for shape in shapes)
             else:
-                count += sum(tensor.numel() for tensor in _read_bin(file).values())
+                stored = {tensor.data_ptr(): tensor.numel() for tensor in _read_bin(file).values()}
+                count += sum(stored.values())
         return count
+
+    @property
+    def feature_extractor(self) -> Mapping[str, Any]:
+        """The settings by which sounds become numbers, from where transformers takes them."""
+        for name in ("processor_config.json", "preprocessor_config.json"):
+            file = self.path / name
+            settings = read_json(file) if file.is_file() else {}
+            if name.startswith("processor"):
+                settings = settings.get("feature_extractor") or {}
+            if settings:
+                return settings
+        return {}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """The name and the value of each weight; values are views of the files until they are used."""
@@ -112,8 +128,16 @@ def open_checkpoint(path: Path) -> CheckpointFolder:
         CheckpointError: The folder is not a checkpoint, or one of a kind that cannot be imported.
     """
     if not path.is_dir():
-        raise CheckpointError(f"{path} is not a folder; give one as save_pretrained writes it")
+        raise CheckpointError(
+            f"{path} is not a folder; give one as save_pretrained writes it "
+            "(`hf download NAME --local-dir FOLDER` fetches one of the hub)"
+        )
     if not (path / "config.json").is_file():
+        if (path / _ADAPTER_FILE).is_file():
+            raise CheckpointError(
+                f"{path} is an adapter, which changes another checkpoint: merge the two by merge_and_unload of "
+                "peft, then save_pretrained, and give that folder"
+            )
         raise CheckpointError(f"{path} has no config.json; give a folder as save_pretrained writes it")
     config = read_json(path / "config.json")
     _check_kind(path, config)
@@ -136,27 +160,17 @@ def open_checkpoint(path: Path) -> CheckpointFolder:
         if config.get("force_bos_token_to_be_generated"):
             generation.setdefault("forced_bos_token_id", config.get("bos_token_id"))
     tokenizer_class = settings.get("tokenizer_class") or config.get("tokenizer_class") or ""
-    return CheckpointFolder(
-        path, config, generation, _preprocessor(path), tokenizer_class, _weight_files(path)
-    )
-
-
-def _preprocessor(path: Path) -> Mapping[str, Any]:
-    for name in ("preprocessor_config.json", "processor_config.json"):
-        if (path / name).is_file():
-            settings = read_json(path / name)
-            parts = (settings.get(part) for part in ("feature_extractor", "image_processor"))
-            return next((part for part in parts if isinstance(part, dict)), settings)
-    return {}
+    return CheckpointFolder(path, config, generation, tokenizer_class, _weight_files(path))
 
 
 def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise CheckpointError(f"{path / 'config.json'} has no model_type")
-    architecture = (config.get("architectures") or [""])[0]
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
+    listed, quantisation = config.get("architectures"), config.get("quantization_config")
+    architecture = str(listed[0]) if isinstance(listed, list) and listed else ""
+    if quantisation:
+        method = quantisation.get("quant_method", "unknown") if isinstance(quantisation, dict) else "unknown"
         raise CheckpointError(
             f"{path} is quantised ({method}); give the original checkpoint, which --precision int8 quantises"
         )
@@ -169,6 +183,17 @@ def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _weight_files(path: Path) -> tuple[Path, ...]:
+    files = _named_files(path)
+    for file in files:
+        with file.open("rb") as stream:
+            if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                raise CheckpointError(
+                    f"{file} is a pointer of Git LFS, not the weights: run `git lfs pull` in {path}"
+                )
+    return files
+
+
+def _named_files(path: Path) -> tuple[Path, ...]:
     for name, index_name in _INDEXED.items():
         if (path / name).is_file():
             return (path / name,)

@@ -170,8 +170,10 @@ def config_of(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> I
         result = _DIALECTS[family.dialect].options(family, checkpoint, limits)
     except KeyError as error:
         raise CheckpointError(f"config.json lacks {error.args[0]}") from error
-    except (TypeError, ZeroDivisionError) as error:
-        raise CheckpointError(f"config.json has a size of the wrong kind: {error}") from error
+    except CheckpointError:
+        raise
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(f"config.json has a size that is not supported: {error}") from error
     for sizes in (result.encoder, result.decoder):
         if sizes.d_head % _D_HEAD_MULTIPLE:
             raise CheckpointError(
@@ -184,7 +186,7 @@ def read_model(checkpoint: CheckpointFolder, family: Family, limits: Limits) -> 
     """Read a checkpoint's weights into a model in eval mode, in float32.
 
     Raises:
-        CheckpointError: A weight is missing, has another shape, or would not be used.
+        CheckpointError: A weight is missing, has another shape, is not finite, or would not be used.
     """
     config = config_of(family, checkpoint, limits)
     dialect = _DIALECTS[family.dialect]
@@ -197,11 +199,13 @@ def read_model(checkpoint: CheckpointFolder, family: Family, limits: Limits) -> 
         if not re.fullmatch(dialect.unused, renamed):
             offset = dialect.norm_offset if renamed.endswith("norm.weight") else 0.0
             tensor = tensor.to(torch.float32)
+            if tensor.numel() and not all(map(math.isfinite, tensor.aminmax())):  # without a copy
+                raise CheckpointError(f"{checkpoint.path}: {name} has numbers that are NaN or infinite")
             if renamed.startswith("front.") and renamed.endswith(".weight"):
                 tensor = _linear(tensor)
             weights[renamed], origins[renamed] = tensor + offset if offset else tensor, name
     _add_positions(weights, config, checkpoint.config)
-    _fold_projection(weights, config)
+    _fold_projection(weights, config, is_needed=_has_projection(checkpoint.config))
     options = _tie(weights, reads_texts=config.media is None) | _logits_bias(weights)
     if family.scales_output and _scales_output(checkpoint.config):
         options["output_scale"] = config.d_model**-0.5
@@ -256,20 +260,23 @@ def _add_positions(weights: dict[str, Tensor], config: ImportedConfig, settings:
             first = positions.offset if config.zero_position_id is None else config.zero_position_id + 1
             weights[name] = positions.compute(rows, sizes.d_model, first)
         elif name in weights:
-            table = weights[name].flatten(0, -2)  # some have an axis of one batch
+            table = weights[name]
+            table = table[0] if table.dim() == 3 else table  # some have an axis of one batch
             weights[name] = table[positions.offset : positions.offset + rows]
 
 
-def _fold_projection(weights: dict[str, Tensor], config: ImportedConfig) -> None:
+def _fold_projection(weights: dict[str, Tensor], config: ImportedConfig, *, is_needed: bool) -> None:
     """Multiply a map from the encoder's width to the decoder's into the maps that read its output."""
-    if "projection.weight" not in weights:
-        return
-    matrix, shift = (weights.pop(f"projection.{name}").double() for name in ("weight", "bias"))
-    if matrix.shape != (config.d_model, config.encoder.d_model):
+    given = [weights.pop(f"projection.{name}", None) for name in ("weight", "bias")]
+    shapes = [None if tensor is None else list(tensor.shape) for tensor in given]
+    wanted = [[config.d_model, config.encoder.d_model], [config.d_model]] if is_needed else [None, None]
+    if shapes != wanted:
         raise CheckpointError(
-            f"enc_to_dec_proj.weight has the shape {list(matrix.shape)}, and config.json asks for "
-            f"{[config.d_model, config.encoder.d_model]}"
+            f"enc_to_dec_proj of the checkpoint has the shapes {shapes}, and config.json asks for {wanted}"
         )
+    if not is_needed:
+        return
+    matrix, shift = (tensor.double() for tensor in given if tensor is not None)
     for layer in range(config.decoder.num_layers):
         for name in ("key", "value"):
             path = f"decoder_layers.{layer}.cross_attention.{name}"
@@ -293,7 +300,7 @@ def _linear(weight: Tensor) -> Tensor:
 
     The first are (D, C, 3) or (D, 3, size, size), and the second (D, 3 C) or (D, size * size * 3).
     """
-    return weight.movedim(1, -1).flatten(1)
+    return weight.movedim(1, -1).flatten(1) if weight.dim() > 2 else weight
 
 
 def _tie(weights: dict[str, Tensor], *, reads_texts: bool) -> dict[str, Any]:
@@ -335,6 +342,15 @@ def _check_names(checkpoint: CheckpointFolder, names: set[str], problem: str) ->
         listed = ", ".join(sorted(names)[:_NAMES_IN_MESSAGE])
         rest = f" and {len(names) - _NAMES_IN_MESSAGE} more" if len(names) > _NAMES_IN_MESSAGE else ""
         raise CheckpointError(f"{checkpoint.path}: weights {problem}: {listed}{rest}")
+
+
+def _has_projection(config: Mapping[str, Any]) -> bool:
+    """Whether a map is between the widths of the halves of a `VisionEncoderDecoderModel`."""
+    if config["model_type"] != "vision-encoder-decoder":
+        return False
+    encoder, decoder = config["encoder"], config["decoder"]
+    is_wide = decoder.get("cross_attention_hidden_size") is not None  # the decoder reads the encoder's width
+    return not is_wide and encoder["hidden_size"] != decoder["d_model"]
 
 
 def _scales_output(config: Mapping[str, Any]) -> bool:
@@ -401,7 +417,7 @@ def _bart_options(family: Family, checkpoint: CheckpointFolder, limits: Limits) 
 def _whisper_options(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> ImportedConfig:
     config = checkpoint.config
     most = config["max_target_positions"]
-    sounds = Sounds.of(config, checkpoint.preprocessor)
+    sounds = Sounds.of(config, checkpoint.feature_extractor)
     unbiased = frozenset({"key"})
     return ImportedConfig(
         vocab_size=config["vocab_size"],
@@ -430,7 +446,7 @@ def _trocr_options(family: Family, checkpoint: CheckpointFolder, limits: Limits)
             f"the model reads pictures by {types[0]} and writes by {types[1]}, which is not supported; it "
             f"must read by {' or '.join(_PICTURE_TOKENS)}, and write by {family.name}"
         )
-    pictures = Patches.of(encoder, checkpoint.preprocessor, _PICTURE_TOKENS[types[0]])
+    pictures = Patches.of(encoder, _PICTURE_TOKENS[types[0]], checkpoint.path)
     most = decoder["max_position_embeddings"]
     has_table = decoder.get("use_learned_position_embeddings", True)
     return ImportedConfig(
@@ -595,7 +611,7 @@ _GEMMA_DEFAULTS: dict[str, Any] = {  # that both halves of a model share
 }
 
 
-_PICTURE_TOKENS = {"vit": 1, "deit": 2}  # before the squares of a picture, by the type of the encoder
+_PICTURE_TOKENS = {"vit": 1, "deit": 2}  # before the patches of a picture, by the type of the encoder
 
 # Parts of names that several dialects have
 _PROJECTIONS = (

@@ -16,17 +16,17 @@ from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
 from seq2seq_serve.training.data.sources import Numbers, SourceKind
 
+MAX_FILES = 50
+
 
 class Media(SourceKind):
     """Sources that are not texts, each with the same number of positions of memory.
 
     Attributes:
-        max_files: The most files on which int8 is calibrated.
         auto_class: The class of `transformers` that loads models of such sources.
     """
 
     unit = "positions"
-    max_files: ClassVar[int] = 50
     auto_class: ClassVar[str]
 
     @property
@@ -47,9 +47,9 @@ class Media(SourceKind):
         """Encoded sources that resemble those of the family's models, for the calibration."""
 
     def read_files(self, paths: Iterable[Path]) -> list[Numbers]:
-        """The encoded sources of some files, at most `max_files` of them."""
+        """The encoded sources of some files, at most `MAX_FILES` of them."""
         sources = []
-        for path in islice(paths, self.max_files):
+        for path in islice(paths, MAX_FILES):
             try:
                 sources.append(self.read(path.read_bytes()))
             except (OSError, SoundError, PictureError) as error:

@@ -105,6 +105,14 @@ class StackConfig:
     positions: Positions | None = None
     num_positions: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("d_model", "num_layers", "num_heads", "num_key_value_heads", "d_head", "d_ff"):
+            size = getattr(self, name)
+            if type(size) is not int or size < 1:
+                raise ValueError(f"{name} is {size!r}, and must be a whole number above 0")
+        if not isinstance(self.norm_epsilon, int | float) or not self.norm_epsilon >= 0:
+            raise ValueError(f"the epsilon of norms is {self.norm_epsilon!r}, and must be a number")
+
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
         """`kinds`, one for each layer."""
@@ -165,6 +173,11 @@ class ImportedConfig(ModelConfig):
     unscaled_id: int | None = None
     max_distance: int | None = None
     media: Media | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.zero_position_id is not None and type(self.zero_position_id) is not int:
+            raise ValueError(f"pad_token_id is {self.zero_position_id!r}, and must be a whole number")
 
     @property
     def sizes(self) -> dict[str, int]:

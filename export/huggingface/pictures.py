@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,18 +31,20 @@ _LINES = (
     "She wrote the letter in a small room above the shop.",
     "TEL 0049 30 5550 184",
 )
-_RESAMPLINGS: tuple[Resampling, ...] = ("nearest", "lanczos", "bilinear", "bicubic")  # by Pillow's numbers
+_RESAMPLINGS: dict[int, Resampling] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+_NEUTRAL = ((0.0,) * 3, (1.0,) * 3)
+_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
 class Patches(Media):
-    """Pictures of one size, cut into squares: `picture` (size, size, 3).
+    """Pictures of one size, cut into patches: `picture` (size, size, 3).
 
-    Encoded, a picture is its pixels. Each square is a position of memory, after those of `num_tokens` tokens.
+    Encoded, a picture is its pixels. Each patch is a position of memory, after those of `num_tokens` tokens.
 
     Attributes:
         mean: Subtracted from the pixels of red, green and blue, which are 0 to 255.
-        deviation: By which they are then divided.
+        deviation: Divides the result.
         resampling: How pictures are scaled to the size.
     """
 
@@ -55,58 +59,57 @@ class Patches(Media):
     auto_class = "AutoModelForImageTextToText"
 
     @classmethod
-    def of(cls, config: Mapping[str, Any], settings: Mapping[str, Any], num_tokens: int) -> Patches:
+    def of(cls, config: Mapping[str, Any], num_tokens: int, folder: Path) -> Patches:
         """The pictures of an encoder.
 
         Args:
             config: The encoder's part of `config.json`.
-            settings: Those of the image processor; a setting that is missing has the default of ViT.
-            num_tokens: The tokens before the squares.
+            num_tokens: The tokens before the patches.
+            folder: The checkpoint, with the settings of its image processor.
 
         Raises:
-            CheckpointError: A setting is not supported.
+            CheckpointError: A setting is not supported, or the image processor makes other numbers of a
+                picture.
         """
-        size, patch_size = (
-            _side(config.get(name, default), f"the encoder's {name}")
-            for name, default in (("image_size", 224), ("patch_size", 16))
-        )
-        if not patch_size or size % patch_size:
+        size, patch_size = _side(config, "image_size", 224), _side(config, "patch_size", 16)
+        if size % patch_size:
+            raise CheckpointError(f"image_size is {size}, and patches of {patch_size} do not divide it")
+        if config.get("num_channels", 3) != 3:
+            raise CheckpointError(f"num_channels is {config['num_channels']}, and 3 is supported")
+        processor = _image_processor(folder)
+        resampling = _RESAMPLINGS.get(processor.resample)
+        if resampling is None:
             raise CheckpointError(
-                f"image_size is {size}, and squares of patch_size {patch_size} do not divide it"
+                f"{folder}: resample of the image processor is {processor.resample}; there are "
+                + ", ".join(f"{number} ({name})" for number, name in _RESAMPLINGS.items())
             )
-        crop = settings.get("crop_size", size) if settings.get("do_center_crop") else size
-        expected = {
-            "the encoder's num_channels": (config.get("num_channels", 3), 3),
-            "the image processor's size": (
-                _side(settings.get("size", size), "the image processor's size"),
-                size,
-            ),
-            "the image processor's crop_size": (_side(crop, "the image processor's crop_size"), size),
-            "the image processor's do_resize": (settings.get("do_resize", True), True),
-            "the image processor's do_rescale": (settings.get("do_rescale", True), True),
-        }
-        for what, (given, supported) in expected.items():
-            if given != supported:
-                raise CheckpointError(f"{what} is {given}, and {supported} is supported")
-        resampling = settings.get("resample", _RESAMPLINGS.index("bilinear"))
-        if resampling not in range(len(_RESAMPLINGS)):
-            raise CheckpointError(
-                f"the image processor's resample is {resampling}; there are "
-                + ", ".join(f"{number} ({name})" for number, name in enumerate(_RESAMPLINGS))
+        mean, deviation = (
+            tuple(value / processor.rescale_factor for value in values)
+            for values in (
+                (processor.image_mean, processor.image_std) if processor.do_normalize else _NEUTRAL
             )
-        is_normal, factor = settings.get("do_normalize", True), settings.get("rescale_factor", 1 / 255)
-        mean = tuple(settings.get("image_mean", (0.5,) * 3)) if is_normal else (0.0,) * 3
-        deviation = tuple(settings.get("image_std", (0.5,) * 3)) if is_normal else (1.0,) * 3
-        if len(mean) != 3 or len(deviation) != 3:
-            raise CheckpointError(f"image_mean is {mean} and image_std {deviation}, and each needs 3 numbers")
-        return cls(
-            size,
-            patch_size,
-            num_tokens,
-            tuple(value / factor for value in mean),
-            tuple(value / factor for value in deviation),
-            _RESAMPLINGS[resampling],
         )
+        pictures = cls(size, patch_size, num_tokens, mean, deviation, resampling)
+        if not pictures.equals(processor):
+            raise CheckpointError(
+                f"{folder}: {type(processor).__name__} makes other numbers of a picture than scaling it to "
+                f"{size} × {size} pixels, subtracting a mean and dividing: other settings are not supported"
+            )
+        return pictures
+
+    def equals(self, processor: Any) -> bool:
+        """Whether an image processor of transformers makes the same numbers of a picture."""
+        pixels = np.random.default_rng(0).integers(0, 256, (self.size // 2 + 3, self.size * 2, 3), np.uint8)
+        content = io.BytesIO()
+        Image.fromarray(pixels).save(content, "PNG")
+        ours = self.normal(torch.from_numpy(read_picture(content.getvalue(), self.size, self.resampling)))
+        try:
+            theirs = processor(Image.fromarray(pixels), return_tensors="pt").pixel_values
+        except Exception:  # settings that it cannot apply
+            return False
+        expected = ours.permute(2, 0, 1)[None]
+        is_close = theirs.shape == expected.shape and torch.allclose(theirs, expected, atol=_TOLERANCE)
+        return bool(is_close and expected.isfinite().all())
 
     @property
     def num_positions(self) -> int:
@@ -152,9 +155,23 @@ class Patches(Media):
         return np.clip(np.asarray(scaled) + noise, 0, 255).astype(np.uint8).tobytes()
 
 
-def _side(value: Any, what: str) -> int:
+def _image_processor(folder: Path) -> Any:
+    """That of a checkpoint, which scales with Pillow, as `bundle.pictures` does."""
+    from transformers import AutoImageProcessor  # takes seconds
+
+    try:
+        return AutoImageProcessor.from_pretrained(
+            folder, backend="pil", local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # of many classes
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"{folder}: its image processor cannot be read: {reason}") from error
+
+
+def _side(config: Mapping[str, Any], name: str, default: int) -> int:
     """The pixels of a side; CheckpointError if the sides differ."""
-    sides = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
-    if len(set(sides)) != 1:
-        raise CheckpointError(f"{what} is {value}, and only squares are supported")
-    return int(next(iter(sides)))
+    value = config.get(name, default)
+    sides = value if isinstance(value, list) else [value]
+    if not all(type(side) is int and side > 0 for side in sides) or len(set(sides)) != 1:
+        raise CheckpointError(f"{name} of the encoder is {value}, and must be the side of a square")
+    return int(sides[0])

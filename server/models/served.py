@@ -40,7 +40,7 @@ class SourceSpec:
 
     form: Form
     tensor: TensorSpec
-    resampling: Resampling = "bicubic"
+    resampling: Resampling
 
     @property
     def axes(self) -> tuple[int | str, ...]:

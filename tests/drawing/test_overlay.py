@@ -41,6 +41,11 @@ def test_a_picture_keeps_its_proportions(tmp_path: Path) -> None:
         assert np.allclose(panel, 99 / 255, atol=0.01)
 
 
+def test_places_that_are_no_square_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the attention has 12 places, which are not a square grid"):
+        save_overlays(GREY, np.ones((1, 12)), ["a"], tmp_path / "a.png")
+
+
 def test_positions_before_the_square_grid_have_no_place_in_the_picture(tmp_path: Path) -> None:
     weights = np.full((1, 2 + 196), 0.001)
     weights[0, :2] = 0.9

@@ -45,7 +45,7 @@ from seq2seq_serve.server.service.interception import Interceptor
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS = 0, 1, 2
 _IDS = TensorSpec(SOURCE_IDS, "int64", (Axis.BATCH, Axis.SOURCE_LENGTH), Role.SOURCE)
-TEXT_SOURCES = {SOURCE_IDS: SourceSpec(Form.TEXT, _IDS)}
+TEXT_SOURCES = {SOURCE_IDS: SourceSpec(Form.TEXT, _IDS, "bicubic")}
 
 
 def byte_tokenizer(normalization: Normalization = "none") -> Tokenizer:
