@@ -22,6 +22,8 @@ _INDEXED = {  # the file of all weights, and the index of several files, in the 
     "pytorch_model.bin": "pytorch_model.bin.index.json",
 }
 _OTHER_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "adapter_model.safetensors", "adapter_model.bin")
+_ADAPTER_FILE = "adapter_config.json"
+_LFS_POINTER = b"version https://git-lfs"
 _DECODERS = ("ForCausalLM", "LMHeadModel")
 _ENCODERS = (
     "ForMaskedLM",
@@ -83,7 +85,10 @@ class CheckpointFolder:
 
     @cached_property
     def num_weights(self) -> int:
-        """The number of numbers in all weights, read from the files' headers where they have one."""
+        """The number of numbers in all weights, read from the files' headers where they have one.
+
+        Weights that a file stores once, such as tied embeddings under several names, count once.
+        """
         count = 0
         for file in self.files:
             if file.suffix == ".safetensors":
@@ -91,7 +96,8 @@ class CheckpointFolder:
                     shapes = [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
                 count += sum(int(torch.Size(shape).numel()) for shape in shapes)
             else:
-                count += sum(tensor.numel() for tensor in _read_bin(file).values())
+                stored = {tensor.data_ptr(): tensor.numel() for tensor in _read_bin(file).values()}
+                count += sum(stored.values())
         return count
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -112,8 +118,16 @@ def open_checkpoint(path: Path) -> CheckpointFolder:
         CheckpointError: The folder is not a checkpoint, or one of a kind that cannot be imported.
     """
     if not path.is_dir():
-        raise CheckpointError(f"{path} is not a folder; give one as save_pretrained writes it")
+        raise CheckpointError(
+            f"{path} is not a folder; give one as save_pretrained writes it "
+            "(`hf download NAME --local-dir FOLDER` fetches one of the hub)"
+        )
     if not (path / "config.json").is_file():
+        if (path / _ADAPTER_FILE).is_file():
+            raise CheckpointError(
+                f"{path} is an adapter, which changes another checkpoint: merge the two by merge_and_unload of "
+                "peft, then save_pretrained, and give that folder"
+            )
         raise CheckpointError(f"{path} has no config.json; give a folder as save_pretrained writes it")
     config = read_json(path / "config.json")
     _check_kind(path, config)
@@ -169,6 +183,17 @@ def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _weight_files(path: Path) -> tuple[Path, ...]:
+    files = _named_files(path)
+    for file in files:
+        with file.open("rb") as stream:
+            if stream.read(len(_LFS_POINTER)) == _LFS_POINTER:
+                raise CheckpointError(
+                    f"{file} is a pointer of Git LFS, not the weights: run `git lfs pull` in {path}"
+                )
+    return files
+
+
+def _named_files(path: Path) -> tuple[Path, ...]:
     for name, index_name in _INDEXED.items():
         if (path / name).is_file():
             return (path / name,)

@@ -184,7 +184,7 @@ def read_model(checkpoint: CheckpointFolder, family: Family, limits: Limits) -> 
     """Read a checkpoint's weights into a model in eval mode, in float32.
 
     Raises:
-        CheckpointError: A weight is missing, has another shape, or would not be used.
+        CheckpointError: A weight is missing, has another shape, is not finite, or would not be used.
     """
     config = config_of(family, checkpoint, limits)
     dialect = _DIALECTS[family.dialect]
@@ -197,6 +197,8 @@ def read_model(checkpoint: CheckpointFolder, family: Family, limits: Limits) -> 
         if not re.fullmatch(dialect.unused, renamed):
             offset = dialect.norm_offset if renamed.endswith("norm.weight") else 0.0
             tensor = tensor.to(torch.float32)
+            if tensor.numel() and not all(map(math.isfinite, tensor.aminmax())):  # without a copy
+                raise CheckpointError(f"{checkpoint.path}: {name} has numbers that are NaN or infinite")
             if renamed.startswith("front.") and renamed.endswith(".weight"):
                 tensor = _linear(tensor)
             weights[renamed], origins[renamed] = tensor + offset if offset else tensor, name

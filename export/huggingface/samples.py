@@ -76,7 +76,10 @@ def read_lines(file: Path) -> list[str]:
     try:
         lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{file} is not a text in UTF-8: {error}") from error
+        raise CheckpointError(
+            f"{file} is not a text in UTF-8 ({error}); give a file that lists texts, or the names of files with "
+            "sounds or pictures, one a line"
+        ) from error
     lines = [line for line in lines if line]
     if len(lines) < 2:
         raise CheckpointError(f"{file} has {len(lines)} lines of text, and the calibration needs at least 2")
