@@ -26,9 +26,24 @@ def refused(folder, match):
 
 
 def test_what_is_no_checkpoint_is_refused(folder):
-    refused(folder / "nothing", r"nothing is not a folder; give one as save_pretrained writes it")
+    refused(
+        folder / "nothing", r"nothing is not a folder; give one .* \(`hf download NAME --local-dir FOLDER`"
+    )
     (folder / "config.json").unlink()
     refused(folder, r"has no config.json")
+
+
+def test_an_adapter_is_refused(folder):
+    (folder / "config.json").rename(folder / "adapter_config.json")
+    refused(folder, r"is an adapter, .*: merge the two by merge_and_unload of peft")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_a_pointer_of_git_lfs_is_refused(folder, name):
+    (folder / "model.safetensors").unlink()
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 310020852\n"
+    (folder / name).write_text(pointer)
+    refused(folder, rf"{name} is a pointer of Git LFS, not the weights: run `git lfs pull` in ")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
@@ -117,6 +132,17 @@ def test_weights_may_be_in_several_files(folder, as_bin):
     assert all(torch.equal(after[name], before[name]) for name in before)
     (folder / files[1]).unlink()
     refused(folder, rf"lacks {files[1]}, which .*index.json names")
+
+
+def test_tied_weights_of_a_bin_count_once(folder, checkpoint):
+    num_weights = open_checkpoint(folder).num_weights
+    weights = checkpoint("bart")[1].state_dict()
+    assert sum(tensor.numel() for tensor in weights.values()) > 1.5 * num_weights
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    opened = open_checkpoint(folder)
+    assert opened.num_weights == num_weights
+    assert sum(file.stat().st_size for file in opened.files) >= 4 * num_weights, "not taken for float16"
 
 
 def test_settings_of_generate_are_those_of_one_file(folder):

@@ -254,7 +254,9 @@ class TestSounds:
 
     def test_a_sound_in_the_place_of_the_names_is_refused(self, checkpoint, tmp_path):
         self.sounds(tmp_path, "a.wav")
-        with pytest.raises(CheckpointError, match=r"a\.wav is not a text in UTF-8"):
+        with pytest.raises(
+            CheckpointError, match=r"a\.wav is not a text in UTF-8 .*; give a file that lists .* names"
+        ):
             export_checkpoint(
                 checkpoint("whisper")[0], tmp_path / "bundle", FP32, calibration=tmp_path / "a.wav"
             )

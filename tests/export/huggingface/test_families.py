@@ -110,6 +110,20 @@ def test_a_missing_weight_is_refused_by_name(folder):
         imported(folder)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_weight_that_is_not_finite_is_refused_by_name(folder, value, dtype):
+    name = "decoder.block.0.layer.0.SelfAttention.v.weight"
+
+    def damage(weights):
+        weights[name] = weights[name].to(dtype)
+        weights[name][3, 5] = value
+
+    change_weights(folder, damage)
+    with pytest.raises(CheckpointError, match=rf"{name} has numbers that are NaN or infinite"):
+        imported(folder)
+
+
 def test_a_weight_of_another_shape_is_refused(folder):
     edit(folder / "config.json", d_ff=48)
     with pytest.raises(
