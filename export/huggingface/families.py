@@ -262,7 +262,7 @@ def _add_positions(weights: dict[str, Tensor], config: ImportedConfig, settings:
         elif name in weights:
             table = weights[name]
             table = table[0] if table.dim() == 3 else table  # some have an axis of one batch
-            weights[name] = table[positions.offset : positions.offset + rows]
+            weights[name] = table[positions.offset : positions.offset + rows] if table.dim() else table
 
 
 def _fold_projection(weights: dict[str, Tensor], config: ImportedConfig, *, is_needed: bool) -> None:

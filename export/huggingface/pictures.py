@@ -102,7 +102,7 @@ class Patches(Media):
         pixels = np.random.default_rng(0).integers(0, 256, (self.size // 2 + 3, self.size * 2, 3), np.uint8)
         content = io.BytesIO()
         Image.fromarray(pixels).save(content, "PNG")
-        ours = self.normal(torch.from_numpy(read_picture(content.getvalue(), self.size, self.resampling)))
+        ours = self.normal(torch.tensor(read_picture(content.getvalue(), self.size, self.resampling)))
         try:
             theirs = processor(Image.fromarray(pixels), return_tensors="pt").pixel_values
         except Exception:  # settings that it cannot apply
@@ -124,7 +124,7 @@ class Patches(Media):
         return (pixels - torch.tensor(self.mean)) / torch.tensor(self.deviation)
 
     def inputs(self, source: Numbers) -> Inputs:
-        return {names.PICTURE: np.frombuffer(bytes(source), np.uint8).reshape(self.size, self.size, 3)}
+        return {names.PICTURE: np.frombuffer(bytearray(source), np.uint8).reshape(self.size, self.size, 3)}
 
     def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
         return {names.PICTURE: rng.integers(0, 256, (self.size, self.size, 3), np.uint8)}

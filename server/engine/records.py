@@ -19,9 +19,10 @@ from seq2seq_serve.server.errors import ServerError
 
 Array = npt.NDArray[Any]
 
-# Estimates, by the kind of an array's type: a story's words are only looked up and added, and a place of a
-# picture is made of the colours of 4 x 4 pixels. An array of floats has a row for each position of memory.
-_ELEMENTS_PER_TOKEN = {"i": 8, "u": 48}
+# Estimates: a story's words are only looked up and added, and each frame of a clip, one position of memory,
+# is read in places of the colours of 4 x 4 pixels. Of other sources the positions of memory count.
+_WORDS_PER_TOKEN = 8
+_COLOURS_PER_TOKEN = 48
 _ENCODED_PER_STEP = 32  # tokens, which take about as long as a step of one row (a base model on a CPU)
 
 
@@ -234,12 +235,14 @@ class Request:
     def encode_tokens(self) -> int:
         """The cost of encoding it, as the number of a text's tokens that take about as long.
 
-        Long sentences of a story cost more than short ones, and a frame as much as a picture of its size.
+        Long sentences of a story cost more than short ones, and a clip more than its number of frames.
         """
         num_tokens = 0
         for array in self.sources.values():
-            num_elements = _ELEMENTS_PER_TOKEN.get(array.dtype.kind)
-            num_tokens += array.size // num_elements if num_elements else 0
+            if array.dtype.kind == "i":
+                num_tokens += array.size // _WORDS_PER_TOKEN
+            elif array.dtype == np.uint8 and array.ndim == 4:
+                num_tokens += array.size // _COLOURS_PER_TOKEN
         return max(self.memory_length, num_tokens)
 
     @functools.cached_property

@@ -10,12 +10,14 @@ from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.client import Client
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, Model, Target, TokenIds
+from seq2seq_serve.server.runner.sizing import buckets_up_to
 from tests.cuda_stub.log import Log, read_log
 from tests.cuda_stub.run import Stub
 from tests.export.huggingface.checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.cuda_stub
 
+NUM_SLOTS = 8
 CASES = ("marian", "nllb", "t5", "whisper", "trocr", "t5gemma", "t5gemma2")
 OPTIONS = {
     "greedy": GenerateOptions(),
@@ -59,7 +61,7 @@ def life(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> Life:
         export_checkpoint(folder / "checkpoints" / case, folder / case, [Precision.FP16])
     log, stderr = folder / "log", folder / "stderr"
     bundles = [folder / case for case in CASES]
-    flags = ["--provider", "require", "--max-slots", "8", "--log-level", "info"]
+    flags = ["--provider", "require", "--max-slots", str(NUM_SLOTS), "--log-level", "info"]
     with (
         stderr.open("wb") as file,
         serving(bundles, flags, stderr=file, environment=stub.environment(log)) as server,
@@ -83,7 +85,7 @@ def test_every_model_runs_on_cuda_and_its_steps_are_captured(life):
         CASES, ("cuda", "fp16")
     )
     assert "not captured" not in life.stderr
-    assert life.log.whole.captures
+    assert len(life.log.whole.captures) == len(CASES) * len(buckets_up_to(NUM_SLOTS))
 
 
 def test_calls_of_every_kind_are_answered(life):

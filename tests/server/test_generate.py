@@ -216,7 +216,7 @@ def test_a_checkpoint_answers_two_hundred_sources_as_generate_does(case, tmp_pat
 
 
 _NUM_NEW_TOKENS = 16  # of a sound, for several times
-SOUND_SEARCHES = [
+MEDIA_SEARCHES = [
     ({}, {}),
     ({"beam_size": 3, "early_stopping": True}, {"num_beams": 3, "early_stopping": True}),
     ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
@@ -277,7 +277,7 @@ def check_sounds(case: str, folder: Path, num_sounds: int) -> None:
     cases, num_ties, seen = [], 0, set()
     for number in range(num_sounds):
         sound = rng.uniform(-1, 1.5, shape).astype(np.float32)
-        ours, given = SOUND_SEARCHES[number % len(SOUND_SEARCHES)]
+        ours, given = MEDIA_SEARCHES[number % len(MEDIA_SEARCHES)]
         has_times, is_detected = number % 2 == 0, number % 3 == 0
         language, task = (
             chance.choice(sorted(settings.lang_to_id)),
@@ -375,7 +375,7 @@ def check_pictures(case: str, folder: Path, num_pictures: int) -> None:
         async with serving_bundles(folder / "bundle") as served:
             messages, expected = [], []
             for number, picture in enumerate(picture_files(num_pictures)):
-                ours, given = SOUND_SEARCHES[number % len(SOUND_SEARCHES)]
+                ours, given = MEDIA_SEARCHES[number % len(MEDIA_SEARCHES)]
                 pixels = processor(picture, return_tensors="pt").pixel_values
                 expected.append(
                     read_by_generate(theirs, pixels, given, theirs.generation_config.eos_token_id)
@@ -389,6 +389,9 @@ def check_pictures(case: str, folder: Path, num_pictures: int) -> None:
                     )
                 )
             found = await asyncio.gather(*(served.stub.Generate(message) for message in messages))
+            for together, message in zip(found[::3], messages[::3], strict=True):
+                alone = await served.stub.Generate(message)
+                assert alone.hypotheses == together.hypotheses
         for number, (answer, (targets, scores)) in enumerate(zip(found, expected, strict=True)):
             where = (case, number, messages[number].options)
             if scores:

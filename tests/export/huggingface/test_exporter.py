@@ -105,10 +105,13 @@ def test_float16_of_t5_keeps_large_residuals_in_its_range(tmp_path):
     assert proof.max_log_probability_difference < TOLERANCES[Precision.FP16]
 
 
-def test_a_step_that_selects_tokens_never_selects_suppressed_ones(checkpoint, tmp_path):
+@pytest.mark.parametrize("case", ["bart", "t5gemma2"])
+def test_a_step_that_selects_tokens_never_selects_suppressed_ones(checkpoint, case, tmp_path):
     folder = tmp_path / "checkpoint"
-    shutil.copytree(checkpoint("bart")[0], folder)
-    never_ids = sorted({*range(checkpoint("bart")[1].config.vocab_size)} - {2, 5, 9})
+    shutil.copytree(checkpoint(case)[0], folder)
+    vocab_size = checkpoint(case)[1].get_input_embeddings().num_embeddings
+    allowed = np.array([checkpoint(case)[1].generation_config.eos_token_id, 5, 9])
+    never_ids = sorted({*range(vocab_size)} - {*allowed.tolist()})
     edit(folder / "generation_config.json", suppress_tokens=never_ids)
     export_checkpoint(folder, tmp_path / "bundle", [Precision.FP16])
     step = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].graphs[Verb.STEP]
@@ -116,11 +119,11 @@ def test_a_step_that_selects_tokens_never_selects_suppressed_ones(checkpoint, tm
     feeds = {spec.name: np.zeros(spec.shape(sizes), spec.dtype) for spec in step.inputs}
     feeds |= {names.TOKEN_IDS: np.array([2, 7, 11]), names.CACHE_CAPACITY: np.array(8, np.int32)}
     feeds |= {names.MEMORY_CAPACITY: np.array(8, np.int32), names.PREVIOUS_LENGTHS: np.full(3, -1, np.int32)}
+    feeds = {spec.name: feeds[spec.name] for spec in step.inputs}  # merged attention reads no capacities
     session = onnxruntime.InferenceSession(tmp_path / "bundle" / step.file.file)
     logits, token_ids = session.run([names.LOGITS, names.out(names.TOKEN_IDS)], feeds)
     assert np.isfinite(logits).all()
     assert {*logits.argmax(axis=1).tolist()} <= {*never_ids}
-    allowed = np.array([2, 5, 9])
     np.testing.assert_array_equal(token_ids[:, 0], allowed[logits[:, allowed].argmax(axis=1)])
 
 
@@ -301,7 +304,10 @@ class TestSounds:
         assert families.config_of(families.family_of(opened), opened, Limits()).media.num_bands == 12
         (folder / "preprocessor_config.json").write_text("[]")
         with pytest.raises(CheckpointError, match=r"preprocessor_config\.json is not a JSON object"):
-            open_checkpoint(folder)
+            export_checkpoint(folder, tmp_path / "bundle", FP32)
+
+
+OTHER_NUMBERS = "makes other numbers of a picture than scaling it to 32 × 32 pixels"
 
 
 class TestPictures:
@@ -337,12 +343,21 @@ class TestPictures:
     @pytest.mark.parametrize(
         ("settings", "match"),
         [
-            ({"size": {"height": 32, "width": 64}}, "processor's size is .* and only squares are supported"),
-            ({"size": 384}, "the image processor's size is 384, and 32 is supported"),
-            ({"do_center_crop": True, "crop_size": 24}, "crop_size is 24, and 32 is supported"),
-            ({"do_resize": False}, "do_resize is False, and True is supported"),
-            ({"resample": 5}, r"resample is 5; there are 0 \(nearest\), .*3 \(bicubic\)"),
-            ({"image_mean": [0.5]}, r"image_mean is \(0.5,\) .* each needs 3 numbers"),
+            ({"size": {"height": 32, "width": 64}}, OTHER_NUMBERS),
+            ({"size": {"shortest_edge": 32}}, OTHER_NUMBERS),
+            ({"size": {"shortest_edge": 32}, "do_center_crop": True, "crop_size": 32}, OTHER_NUMBERS),
+            ({"size": 384}, OTHER_NUMBERS),
+            ({"do_center_crop": True, "crop_size": 24}, OTHER_NUMBERS),
+            ({"do_resize": False}, OTHER_NUMBERS),
+            ({"do_rescale": False}, OTHER_NUMBERS),
+            ({"image_mean": [0.5]}, OTHER_NUMBERS),
+            ({"image_std": [0.5, 0.0, 0.5]}, OTHER_NUMBERS),
+            ({"image_processor_type": "DonutImageProcessor"}, OTHER_NUMBERS),
+            (
+                {"resample": 5},
+                r"resample of the image processor is 5; there are 0 \(nearest\), .*3 \(bicubic\)",
+            ),
+            ({"image_processor_type": "NoImageProcessor"}, "its image processor cannot be read: "),
         ],
     )
     def test_other_pictures_are_refused(self, checkpoint, tmp_path, settings, match):
@@ -353,7 +368,16 @@ class TestPictures:
             export_checkpoint(folder, tmp_path / "bundle", FP32, report=refuse_to_go_on)
 
     @pytest.mark.parametrize(
-        "settings", [{"do_center_crop": True, "crop_size": 32}, {"do_normalize": False}, {"size": 32}]
+        "settings",
+        [
+            {"do_center_crop": True, "crop_size": 32},
+            {"do_normalize": False},
+            {"size": 32},
+            {"resample": 0},
+            {"resample": 1},
+            {"resample": 3},
+            {"rescale_factor": 1 / 127.5},
+        ],
     )
     def test_settings_that_change_nothing_or_are_known_are_accepted(self, checkpoint, tmp_path, settings):
         folder = tmp_path / "copy"
@@ -362,7 +386,40 @@ class TestPictures:
         opened = open_checkpoint(folder)
         pictures = families.config_of(families.family_of(opened), opened, Limits()).media
         expected = (0.0, 1.0) if settings.get("do_normalize") is False else (0.5, 0.5)
-        assert (pictures.mean[0] / 255, pictures.deviation[0] / 255) == pytest.approx(expected)
+        scale = 1 / settings.get("rescale_factor", 1 / 255)
+        assert (pictures.mean[0] / scale, pictures.deviation[0] / scale) == pytest.approx(expected)
+
+    def test_a_folder_without_an_image_processor_is_refused(self, checkpoint, tmp_path):
+        folder = tmp_path / "copy"
+        shutil.copytree(checkpoint("trocr")[0], folder)
+        (folder / "preprocessor_config.json").unlink()
+        with pytest.raises(CheckpointError, match="its image processor cannot be read: "):
+            export_checkpoint(folder, tmp_path / "bundle", FP32, report=refuse_to_go_on)
+
+    @pytest.mark.parametrize(
+        ("half", "settings", "match"),
+        [
+            ("encoder", {"image_size": "x"}, "image_size of the encoder is x, and must be the side"),
+            ("encoder", {"patch_size": 8.5}, "patch_size of the encoder is 8.5, and must be the side"),
+            ("encoder", {"patch_size": 7}, "image_size is 32, and patches of 7 do not divide it"),
+            ("encoder", {"num_channels": 1}, "num_channels is 1, and 3 is supported"),
+            ("encoder", {"num_hidden_layers": "x"}, "num_layers is 'x', and must be a whole number"),
+            ("encoder", {"intermediate_size": -8}, "d_ff is -8, and must be a whole number above 0"),
+            ("encoder", {"hidden_size": -48}, "config.json has a size that is not supported"),
+            ("encoder", {"layer_norm_eps": "x"}, "the epsilon of norms is 'x', and must be a number"),
+            ("decoder", {"decoder_layers": None}, "num_layers is None, and must be a whole number"),
+            ("decoder", {"d_model": 40, "decoder_attention_heads": 5}, "asks for|has the shape"),
+            ("decoder", {"cross_attention_hidden_size": None}, "enc_to_dec_proj .* has the shapes"),
+        ],
+    )
+    def test_damaged_settings_are_refused(self, checkpoint, tmp_path, half, settings, match):
+        folder = tmp_path / "copy"
+        shutil.copytree(checkpoint("trocr")[0], folder)
+        config = json.loads((folder / "config.json").read_text())
+        config[half] |= settings
+        (folder / "config.json").write_text(json.dumps(config))
+        with pytest.raises(CheckpointError, match=match):
+            export_checkpoint(folder, tmp_path / "bundle", FP32)
 
     @pytest.mark.parametrize(("half", "name"), [("encoder", "swin"), ("decoder", "gpt2")])
     def test_other_halves_are_refused_by_name(self, checkpoint, tmp_path, half, name):

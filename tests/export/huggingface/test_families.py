@@ -233,3 +233,43 @@ def test_buckets_are_those_of_transformers():
     for num_buckets, max_distance in ((32, 128), (16, 64), (32, 100)):
         expected = theirs(-distances, False, num_buckets, max_distance)
         assert torch.equal(bucket_of(distances, num_buckets, max_distance), expected)
+
+
+@pytest.mark.parametrize("case", ["trocr", "trocr-deit"])
+def test_newer_names_of_weights_are_the_same_model(checkpoint, case, tmp_path):
+    """Those that transformers 5 has in memory, and not yet in the files that it writes."""
+    folder, theirs = checkpoint(case)
+    weights = {name: tensor.clone() for name, tensor in theirs.state_dict().items()}
+    assert "encoder.layers.0.attention.q_proj.weight" in weights
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    save_file(weights, copy / "model.safetensors")
+    ours, expected = imported(copy).state_dict(), imported(folder).state_dict()
+    assert all(torch.equal(ours[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("enc_to_dec_proj.bias", r"enc_to_dec_proj of the checkpoint has the shapes \[\[32, 24\], None\]"),
+        ("encoder.embeddings.position_embeddings", "weights are missing: source_positions"),
+    ],
+)
+def test_a_checkpoint_of_pictures_without_a_weight_is_refused(checkpoint, tmp_path, name, match):
+    copy = shutil.copytree(checkpoint("trocr-deit")[0], tmp_path / "copy")
+    weights = load_file(copy / "model.safetensors")
+    del weights[name]
+    save_file(weights, copy / "model.safetensors")
+    with pytest.raises(CheckpointError, match=match):
+        imported(copy)
+
+
+@pytest.mark.parametrize("shape", [(), (32,)])
+@pytest.mark.parametrize(
+    "name",
+    ["encoder.embeddings.position_embeddings", "encoder.embeddings.patch_embeddings.projection.weight"],
+)
+def test_a_weight_of_too_few_axes_is_refused(checkpoint, tmp_path, name, shape):
+    copy = shutil.copytree(checkpoint("trocr")[0], tmp_path / "copy")
+    save_file(load_file(copy / "model.safetensors") | {name: torch.zeros(shape)}, copy / "model.safetensors")
+    with pytest.raises(CheckpointError, match="has the shape"):
+        imported(copy)
