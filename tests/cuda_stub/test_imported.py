@@ -10,7 +10,7 @@ from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.client import Client
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, Model, Target, TokenIds
-from seq2seq_serve.server.runner.sizing import buckets_up_to
+from seq2seq_serve.server.runner.runner import buckets_up_to
 from tests.cuda_stub.log import Log, read_log
 from tests.cuda_stub.run import Stub
 from tests.export.huggingface.checkpoints import make_checkpoint
