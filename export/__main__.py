@@ -127,6 +127,13 @@ def _recorded_interrupts() -> Iterator[list[int]]:
 
 
 def _export(options: argparse.Namespace, interrupts: list[int]) -> None:
+    from seq2seq_serve.bundle.manifest import is_checkpoint
+
+    if is_checkpoint(options.run):
+        raise ValueError(
+            f"{options.run} is a checkpoint of Hugging Face, not a training run: "
+            f"python -m export {_HUGGING_FACE} {options.run} {options.bundle}"
+        )
     with _blocked_interrupts():
         from seq2seq_serve.export.exporter import export_bundle
         from seq2seq_serve.training.run import load_run
@@ -170,15 +177,16 @@ def _blocked_interrupts() -> Iterator[None]:
 def _reporting(first_line: str, interrupts: list[int]) -> Iterator[Callable[[str], None]]:
     """Show the lines of an export's steps on stderr; after the last one, Ctrl-C is ignored."""
     from rich.console import Console
+    from rich.text import Text
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False, emoji=False)
     with console.status(first_line) as status:
 
         def report(line: str) -> None:
             if interrupts:  # torch's exporter has swallowed the KeyboardInterrupt
                 raise KeyboardInterrupt
-            console.print(line)
-            status.update(line)
+            console.print(line, soft_wrap=True)
+            status.update(Text(line))
 
         yield report
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # too late: the bundle is written
@@ -191,10 +199,11 @@ def _length(text: str) -> int:
 
 
 def _precisions(text: str) -> tuple[Precision, ...]:
-    try:
-        return tuple(dict.fromkeys(Precision(name.strip()) for name in text.split(",")))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(Precision)}") from error
+    names = dict.fromkeys(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in list(Precision):
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(Precision)}")
+    return tuple(map(Precision, names))
 
 
 if __name__ == "__main__":

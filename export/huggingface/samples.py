@@ -77,8 +77,8 @@ def read_lines(file: Path) -> list[str]:
         lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
     except UnicodeDecodeError as error:
         raise CheckpointError(
-            f"{file} is not a text in UTF-8 ({error}); give a file that lists texts, or the names of files with "
-            "sounds or pictures, one a line"
+            f"{file} is not a text in UTF-8 ({error}); give a file that lists texts, or the names of files "
+            "with sounds or pictures, one a line"
         ) from error
     lines = [line for line in lines if line]
     if len(lines) < 2:
