@@ -14,9 +14,9 @@ from types import FrameType
 # ONNX Runtime reports every session to its maker unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+from seq2seq_serve.bundle.extras import needs_extra
 from seq2seq_serve.bundle.names import Precision
 
-_EXTRA_PACKAGES = ("safetensors", "transformers")
 _INTERRUPTED = 130  # shells report 128 plus the signal's number, here SIGINT's
 
 _HUGGING_FACE = "huggingface"
@@ -35,7 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     is_checkpoint = arguments[:1] == [_HUGGING_FACE]
     options = _parser(is_checkpoint=is_checkpoint).parse_args(arguments[1:] if is_checkpoint else arguments)
-    with _recorded_interrupts() as interrupts:
+    extra = _HUGGING_FACE if is_checkpoint else "export"
+    with needs_extra(extra), _recorded_interrupts() as interrupts:
         try:
             (_export_checkpoint if is_checkpoint else _export)(options, interrupts)
         except BaseException as error:
@@ -46,11 +47,6 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
             elif isinstance(error, OSError | ValueError):
                 print(f"error: {error}", file=sys.stderr)
-            elif isinstance(error, ModuleNotFoundError) and error.name in _EXTRA_PACKAGES:
-                print(
-                    f"error: {error.name} is missing: pip install 'seq2seq-serve[{_HUGGING_FACE}]'",
-                    file=sys.stderr,
-                )
             else:
                 raise
             return 1
