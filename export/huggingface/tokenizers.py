@@ -602,7 +602,6 @@ RECIPES = {
     "nllb": TokenizerRecipe(("NllbTokenizer",), _fairseq(""), r"([a-z]{3}_[A-Z][a-z]{3})", _LANGUAGE_FIRST),
     "t5": TokenizerRecipe(_T5, _t5(100)),
     "mt5": TokenizerRecipe(_T5, _t5(0)),
-    "umt5": TokenizerRecipe(_T5, _t5(0)),
     "byt5": TokenizerRecipe(("ByT5Tokenizer",), _byt5),
     "blenderbot": TokenizerRecipe(("BlenderbotTokenizer",), _byte_pairs),
     "whisper": TokenizerRecipe(
