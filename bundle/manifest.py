@@ -414,6 +414,15 @@ def bundle_version(path: Path) -> str:
     return hashlib.sha256(raw).hexdigest()[:_VERSION_DIGITS]
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder has a `config.json` of Hugging Face, which names the type of a model."""
+    try:
+        content = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and "model_type" in content
+
+
 def load_bundle(path: Path) -> Bundle:
     """Read a bundle and check all of its files.
 
@@ -421,7 +430,8 @@ def load_bundle(path: Path) -> Bundle:
         BundleError: Something is missing, changed or contradictory; one message reports all problems.
     """
     if not (path / MANIFEST_FILE).is_file():
-        raise BundleError(path, [f"there is no {MANIFEST_FILE} (make one with `python -m export`)"])
+        command = "python -m export huggingface" if is_checkpoint(path) else "python -m export"
+        raise BundleError(path, [f"there is no {MANIFEST_FILE} (make one with `{command}`)"])
     raw = _read_manifest(path)
     manifest = _parse(path, raw)
     digest = hashlib.sha256(raw).hexdigest()

@@ -14,9 +14,9 @@ from types import FrameType
 # ONNX Runtime reports every session to its maker unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+from seq2seq_serve.bundle.extras import needs_extra
 from seq2seq_serve.bundle.names import Precision
 
-_EXTRA_PACKAGES = ("safetensors", "transformers")
 _INTERRUPTED = 130  # shells report 128 plus the signal's number, here SIGINT's
 
 _HUGGING_FACE = "huggingface"
@@ -35,7 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     is_checkpoint = arguments[:1] == [_HUGGING_FACE]
     options = _parser(is_checkpoint=is_checkpoint).parse_args(arguments[1:] if is_checkpoint else arguments)
-    with _recorded_interrupts() as interrupts:
+    extra = _HUGGING_FACE if is_checkpoint else "export"
+    with needs_extra(extra), _recorded_interrupts() as interrupts:
         try:
             (_export_checkpoint if is_checkpoint else _export)(options, interrupts)
         except BaseException as error:
@@ -46,11 +47,6 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
             elif isinstance(error, OSError | ValueError):
                 print(f"error: {error}", file=sys.stderr)
-            elif isinstance(error, ModuleNotFoundError) and error.name in _EXTRA_PACKAGES:
-                print(
-                    f"error: {error.name} is missing: pip install 'seq2seq-serve[{_HUGGING_FACE}]'",
-                    file=sys.stderr,
-                )
             else:
                 raise
             return 1
@@ -127,6 +123,13 @@ def _recorded_interrupts() -> Iterator[list[int]]:
 
 
 def _export(options: argparse.Namespace, interrupts: list[int]) -> None:
+    from seq2seq_serve.bundle.manifest import is_checkpoint
+
+    if is_checkpoint(options.run):
+        raise ValueError(
+            f"{options.run} is a checkpoint of Hugging Face, not a training run: "
+            f"python -m export {_HUGGING_FACE} {options.run} {options.bundle}"
+        )
     with _blocked_interrupts():
         from seq2seq_serve.export.exporter import export_bundle
         from seq2seq_serve.training.run import load_run
@@ -170,15 +173,16 @@ def _blocked_interrupts() -> Iterator[None]:
 def _reporting(first_line: str, interrupts: list[int]) -> Iterator[Callable[[str], None]]:
     """Show the lines of an export's steps on stderr; after the last one, Ctrl-C is ignored."""
     from rich.console import Console
+    from rich.text import Text
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False, emoji=False)
     with console.status(first_line) as status:
 
         def report(line: str) -> None:
             if interrupts:  # torch's exporter has swallowed the KeyboardInterrupt
                 raise KeyboardInterrupt
-            console.print(line)
-            status.update(line)
+            console.print(line, soft_wrap=True)
+            status.update(Text(line))
 
         yield report
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # too late: the bundle is written
@@ -191,10 +195,11 @@ def _length(text: str) -> int:
 
 
 def _precisions(text: str) -> tuple[Precision, ...]:
-    try:
-        return tuple(dict.fromkeys(Precision(name.strip()) for name in text.split(",")))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(Precision)}") from error
+    names = dict.fromkeys(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in list(Precision):
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(Precision)}")
+    return tuple(map(Precision, names))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,6 @@ from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID
 from seq2seq_serve.training.data.lengths import target_limits
-from seq2seq_serve.training.data.sources import SourceKind
 from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.evaluation.scoring import by_source, score
 from seq2seq_serve.training.evaluation.search import greedy_search
@@ -181,7 +180,7 @@ def _export_variant(
         folder,
         precision,
         modules,
-        trained.model.source_kind,
+        trained.model,
         lambda graphs: _prove(trained, graphs, precision),
         report,
     )
@@ -193,7 +192,7 @@ def write_variant(
     folder: Path,
     precision: Precision,
     modules: dict[Verb, Graph],
-    kind: SourceKind,
+    model: EncoderDecoder,
     prove: Callable[[Graphs], Parity],
     report: Callable[[str], None],
 ) -> Variant:
@@ -207,8 +206,8 @@ def write_variant(
     del models
     for module in modules.values():
         module.to("meta")  # the sessions read the files, and need this memory
-    report(f"{precision}: comparing with the trained model")
-    proof = prove(Graphs(paths, modules, provider, kind))
+    report(f"{precision}: comparing with the {model.origin} model")
+    proof = prove(Graphs(paths, modules, provider, model.source_kind))
     return Variant(
         graphs={
             verb: GraphSpec(_spec(folder, path), modules[verb].inputs, modules[verb].outputs)
@@ -235,16 +234,26 @@ def float_factory(precision: Precision) -> FloatFactory:
 
 def describe(proof: Parity, dev: Sequence[tuple[str, str]]) -> str:
     """The proof in one line; `dev` are all dev pairs."""
-    text = f"worst difference of log-probabilities {proof.max_log_probability_difference:.1e}"
-    text += f" (tolerance {proof.tolerance:.0e})"
+    text = describe_differences(proof)
     if proof.score is not None and proof.reference_score is not None:
         pairs = _split(dev)[1]
-        text += f", mean {proof.mean_log_probability_difference:.1e}, {_METRIC_NAMES[proof.metric]} "
+        text += f", {_METRIC_NAMES[proof.metric]} "
         text += f"{proof.score:.2f} on {len(pairs)} dev pairs (trained model {proof.reference_score:.2f}"
         text += ", too low to prove anything)" if proof.reference_score < _LEAST_SCORE else ")"
         if len(dev) < _FEWEST_PAIRS_TO_SPLIT:
             text += "; they are too few to split, so calibration used them, too"
     return text
+
+
+def describe_differences(proof: Parity) -> str:
+    """The differences of log-probabilities, with the limit of the one that decides."""
+    worst, mean = proof.max_log_probability_difference, proof.mean_log_probability_difference
+    if mean is None:
+        return f"worst difference of log-probabilities {worst:.1e} (tolerance {proof.tolerance:.0e})"
+    return (
+        f"mean difference of log-probabilities {mean:.1e} (tolerance {MAX_INT8_MEAN_DIFFERENCE}), "
+        f"worst for random tokens {worst:.1e}"
+    )
 
 
 def _prove(trained: TrainedModel, graphs: Graphs, precision: Precision) -> Parity:
@@ -279,7 +288,7 @@ def compare(
         tolerance = min(max(tolerance, 2 * parity.rounding(model, shapes)), MOST_ROUNDING)
     if not difference <= tolerance:
         raise ExportError(
-            f"{precision} differs from the trained model by {difference:.1e} in a log-probability, "
+            f"{precision} differs from the {model.origin} model by {difference:.1e} in a log-probability, "
             f"and {tolerance:.0e} is allowed"
         )
     return Parity(difference, tolerance, tuple(shapes))
@@ -289,15 +298,15 @@ def int8_difference(
     model: EncoderDecoder,
     graphs: Graphs,
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
-    origin: str,
+    targets: str,
     advice: str,
 ) -> float:
     """The mean difference in the log-probability of real targets' tokens; ExportError if it is too large."""
     mean = parity.mean_difference(model, graphs, pairs)
     if not mean <= MAX_INT8_MEAN_DIFFERENCE:
         raise ExportError(
-            f"int8 differs from the trained model by {mean:.2f} on average in the log-probability of a token "
-            f"{origin}, and {MAX_INT8_MEAN_DIFFERENCE} is allowed. {advice}"
+            f"int8 differs from the {model.origin} model by {mean:.2f} on average in the log-probability of "
+            f"a token {targets}, and {MAX_INT8_MEAN_DIFFERENCE} is allowed. {advice}"
         )
     return mean
 

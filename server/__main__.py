@@ -17,24 +17,27 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # The server has its own threads for tokenizing; the library's threads would compete with the engines'.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.server import VERSION
-from seq2seq_serve.server.app import serve
-from seq2seq_serve.server.check import check
-from seq2seq_serve.server.config import (
-    LOG_FORMATS,
-    LOG_LEVELS,
-    ModelConfig,
-    ServerConfig,
-    TlsFiles,
-    parse_bytes,
-)
-from seq2seq_serve.server.engine.queue import QueueLimits
-from seq2seq_serve.server.logs import configure_logging
-from seq2seq_serve.server.models.loading import load_model
-from seq2seq_serve.server.runner.device import ProviderPolicy
-from seq2seq_serve.server.runner.sizing import RunnerConfig
-from seq2seq_serve.server.settings import parse_settings
+from seq2seq_serve.bundle.extras import needs_extra
+
+with needs_extra("server"):
+    from seq2seq_serve.bundle.names import Precision
+    from seq2seq_serve.server import VERSION
+    from seq2seq_serve.server.app import serve
+    from seq2seq_serve.server.check import check
+    from seq2seq_serve.server.config import (
+        LOG_FORMATS,
+        LOG_LEVELS,
+        ModelConfig,
+        ServerConfig,
+        TlsFiles,
+        parse_bytes,
+    )
+    from seq2seq_serve.server.engine.queue import QueueLimits
+    from seq2seq_serve.server.logs import configure_logging
+    from seq2seq_serve.server.models.loading import load_model
+    from seq2seq_serve.server.runner.device import ProviderPolicy
+    from seq2seq_serve.server.runner.sizing import RunnerConfig
+    from seq2seq_serve.server.settings import parse_settings
 
 _AUTO = "auto"
 # The settings that one model may override, in the table `[models.NAME]` of the file given by --config.

@@ -25,6 +25,7 @@ from seq2seq_serve.export.exporter import (
     ExportError,
     check_path,
     compare,
+    describe_differences,
     float_factory,
     int8_difference,
     provider_of,
@@ -64,6 +65,7 @@ _MEMORY_LIMIT_FILE, _MEMORY_USED_FILE = (
 _FAR = (1, 150, 140)  # a comparison beyond the last distance of published relative positions
 _MEDIA_SHAPES = ((1, 1, 6), (2, 1, 5))  # a sound or picture takes a second to encode
 _VALUES_PER_PAIR = 2_000  # of a map's inputs that the calibration keeps
+_MAX_MARKS = 5  # that a line of the report names
 _DEFAULT_LIMITS = Limits()
 _INT8_ADVICE = "Export fp32 only, or calibrate on more sources of your own (--calibration)"
 
@@ -124,6 +126,9 @@ def export_checkpoint(
     _check_room(checkpoint, path, precisions)
     if names := left_out(checkpoint.generation):
         report(f"not taken over from the settings of generate: {', '.join(names)}")
+    if config.media is None and (marks := tokenizers.own_marks):
+        shown = ", ".join(marks[:_MAX_MARKS]) + (", …" if len(marks) > _MAX_MARKS else "")
+        report(f"special tokens in a text are text; a request sends these as token_ids: {shown}")
     report(f"reading {checkpoint.num_weights / 1e6:.1f} million weights ({family.name})")
     model = read_model(checkpoint, family, limits)
     _compare_with_transformers(checkpoint, model, tokenizers.pad_id, ends[0], report)
@@ -238,12 +243,8 @@ def _write_variant(
         mean = int8_difference(model, graphs, pairs[1::2], "of the model's own targets", _INT8_ADVICE)
         return replace(proof, mean_log_probability_difference=mean)
 
-    variant = write_variant(folder, precision, modules, model.source_kind, prove, report)
-    proof = variant.parity
-    line = f"worst difference of log-probabilities {proof.max_log_probability_difference:.1e}"
-    if proof.mean_log_probability_difference is not None:
-        line += f", mean {proof.mean_log_probability_difference:.1e}"
-    report(f"{precision}: {line} (tolerance {proof.tolerance:.0e})")
+    variant = write_variant(folder, precision, modules, model, prove, report)
+    report(f"{precision}: {describe_differences(variant.parity)}")
     return variant
 
 

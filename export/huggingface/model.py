@@ -436,6 +436,7 @@ class ImportedModel(EncoderDecoder):
         target_unscaled: The same for targets.
     """
 
+    origin = "imported"
     config: ImportedConfig
     encoder_layers: Layers[Layer]
     decoder_layers: Layers[Layer]

@@ -26,6 +26,7 @@ from seq2seq_serve.export.huggingface.sentencepiece import PieceType, SentencePi
 _ANY_CLASS = ("PreTrainedTokenizer", "TokenizersBackend")  # the file as it is
 _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS_OF_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
+_OF_PRETRAINING = re.compile(r"<(extra_id|mask|unk)_\d+>")
 _SENTINEL = re.compile(r"\u2581?<extra_id_\d+>")
 _TIME = re.compile(r"<\|\d+\.\d\d\|>")
 _TIME_STEP_SECONDS = 0.02
@@ -61,6 +62,8 @@ class ImportedTokenizers:
         frames: The tokens around texts.
         choices: The languages and tasks that a request chooses.
         timestamps: The tokens of times; None without.
+        own_marks: Special tokens that somebody added, such as one for a task. In a text they are text, so a
+            request can only send their ids.
     """
 
     source: Tokenizer
@@ -69,6 +72,7 @@ class ImportedTokenizers:
     frames: Frames
     choices: dict[str, Choice]
     timestamps: Timestamps | None = None
+    own_marks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,12 +114,27 @@ class Checkpoint:
 
     def special_tokens(self) -> list[str]:
         """The special tokens that the settings name."""
-        listed = [self.settings[role] for role in _SPECIAL_ROLES if self.settings.get(role)]
+        added = self.settings.get("added_tokens_decoder") or {}
+        special = [_content(added[key]) for key in sorted(added, key=int) if added[key].get("special")]
+        return list(dict.fromkeys([*self._roles(), *self._listed(), *special]))
+
+    def own_marks(self, language: str) -> list[str]:
+        """The special tokens that the settings list, without languages, roles, and those of pre-training."""
+        known, roles = re.compile(language), self._roles()
+        return [
+            name
+            for name in self._listed()
+            if name not in roles and not known.fullmatch(name) and not _OF_PRETRAINING.fullmatch(name)
+        ]
+
+    def _roles(self) -> list[str]:
+        return [_content(self.settings[role]) for role in _SPECIAL_ROLES if self.settings.get(role)]
+
+    def _listed(self) -> list[str]:
+        listed: list[Any] = []
         for name in _LISTS_OF_SPECIAL:
             values = self.settings.get(name) or []
             listed += values.values() if isinstance(values, dict) else values
-        added = self.settings.get("added_tokens_decoder") or {}
-        listed += [added[key] for key in sorted(added, key=int) if added[key].get("special")]
         return list(dict.fromkeys(map(_content, listed)))
 
 
@@ -229,7 +248,9 @@ def _framed(
     pad_id = generation.get("pad_token_id", checkpoint.config.get("pad_token_id"))
     if pad_id is None:
         pad_id = source.token_id(checkpoint.token("pad_token", "<pad>"))
-    return ImportedTokenizers(source, target, int(pad_id), frames, choices)
+    special = {*source.special_tokens.values()}
+    own_marks = tuple(name for name in checkpoint.own_marks(recipe.language) if name in special)
+    return ImportedTokenizers(source, target, int(pad_id), frames, choices, own_marks=own_marks)
 
 
 def _prompted(
@@ -581,7 +602,6 @@ RECIPES = {
     "nllb": TokenizerRecipe(("NllbTokenizer",), _fairseq(""), r"([a-z]{3}_[A-Z][a-z]{3})", _LANGUAGE_FIRST),
     "t5": TokenizerRecipe(_T5, _t5(100)),
     "mt5": TokenizerRecipe(_T5, _t5(0)),
-    "umt5": TokenizerRecipe(_T5, _t5(0)),
     "byt5": TokenizerRecipe(("ByT5Tokenizer",), _byt5),
     "blenderbot": TokenizerRecipe(("BlenderbotTokenizer",), _byte_pairs),
     "whisper": TokenizerRecipe(

@@ -151,6 +151,10 @@ def test_a_file_of_another_size_is_named_with_both_sizes(file, damaged):
 def test_a_folder_without_a_manifest_says_how_to_make_one(damaged):
     (damaged / "manifest.json").unlink()
     assert problems_of(damaged) == ("there is no manifest.json (make one with `python -m export`)",)
+    (damaged / "config.json").write_text('{"model_type": "marian"}')
+    assert problems_of(damaged) == (
+        "there is no manifest.json (make one with `python -m export huggingface`)",
+    )
 
 
 def test_a_path_that_is_a_file_or_nothing_is_no_bundle(tmp_path):

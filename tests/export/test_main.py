@@ -35,9 +35,13 @@ def refusal(run: Path, capsys, *arguments: str) -> str:
 
 def test_the_result_is_the_folder_and_the_proof_is_told(trained_run):
     assert trained_run.stdout == f"{trained_run.bundle}\n"
-    told = " ".join(trained_run.stderr.split())
+    told = trained_run.stderr
     assert re.search(r"fp32: worst difference of log-probabilities \S+ \(tolerance 1e-04\)", told)
-    assert re.search(r"int8: worst difference .* BLEU \S+ on \d+ dev pairs \(trained model \S+\)", told)
+    assert re.search(
+        r"int8: mean difference of log-probabilities \S+ \(tolerance 0.2\), worst for random tokens \S+, "
+        r"BLEU \S+ on \d+ dev pairs \(trained model \S+\)",
+        told,
+    )
 
 
 @pytest.mark.parametrize("name", ["model.pt", "tokenizer.json", "summary.json", "dev.source.txt"])
@@ -152,6 +156,16 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
     assert "is not a training run: there is no config.json in it" in refusal(tmp_path / "run", capsys)
 
 
+def test_a_checkpoint_of_hugging_face_is_refused_with_its_command(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text('{"model_type": "marian"}')
+    line = refusal(tmp_path / "run", capsys)
+    assert line.endswith(
+        f"is a checkpoint of Hugging Face, not a training run: python -m export huggingface {tmp_path}/run "
+        f"{tmp_path}/bundle"
+    )
+
+
 def test_a_bundle_that_is_there_is_refused_without_overwrite(trained_run, capsys):
     assert main([str(trained_run.run), str(trained_run.bundle)]) == 1
     assert "already exists; give another folder, or --overwrite" in capsys.readouterr().err
@@ -170,8 +184,8 @@ def test_wrong_usage_exits_2(arguments, capsys):
 
 def test_an_unknown_precision_is_named_with_those_there_are(capsys):
     with pytest.raises(SystemExit, match=r"^2$"):
-        main(["run", "bundle", "--precision", "fp32,fp8"])
-    assert "'fp32,fp8' is not a list of fp32, fp16, bf16, int8" in capsys.readouterr().err
+        main(["run", "bundle", "--precision", "fp32, fp8"])
+    assert "'fp8' is not one of fp32, fp16, bf16, int8" in capsys.readouterr().err
 
 
 def test_help_has_an_example_and_every_precision(capsys):

@@ -56,12 +56,14 @@ class EncoderDecoder(nn.Module, ABC):
     a row depends neither on the other rows nor on padding at the end of its source or target.
 
     Attributes:
+        origin: How messages call the model: it is trained here, or imported.
         is_compilable: Whether `torch.compile` can compile the model for all lengths at once.
         embedding: Embeds target tokens, and serves for all that is tied to it.
         source_embedding: None if `embedding` embeds source tokens, too.
         output: The projection to logits; None if the matrix of `embedding` projects them.
     """
 
+    origin: ClassVar[str] = "trained"
     is_compilable: ClassVar[bool] = True
     source_embedding: nn.Embedding | None
     output: nn.Linear | None

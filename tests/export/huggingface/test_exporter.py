@@ -72,6 +72,7 @@ def test_the_graphs_of_every_family_equal_transformers(imported, case):
     assert manifest.special_ids.eos_ids == (theirs.generation_config.eos_token_id,)
     assert manifest.generation.repeats_start
     assert manifest.provenance["transformers"] == transformers.__version__
+    assert lines[0].startswith("reading "), "published special tokens are not reported"
     assert lines[1].startswith("the model equals transformers: worst difference of log-probabilities ")
     is_relative = manifest.kind in ("t5", "mt5", "byt5")
     assert any(target > 128 for _, _, target in proof.shapes) == is_relative
@@ -192,6 +193,29 @@ def test_settings_of_generate_come_along(quick_checkpoint, tmp_path):
     assert (generation.beam_size, generation.length_penalty, generation.max_new_tokens) == (4, 2.0, 59)
     assert generation.length_penalty_formula == "power"
     assert lines[0] == "not taken over from the settings of generate: do_sample"
+
+
+@pytest.mark.parametrize("case", ["nllb", "t5"])
+def test_special_tokens_of_a_fine_tuning_are_reported(checkpoint, tmp_path, case):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint(case)[0], folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    marks = [f"<task{number}>" for number in range(7)]
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<extra_id_7>", "kor_Hang", "<unk>", *marks]})
+    tokenizer.save_pretrained(folder)
+    edit(folder / "config.json", vocab_size=len(tokenizer))
+    lines: list[str] = []
+
+    def stop_before_weights(line: str) -> None:
+        lines.append(line)
+        if line.startswith("reading"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_checkpoint(folder, tmp_path / "bundle", FP32, report=stop_before_weights)
+    expected = "special tokens in a text are text; a request sends these as token_ids: "
+    names = [*marks[:5], "…"] if case == "nllb" else ["kor_Hang", *marks[:4], "…"]
+    assert lines[0] == expected + ", ".join(names)
 
 
 def test_a_calibration_without_texts_is_refused(checkpoint, tmp_path):

@@ -1,6 +1,5 @@
 """The command `python -m export huggingface`."""
 
-import builtins
 import shutil
 import sys
 
@@ -54,21 +53,6 @@ def test_a_length_is_a_number_of_tokens(given, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["huggingface", "a", "b", f"--max-source-length={given}"])
     assert f"'{given}' is not a number of tokens of at least 2" in capsys.readouterr().err
-
-
-def test_the_extra_is_named_when_its_packages_are_missing(checkpoint, tmp_path, capsys, monkeypatch):
-    found = builtins.__import__
-
-    def without_transformers(name, *arguments, **options):
-        if name.partition(".")[0] == "transformers":
-            raise ModuleNotFoundError("No module named 'transformers'", name="transformers")
-        return found(name, *arguments, **options)
-
-    folder = str(checkpoint("bart")[0])
-    monkeypatch.setattr(builtins, "__import__", without_transformers)
-    assert main(["huggingface", folder, str(tmp_path / "bundle")]) == 1
-    error = capsys.readouterr().err.splitlines()[-1]
-    assert error == "error: transformers is missing: pip install 'seq2seq-serve[huggingface]'"
 
 
 def test_help_does_not_import_torch(capsys, monkeypatch):

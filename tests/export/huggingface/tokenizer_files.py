@@ -380,7 +380,6 @@ FAMILIES: dict[str, Callable[[Path], Files]] = {
     "nllb": nllb,
     "t5": t5,
     "mt5": lambda folder: t5(folder, "mt5"),
-    "umt5": lambda folder: t5(folder, "umt5"),
     "pegasus": pegasus,
     "bart": bart,
     "blenderbot": blenderbot,

@@ -1,0 +1,22 @@
+"""The packages of a command: one line says how to install a missing one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Exit with one line in place of a traceback if a package of an extra of `pyproject.toml` is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "seq2seq_serve"):
+            raise
+        sys.exit(
+            f"error: {package} is missing: in a clone of seq2seq-serve, pip install -e '.[{extra},cpu]' "
+            "(or gpu in place of cpu)"
+        )
