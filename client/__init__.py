@@ -3,26 +3,19 @@
 Options and answers are the messages of `protos/seq2seq_v1.proto`.
 """
 
-import sys
-
-try:
-    from seq2seq_serve.client.aio import AsyncClient
-    from seq2seq_serve.client.errors import ClientError, FieldViolation
-    from seq2seq_serve.client.many import Translated
-    from seq2seq_serve.client.sync import Client, Pending
-    from seq2seq_serve.client.wire import Tls
-    from seq2seq_serve.protos.seq2seq_v1_pb2 import (
-        GenerateOptions,
-        GenerateResponse,
-        GenerateStreamResponse,
-        Model,
-        Version,
-        VersionState,
-    )
-except ModuleNotFoundError as error:
-    if sys.argv[0] != "-m":  # no command: `python -m client` loads this package first
-        raise
-    sys.exit(f"error: {error.name} is missing: in a clone of seq2seq-serve, pip install -e '.[client]'")
+from seq2seq_serve.client.aio import AsyncClient
+from seq2seq_serve.client.errors import ClientError, FieldViolation
+from seq2seq_serve.client.many import Translated
+from seq2seq_serve.client.sync import Client, Pending
+from seq2seq_serve.client.wire import Tls
+from seq2seq_serve.protos.seq2seq_v1_pb2 import (
+    GenerateOptions,
+    GenerateResponse,
+    GenerateStreamResponse,
+    Model,
+    Version,
+    VersionState,
+)
 
 __all__ = [
     "AsyncClient",

@@ -19,7 +19,6 @@ ROOT = Path(__file__).parent.parent.parent
         ("export a b", "pydantic", "export,cpu"),
         ("server a", "grpc", "server,cpu"),
         ("server a", "prometheus_client", "server,cpu"),
-        ("client models", "grpc", "client"),
     ],
 )
 def test_a_missing_package_is_one_line(tmp_path, arguments, missing, extra):
