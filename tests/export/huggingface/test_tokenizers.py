@@ -15,7 +15,12 @@ import tokenizers
 
 from seq2seq_serve.bundle.manifest import Timestamps
 from seq2seq_serve.bundle.tokenizer import Tokenizer
-from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
+from seq2seq_serve.export.huggingface.tokenizers import (
+    RECIPES,
+    Checkpoint,
+    ImportedTokenizers,
+    read_tokenizers,
+)
 from tests.export.huggingface.checkpoints import edit
 from tests.export.huggingface.tokenizer_files import (
     CONTROL_TEXTS,
@@ -482,3 +487,21 @@ class TestWhisper:
     def test_a_default_that_the_checkpoint_lacks_is_refused(self, files, settings, match):
         with pytest.raises(ValueError, match=match):
             prompted(files, **settings)
+
+
+@pytest.mark.parametrize(
+    ("family", "published"),
+    [
+        ("t5", ["<extra_id_0>", "<extra_id_99>"]),
+        ("nllb", ["ace_Arab", "zul_Latn"]),
+        ("mbart50", ["ar_AR", "sl_SI"]),
+        ("m2m100", ["__af__", "__ceb__"]),
+        ("pegasus", ["<mask_1>", "<unk_2>", "<unk_102>"]),
+        ("bart", [{"content": "<mask>", "lstrip": True}]),
+    ],
+)
+def test_special_tokens_of_published_checkpoints_are_nobodys_own(tmp_path, family, published):
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        settings = {name: [*published, "<task>"], "mask_token": "<mask>"}
+        own_marks = Checkpoint(tmp_path, settings, {}).own_marks(RECIPES[family].language)
+        assert own_marks == ["<task>"]
