@@ -94,7 +94,8 @@ def _parser(*, is_checkpoint: bool) -> argparse.ArgumentParser:
                 type=_length,
                 default=0,
                 metavar="TOKENS",
-                help=f"the longest {name} (default: the checkpoint's limit, or its family's)",
+                help=f"the longest {name}{', texts only' * (name == 'source')} "
+                "(default: the checkpoint's limit, or its family's)",
             )
     return parser
 
