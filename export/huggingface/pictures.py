@@ -83,12 +83,16 @@ class Patches(Media):
                 f"{folder}: resample of the image processor is {processor.resample}; there are "
                 + ", ".join(f"{number} ({name})" for number, name in _RESAMPLINGS.items())
             )
-        mean, deviation = (
-            tuple(value / processor.rescale_factor for value in values)
-            for values in (
-                (processor.image_mean, processor.image_std) if processor.do_normalize else _NEUTRAL
+        normal = (processor.image_mean, processor.image_std) if processor.do_normalize else _NEUTRAL
+        try:
+            mean, deviation = (
+                tuple(value / processor.rescale_factor for value in values) for values in normal
             )
-        )
+        except (TypeError, ZeroDivisionError) as error:
+            raise CheckpointError(
+                f"{folder}: image_mean, image_std or rescale_factor of the image processor is not usable: "
+                f"{error}"
+            ) from error
         pictures = cls(size, patch_size, num_tokens, mean, deviation, resampling)
         if not pictures.equals(processor):
             raise CheckpointError(

@@ -231,33 +231,40 @@ MEDIA_SEARCHES = [
 ]
 
 
-def transcribed(
-    model, sound: np.ndarray, start: list[int], options: dict, *, has_times: bool
+def searched(
+    model, start: list[int], options: dict, processors: list | None = None, **source: torch.Tensor
 ) -> tuple[list[Target], list[float]]:
-    """The targets of one pass over a sound, and the scores of a beam search.
+    """The targets of one pass over a sound or picture, and the scores of a beam search.
 
     Whisper's own `generate` does more: it decodes a sound again from the last time that it wrote, and joins
     the segments.
     """
-    settings = model.generation_config
-    times = [WhisperTimeStampLogitsProcessor(settings, begin_index=len(start))] if has_times else []
+    eos_id = model.generation_config.eos_token_id
     with torch.inference_mode():
         found = GenerationMixin.generate(
             model,
-            input_features=torch.tensor(sound)[None],
+            **source,
             decoder_input_ids=torch.tensor([start]),
             max_new_tokens=_NUM_NEW_TOKENS,
             do_sample=False,
             return_dict_in_generate=True,
             output_scores=True,
-            logits_processor=times,
+            logits_processor=processors,
             **options,
         )
     targets = []
     for row in found.sequences[:, len(start) :].tolist():
-        tokens = list(itertools.takewhile(lambda token_id: token_id != settings.eos_token_id, row))
+        tokens = list(itertools.takewhile(lambda token_id: token_id != eos_id, row))
         targets.append((tokens, len(tokens) < len(row)))
     return targets, found.sequences_scores.tolist() if "sequences_scores" in found else []
+
+
+def transcribed(
+    model, sound: np.ndarray, start: list[int], options: dict, *, has_times: bool
+) -> tuple[list[Target], list[float]]:
+    times = [WhisperTimeStampLogitsProcessor(model.generation_config, begin_index=len(start))]
+    features = torch.tensor(sound)[None]
+    return searched(model, start, options, times if has_times else [], input_features=features)
 
 
 def hearing(sound: np.ndarray, **options) -> pb.GenerateRequest:
@@ -344,30 +351,11 @@ def picture_files(num_pictures: int) -> list[Image.Image]:
     return pictures
 
 
-def read_by_generate(
-    model, pixels: torch.Tensor, options: dict, eos_id: int
-) -> tuple[list[Target], list[float]]:
-    """The targets without the start token, and the scores of a beam search."""
-    with torch.inference_mode():
-        found = model.generate(
-            pixel_values=pixels,
-            max_new_tokens=_MAX_NEW_TOKENS,
-            do_sample=False,
-            return_dict_in_generate=True,
-            output_scores=True,
-            **options,
-        )
-    targets = []
-    for row in found.sequences[:, 1:].tolist():
-        tokens = list(itertools.takewhile(lambda token_id: token_id != eos_id, row))
-        targets.append((tokens, len(tokens) < len(row)))
-    return targets, found.sequences_scores.tolist() if "sequences_scores" in found else []
-
-
 def check_pictures(case: str, folder: Path, num_pictures: int) -> None:
     """Files, as the checkpoint's own image processor and `generate` read them."""
     theirs = read_checkpoint(case, folder / "checkpoint")
     processor = transformers.ViTImageProcessorPil.from_pretrained(folder / "checkpoint")
+    start = [theirs.generation_config.decoder_start_token_id]
     num_ties = 0
 
     async def run() -> None:
@@ -377,15 +365,13 @@ def check_pictures(case: str, folder: Path, num_pictures: int) -> None:
             for number, picture in enumerate(picture_files(num_pictures)):
                 ours, given = MEDIA_SEARCHES[number % len(MEDIA_SEARCHES)]
                 pixels = processor(picture, return_tensors="pt").pixel_values
-                expected.append(
-                    read_by_generate(theirs, pixels, given, theirs.generation_config.eos_token_id)
-                )
+                expected.append(searched(theirs, start, given, pixel_values=pixels))
                 content = io.BytesIO()
                 picture.save(content, "PNG")
                 messages.append(
                     pb.GenerateRequest(
                         sources=[pb.Source(file=content.getvalue())],
-                        options=pb.GenerateOptions(max_new_tokens=_MAX_NEW_TOKENS, **ours),
+                        options=pb.GenerateOptions(max_new_tokens=_NUM_NEW_TOKENS, **ours),
                     )
                 )
             found = await asyncio.gather(*(served.stub.Generate(message) for message in messages))

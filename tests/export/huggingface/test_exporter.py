@@ -381,6 +381,8 @@ class TestPictures:
                 {"resample": 5},
                 r"resample of the image processor is 5; there are 0 \(nearest\), .*3 \(bicubic\)",
             ),
+            ({"image_mean": [None, None, None]}, "image_mean, image_std or rescale_factor .* is not usable"),
+            ({"rescale_factor": 0}, "image_mean, image_std or rescale_factor .* is not usable"),
             ({"image_processor_type": "NoImageProcessor"}, "its image processor cannot be read: "),
         ],
     )
