@@ -19,7 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from seq2seq_serve.bundle.extras import needs_extra
 
-with needs_extra("server"):
+with needs_extra("server", is_command=__name__ == "__main__"):
     from seq2seq_serve.bundle.names import Precision
     from seq2seq_serve.server import VERSION
     from seq2seq_serve.server.app import serve
