@@ -44,6 +44,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "command": _command(options),
         "hardware": describe_hardware(),
     }
+    suites = [replace(suite, one_batch=options.one_batch) for suite in suites]
     report = head | compare(suites, options.precision, options.rounds, len(cores), console)
     if options.imported:
         report["medians"] = medians(report["results"])
@@ -220,7 +222,7 @@ def _contenders(
         export_bundle(model, folder / "bundle", precisions)
     num_slots = min(max(work.num_rows for work in suite.works), suite.max_slots)
     contenders = []
-    settings = _thread_settings(num_cores)
+    settings = [(1, num_cores)] if suite.one_batch else _thread_settings(num_cores)
     for precision, (num_instances, num_threads) in product(precisions, settings):
         engine = EngineProcess(folder / "bundle", precision, num_cores, num_slots, num_instances)
         stack.callback(engine.stop)
@@ -381,7 +383,7 @@ def _command(options: argparse.Namespace) -> str:
     words = ["python", "-m", "benchmarks.peers"]
     for name, value in vars(options).items():
         if value and name != "out":
-            words.append(f"--{name}")
+            words.append(f"--{name.replace('_', '-')}")
             if isinstance(value, list):
                 words.append(",".join(value))
             elif value is not True:
@@ -413,6 +415,9 @@ def _parser() -> argparse.ArgumentParser:
         help="precisions of the engine and of CTranslate2; one alone takes less memory (default: fp32,int8)",
     )
     parser.add_argument("--imported", action="store_true", help="compare imported checkpoints instead")
+    parser.add_argument(
+        "--one-batch", action="store_true", help="only one batch on all cores, which takes less memory"
+    )
     parser.add_argument("--multi30k", type=Path, metavar="DIR", help="folder of Multi30k, with its tok/")
     parser.add_argument("--run", type=Path, help="a run trained on Multi30k's tok/ folder, English to German")
     parser.add_argument("--out", type=Path, help="also write the JSON object to this file")

@@ -99,12 +99,15 @@ class Suite:
     Attributes:
         model: A model of this project, or a checkpoint to import.
         max_slots: Most slots of all the engine's instances together.
+        one_batch: Whether all requests are one batch on all cores; otherwise also one batch per core, which
+            takes the memory of several models.
     """
 
     name: str
     model: TrainedModel | Checkpoint
     works: tuple[Work, ...]
     max_slots: int = RunnerConfig.max_slots
+    one_batch: bool = False
 
     @property
     def sizes(self) -> ModelConfig:

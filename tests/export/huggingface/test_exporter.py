@@ -128,7 +128,8 @@ def test_a_step_that_selects_tokens_never_selects_suppressed_ones(checkpoint, ca
     np.testing.assert_array_equal(token_ids[:, 0], allowed[logits[:, allowed].argmax(axis=1)])
 
 
-@pytest.mark.parametrize("case", ["t5gemma", "t5gemma2"])
+# slow: the steps that select tokens, above, are those of t5gemma2 in float16
+@pytest.mark.parametrize("case", ["t5gemma", pytest.param("t5gemma2", marks=pytest.mark.slow)])
 def test_float16_of_t5gemma_runs_on_the_cpu(checkpoint, case, tmp_path):
     export_checkpoint(checkpoint(case)[0], tmp_path / "bundle", [Precision.FP16])
     proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].parity
@@ -335,18 +336,24 @@ OTHER_NUMBERS = "makes other numbers of a picture than scaling it to 32 × 32 pi
 
 
 class TestPictures:
-    def test_int8_is_calibrated_on_pictures_that_a_file_names(self, checkpoint, tmp_path):
+    @pytest.mark.parametrize("is_named", [True, pytest.param(False, marks=pytest.mark.slow)])  # made ones
+    def test_int8_is_calibrated_on_pictures(self, checkpoint, is_named, tmp_path):
         for number, name in enumerate(("a.png", "b.jpg", "c.webp")):
             pixels = np.random.default_rng(number).integers(0, 256, (20, 50, 3), np.uint8)
             Image.fromarray(pixels).save(tmp_path / name)
-        (tmp_path / "names.txt").write_text("a.png\nb.jpg\nc.webp\n")
-        for number, calibration in enumerate((tmp_path / "names.txt", None)):
-            lines: list[str] = []
-            folder, bundle = checkpoint("trocr")[0], tmp_path / str(number)
-            export_checkpoint(folder, bundle, [Precision.INT8], calibration=calibration, report=lines.append)
-            proof = load_bundle(bundle).manifest.variants[Precision.INT8].parity
-            assert 0 < proof.mean_log_probability_difference < 0.2
-            assert f"int8: decoding {8 if calibration is None else 3} sources for the calibration" in lines
+        names_file = tmp_path / "names.txt"
+        names_file.write_text("a.png\nb.jpg\nc.webp\n")
+        lines: list[str] = []
+        export_checkpoint(
+            checkpoint("trocr")[0],
+            tmp_path / "bundle",
+            [Precision.INT8],
+            calibration=names_file if is_named else None,
+            report=lines.append,
+        )
+        proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.INT8].parity
+        assert 0 < proof.mean_log_probability_difference < 0.2
+        assert f"int8: decoding {3 if is_named else 8} sources for the calibration" in lines
 
     def test_float16_is_near(self, checkpoint, tmp_path):
         export_checkpoint(checkpoint("trocr-deit")[0], tmp_path / "bundle", [Precision.FP16])
