@@ -46,8 +46,8 @@ def slow_if(cases, is_slow):
     return [pytest.param(case, marks=pytest.mark.slow) if is_slow(case) else case for case in cases]
 
 
-# slow: the graphs have the parts of quick families, of mBART, NLLB, Pegasus and BART, and ByT5
-_ALIKE = ("mbart50", "m2m100", "blenderbot", "t5-1.1", "mt5")
+# slow: the graphs have the parts of quick families, of mBART, NLLB, Pegasus, BART, ByT5, and TrOCR with ViT
+_ALIKE = ("mbart50", "m2m100", "blenderbot", "t5-1.1", "mt5", "trocr-deit")
 
 
 @pytest.mark.parametrize("case", slow_if(CASES, _ALIKE.__contains__))
