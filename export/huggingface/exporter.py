@@ -130,7 +130,7 @@ def export_checkpoint(
         shown = ", ".join(marks[:_MAX_MARKS]) + (", …" if len(marks) > _MAX_MARKS else "")
         report(f"special tokens in a text are text; a request sends these as token_ids: {shown}")
     report(f"reading {checkpoint.num_weights / 1e6:.1f} million weights ({family.name})")
-    model = read_model(checkpoint, family, limits)
+    model = read_model(checkpoint, family, config)
     _compare_with_transformers(checkpoint, model, tokenizers.pad_id, ends[0], report)
     imported = _Imported(family, model, tokenizers, checkpoint)
     pairs: _Pairs = []

@@ -182,13 +182,12 @@ def config_of(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> I
     return result
 
 
-def read_model(checkpoint: CheckpointFolder, family: Family, limits: Limits) -> ImportedModel:
+def read_model(checkpoint: CheckpointFolder, family: Family, config: ImportedConfig) -> ImportedModel:
     """Read a checkpoint's weights into a model in eval mode, in float32.
 
     Raises:
         CheckpointError: A weight is missing, has another shape, is not finite, or would not be used.
     """
-    config = config_of(family, checkpoint, limits)
     dialect = _DIALECTS[family.dialect]
     weights: dict[str, Tensor] = {}
     origins: dict[str, str] = {}

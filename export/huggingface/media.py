@@ -1,4 +1,4 @@
-"""What sounds and pictures have in common as sources of imported models."""
+"""The common base of sounds and pictures as sources of imported models."""
 
 from __future__ import annotations
 

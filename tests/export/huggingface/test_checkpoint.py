@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, open_checkpoint
-from seq2seq_serve.export.huggingface.families import Limits, family_of, read_model
+from seq2seq_serve.export.huggingface.families import Limits, config_of, family_of, read_model
 from tests.export.huggingface.checkpoints import edit
 
 
@@ -122,7 +122,9 @@ def write_in_two(folder, *, as_bin):
 def test_weights_may_be_in_several_files(folder, as_bin):
     def read():
         opened = open_checkpoint(folder)
-        return opened.num_weights, read_model(opened, family_of(opened), Limits()).state_dict()
+        family = family_of(opened)
+        model = read_model(opened, family, config_of(family, opened, Limits()))
+        return opened.num_weights, model.state_dict()
 
     num_before, before = read()
     files = write_in_two(folder, as_bin=as_bin)

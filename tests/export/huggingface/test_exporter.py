@@ -226,6 +226,14 @@ def test_a_calibration_without_texts_is_refused(checkpoint, tmp_path):
         export_checkpoint(checkpoint("bart")[0], tmp_path / "bundle", FP32, calibration=texts)
 
 
+def check_calibration(folder, bundle, calibration, num_sources):
+    lines: list[str] = []
+    export_checkpoint(folder, bundle, [Precision.INT8], calibration=calibration, report=lines.append)
+    proof = load_bundle(bundle).manifest.variants[Precision.INT8].parity
+    assert 0 < proof.mean_log_probability_difference < 0.2
+    assert f"int8: decoding {num_sources} sources for the calibration" in lines
+
+
 class TestSounds:
     def sounds(self, folder, *names: str) -> None:
         for number, name in enumerate(names):
@@ -241,17 +249,7 @@ class TestSounds:
     ):
         self.sounds(tmp_path, "a.wav", "b.flac", "c.flac")
         (tmp_path / "names.txt").write_text(f"a.wav\n\n  b.flac\n{tmp_path}/c.flac\n")
-        lines: list[str] = []
-        export_checkpoint(
-            checkpoint("whisper")[0],
-            tmp_path / "bundle",
-            [Precision.INT8],
-            calibration=file and tmp_path / file,
-            report=lines.append,
-        )
-        proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.INT8].parity
-        assert 0 < proof.mean_log_probability_difference < 0.2
-        assert f"int8: decoding {number} sources for the calibration" in lines
+        check_calibration(checkpoint("whisper")[0], tmp_path / "bundle", file and tmp_path / file, number)
 
     def test_float16_is_near(self, checkpoint, tmp_path):
         export_checkpoint(checkpoint("whisper")[0], tmp_path / "bundle", [Precision.FP16])
@@ -343,17 +341,8 @@ class TestPictures:
             Image.fromarray(pixels).save(tmp_path / name)
         names_file = tmp_path / "names.txt"
         names_file.write_text("a.png\nb.jpg\nc.webp\n")
-        lines: list[str] = []
-        export_checkpoint(
-            checkpoint("trocr")[0],
-            tmp_path / "bundle",
-            [Precision.INT8],
-            calibration=names_file if is_named else None,
-            report=lines.append,
-        )
-        proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.INT8].parity
-        assert 0 < proof.mean_log_probability_difference < 0.2
-        assert f"int8: decoding {3 if is_named else 8} sources for the calibration" in lines
+        given, number = (names_file, 3) if is_named else (None, 8)
+        check_calibration(checkpoint("trocr")[0], tmp_path / "bundle", given, number)
 
     def test_float16_is_near(self, checkpoint, tmp_path):
         export_checkpoint(checkpoint("trocr-deit")[0], tmp_path / "bundle", [Precision.FP16])

@@ -10,7 +10,14 @@ from safetensors.torch import load_file, save_file
 
 from seq2seq_serve.export.graphs.architecture import Rotary
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, open_checkpoint
-from seq2seq_serve.export.huggingface.families import FAMILIES, Limits, bucket_of, family_of, read_model
+from seq2seq_serve.export.huggingface.families import (
+    FAMILIES,
+    Limits,
+    bucket_of,
+    config_of,
+    family_of,
+    read_model,
+)
 from tests.export.huggingface.checkpoints import CASES, edit, family_name
 
 # Sums of float32 in another order; scores of T5 are larger than those of others, which rounds more.
@@ -23,7 +30,8 @@ FAR_SHAPES = (*SHAPES, (2, 300, 200))  # beyond the largest distance of T5
 
 def imported(folder, limits=LIMITS):
     opened = open_checkpoint(folder)
-    return read_model(opened, family_of(opened), limits)
+    family = family_of(opened)
+    return read_model(opened, family, config_of(family, opened, limits))
 
 
 def log_probabilities(theirs, ours, B, S, T):
