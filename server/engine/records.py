@@ -210,7 +210,7 @@ class Request:
     num_alternatives: int = 0
     is_bounded: bool = False
 
-    @property
+    @functools.cached_property
     def is_plain(self) -> bool:
         """Whether a step only has to select its most probable token."""
         return (
@@ -304,12 +304,28 @@ class Branches:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidates:
+    """The most probable next tokens of the rows of beams, best first: K for each of m rows.
+
+    Attributes:
+        places: By row, its index in the arrays.
+        token_ids: `(m, K)`.
+        log_probabilities: `(m, K)`; minus infinity for a forbidden token.
+    """
+
+    places: Mapping[int, int]
+    token_ids: Array
+    log_probabilities: Array
+
+
+@dataclass(frozen=True, slots=True)
 class Selected:
     """The tokens that a step selected.
 
     Attributes:
-        token_ids: One per row.
-        branches: By row, for the rows whose requests are not plain.
+        token_ids: One per row; without a meaning for the rows of beams.
+        branches: By row, for the rows whose requests are neither plain nor beams.
+        candidates: Those of the rows of beams. All rows of a request are in one of them.
         failures: By row, the error that the selection raised; other rows are not affected.
         attention: By row, the step's attention `(1, memory_length)`, or `(1, hops, memory_length)`, for the
             rows whose requests want it, if the step computes it.
@@ -317,6 +333,7 @@ class Selected:
 
     token_ids: list[int]
     branches: Mapping[int, Branches] = field(default_factory=dict)
+    candidates: tuple[Candidates, ...] = ()
     failures: Mapping[int, Exception] = field(default_factory=dict)
     attention: Mapping[int, Array] = field(default_factory=dict)
 

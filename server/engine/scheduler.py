@@ -24,7 +24,16 @@ from seq2seq_serve.server.engine.records import (
     StepPlan,
     StepResult,
 )
-from seq2seq_serve.server.engine.search import Fork, abandon, add_choice, branch, extend, start
+from seq2seq_serve.server.engine.search import (
+    Fork,
+    abandon,
+    add_choice,
+    branch,
+    extend,
+    extend_beam,
+    rank,
+    start,
+)
 from seq2seq_serve.server.engine.slots import Slots
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFailed, Overloaded, ServerError
 
@@ -236,10 +245,16 @@ class Scheduler:
             except Exception as error:
                 failed[search] = error
         forks: list[Fork] = []
+        ranked = rank(forking, selected.candidates) if selected.candidates else {}
         for search in forking:
             before = search.rows
             try:
-                forks += branch(search, selected.branches, self._eos_ids)
+                if search in ranked:
+                    forks += extend_beam(search, ranked[search], self._eos_ids)
+                else:
+                    (root,) = before
+                    assert root.row is not None
+                    forks += branch(search, selected.branches[root.row], self._eos_ids)
             except Exception as error:
                 failed[search] = error
             else:

@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 from seq2seq_serve.bundle.manifest import LengthPenalty
 from seq2seq_serve.server.engine.records import (
     Alternatives,
     Beam,
     Branches,
+    Candidates,
     Choice,
     FinishReason,
     Hypothesis,
@@ -53,6 +57,22 @@ class _Child:
     def total(self) -> float:
         """The log-probability of the whole hypothesis."""
         return self.parent.log_probability + self.log_probability
+
+
+class Ranked(NamedTuple):
+    """The best extensions of a beam's hypotheses, best first.
+
+    Attributes:
+        parents: The index of each one's hypothesis among the search's rows.
+        token_ids: The tokens.
+        log_probabilities: The log-probability of each token.
+        table: The candidates of the rows.
+    """
+
+    parents: list[int]
+    token_ids: list[int]
+    log_probabilities: list[float]
+    table: Candidates
 
 
 def start(
@@ -155,17 +175,43 @@ def extend(sequence: Sequence, token_id: int, eos_ids: Collection[int]) -> bool:
     return True
 
 
-def branch(search: Search, branches: Mapping[int, Branches], eos_ids: Collection[int]) -> list[Fork]:
-    """Extend the rows of a request together, each by the tokens that were selected for its slot.
+def rank(searches: Iterable[Search], tables: Iterable[Candidates]) -> dict[Search, Ranked]:
+    """Rank the extensions of many beams at once, `num_candidates` of each.
 
-    Returns:
-        The rows that continue from the cache of another row. `search.rows` contains no row that has ended.
+    Equal extensions are ordered by their parents' rank, then by the lower id.
     """
-    if search.request.beam is not None:
-        return _place(search, _extend_beam(search, search.request.beam, branches, eos_ids))
+    beams = [search for search in searches if search.request.beam is not None]
+    ranked: dict[Search, Ranked] = {}
+    for table in tables:
+        alike: dict[tuple[int, int], list[Search]] = {}
+        for search in beams:
+            first = search.rows[0]
+            if first.row in table.places:
+                alike.setdefault((len(search.rows), first.num_branches), []).append(search)
+        for (_, number), group in alike.items():
+            rows = [row for search in group for row in search.rows]
+            at = [table.places[row.row] for row in rows if row.row is not None]
+            token_ids, log_probabilities = table.token_ids[at, :number], table.log_probabilities[at, :number]
+            width = token_ids.shape[1]  # a small vocabulary has fewer
+            before = np.array([row.log_probability for row in rows])
+            totals = (before[:, None] + log_probabilities).reshape(len(group), -1)  # (R, B*width)
+            order = np.argsort(-totals, axis=1, kind="stable")[:, :number]
+            columns = (
+                order // width,
+                np.take_along_axis(token_ids.reshape(totals.shape), order, axis=1),
+                np.take_along_axis(log_probabilities.reshape(totals.shape), order, axis=1),
+            )
+            parents, tokens, scores = (column.tolist() for column in columns)
+            for i, search in enumerate(group):
+                ranked[search] = Ranked(parents[i], tokens[i], scores[i], table)
+    return ranked
+
+
+def branch(search: Search, branches: Branches, eos_ids: Collection[int]) -> list[Fork]:
+    """Continue the only row of a request with several tokens; `extend_beam` does it for a beam."""
     (root,) = search.rows
     children = []
-    for child in _children([root], branches, search.request.num_hypotheses, eos_ids):
+    for child in _of_root(root, branches, eos_ids):
         reason = _end(child, eos_ids)
         if reason is None and root.num_generated + 1 >= search.request.max_new_tokens:
             reason = FinishReason.LENGTH
@@ -221,26 +267,30 @@ def length_penalty(num_tokens: int, alpha: float, formula: LengthPenalty) -> flo
     return float((num_tokens if formula == "power" else (5 + num_tokens) / 6) ** alpha)
 
 
-def _extend_beam(
-    search: Search, beam: Beam, branches: Mapping[int, Branches], eos_ids: Collection[int]
-) -> list[_Child]:
-    """Returns the hypotheses that go on, best first; none if the search is over.
+def extend_beam(search: Search, ranked: Ranked, eos_ids: Collection[int]) -> list[Fork]:
+    """Extend the rows of a beam together by their best extensions.
 
-    It ranks the best extensions, `num_candidates` of them. A complete hypothesis is kept in `search.ended` if
-    it is among the first `size`. The first `size` incomplete ones go on.
+    A complete hypothesis is kept in `search.ended` if it is among the first `size` extensions. The first
+    `size` incomplete ones go on.
+
+    Returns:
+        The rows that continue from the cache of another row. `search.rows` contains no row that has ended;
+        it is empty if the search is over.
     """
     request, num_tokens = search.request, search.rows[0].num_generated + 1
+    beam = request.beam
+    assert beam is not None
 
     def penalty(number: int) -> float:
         return length_penalty(number + request.num_counted, beam.alpha, beam.formula)
 
     ended, children = list(search.ended.values()), list[_Child]()
-    for child in _children(search.rows, branches, num_candidates(beam, eos_ids), eos_ids):
-        if child.token_id not in eos_ids and len(children) == beam.size:
-            continue
+    for child in _ranked_children(search.rows, ranked, eos_ids):
         reason = _end(child, eos_ids)
         if reason is None:
             children.append(child)
+            if len(children) == beam.size:  # later ones are not among the first `size` extensions
+                break
         elif child.index < beam.size:
             ended.append(_ended(child, reason, penalty(num_tokens)))
     ended = _best(ended, beam.size)
@@ -257,7 +307,7 @@ def _extend_beam(
     if not children:
         del ended[request.num_hypotheses :]
     search.ended = dict(enumerate(ended))
-    return children
+    return _place(search, children)
 
 
 def num_candidates(beam: Beam, eos_ids: Collection[int]) -> int:
@@ -275,38 +325,39 @@ def _best(hypotheses: list[Hypothesis], number: int) -> list[Hypothesis]:
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:number]
 
 
-def _children(
-    rows: list[Sequence], branches: Mapping[int, Branches], number: int, eos_ids: Collection[int]
-) -> list[_Child]:
-    """Returns the best extensions of some rows, best first, or the drawn extensions of one row.
+def _of_root(root: Sequence, branches: Branches, eos_ids: Collection[int]) -> Iterator[_Child]:
+    """Yields the selected extensions of a row in their order, without forbidden tokens."""
+    if _is_end_forced(root):
+        yield _Child(root, next(iter(eos_ids)), 0.0, (), 0)
+        return
+    ways = zip(branches.token_ids, branches.log_probabilities, strict=True)
+    for index, (token_id, log_probability) in enumerate(ways):
+        if root.log_probability + log_probability > -math.inf:
+            yield _Child(root, token_id, log_probability, branches.alternatives, index)
 
-    Forbidden tokens are left out. Equal extensions are ordered by their parents' rank, then by the lower id.
-    """
+
+def _ranked_children(rows: list[Sequence], ranked: Ranked, eos_ids: Collection[int]) -> Iterator[_Child]:
+    """Yields the best extensions of a beam's rows, best first, without forbidden tokens."""
     if _is_end_forced(rows[0]):
         eos_id = next(iter(eos_ids))
-        return [_Child(row, eos_id, 0.0, (), index) for index, row in enumerate(rows[:number])]
-    selected = []
-    for row in rows:
-        assert row.row is not None
-        selected.append(branches[row.row])
-    totals = [
-        row.log_probability + log_probability
-        for row, ways in zip(rows, selected, strict=True)
-        for log_probability in ways.log_probabilities
-    ]
-    order = list(range(len(totals)))
-    if rows[0].request.sampling is None:
-        order.sort(key=totals.__getitem__, reverse=True)
-    width = len(totals) // len(rows)
-    children = []
-    for index, place in enumerate(order[:number]):
-        if totals[place] > -math.inf:
-            parent, way = divmod(place, width)
-            ways, token_id = selected[parent], selected[parent].token_ids[way]
-            children.append(
-                _Child(rows[parent], token_id, ways.log_probabilities[way], ways.alternatives, index)
-            )
-    return children
+        yield from (_Child(row, eos_id, 0.0, (), index) for index, row in enumerate(rows))
+        return
+    num_alternatives = rows[0].request.num_alternatives
+    for index, (parent, token_id, log_probability) in enumerate(zip(*ranked[:3], strict=True)):
+        row = rows[parent]
+        if row.log_probability + log_probability > -math.inf:
+            alternatives = _alternatives(row, ranked.table, num_alternatives) if num_alternatives else ()
+            yield _Child(row, token_id, log_probability, alternatives, index)
+
+
+def _alternatives(row: Sequence, table: Candidates, number: int) -> Alternatives:
+    """Returns the most probable tokens of a row with their log-probabilities."""
+    assert row.row is not None
+    place = table.places[row.row]
+    token_ids, log_probabilities = (
+        values[place, :number].tolist() for values in (table.token_ids, table.log_probabilities)
+    )
+    return tuple(zip(token_ids, log_probabilities, strict=True))
 
 
 def _end(child: _Child, eos_ids: Collection[int]) -> FinishReason | None:

@@ -20,6 +20,7 @@ from seq2seq_serve.server.engine.records import (
     Alternatives,
     Array,
     Branches,
+    Candidates,
     Request,
     Sampling,
     Selected,
@@ -68,11 +69,16 @@ class _Kind(NamedTuple):
         graph: The graph that selects them.
         num_candidates: The number of tokens that it sorts; 0 if the rows decide.
         is_normalized: Whether log-probabilities are changed instead of logits.
+        is_beam: Whether the rows are those of beams.
     """
 
     graph: str
     num_candidates: int = 0
     is_normalized: bool = False
+    is_beam: bool = False
+
+
+_CANDIDATES, _BEAM = _Kind("candidates"), _Kind("candidates", is_beam=True)
 
 
 class _Ask(NamedTuple):
@@ -137,40 +143,62 @@ class Selector:
             if sequence.is_plain:
                 continue
             try:
-                self._keep_penalties(sequence.request, rows)
+                self._keep_penalties(sequence.search.request, rows)
                 kind, asks = self._asks(row, sequence)
             except Exception as error:
                 failures[row] = error
             else:
                 groups[kind] += asks
         branches: dict[int, Branches] = {}
+        candidates: list[Candidates] = []
         for kind, asks in groups.items():
-            graph, logits = kind.graph, self._constrained(kind, asks, len(rows))
-            wanted = max(ask.sequence.request.num_alternatives for ask in asks)
-            best: _Picked | None = None
-            if graph in _RANKED or wanted:
-                wanted = max(wanted, *(ask.sequence.num_branches for ask in asks))
-                feeds = {names.NUM_CANDIDATES: np.array([min(wanted, self._vocab_size)])}
-                best = self._run("best" if graph == "best" else "candidates", logits, feeds)
-            picked: _Picked | None
-            if graph == "score":
-                labels = [self._label(ask.sequence) for ask in asks]
-                picked = self._run(graph, logits, {names.LABEL_IDS: np.array(labels)[:, None]})
-            elif graph == "detect":
-                detected_ids = asks[0].sequence.request.detected_ids  # those of the model
-                picked = self._run(graph, logits, {names.DETECTED_IDS: np.array(detected_ids)})
+            logits = self._constrained(kind, asks, len(rows))
+            if kind.is_beam:
+                token_ids_of, log_probabilities = self._best(kind, asks, logits)
+                places = {ask.row: place for place, ask in enumerate(asks)}
+                candidates.append(Candidates(places, token_ids_of, log_probabilities))
             else:
-                picked = best if graph in _RANKED else self._draw(kind, asks, logits)
-            assert picked is not None
-            for i, ask in enumerate(asks):
-                if ask.row not in branches:
-                    token_ids[ask.row] = picked[0][i][0]
-                    branches[ask.row] = Branches([], [], _alternatives(best, i, ask.sequence))
-                num_picked = ask.sequence.num_branches if graph in _RANKED else 1
-                branches[ask.row].token_ids.extend(picked[0][i][:num_picked])
-                branches[ask.row].log_probabilities.extend(picked[1][i][:num_picked])
+                self._branch(kind, asks, logits, token_ids, branches)
         self._columns.write_token_ids(token_ids)
-        return Selected(token_ids, branches, failures)
+        return Selected(token_ids, branches, tuple(candidates), failures)
+
+    def _branch(
+        self,
+        kind: _Kind,
+        asks: list[_Ask],
+        logits: _Logits,
+        token_ids: list[int],
+        branches: dict[int, Branches],
+    ) -> None:
+        """Select the tokens of rows outside of beams, into `token_ids` and `branches`."""
+        best: _Picked | None = None
+        if kind.graph in _RANKED or any(ask.sequence.request.num_alternatives for ask in asks):
+            best = [values.tolist() for values in self._best(kind, asks, logits)]
+        picked: _Picked | None
+        if kind.graph == "score":
+            labels = [self._label(ask.sequence) for ask in asks]
+            picked = self._run(kind.graph, logits, {names.LABEL_IDS: np.array(labels)[:, None]})
+        elif kind.graph == "detect":
+            detected_ids = asks[0].sequence.request.detected_ids  # those of the model
+            picked = self._run(kind.graph, logits, {names.DETECTED_IDS: np.array(detected_ids)})
+        else:
+            picked = best if kind.graph in _RANKED else self._draw(kind, asks, logits)
+        assert picked is not None
+        for i, ask in enumerate(asks):
+            if ask.row not in branches:
+                token_ids[ask.row] = picked[0][i][0]
+                branches[ask.row] = Branches([], [], _alternatives(best, i, ask.sequence))
+            num_picked = ask.sequence.num_branches if kind.graph in _RANKED else 1
+            branches[ask.row].token_ids.extend(picked[0][i][:num_picked])
+            branches[ask.row].log_probabilities.extend(picked[1][i][:num_picked])
+
+    def _best(self, kind: _Kind, asks: list[_Ask], logits: _Logits) -> list[Array]:
+        """Returns the most probable tokens, as many as any row needs, and their log-probabilities: (m, K)."""
+        wanted = max(ask.sequence.search.request.num_alternatives for ask in asks)
+        if kind.graph in _RANKED:
+            wanted = max(wanted, *(ask.sequence.num_branches for ask in asks))
+        feeds = {names.NUM_CANDIDATES: np.array([min(wanted, self._vocab_size)])}
+        return self._outputs("best" if kind.graph == "best" else "candidates", logits, feeds)
 
     def _asks(self, row: int, sequence: Sequence) -> tuple[_Kind, list[_Ask]]:
         """Returns the way in which a row's tokens are selected, and the row's selections."""
@@ -183,11 +211,13 @@ class Selector:
             changes = adjustments(sequence, self._eos_ids, self._vocab_size, self._never_ids)
         sampling = request.sampling
         if sampling is None:
-            constraints, is_normalized = request.constraints, False
-            if request.beam is not None:
-                is_normalized = constraints.change_log_probabilities
-            graph = "best" if is_normalized and not constraints.is_renormalized else "candidates"
-            return _Kind(graph, is_normalized=is_normalized), [_Ask(row, sequence, 0.0, changes)]
+            asks = [_Ask(row, sequence, 0.0, changes)]
+            if request.beam is None:
+                return _CANDIDATES, asks
+            if not request.constraints.change_log_probabilities:
+                return _BEAM, asks
+            graph = "candidates" if request.constraints.is_renormalized else "best"
+            return _Kind(graph, is_normalized=True, is_beam=True), asks
         uniforms = (
             uniform(sampling.seed, sample, sequence.num_generated)
             for sample in range(sequence.index, sequence.index + sequence.num_branches)
@@ -309,7 +339,7 @@ class Selector:
 
     def _draw(self, kind: _Kind, asks: list[_Ask], logits: _Logits) -> _Picked:
         """Draws a token for each selection; if candidates may be missing, draws again from all tokens."""
-        graph, num_candidates, _ = kind
+        graph, num_candidates = kind.graph, kind.num_candidates
         samplings = [s for ask in asks if (s := ask.sequence.request.sampling)]
         feeds = {
             names.TEMPERATURES: _column([s.temperature for s in samplings]),
@@ -329,12 +359,16 @@ class Selector:
         return self._draw(kind._replace(num_candidates=self._vocab_size), asks, logits)
 
     def _run(self, graph: str, logits: _Logits, feeds: dict[str, Array], *more: str) -> _Picked:
+        """Runs a graph; returns its token ids and log-probabilities, and `more` of its outputs, as lists."""
+        return [values.tolist() for values in self._outputs(graph, logits, feeds, *more)]
+
+    def _outputs(self, graph: str, logits: _Logits, feeds: dict[str, Array], *more: str) -> list[Array]:
         """Runs a graph; returns its token ids and log-probabilities, and `more` of its outputs."""
         binding = self._bound(graph, logits.bind_input, feeds)
         for name in (names.TOKEN_IDS, names.LOG_PROBABILITIES, *more):
             binding.bind_output(name, CPU)
         self._sessions[graph].run_with_iobinding(binding)
-        return [value.numpy().tolist() for value in binding.get_outputs()]
+        return [value.numpy() for value in binding.get_outputs()]
 
     def _bound(self, graph: str, bind_input: Callable[[Any], None], feeds: dict[str, Array]) -> Any:
         """Returns a binding of a graph's inputs."""

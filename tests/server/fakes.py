@@ -5,12 +5,21 @@ decodes something else.
 """
 
 import dataclasses
+import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from seq2seq_serve.server.engine.records import Array, Branches, Move, Request, Selected, Sequence
+from seq2seq_serve.server.engine.records import (
+    Array,
+    Branches,
+    Candidates,
+    Move,
+    Request,
+    Selected,
+    Sequence,
+)
 from seq2seq_serve.training.evaluation import selection
 
 START_ID, EOS_ID, VOCAB_SIZE = 1, 2, 97
@@ -54,6 +63,27 @@ def ways_to_go_on(source: tuple[int, ...], fed: list[int], index: int | None) ->
     chance = random.Random(f"{source} {fed} {index}")
     token_ids = chance.sample(range(EOS_ID, VOCAB_SIZE), VOCAB_SIZE - EOS_ID)
     return Branches(token_ids, sorted((-8 * chance.random() for _ in token_ids), reverse=True))
+
+
+def selected(
+    rows: tuple[Sequence, ...],
+    tokens: list[int],
+    branches: Mapping[int, Branches],
+    attention: Mapping[int, Array] | None = None,
+) -> Selected:
+    """The tokens of a step; the branches of beams become candidates."""
+    beams = [row for row in branches if rows[row].request.beam is not None and rows[row].num_branches > 1]
+    width = max((len(branches[row].token_ids) for row in beams), default=0)
+    shape = (len(beams), width)
+    candidates = Candidates(
+        {row: place for place, row in enumerate(beams)}, np.zeros(shape, np.int64), np.full(shape, -math.inf)
+    )
+    for place, row in enumerate(beams):
+        number = len(branches[row].token_ids)
+        candidates.token_ids[place, :number] = branches[row].token_ids
+        candidates.log_probabilities[place, :number] = branches[row].log_probabilities
+    others = {row: ways for row, ways in branches.items() if row not in beams}
+    return Selected(tokens, others, (candidates,) if beams else (), attention=attention or {})
 
 
 def attended(source: tuple[int, ...], fed: list[int]) -> Array:
@@ -145,7 +175,7 @@ class FakeRunner:
                 ways = ways_to_go_on(memory, self.cache[row], None if is_beam else sequence.index)
                 tokens[-1] = ways.token_ids[0]
                 branches[row] = Branches(ways.token_ids[:count], ways.log_probabilities[:count])
-        return Selected(tokens, branches, attention=attention)
+        return selected(rows, tokens, branches, attention)
 
     def move(self, moves: Iterable[Move]) -> int:
         num_bytes = 0

@@ -17,7 +17,6 @@ from seq2seq_serve.server.engine.records import (
     FinishReason,
     Request,
     Sampling,
-    Selected,
 )
 from seq2seq_serve.server.engine.search import length_penalty
 from seq2seq_serve.server.errors import EngineFailed, Overloaded
@@ -29,7 +28,7 @@ from seq2seq_serve.training.evaluation import search, selection
 from tests.server.driver import Driver
 from tests.server.engine.test_engine import sources
 from tests.server.fakes import EOS_ID as FAKE_EOS_ID
-from tests.server.fakes import FakeRunner, make_request, oracles_constraints
+from tests.server.fakes import FakeRunner, make_request, oracles_constraints, selected
 from tests.server.runner.test_selection import LIMIT, VOCAB_SIZE, random_constraints, random_request, run
 
 
@@ -359,7 +358,7 @@ class TableRunner(FakeRunner):
             best = logits.log_softmax(0).sort(descending=True, stable=True)
             count = sequence.num_branches
             branches[row] = Branches(best.indices[:count].tolist(), best.values[:count].tolist())
-        return Selected([EOS_ID] * len(rows), branches)
+        return selected(rows, [EOS_ID] * len(rows), branches)
 
 
 @given(
@@ -401,12 +400,15 @@ def test_scores_that_are_no_numbers_fail_their_request_only(kind, caplog):
     step = driver.runner.step
 
     def poisoned(rows):
-        selected = step(rows)
+        chosen = step(rows)
         for row, sequence in enumerate(rows):
-            if sequence.request is bad:
-                branches = selected.branches[row]
+            if sequence.request is bad and row in chosen.branches:
+                branches = chosen.branches[row]
                 branches.log_probabilities[:] = [float("nan")] * len(branches.token_ids)
-        return selected
+            elif sequence.request is bad:
+                (candidates,) = chosen.candidates
+                candidates.log_probabilities[candidates.places[row]] = float("nan")
+        return chosen
 
     driver.runner.step = poisoned
     bad = make_request((20, 5), stream=True, **kind)
@@ -429,12 +431,12 @@ def test_a_bug_amid_a_search_leaves_no_row_behind(monkeypatch, caplog):
     driver.submit(*requests, other)
     driver.turn(2)
 
-    def fail(search, branches, eos_ids):
+    def fail(search, ranked, eos_ids):
         search.rows.clear()
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr("seq2seq_serve.server.engine.scheduler.branch", fail)
+        patch.setattr("seq2seq_serve.server.engine.scheduler.extend_beam", fail)
         driver.turn()
     assert all(isinstance(driver.results[request].error, EngineFailed) for request in requests)
     assert driver.engine.load().num_slots_in_use == 1

@@ -41,6 +41,7 @@ from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
 from seq2seq_serve.server.service.interception import Interceptor
+from tests.server.fakes import selected
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS = 0, 1, 2
@@ -112,7 +113,7 @@ class EchoRunner:
                 ids, log_probabilities = zip(*ways[: row.num_branches], strict=True)
                 alternatives = ways[: row.request.num_alternatives]
                 branches[i] = Branches(list(ids), list(log_probabilities), alternatives)
-        return Selected(tokens, branches)
+        return selected(rows, tokens, branches)
 
     def move(self, moves: Iterable[Move]) -> int:
         return 100 * len(list(moves))
