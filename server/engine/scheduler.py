@@ -43,8 +43,8 @@ class SchedulerLimits:
     """The bounds of a turn.
 
     Attributes:
-        max_encode_tokens: Padded `Request.encode_tokens` of one encode call, and padded prefix tokens of one
-            prefill. A single longer request is still admitted, alone.
+        max_encode_tokens: `Request.encode_tokens` of one encode call, and prefix tokens of one prefill;
+            padding counts a quarter. A single longer request is still admitted, alone.
         max_encode_tokens_beside: The same while other requests run, so that newcomers do not delay them.
         max_align_tokens: Target positions of complete requests whose attention a turn computes, roughly: each
             call counts as 32 more positions, and has at most this number of positions.
@@ -82,6 +82,8 @@ class _Owed:
 
 
 _ALIGN_CALL_TOKENS = 32  # positions that take about as long as the fixed cost of a call
+_PADDING_SHARE = 4  # attention and copies over this number of padded positions cost as much as one token
+_GATHERED_SHARE = 5  # a full engine admits requests when this part of its slots, one in five, is free
 _End = tuple[Search, FinishReason, ServerError | None]
 
 
@@ -188,17 +190,20 @@ class Scheduler:
     def schedule(self, now: float) -> StepPlan:
         """Admit the requests that fit, and plan the next step.
 
-        While a request waits for enough slots, the requests behind it wait too.
+        While a request waits for enough slots, the requests behind it wait too. If not all waiting requests
+        fit, they wait until several slots are free, because one call encodes several requests faster.
         """
         admitted: list[Sequence] = []
-        longest, limits = 0, self._limits
+        longest, total, limits = 0, 0, self._limits
         max_tokens = limits.max_encode_tokens_beside if self.slots.rows else limits.max_encode_tokens
         with self._lock:
-            while self.slots.num_free and (request := self._queue.first(now)) is not None:
-                longest = max(longest, request.encode_tokens)
+            while self._may_admit(bool(admitted)) and (request := self._queue.first(now)) is not None:
+                num_tokens = request.encode_tokens
                 if self._has_decode:
-                    longest = max(longest, len(request.start_ids) + len(request.prefix_ids))
-                is_full = longest * (len(admitted) + 1) > max_tokens
+                    num_tokens = max(num_tokens, len(request.start_ids) + len(request.prefix_ids))
+                longest, total = max(longest, num_tokens), total + num_tokens
+                padding = longest * (len(admitted) + 1) - total
+                is_full = total + padding // _PADDING_SHARE > max_tokens
                 if request.num_slots > self.slots.num_free or (admitted and is_full):
                     break
                 self._queue.take(request)
@@ -212,6 +217,13 @@ class Scheduler:
         self.slots.add(admitted)
         moves, self._moves = self._moves, ()
         return StepPlan(moves, tuple(admitted), self.slots.rows, tuple(self._plan_alignments()))
+
+    def _may_admit(self, is_admitting: bool) -> bool:
+        """Whether there are slots for the next request, and enough of them to begin with an admission."""
+        num_free = self.slots.num_free
+        if is_admitting or num_free >= self._queue.num_slots_wanted:
+            return num_free > 0
+        return num_free * _GATHERED_SHARE >= self.slots.num_slots
 
     def record(self, plan: StepPlan, result: StepResult, now: float) -> list[Finished]:
         """Extend every row by the selected tokens, and retire complete rows.

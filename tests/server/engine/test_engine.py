@@ -609,6 +609,34 @@ def test_while_others_run_an_encode_call_is_shorter():
     assert [len(batch) for batch in driver.runner.encoded] == [6, 2, 1, 1]
 
 
+def test_a_full_engine_admits_several_requests_at_once_in_their_order():
+    driver = Driver(FakeRunner(10))
+    sources_of_many_lengths = [(i, 5) for i in range(60)]  # the first id decides how long a target gets
+    driver.submit(*map(make_request, sources_of_many_lengths))
+    driver.finish()
+    encoded = driver.runner.encoded
+    assert [source for batch in encoded for source in batch] == sources_of_many_lengths
+    assert len(encoded[0]) == 10
+    assert all(len(batch) >= 2 for batch in encoded[:-1])
+
+
+def test_requests_that_all_fit_are_admitted_one_by_one():
+    driver = Driver(FakeRunner(10))
+    for number in range(9):
+        driver.submit(make_request((10, number)))
+        driver.turn()
+    assert [len(batch) for batch in driver.runner.encoded] == [1] * 9
+    driver.finish()
+
+
+def test_padding_counts_a_part_of_what_it_adds():
+    driver = Driver(FakeRunner(64), limits=SchedulerLimits(max_encode_tokens=100))
+    driver.submit(*(make_request((3,) * length) for length in (40, 20, 20, 20)))
+    driver.finish()
+    # Three are 80 tokens and 40 of padding, which count 90; a fourth would make 100 and 60, which count 115.
+    assert [len(batch) for batch in driver.runner.encoded] == [3, 1]
+
+
 def test_a_full_queue_refuses_by_requests_and_by_tokens():
     driver = Driver(FakeRunner(1), queue_limits=QueueLimits(max_waiting_requests=2, max_waiting_tokens=5))
     driver.submit(make_request((3, 4, 5)))
