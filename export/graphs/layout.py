@@ -84,9 +84,9 @@ class PaddedLayout:
 
 
 class PackedLayout:
-    """Only tokens are rows, so padding costs nothing but in attention.
+    """Only tokens are rows, so padding is computed in attention alone.
 
-    Their number is a result of the graph. CUDA would copy it to the host, and wait for it.
+    The graph computes their number. On CUDA, ONNX Runtime would wait for it to reach the host.
 
     Args:
         lengths: `(B,)` int32.
@@ -96,17 +96,17 @@ class PackedLayout:
 
     def __init__(self, source_length: int, lengths: Tensor) -> None:
         self.lengths = lengths.to(torch.int64)
-        positions, lengths = torch.arange(source_length), self.lengths.unsqueeze(1)
-        self._indices = (positions < lengths).nonzero()  # (N, 2): batch row and position of each token
-        ends = lengths.cumsum(dim=0)  # (B, 1)
-        self._last = ends - 1  # (B, 1)
-        # The row of each place `(B, S)`; padding repeats the last token of its batch row.
-        self._row_numbers = torch.minimum(ends - lengths + positions, self._last)
+        positions, counts = torch.arange(source_length), self.lengths.unsqueeze(1)
+        self._indices = (positions < counts).nonzero()  # (N, 2): batch row and position of each token
+        ends = counts.cumsum(dim=0)  # (B, 1)
+        self._last = ends - 1  # (B, 1): the row of the last token of each batch row
+        # The row of each place `(B, S)`. Padding repeats the last token of its batch row.
+        self._row_numbers = torch.minimum(ends - counts + positions, self._last)
 
     def tokens(self, ids: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return self.rows(ids), None if positions is None else nn.functional.embedding(
-            self._indices[:, 1], positions
-        )
+        if positions is not None:
+            positions = nn.functional.embedding(self._indices[:, 1], positions)
+        return self.rows(ids), positions
 
     def places(self, rows: Tensor, num_parts: int = 1) -> Sequence[Tensor]:
         parts, first = rows.view(-1, rows.shape[1] // num_parts), self._row_numbers * num_parts

@@ -4,7 +4,7 @@ Each module lists its inputs and outputs as `TensorSpec`s, with their names, axe
 model in operators for which ONNX Runtime has fused kernels. `training.models.transformer` defines their
 computation for the paper's Transformer, `export.huggingface.model` for imported ones, and `export.parity`
 proves that the graphs compute the same. Inside a graph every token is one row of a matrix; only attention
-separates batch and position.
+separates batch and position. `export.graphs.layout` decides whether padding is a row, too.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class EncodeGraph(TransformerGraph):
         super().__init__(model, model.encoder, linear)
         stack, scale = model.encoder, _residual_scale(model.encoder, linear)
         self.front = None if stack.front is None else _front(stack.front, linear)
-        self.is_packed = not linear.is_fused  # CUDA would copy the number of tokens to the host
+        self.is_packed = not linear.is_fused
         self.blocks = Layers[EncoderBlock](
             EncoderBlock(layer, f"{stack.name}.{i}", stack, linear, scale)
             for i, layer in enumerate(stack.layers)
