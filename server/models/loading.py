@@ -10,9 +10,15 @@ from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.deliveries import Deliveries
 from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
+from seq2seq_serve.server.models.instance import (
+    EngineProcess,
+    EngineSetup,
+    shared_memory,
+    started_engine,
+    without_tokenizers,
+)
 from seq2seq_serve.server.models.served import ServedModel, SourceSpec
-from seq2seq_serve.server.runner.device import CPU, CUDA
-from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.server.runner.device import CPU, CUDA, describe_device
 from seq2seq_serve.server.runner.sizing import size_up, source_specs
 
 _log = logging.getLogger(__name__)
@@ -40,7 +46,6 @@ def load_model(
         ValueError: The bundle cannot be used, or not on this machine; the message names it.
     """
     bundle = load_bundle(path)
-    num_instances = config.runner.num_instances
     try:
         sizing = size_up(bundle, config.runner)
         num_bytes = sizing.limited_bytes
@@ -51,51 +56,46 @@ def load_model(
                 "unload a model first"
             )
         files = bundle.read_variant(sizing.precision)
-        runners = [OnnxRunner(bundle, config.runner, sizing, files) for _ in range(num_instances)]
-    except Exception as error:  # ONNX Runtime's errors do not have a common class
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    runner, num_slots = runners[0], sum(runner.num_slots for runner in runners)
+    num_instances, num_slots = sizing.num_instances, sizing.num_instances * sizing.num_slots
     _log.info(
         "model %s: %s on %s%s, %d slots, %d threads%s",
         deliveries.model_name,
-        runner.precision,
-        runner.provider,
-        f" ({device})" if (device := runner.describe_device()) else "",
+        sizing.precision,
+        sizing.provider,
+        f" ({device})" if (device := describe_device(sizing.provider)) else "",
         num_slots,
-        sum(runner.num_threads for runner in runners),
+        num_instances * sizing.num_threads,
         f", {num_instances} instances" if num_instances > 1 else "",
     )
-    engines = tuple(
-        Engine(
-            runner,
-            model_name=deliveries.model_name,
-            deliver=deliveries.deliver,
-            queue_limits=config.queue,
-            limits=_LIMITS[runner.provider],
-        )
-        for runner in runners
+    setup = EngineSetup(
+        model_name=deliveries.model_name,
+        bundle=without_tokenizers(bundle),
+        runner=config.runner,
+        sizing=sizing,
+        graphs=files.graphs,
+        queue_limits=config.queue,
+        limits=_LIMITS[sizing.provider],
+        token_bytes=bundle.target_tokenizer.token_bytes,
+        log_level=config.log_level,
+        log_format=config.log_format,
     )
-    try:
-        for engine in engines:
-            engine.start()
-    except Exception as error:  # ONNX Runtime's errors do not have a common class
-        for engine in engines:
-            engine.stop()
-        raise ValueError(f"{path}: the graphs do not run here: {error}") from error
+    engines = started_engines(setup, files.weights, deliveries)
     manifest = bundle.manifest
     return ServedModel(
         engines=engines,
         deliveries=deliveries,
         version=bundle.version,
         kind=manifest.kind,
-        precision=runner.precision,
-        provider=runner.provider,
-        vocab_size=runner.vocab_size,
-        cache_bytes=num_slots * runner.slot_bytes,
+        precision=sizing.precision,
+        provider=sizing.provider,
+        vocab_size=sizing.vocab_size,
+        cache_bytes=num_slots * sizing.slot_bytes,
         num_bytes=num_bytes,
         source_vocab_size=manifest.source_vocab_size,
         pad_id=manifest.special_ids.pad_id,
-        eos_ids=runner.eos_ids,
+        eos_ids=manifest.special_ids.eos_ids,
         frames=manifest.frames,
         choices=manifest.choices,
         generation=manifest.generation,
@@ -103,14 +103,45 @@ def load_model(
         queue_limits=config.queue,
         sources={
             spec.name: SourceSpec(manifest.sources[spec.name], spec, manifest.resampling)
-            for spec in source_specs(manifest, runner.precision)
+            for spec in source_specs(manifest, sizing.precision)
         },
         memory=manifest.memory,
-        has_attention=runner.has_attention,
-        num_hops=runner.num_hops,
+        has_attention=sizing.num_hops > 0,
+        num_hops=max(sizing.num_hops, 1),
         source_tokenizer=bundle.source_tokenizer,
         target_tokenizer=bundle.target_tokenizer,
         source_language=manifest.source_language,
         length_bound=manifest.length_bound,
         provenance=manifest.provenance,
     )
+
+
+def started_engines(
+    setup: EngineSetup, weights: memoryview, deliveries: Deliveries
+) -> tuple[Engine | EngineProcess, ...]:
+    """Start the engines of a model: on the CPU several of them in a process each.
+
+    On CUDA they share this process, because only the threads of one process can share the device's captures.
+
+    Raises:
+        ValueError: The bundle cannot be used here; the message names it.
+    """
+    num_instances = setup.sizing.num_instances
+    engines: list[Engine | EngineProcess] = []
+    try:
+        if num_instances == 1 or setup.sizing.provider != CPU:
+            for _ in range(num_instances):
+                engines.append(started_engine(setup, weights, deliveries.deliver))
+            return tuple(engines)
+        with shared_memory(weights) as memory:
+            for _ in range(num_instances):
+                engines.append(
+                    EngineProcess(setup, memory, deliver=deliveries.deliver, refuse=deliveries.refuse)
+                )
+        for engine in engines:
+            engine.start()
+    except BaseException:
+        for engine in engines:
+            engine.stop()
+        raise
+    return tuple(engines)
