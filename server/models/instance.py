@@ -248,6 +248,7 @@ class EngineProcess:
         self.max_source_length = setup.sizing.max_source_length
         self.max_target_length = setup.sizing.sizes[Axis.CACHE_CAPACITY]
         self.is_healthy = True  # whether its steps succeed and its process runs
+        self._path = setup.bundle.path
         self._deliver = deliver
         self._refuse = refuse
         self._token_bytes = setup.token_bytes
@@ -405,7 +406,8 @@ class EngineProcess:
         self.drain()
         cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         if not self._warm_up.done():
-            self._warm_up.set_exception(ValueError(f"the process of an instance {cause} while it started"))
+            problem = f"{self._path}: the process of an instance {cause} while it started"
+            self._warm_up.set_exception(ValueError(problem))
         elif not self._is_stopping:
             self._has_died, self.is_healthy = True, False
             _log.critical(
@@ -529,7 +531,10 @@ class _Instance:
         self._numbers |= zip(command.requests, command.numbers, strict=True)
         try:
             self._engine.submit(*command.requests)
-        except ServerError as error:
+        except Exception as raised:
+            error = raised if isinstance(raised, ServerError) else EngineFailed("the engine failed")
+            if error is not raised:
+                _log.exception("model %s: a request cannot be queued", self._engine.model_name)
             for request in command.requests:
                 self._forget(request)
             self._send(_Refused(command.numbers, error))
