@@ -426,6 +426,9 @@ class EngineProcess:
             self._deliver(Turn(tuple(Update(request, {}, _failure(request, error)) for request in ended)))
 
 
+AnyEngine = Engine | EngineProcess
+
+
 def _failure(request: Request, error: ServerError) -> Result:
     timings = Timings(0.0, 0.0, 0.0, total_seconds=time.monotonic() - request.arrival)
     return Result(FinishReason.FAILED, (), 0, request.memory_length, timings, error=error)

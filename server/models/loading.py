@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from seq2seq_serve.bundle.manifest import load_bundle
+from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.deliveries import Deliveries
-from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.engine.records import Request, Turn
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
+from seq2seq_serve.server.errors import ServerError
 from seq2seq_serve.server.models.instance import (
+    AnyEngine,
     EngineProcess,
     EngineSetup,
     shared_memory,
@@ -19,7 +22,7 @@ from seq2seq_serve.server.models.instance import (
 )
 from seq2seq_serve.server.models.served import ServedModel, SourceSpec
 from seq2seq_serve.server.runner.device import CPU, CUDA, describe_device
-from seq2seq_serve.server.runner.sizing import size_up, source_specs
+from seq2seq_serve.server.runner.sizing import Sizing, size_up, source_specs
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +58,6 @@ def load_model(
                 f"limit is {config.memory_limit_bytes}: raise --memory-limit, lower --memory-budget, or "
                 "unload a model first"
             )
-        files = bundle.read_variant(sizing.precision)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
     num_instances, num_slots = sizing.num_instances, sizing.num_instances * sizing.num_slots
@@ -69,19 +71,14 @@ def load_model(
         num_instances * sizing.num_threads,
         f", {num_instances} instances" if num_instances > 1 else "",
     )
-    setup = EngineSetup(
+    engines = start_engines(
+        bundle,
+        sizing,
+        config,
         model_name=deliveries.model_name,
-        bundle=without_tokenizers(bundle),
-        runner=config.runner,
-        sizing=sizing,
-        graphs=files.graphs,
-        queue_limits=config.queue,
-        limits=_LIMITS[sizing.provider],
-        token_bytes=bundle.target_tokenizer.token_bytes,
-        log_level=config.log_level,
-        log_format=config.log_format,
+        deliver=deliveries.deliver,
+        refuse=deliveries.refuse,
     )
-    engines = started_engines(setup, files.weights, deliveries)
     manifest = bundle.manifest
     return ServedModel(
         engines=engines,
@@ -116,28 +113,55 @@ def load_model(
     )
 
 
-def started_engines(
-    setup: EngineSetup, weights: memoryview, deliveries: Deliveries
-) -> tuple[Engine | EngineProcess, ...]:
+def start_engines(
+    bundle: Bundle,
+    sizing: Sizing,
+    config: ServerConfig,
+    *,
+    model_name: str,
+    deliver: Callable[[Turn], None],
+    refuse: Callable[[Sequence[Request], ServerError], None],
+) -> tuple[AnyEngine, ...]:
     """Start the engines of a model: on the CPU several of them in a process each.
 
     On CUDA they share this process, because only the threads of one process can share the device's captures.
 
+    Args:
+        bundle: A checked bundle.
+        sizing: Of each of its engines.
+        config: The server's settings for this model.
+        model_name: For the log.
+        deliver: As for `EngineProcess`; called on several threads.
+        refuse: As for `EngineProcess`; called on several threads.
+
     Raises:
         ValueError: The bundle cannot be used here; the message names it.
     """
-    num_instances = setup.sizing.num_instances
-    engines: list[Engine | EngineProcess] = []
     try:
-        if num_instances == 1 or setup.sizing.provider != CPU:
-            for _ in range(num_instances):
-                engines.append(started_engine(setup, weights, deliveries.deliver))
+        files = bundle.read_variant(sizing.precision)
+    except ValueError as error:
+        raise ValueError(f"{bundle.path}: {error}") from error
+    setup = EngineSetup(
+        model_name=model_name,
+        bundle=without_tokenizers(bundle),
+        runner=config.runner,
+        sizing=sizing,
+        graphs=files.graphs,
+        queue_limits=config.queue,
+        limits=_LIMITS[sizing.provider],
+        token_bytes=bundle.target_tokenizer.token_bytes,
+        log_level=config.log_level,
+        log_format=config.log_format,
+    )
+    engines: list[AnyEngine] = []
+    try:
+        if sizing.num_instances == 1 or sizing.provider != CPU:
+            for _ in range(sizing.num_instances):
+                engines.append(started_engine(setup, files.weights, deliver))
             return tuple(engines)
-        with shared_memory(weights) as memory:
-            for _ in range(num_instances):
-                engines.append(
-                    EngineProcess(setup, memory, deliver=deliveries.deliver, refuse=deliveries.refuse)
-                )
+        with shared_memory(files.weights) as weights:
+            for _ in range(sizing.num_instances):
+                engines.append(EngineProcess(setup, weights, deliver=deliver, refuse=refuse))
         for engine in engines:
             engine.start()
     except BaseException:
