@@ -1,11 +1,12 @@
-"""Carries the turns of an engine's thread to the event loop, into the mailboxes of the waiting handlers."""
+"""Carries the turns of the engines to the event loop, into the mailboxes of the waiting handlers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from seq2seq_serve.server.engine.records import Request, Result, Turn
+from seq2seq_serve.server.engine.records import FinishReason, Request, Result, Timings, Turn
+from seq2seq_serve.server.errors import ServerError
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.statistics import Statistics
 
@@ -51,7 +52,8 @@ class Mailbox:
 class Deliveries:
     """The mailboxes of the requests of one model's engines.
 
-    Owned by the app, one for each loaded model. Everything but `deliver` belongs to the event loop.
+    Owned by the app, one for each loaded model. Everything but `deliver` and `refuse` belongs to the event
+    loop.
 
     Args:
         model_name: The name of the engines' model.
@@ -71,8 +73,12 @@ class Deliveries:
         self.mailboxes: dict[Request, Mailbox] = {}
 
     def deliver(self, turn: Turn) -> None:
-        """Take a turn over from the engine's thread."""
+        """Take a turn over from an engine's thread."""
         self._loop.call_soon_threadsafe(self._dispatch, turn)
+
+    def refuse(self, requests: Sequence[Request], error: ServerError) -> None:
+        """Take over from an engine's thread that the engine does not accept the requests."""
+        self._loop.call_soon_threadsafe(self._dispatch_refusal, requests, error)
 
     def _dispatch(self, turn: Turn) -> None:
         for update in turn.updates:
@@ -81,3 +87,10 @@ class Deliveries:
                 mailbox.put(update.token_ids, update.result)
         self._metrics.record_turn(self.model_name, turn)
         self.statistics.record_turn(turn)
+
+    def _dispatch_refusal(self, requests: Sequence[Request], error: ServerError) -> None:
+        self.statistics.failed.count += len(requests)
+        refused = Result(FinishReason.FAILED, (), 0, 0, Timings(0.0, 0.0, 0.0, 0.0), error=error)
+        for request in requests:
+            if request in self.mailboxes:
+                self.mailboxes[request].put({}, refused)

@@ -18,9 +18,16 @@ The engine raises these and does not know gRPC; a table in `server.service.statu
 
 from __future__ import annotations
 
+import copyreg
+from typing import Any
+
 
 class ServerError(Exception):
     """The root: an error whose text is sent to the caller."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles all fields; exceptions by themselves would call `__init__` with the message alone."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class InvalidRequest(ServerError):

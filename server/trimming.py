@@ -21,6 +21,7 @@ _GC_THRESHOLDS = (2_000, 10, 2**31 - 1)
 _COLLECT_SECONDS = 60.0
 _PAUSES = 50  # pause between collections that free memory, as a multiple of the last one's duration
 
+_LOOK_SECONDS = 1.0
 _STATM = Path("/proc/self/statm")  # Linux
 _SLACK_BYTES = 64 * 2**20
 _MANY_LOOKS = 30
@@ -46,10 +47,10 @@ def resident_bytes() -> int:
 class Trimmer:
     """Collects garbage, and lets glibc return memory while the process has more than its base.
 
-    Owned by the app, which calls `look` every second. It trims at each of the first `_MANY_LOOKS` calls that
-    find more, then at every fourth. Memory that is in use at `_MAX_LOOKS` calls in a row is needed, and
-    becomes the new base. Garbage is collected before memory is trimmed, for at most a fiftieth of the time,
-    and at least once a minute.
+    Owned by the app or by `keep_trimmed`, which call `look` every second. It trims at each of the first
+    `_MANY_LOOKS` calls that find more, then at every fourth. Memory that is in use at `_MAX_LOOKS` calls in a
+    row is needed, and becomes the new base. Garbage is collected before memory is trimmed, for at most a
+    fiftieth of the time, and at least once a minute.
     """
 
     def __init__(self, measure: Callable[[], int] = resident_bytes) -> None:
@@ -90,3 +91,11 @@ class Trimmer:
             gc.collect()
             self._collected_at = time.monotonic()
             self._collect_seconds = self._collected_at - begun
+
+
+async def keep_trimmed() -> None:
+    """Collect and trim for as long as the process lives."""
+    trimmer = Trimmer()
+    while True:
+        await trimmer.look()
+        await asyncio.sleep(_LOOK_SECONDS)

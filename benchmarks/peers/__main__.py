@@ -21,11 +21,12 @@ First the tokens are compared: our fp32 with the fp32 of each peer, and int8 wit
 library. Then all contenders alternate within each round, and medians over the rounds are compared. The
 machine's speed varies over time, so only ratios within one run are meaningful.
 
-Each setting of the engine runs in its own process, like the server, since a process has one pool of threads.
+Each setting of the engine has a process of its own, in place of the server's. As there, several instances are
+processes beside it, and one is a thread.
 The time to send sources and targets between processes counts as the engine's.
 
-Also reported: milliseconds per step, the share of the time outside ONNX Runtime ("python"), and the floor of
-a step, which `benchmarks.floors` computes from measurements in the same run.
+Also reported: milliseconds per step, the share of the time outside encode calls and steps ("python"), and the
+floor of a step, which `benchmarks.floors` computes from measurements in the same run.
 
 Not measured: tokenization, gRPC, waiting. The last line on standard output is one JSON object.
 """
@@ -197,7 +198,7 @@ def _take_turn(work: Work, contender: Contender, turns: Turns) -> None:
     turns.seconds.append(elapsed)
     if contender.clock is not None:
         turns.step_seconds.append(contender.clock.step_seconds)
-        turns.python_shares.append(1 - contender.clock.graph_seconds / elapsed)
+        turns.python_shares.append(1 - contender.clock.runner_seconds / elapsed)
 
 
 def _contenders(

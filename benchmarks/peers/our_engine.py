@@ -1,4 +1,7 @@
-"""This project's engine as a contender: in a separate process, without gRPC."""
+"""This project's engine as a contender: in a separate process, without gRPC.
+
+As in a server, one instance is a thread of that process, and several are processes beside it.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,31 @@ import multiprocessing
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 
 from benchmarks.peers.work import Clock, Search, Source
 from seq2seq_serve.bundle.manifest import Manifest, load_bundle
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.server.engine.engine import Engine
-from seq2seq_serve.server.engine.records import Beam, Constraints, Request, Result, Turn
+from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.engine.records import (
+    Beam,
+    Constraints,
+    FinishReason,
+    Request,
+    Result,
+    Timings,
+    Turn,
+    Update,
+)
+from seq2seq_serve.server.errors import ServerError
+from seq2seq_serve.server.models.loading import start_engines
 from seq2seq_serve.server.runner.device import ProviderPolicy
-from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import RunnerConfig, size_up
 
 _NO_BUDGET = 1 << 62  # the number of slots is the limit, not their bytes
@@ -89,19 +101,23 @@ def _serve(connection: Connection, bundle_path: Path, config: RunnerConfig) -> N
             sources, search = connection.recv()
         except EOFError:
             break
-        engines.step_seconds.clear()
-        with _graph_clock() as graph_seconds:
-            targets = engines.translate(sources, search)
-        step_seconds = statistics.median(engines.step_seconds)
-        connection.send((targets, Clock(step_seconds, sum(graph_seconds) / config.num_instances)))
+        engines.turns.clear()
+        targets = engines.translate(sources, search)
+        step_seconds = statistics.median(turn.step_seconds for turn in engines.turns)
+        busy_seconds = sum(turn.encode_seconds + turn.step_seconds for turn in engines.turns)
+        connection.send((targets, Clock(step_seconds, busy_seconds / config.num_instances)))
     engines.stop()
 
 
 class _Engines:
-    """The engines of one model; only the thread that created them calls `translate`."""
+    """The engines of one model; only the thread that created them calls `translate`.
+
+    Attributes:
+        turns: The turns since the caller emptied it, without their updates.
+    """
 
     def __init__(self, bundle_path: Path, config: RunnerConfig) -> None:
-        self.step_seconds: list[float] = []
+        self.turns: list[Turn] = []
         self._results: dict[Request, Result] = {}
         self._num_open = 0
         self._delivering = threading.Lock()  # engines deliver from several threads
@@ -110,14 +126,14 @@ class _Engines:
         self._settings = settings_of(bundle.manifest)
         self._memory = bundle.manifest.memory
         (self._source,) = bundle.manifest.sources
-        sizing = size_up(bundle, config)
-        files = bundle.read_variant(sizing.precision)
-        self._engines = [
-            Engine(OnnxRunner(bundle, config, sizing, files), model_name="bench", deliver=self._deliver)
-            for _ in range(config.num_instances)
-        ]
-        for engine in self._engines:
-            engine.start()
+        self._engines = start_engines(
+            bundle,
+            size_up(bundle, config),
+            ServerConfig(runner=config, log_level="warning"),
+            model_name="bench",
+            deliver=self._deliver,
+            refuse=self._refuse,
+        )
 
     def translate(self, sources: Sequence[Source], search: Search) -> list[list[int]]:
         """Submit all sources at once; returns the best target of each."""
@@ -138,24 +154,28 @@ class _Engines:
             for i, source in enumerate(sources)
         ]
         for request in requests:
-            min(self._engines, key=Engine.num_slots_wanted).submit(request)
+            min(self._engines, key=lambda engine: engine.num_slots_wanted()).submit(request)
         self._all_done.wait()
         return [_best_target(self._results[request])[request.num_counted :] for request in requests]
 
     def stop(self) -> None:
-        """End the engines' threads."""
+        """End the engines."""
         for engine in self._engines:
             engine.stop()
 
     def _deliver(self, turn: Turn) -> None:
         with self._delivering:
-            self.step_seconds.append(turn.step_seconds)
+            self.turns.append(replace(turn, updates=()))
             for update in turn.updates:
                 if update.result is not None:
                     self._results[update.request] = update.result
                     self._num_open -= 1
             if not self._num_open:
                 self._all_done.set()
+
+    def _refuse(self, requests: Sequence[Request], error: ServerError) -> None:
+        refused = Result(FinishReason.FAILED, (), 0, 0, Timings(0.0, 0.0, 0.0, 0.0), error=error)
+        self._deliver(Turn(tuple(Update(request, {}, refused) for request in requests)))
 
 
 def settings_of(manifest: Manifest) -> dict[str, Any]:
@@ -187,21 +207,3 @@ def _best_target(result: Result) -> list[int]:
     if result.error is not None:
         raise result.error
     return list(result.best.token_ids)
-
-
-@contextmanager
-def _graph_clock() -> Iterator[list[float]]:
-    """Collects the seconds of every graph run of ONNX Runtime in this process while the context is open."""
-    seconds: list[float] = []
-    run = ort.InferenceSession.run_with_iobinding
-
-    def timed_run(session: ort.InferenceSession, *arguments: Any) -> None:
-        started = time.perf_counter()
-        run(session, *arguments)
-        seconds.append(time.perf_counter() - started)
-
-    ort.InferenceSession.run_with_iobinding = timed_run
-    try:
-        yield seconds
-    finally:
-        ort.InferenceSession.run_with_iobinding = run

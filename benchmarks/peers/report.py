@@ -46,7 +46,7 @@ class Turns:
         targets: Targets of the first turn, which is not timed.
         seconds: Duration of each timed turn.
         step_seconds: Median step of each timed turn; empty if the contender does not report it.
-        python_shares: Share of each timed turn outside ONNX Runtime; empty if it is not reported.
+        python_shares: Share of each timed turn outside encode calls and steps; empty if it is not reported.
     """
 
     targets: list[list[int]]

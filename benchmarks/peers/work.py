@@ -121,11 +121,11 @@ class Clock:
 
     Attributes:
         step_seconds: Median duration of a step.
-        graph_seconds: Time in ONNX Runtime, as the mean over the instances.
+        runner_seconds: Time in encode calls and steps, as the mean over the instances.
     """
 
     step_seconds: float = 0.0
-    graph_seconds: float = 0.0
+    runner_seconds: float = 0.0
 
 
 Source = Sequence[int] | NDArray[np.float32]

@@ -42,8 +42,8 @@ from seq2seq_serve.server.errors import EngineFailed, ServerError, Unavailable
 _log = logging.getLogger(__name__)
 
 _FAILURES_TO_UNHEALTHY = 3  # turns in a row that raised
-_STOP_SECONDS = 10.0
-_RETRY_SECONDS = 10.0  # after which an engine whose steps fail gets requests again
+STOP_SECONDS = 10.0
+RETRY_SECONDS = 10.0  # after which an engine whose steps fail gets requests again
 _NO_PLAN = StepPlan((), (), ())
 
 
@@ -192,7 +192,11 @@ class Engine:
         self.drain()
         if self._thread.is_alive():
             self._commands.put((_Command.STOP, None))
-            self._thread.join(_STOP_SECONDS)
+            self._thread.join(STOP_SECONDS)
+
+    def wait(self) -> None:
+        """Wait until the thread has ended."""
+        self._thread.join()
 
     def may_take(self) -> bool:
         """Whether it should get requests while other engines are healthy; thread-safe.
@@ -200,7 +204,7 @@ class Engine:
         An engine whose steps fail gets a request from time to time, because only a step that succeeds makes
         it healthy again.
         """
-        return self.is_healthy or (not self._has_died and self._clock() - self._last_turn_at > _RETRY_SECONDS)
+        return self.is_healthy or (not self._has_died and self._clock() - self._last_turn_at > RETRY_SECONDS)
 
     def load(self) -> Load:
         """Returns the numbers of its requests, slots and cache positions in use; thread-safe."""

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from seq2seq_serve.bundle.manifest import load_bundle
+from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.deliveries import Deliveries
-from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.engine.records import Request, Turn
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
+from seq2seq_serve.server.errors import ServerError
+from seq2seq_serve.server.models.instance import (
+    AnyEngine,
+    EngineProcess,
+    EngineSetup,
+    shared_memory,
+    started_engine,
+    without_tokenizers,
+)
 from seq2seq_serve.server.models.served import ServedModel, SourceSpec
-from seq2seq_serve.server.runner.device import CPU, CUDA
-from seq2seq_serve.server.runner.runner import OnnxRunner
-from seq2seq_serve.server.runner.sizing import size_up, source_specs
+from seq2seq_serve.server.runner.device import CPU, CUDA, describe_device
+from seq2seq_serve.server.runner.sizing import Sizing, size_up, source_specs
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +49,6 @@ def load_model(
         ValueError: The bundle cannot be used, or not on this machine; the message names it.
     """
     bundle = load_bundle(path)
-    num_instances = config.runner.num_instances
     try:
         sizing = size_up(bundle, config.runner)
         num_bytes = sizing.limited_bytes
@@ -50,52 +58,41 @@ def load_model(
                 f"limit is {config.memory_limit_bytes}: raise --memory-limit, lower --memory-budget, or "
                 "unload a model first"
             )
-        files = bundle.read_variant(sizing.precision)
-        runners = [OnnxRunner(bundle, config.runner, sizing, files) for _ in range(num_instances)]
-    except Exception as error:  # ONNX Runtime's errors do not have a common class
+    except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    runner, num_slots = runners[0], sum(runner.num_slots for runner in runners)
+    num_instances, num_slots = sizing.num_instances, sizing.num_instances * sizing.num_slots
     _log.info(
         "model %s: %s on %s%s, %d slots, %d threads%s",
         deliveries.model_name,
-        runner.precision,
-        runner.provider,
-        f" ({device})" if (device := runner.describe_device()) else "",
+        sizing.precision,
+        sizing.provider,
+        f" ({device})" if (device := describe_device(sizing.provider)) else "",
         num_slots,
-        sum(runner.num_threads for runner in runners),
+        num_instances * sizing.num_threads,
         f", {num_instances} instances" if num_instances > 1 else "",
     )
-    engines = tuple(
-        Engine(
-            runner,
-            model_name=deliveries.model_name,
-            deliver=deliveries.deliver,
-            queue_limits=config.queue,
-            limits=_LIMITS[runner.provider],
-        )
-        for runner in runners
+    engines = start_engines(
+        bundle,
+        sizing,
+        config,
+        model_name=deliveries.model_name,
+        deliver=deliveries.deliver,
+        refuse=deliveries.refuse,
     )
-    try:
-        for engine in engines:
-            engine.start()
-    except Exception as error:  # ONNX Runtime's errors do not have a common class
-        for engine in engines:
-            engine.stop()
-        raise ValueError(f"{path}: the graphs do not run here: {error}") from error
     manifest = bundle.manifest
     return ServedModel(
         engines=engines,
         deliveries=deliveries,
         version=bundle.version,
         kind=manifest.kind,
-        precision=runner.precision,
-        provider=runner.provider,
-        vocab_size=runner.vocab_size,
-        cache_bytes=num_slots * runner.slot_bytes,
+        precision=sizing.precision,
+        provider=sizing.provider,
+        vocab_size=sizing.vocab_size,
+        cache_bytes=num_slots * sizing.slot_bytes,
         num_bytes=num_bytes,
         source_vocab_size=manifest.source_vocab_size,
         pad_id=manifest.special_ids.pad_id,
-        eos_ids=runner.eos_ids,
+        eos_ids=manifest.special_ids.eos_ids,
         frames=manifest.frames,
         choices=manifest.choices,
         generation=manifest.generation,
@@ -103,14 +100,72 @@ def load_model(
         queue_limits=config.queue,
         sources={
             spec.name: SourceSpec(manifest.sources[spec.name], spec, manifest.resampling)
-            for spec in source_specs(manifest, runner.precision)
+            for spec in source_specs(manifest, sizing.precision)
         },
         memory=manifest.memory,
-        has_attention=runner.has_attention,
-        num_hops=runner.num_hops,
+        has_attention=sizing.num_hops > 0,
+        num_hops=max(sizing.num_hops, 1),
         source_tokenizer=bundle.source_tokenizer,
         target_tokenizer=bundle.target_tokenizer,
         source_language=manifest.source_language,
         length_bound=manifest.length_bound,
         provenance=manifest.provenance,
     )
+
+
+def start_engines(
+    bundle: Bundle,
+    sizing: Sizing,
+    config: ServerConfig,
+    *,
+    model_name: str,
+    deliver: Callable[[Turn], None],
+    refuse: Callable[[Sequence[Request], ServerError], None],
+) -> tuple[AnyEngine, ...]:
+    """Start the engines of a model: on the CPU several of them in a process each.
+
+    On CUDA they share this process, because only the threads of one process can share the device's captures.
+
+    Args:
+        bundle: A checked bundle.
+        sizing: Of each of its engines.
+        config: The server's settings for this model.
+        model_name: For the log.
+        deliver: As for `EngineProcess`; called on several threads.
+        refuse: As for `EngineProcess`; called on several threads.
+
+    Raises:
+        ValueError: The bundle cannot be used here; the message names it.
+    """
+    try:
+        files = bundle.read_variant(sizing.precision)
+    except ValueError as error:
+        raise ValueError(f"{bundle.path}: {error}") from error
+    setup = EngineSetup(
+        model_name=model_name,
+        bundle=without_tokenizers(bundle),
+        runner=config.runner,
+        sizing=sizing,
+        graphs=files.graphs,
+        queue_limits=config.queue,
+        limits=_LIMITS[sizing.provider],
+        token_bytes=bundle.target_tokenizer.token_bytes,
+        log_level=config.log_level,
+        log_format=config.log_format,
+    )
+    engines: list[AnyEngine] = []
+    try:
+        if sizing.num_instances == 1 or sizing.provider != CPU:
+            for _ in range(sizing.num_instances):
+                engines.append(started_engine(setup, files.weights, deliver))
+            return tuple(engines)
+        with shared_memory(files.weights) as weights:
+            for _ in range(sizing.num_instances):
+                engines.append(EngineProcess(setup, weights, deliver=deliver, refuse=refuse))
+        for engine in engines:
+            engine.start()
+    except BaseException:
+        for engine in engines:
+            engine.stop()
+        raise
+    return tuple(engines)

@@ -21,11 +21,11 @@ from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.pictures import Resampling
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.server.deliveries import Deliveries, Mailbox
-from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import Load, Request
 from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable, UnknownModel
 from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.models.instance import AnyEngine
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ServedModel:
         length_bound: The bound of targets whose requests do not set a limit; None applies the model's limit.
     """
 
-    engines: tuple[Engine, ...]
+    engines: tuple[AnyEngine, ...]
     deliveries: Deliveries
     version: str
     kind: str
@@ -167,12 +167,13 @@ class ServedModel:
 
         Raises:
             InvalidRequest: They do not fit into an empty queue, so a retry cannot succeed.
-            ServerError: An engine refuses its part.
+            ServerError: An engine refuses its part. An engine in another process puts its refusal into the
+                mailboxes of its part.
         """
         self.check_size(len(requests), sum(request.queue_tokens for request in requests))
         mailboxes = {request: Mailbox() for request in requests}
         self.deliveries.mailboxes |= mailboxes
-        submitted: dict[Request, Engine] = {}
+        submitted: dict[Request, AnyEngine] = {}
         try:
             for engine, part in self._shared_out(requests).items():
                 try:
@@ -194,11 +195,11 @@ class ServedModel:
         if excess:
             raise InvalidRequest(f"the call has {excess} here: send fewer in one call", field="sources")
 
-    def _shared_out(self, requests: Sequence[Request]) -> dict[Engine, list[Request]]:
+    def _shared_out(self, requests: Sequence[Request]) -> dict[AnyEngine, list[Request]]:
         """Assigns the requests to engines: to engines that may take some, if there are any."""
         engines = [engine for engine in self.engines if engine.may_take()] or self.engines
         num_slots = {engine: engine.num_slots_wanted() for engine in engines}
-        parts: dict[Engine, list[Request]] = {}
+        parts: dict[AnyEngine, list[Request]] = {}
         for request in requests:
             engine = min(num_slots, key=num_slots.__getitem__)
             num_slots[engine] += request.num_slots
@@ -219,7 +220,7 @@ class ServedModel:
             engine.drain()
 
     def stop(self) -> None:
-        """End the engines' threads; unfinished requests end with `Unavailable`."""
+        """End the engines; unfinished requests end with `Unavailable`."""
         for engine in self.engines:
             engine.stop()
 

@@ -276,11 +276,6 @@ class Columns:
         """Whether a step computes attention."""
         return self._attention_spec is not None
 
-    @property
-    def num_hops(self) -> int:
-        """The number of times that a step attends to each position of memory."""
-        return math.prod(self._attention_shape(1, 1)) if self.has_attention else 1
-
     def fill(self, rows: tuple[Sequence, ...], *, is_same: bool) -> None:
         """Write the inputs of a step of `rows`.
 

@@ -155,13 +155,6 @@ class OnnxDevice:
         graph = (files("seq2seq_serve.server.runner") / "weightless" / f"{name}.onnx").read_bytes()
         return self.session(name, graph, is_captured=is_captured)
 
-    def describe(self) -> str:
-        """Returns the GPU's name and free memory, for the log; empty on a CPU or if they cannot be read."""
-        if self.is_host:
-            return ""
-        with self.in_use():
-            return device_description(_PROVIDERS, _DEVICE_ID)
-
     def replay(self, session: Session, binding: ort.IOBinding, graph_id: int) -> None:
         """Run a captured session; each thread's first run with a `graph_id` is captured.
 
@@ -226,6 +219,14 @@ def share_threads(num_threads: int) -> None:
         ort.set_global_thread_pool_sizes(num_threads, 1)
     except Exception as error:  # ONNX Runtime's errors do not have a common class
         _log.warning("graphs do not get a pool of %d threads: %s", num_threads, error)
+
+
+def describe_device(provider: str) -> str:
+    """Returns the GPU's name and free memory, for the log; empty on a CPU or if they cannot be read."""
+    if provider == CPU:
+        return ""
+    with _capturing.reading():
+        return device_description(_PROVIDERS, _DEVICE_ID)
 
 
 def choose(

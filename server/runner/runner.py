@@ -96,7 +96,7 @@ class OnnxRunner:
         self.eos_ids = manifest.special_ids.eos_ids
         never_ids = manifest.generation.suppressed_token_ids
         if config.shares_threads:
-            share_threads(sizing.num_pool_threads)
+            share_threads(self.num_threads)
         self._device = OnnxDevice(self.provider, self.num_threads)
         self._path = bundle.path
         self._graphs = manifest.variants[self.precision].graphs
@@ -122,7 +122,6 @@ class OnnxRunner:
             for spec in graph.outputs
             if spec.role is Role.ATTENTION
         }
-        self.has_attention = bool(attending)
         self._columns = Columns(
             inputs,
             self.num_slots,
@@ -132,7 +131,6 @@ class OnnxRunner:
             self._max_memory_length,
             never_ids,
         )
-        self.num_hops = self._columns.num_hops
         self._picks_in_step = names.out(names.TOKEN_IDS) in [spec.name for spec in step.outputs]
         if never_ids and not self._picks_in_step and not self._device.is_host:
             raise ValueError(
@@ -282,10 +280,6 @@ class OnnxRunner:
             names.SOURCE_LENGTHS: np.array([memory_length], np.int32),
         }
         return self._decode(row, 1, first_position, feeds, names.ATTENTION)[0, :, :memory_length].copy()
-
-    def describe_device(self) -> str:
-        """Returns the name of its GPU, for the log; empty on a CPU."""
-        return self._device.describe()
 
     @_on_device
     def close(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from seq2seq_serve.bundle import names
-from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec
+from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec, Variant
 from seq2seq_serve.bundle.names import Axis, Precision, Role, Verb
 from seq2seq_serve.server.machine import usable_cpus
 from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, num_copies
@@ -29,7 +29,7 @@ class RunnerConfig:
         provider: The allowed providers.
         precision: None takes the fastest that the bundle has for the provider.
         num_threads: CPU threads; None takes all CPUs that this process may use.
-        shares_threads: Whether all graphs of the process use one pool of threads, as in a server.
+        shares_threads: Whether all graphs of a process use one pool of threads, as in a server.
         num_instances: Number of equal runners, which share threads, budget and slots.
         cuda_graphs: Whether steps on CUDA are captured and replayed.
         cuda_libraries: Folder with the libraries of CUDA and cuDNN; None searches this Python's packages.
@@ -72,20 +72,20 @@ class Sizing:
     Attributes:
         provider: Short name of the provider that runs the graphs.
         num_threads: Threads of a graph's run.
-        num_pool_threads: Threads of the pool that all runners share.
         max_source_length: The largest length of the source that memory depends on.
         sizes: Positions of the buffers' rows by axis.
         groups: The memory, cache and state tensors of all graphs, grouped by shape.
         slot_bytes: Memory, cache and state of a slot.
         weight_bytes: Size of the file of weights.
         vocab_size: V.
+        num_hops: The number of times that it attends to each position of memory for one token; 0 if it does
+            not report its attention.
     """
 
     provider: str
     precision: Precision
     num_instances: int
     num_threads: int
-    num_pool_threads: int
     max_source_length: int
     sizes: dict[str, int]
     groups: tuple[tuple[TensorSpec, ...], ...]
@@ -93,6 +93,7 @@ class Sizing:
     num_slots: int
     weight_bytes: int
     vocab_size: int
+    num_hops: int
 
     @property
     def total_bytes(self) -> int:
@@ -168,8 +169,6 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
         precision=precision,
         num_instances=num_instances,
         num_threads=max(num_threads // num_instances, 1),  # on CUDA there may be more instances than threads
-        # Each engine's own thread takes part in a run, beside the threads of the pool.
-        num_pool_threads=max(num_threads - num_instances + 1, 1),
         max_source_length=max_source_length,
         sizes=sizes,
         groups=tuple(tuple(specs.values()) for specs in groups.values()),
@@ -177,6 +176,7 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
         num_slots=num_slots,
         weight_bytes=variant.weights.size_bytes,
         vocab_size=manifest.target_vocab_size,
+        num_hops=_num_hops(variant),
     )
 
 
@@ -189,6 +189,18 @@ def source_specs(manifest: Manifest, precision: Precision) -> list[TensorSpec]:
 def row_shape(spec: TensorSpec, sizes: dict[str, int]) -> tuple[int, ...]:
     """Returns the shape of one row of a memory, cache or state tensor."""
     return replace(spec, axes=spec.axes[1:]).shape(sizes)
+
+
+def _num_hops(variant: Variant) -> int:
+    specs = [spec for graph in variant.graphs.values() for spec in graph.outputs]
+    return next(
+        (
+            math.prod(axis for axis in spec.axes if isinstance(axis, int))
+            for spec in specs
+            if spec.role is Role.ATTENTION
+        ),
+        0,
+    )
 
 
 def _limit(name: str, asked: int | None, manifest_limit: int) -> int:

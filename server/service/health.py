@@ -120,7 +120,7 @@ class Health:
 def _problem(model: ServedModel) -> str | None:
     silence = model.silent_seconds()
     if math.isinf(silence):
-        return f"{model.name}: the engine's thread has ended"
+        return f"{model.name}: an engine's thread or process has ended"
     if silence > HEARTBEAT_LIMIT_SECONDS:
         return f"{model.name}: no sign of life from the engine for {silence:.0f} seconds"
     if not model.is_healthy:

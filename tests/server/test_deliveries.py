@@ -1,5 +1,6 @@
 import asyncio
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -50,10 +51,11 @@ class _Engine:
         return 0
 
 
-def model_of(engine: _Engine, deliveries: Deliveries) -> ServedModel:
+def model_of(engines: tuple[Any, ...], deliveries: Deliveries) -> ServedModel:
+    """A model that can only submit."""
     fields = dict.fromkeys(field.name for field in dataclasses.fields(ServedModel))
     return ServedModel(
-        **{**fields, "engines": (engine,), "deliveries": deliveries, "queue_limits": QueueLimits()}
+        **{**fields, "engines": engines, "deliveries": deliveries, "queue_limits": QueueLimits()}
     )
 
 
@@ -78,7 +80,7 @@ def test_a_turn_reaches_the_mailbox_of_its_request_and_the_metrics():
         metrics, engine = _Metrics(), _Engine()
         deliveries = Deliveries("echo", asyncio.get_running_loop(), metrics)
         mine, other = request(), request()
-        with model_of(engine, deliveries).submitted([mine], never) as (mailbox,):
+        with model_of((engine,), deliveries).submitted([mine], never) as (mailbox,):
             turn = Turn((Update(other, {0: [9]}, None), Update(mine, {0: [1]}, None)), num_rows=2)
             await asyncio.to_thread(deliveries.deliver, turn)
             assert await mailbox.take() == ({0: [1]}, None)
@@ -99,7 +101,7 @@ def test_a_request_left_before_its_end_is_cancelled():
         for is_expired in (never, lambda: True):
             with (
                 pytest.raises(RuntimeError, match="the handler gave up"),
-                model_of(engine, deliveries).submitted([mine], is_expired),
+                model_of((engine,), deliveries).submitted([mine], is_expired),
             ):
                 raise RuntimeError("the handler gave up")
         assert engine.cancelled == [(mine, False), (mine, True)]
@@ -112,10 +114,24 @@ def test_a_refused_request_leaves_nothing_behind():
     async def run():
         engine = _Engine(error=Unavailable("draining"))
         deliveries = Deliveries("echo", asyncio.get_running_loop(), _Metrics())
-        model = model_of(engine, deliveries)
+        model = model_of((engine,), deliveries)
         with pytest.raises(Unavailable, match="draining"), model.submitted([request()], never):
             pass
         assert not engine.cancelled
         assert not deliveries.mailboxes
+
+    asyncio.run(run())
+
+
+def test_a_refusal_reaches_the_mailbox_and_is_not_counted_as_an_end():
+    async def run():
+        metrics = _Metrics()
+        deliveries = Deliveries("echo", asyncio.get_running_loop(), metrics)
+        mine, left, error = request(), request(), Unavailable("draining")
+        with model_of((_Engine(),), deliveries).submitted([mine], never) as (mailbox,):
+            await asyncio.to_thread(deliveries.refuse, [mine, left], error)
+            assert (await mailbox.wait_for_result()).error is error
+        assert not metrics.turns
+        assert (deliveries.statistics.failed.count, deliveries.statistics.failed.seconds) == (2, 0.0)
 
     asyncio.run(run())

@@ -19,12 +19,15 @@ from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.server.check import check
 from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.deliveries import Deliveries
+from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import FinishReason, Request, Result
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import RunnerConfig, size_up
+from tests.server.service.harness import EchoRunner
+from tests.server.test_deliveries import model_of
 
 CONFIG = ServerConfig(
     queue=QueueLimits(max_waiting_requests=2), runner=RunnerConfig(provider="cpu", num_threads=2, max_slots=3)
@@ -64,8 +67,9 @@ def test_its_engine_is_started_warm_and_has_the_limits_of_the_configuration(bund
     assert not engine._thread.is_alive()
 
 
-def test_instances_share_slots_and_threads_and_each_has_a_queue(bundle_path):
-    runner = RunnerConfig(provider="cpu", num_threads=2, max_slots=7, num_instances=2)
+def test_instances_share_slots_and_threads(bundle_path):
+    runner = RunnerConfig(provider="cpu", num_threads=3, max_slots=7, num_instances=2)
+    assert size_up(load_bundle(bundle_path), runner).num_threads == 1
     config = ServerConfig(queue=QueueLimits(max_waiting_requests=5), runner=runner)
 
     async def answers() -> list[Result]:
@@ -74,26 +78,23 @@ def test_instances_share_slots_and_threads_and_each_has_a_queue(bundle_path):
             model := await asyncio.to_thread(load_model, bundle_path, config, deliveries)
         )
         assert [engine.num_slots for engine in model.engines] == [3, 3]
-        assert [engine._runner.num_threads for engine in model.engines] == [1, 1]
-        assert [engine._scheduler._queue._limits for engine in model.engines] == [config.queue] * 2
         assert (model.num_slots, model.max_request_slots) == (6, 3)
         with ExitStack() as stack:
             requests = [make_request(i) for i in range(5)]
             mailboxes = stack.enter_context(model.submitted(requests, lambda: False))
             results = [await asyncio.wait_for(box.wait_for_result(), 20) for box in mailboxes]
         await asyncio.to_thread(model.stop)
-        assert not any(engine._thread.is_alive() for engine in model.engines)
+        assert [engine._process.poll() for engine in model.engines] == [0, 0]
         return results
 
     results = asyncio.run(answers())
     assert len({result.best.token_ids for result in results}) == 1
 
 
-def test_requests_go_to_the_sound_engine_with_the_least_to_do(bundle_path, deliveries):
+def test_requests_go_to_the_sound_engine_with_the_least_to_do(deliveries):
     """An engine whose steps fail seemed to have the least to do, and took them all."""
-    runner = RunnerConfig(provider="cpu", num_threads=3, max_slots=6, num_instances=3)
-    model = load_model(bundle_path, ServerConfig(runner=runner), deliveries)
-    model.stop()
+    engines = tuple(Engine(EchoRunner(), model_name="echo", deliver=deliveries.deliver) for _ in range(3))
+    model = model_of(engines, deliveries)
     taken: list[int] = []
     for place, engine in enumerate(model.engines):
         engine._scheduler._queue.num_slots_wanted = (2, 1, 3)[place]
@@ -236,13 +237,11 @@ def test_what_was_read_is_what_runs(bundle_path, tmp_path, change):
     OnnxRunner(bundle, CONFIG.runner, None, files).warm_up()
 
 
-def test_instances_use_the_same_weights(bundle_path, deliveries):
-    runner = RunnerConfig(provider="cpu", num_threads=2, max_slots=4, num_instances=2)
-    model = load_model(bundle_path, ServerConfig(runner=runner), deliveries)
-    values = [
-        value for engine in model.engines for s in engine._runner._sessions.values() for value in s.weights
-    ]
-    content = np.frombuffer(model.engines[0]._runner._files.weights, np.uint8)
+def test_an_engine_uses_the_weights_where_they_were_read(bundle_path, deliveries):
+    model = load_model(bundle_path, CONFIG, deliveries)
+    runner = model.engines[0]._runner
+    values = [value for session in runner._sessions.values() for value in session.weights]
+    content = np.frombuffer(runner._files.weights, np.uint8)
     start = content.ctypes.data
     assert values
     assert all(start <= value.data_ptr() < start + len(content) for value in values)

@@ -75,7 +75,7 @@ def test_an_engine_whose_thread_ends_is_reported_and_its_callers_are_answered():
                 await call
             assert caught.value.code() == grpc.StatusCode.INTERNAL
             status, text = await served.http("/healthz")
-            assert (status, text.strip()) == (503, "echo: the engine's thread has ended")
+            assert (status, text.strip()) == (503, "echo: an engine's thread or process has ended")
             _, metrics = await served.http("/metrics")
             assert 'heartbeat_timestamp_seconds{model_name="echo"} -Inf' in metrics
             with pytest.raises(grpc.RpcError) as caught:
