@@ -53,6 +53,8 @@ class Axis(enum.StrEnum):
     """The axes with sizes that the model does not fix."""
 
     BATCH = "batch"
+    REQUESTS = "requests"  # of a step whose rows share the memory of their request
+    BEAM = "beam"  # the most rows of a request
     SOURCE_LENGTH = "source_length"
     CLIP_LENGTH = "clip_length"
     FEATURE_LENGTH = "feature_length"
@@ -91,11 +93,13 @@ PICTURE = "picture"  # (B, size, size, 3) uint8: red, green, blue
 CLIP = "clip"  # (B, frames, size, size, 3) uint8
 FEATURES = "features"  # (B, annotations, width) float32
 SOUND = "sound"  # (B, bands, frames) float32: `bundle.audio.log_mel`
-SOURCE_LENGTHS = "source_lengths"  # (B,) int32; for decode, positions of memory
+SOURCE_LENGTHS = "source_lengths"  # (B,) int32; for decode and step, positions of memory
 TOKEN_IDS = "token_ids"  # (B,) int64: the last target token of each row
 LAST_SOURCE_POSITIONS = "last_source_positions"  # (B,) int32: positions of memory minus one
 CACHE_LENGTHS = "cache_lengths"  # (B,) int32: positions of each row already in the cache
 PREVIOUS_LENGTHS = "previous_lengths"  # (B,) int32: the same minus one; the step adds one to it, in place
+MEMBERS = "members"  # (R, G) int64: the rows of each request that share its memory, repeated up to G
+MEMBERSHIPS = "memberships"  # (B,) int64: the place of each row among all `members`
 CACHE_CAPACITY = "cache_capacity"  # () int32
 MEMORY_CAPACITY = "memory_capacity"  # () int32
 LOGITS = "logits"  # (B, V) float32

@@ -57,6 +57,8 @@ class Runner(Protocol):
         start_ids: The tokens that a sequence is fed first.
         eos_ids: The tokens that end a sequence; the first one ends a target that is scored.
         has_decode: Whether it can `prefill` and `align`; otherwise steps read prefixes and compute attention.
+        shares_memory: Whether all rows of a request read one row of the memory, `Search.memory_row`.
+            Otherwise each reads the row of the memory with the number of its own row.
     """
 
     num_slots: int
@@ -65,12 +67,13 @@ class Runner(Protocol):
     start_ids: tuple[int, ...]
     eos_ids: tuple[int, ...]
     has_decode: bool
+    shares_memory: bool
 
     def warm_up(self) -> None:
         """Does first-time work, on the thread that makes all later calls."""
 
     def encode(self, first_row: int, requests: list[Request]) -> None:
-        """Encodes new requests into the memory of the rows from `first_row` on."""
+        """Encodes new requests into the rows of the memory from `first_row` on."""
 
     def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
         """Fills the caches of new rows from their prefixes; returns the log-probabilities of scored rows."""
@@ -81,7 +84,7 @@ class Runner(Protocol):
     def move(self, moves: Iterable[Move]) -> int:
         """Copies rows in order; returns the number of bytes copied."""
 
-    def align(self, row: int, first_position: int, target_ids: tuple[int, ...], memory_length: int) -> Array:
+    def align(self, sequence: Sequence, first_position: int, target_ids: tuple[int, ...]) -> Array:
         """Returns the attention `(T, memory_length)` of the positions after those in the row's cache."""
 
     def close(self) -> None:
@@ -135,6 +138,7 @@ class Engine:
             start_ids=runner.start_ids,
             eos_ids=runner.eos_ids,
             has_decode=runner.has_decode,
+            shares_memory=runner.shares_memory,
             queue_limits=queue_limits,
             limits=limits,
         )
@@ -311,7 +315,11 @@ class Engine:
                 started = self._clock()
                 first_row = len(plan.rows) - len(plan.admitted)
                 try:
-                    self._runner.encode(first_row, [sequence.request for sequence in plan.admitted])
+                    memory_row = plan.admitted[0].search.memory_row
+                    self._runner.encode(
+                        first_row if memory_row is None else memory_row,
+                        [sequence.request for sequence in plan.admitted],
+                    )
                     if self._runner.has_decode and any(
                         sequence.cache_length or sequence.request.is_score for sequence in plan.admitted
                     ):
@@ -347,10 +355,8 @@ class Engine:
 
     def _align(self, piece: Alignment) -> Array | Exception:
         """Returns the attention of a piece, or the error that it raised, which fails only its request."""
-        row, memory_length = piece.row, piece.row.memory_length
-        assert row.row is not None
         try:
-            return self._runner.align(row.row, piece.first_position, piece.target_ids, memory_length)
+            return self._runner.align(piece.row, piece.first_position, piece.target_ids)
         except Exception as error:
             return error
 

@@ -375,6 +375,7 @@ class Search:
         ended: The complete hypotheses by their place in the result: in a beam the rank, otherwise the index.
         num_sent: By place, the number of tokens that were streamed.
         num_slots: Number of slots that it holds.
+        memory_row: Its row of the memory, if the rows of a request share one; otherwise None.
         finish_reason: None until the request has ended.
         admitted_turn: The number of the turn that admitted it.
     """
@@ -385,6 +386,7 @@ class Search:
     ended: dict[int, Hypothesis] = field(default_factory=dict)
     num_sent: dict[int, int] = field(default_factory=dict)
     num_slots: int = 0
+    memory_row: int | None = None
     finish_reason: FinishReason | None = None
     admitted_turn: int = 0
     admitted_at: float = 0.0
@@ -462,8 +464,11 @@ class Sequence:
 class Move:
     """A copy of one row's live positions into another row.
 
+    If the rows of a request share their memory, it moves separately, between rows of the memory, with a
+    `cache_length` of 0.
+
     Attributes:
-        memory_length: 0 copies no memory, because both rows belong to one request.
+        memory_length: 0 copies no memory.
         num_shared: Number of first cache positions that are equal in both rows and are not copied.
     """
 
@@ -495,8 +500,8 @@ class Alignment:
 class StepPlan:
     """The work of the next turn, which the scheduler decides and the engine runs.
 
-    The order is: the moves, the alignments, one encode of `admitted` into the last rows, one step of all
-    `rows`.
+    The order is: the moves, the alignments, one encode of `admitted` into the last rows, or into the last
+    rows of a memory that requests share, one step of all `rows`.
 
     Attributes:
         moves: Rows to copy, in order.

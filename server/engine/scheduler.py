@@ -100,6 +100,7 @@ class Scheduler:
         eos_ids: The tokens that end a sequence.
         has_decode: Whether the runner can compute several positions at once; otherwise steps read prefixes
             and compute attention.
+        shares_memory: Whether the rows of a request share one row of the memory.
         queue_limits: Bounds of the queue.
         limits: Bounds of a turn.
 
@@ -115,10 +116,11 @@ class Scheduler:
         start_ids: tuple[int, ...],
         eos_ids: Collection[int],
         has_decode: bool = True,
+        shares_memory: bool = False,
         queue_limits: QueueLimits | None = None,
         limits: SchedulerLimits | None = None,
     ) -> None:
-        self.slots = Slots(num_slots)
+        self.slots = Slots(num_slots, shares_memory=shares_memory)
         self.running: dict[Request, Search] = {}
         self._start_ids = start_ids
         self._eos_ids = eos_ids
@@ -212,6 +214,7 @@ class Scheduler:
                 search.num_slots = request.num_slots
                 self.running[request] = search
                 self.slots.reserve(search.num_slots)
+                self.slots.take_memory(search)
                 admitted += search.rows
         self._num_turns += 1
         self.slots.add(admitted)
@@ -386,10 +389,12 @@ class Scheduler:
         # The order matters: moves that no plan has run yet, then moves that close the new holes, then copies
         # of the forks, whose parents may have been moved.
         self._moves += self.slots.remove(leavers)
+        self._moves += self.slots.return_memory(search for search, _, _ in ends)
         if forks:
             newcomers = [fork.child for fork in forks if fork.child.row is None]
             self.slots.add(newcomers)
-            self._moves += tuple(_copy(fork, is_new=fork.child in newcomers) for fork in forks)
+            needing_memory = () if self.slots.shares_memory else newcomers
+            self._moves += tuple(_copy(fork, has_memory=fork.child not in needing_memory) for fork in forks)
         for search, reason, _ in ends:
             search.finish_reason = reason
             del self.running[search.request]
@@ -401,11 +406,11 @@ class Scheduler:
         return [Finished(search, error) for search, _, error in ends]
 
 
-def _copy(fork: Fork, *, is_new: bool) -> Move:
+def _copy(fork: Fork, *, has_memory: bool) -> Move:
     parent, child = fork.parent, fork.child
     assert parent.row is not None
     assert child.row is not None
-    memory_length = child.memory_length if is_new else 0
+    memory_length = 0 if has_memory else child.memory_length
     return Move(parent.row, child.row, child.cache_length, memory_length, fork.num_shared)
 
 

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from seq2seq_serve.server.engine.records import Move, Sequence
+from seq2seq_serve.server.engine.records import Move, Search, Sequence
 
 
 class Slots:
     """The rows of the preallocated buffers.
 
     Owned by the scheduler. Invariant: the running sequences occupy rows 0..n-1 without a hole, the sequence
-    at index i has `row == i`, and at most `num_reserved` sequences run.
+    at index i has `row == i`, and at most `num_reserved` sequences run. The same holds for the running
+    requests and the rows of the memory, if the sequences of a request share one.
+
+    Args:
+        num_slots: The number of rows.
+        shares_memory: Whether the sequences of a request share one row of the memory. Otherwise each has the
+            row of the memory that has the number of its own row.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, *, shares_memory: bool = False) -> None:
         if num_slots < 1:
             raise ValueError(f"num_slots is {num_slots}, and must be at least 1")
         self.num_slots = num_slots
         self.num_reserved = 0
         self.rows: tuple[Sequence, ...] = ()
+        self.shares_memory = shares_memory
+        self._in_memory: list[Search] = []  # by the row of the memory
 
     @property
     def num_free(self) -> int:
@@ -30,6 +38,27 @@ class Slots:
         """Reserve `count` slots for a request; a negative count returns them."""
         self.num_reserved += count
         assert 0 <= self.num_reserved <= self.num_slots
+
+    def take_memory(self, search: Search) -> None:
+        """Give a new request the first free row of the memory, if requests have one."""
+        if self.shares_memory:
+            search.memory_row = len(self._in_memory)
+            self._in_memory.append(search)
+
+    def return_memory(self, leavers: Iterable[Search]) -> tuple[Move, ...]:
+        """Remove requests from the memory, and fill their rows from the end; returns the moves as `remove`."""
+        holes = {search.memory_row for search in leavers} - {None}
+        num_left = len(self._in_memory) - len(holes)
+        movers = [search for search in self._in_memory[num_left:] if search.memory_row not in holes]
+        moves = []
+        for hole in sorted(row for row in holes if row is not None and row < num_left):
+            mover = movers.pop()
+            assert mover.memory_row is not None
+            moves.append(Move(mover.memory_row, hole, 0, mover.request.memory_length))
+            mover.memory_row = hole
+            self._in_memory[hole] = mover
+        del self._in_memory[num_left:]
+        return tuple(moves)
 
     def add(self, newcomers: Iterable[Sequence]) -> None:
         """Give newcomers the first free rows, in order. Without newcomers `rows` stays the same object."""
@@ -57,7 +86,8 @@ class Slots:
             sorted(row for row in holes if row is not None and row < num_left), movers, strict=True
         ):
             assert mover.row is not None
-            moves.append(Move(mover.row, hole, mover.cache_length, mover.memory_length))
+            memory_length = 0 if self.shares_memory else mover.memory_length
+            moves.append(Move(mover.row, hole, mover.cache_length, memory_length))
             mover.row = hole
             rows[hole] = mover
         for sequence in leavers:

@@ -223,6 +223,31 @@ COLUMNS = {
 }
 
 
+# The inputs of a step whose rows share the memory of their request
+SHARING = frozenset((names.MEMBERS, names.MEMBERSHIPS, names.SOURCE_LENGTHS))
+
+
+def sharing(rows: tuple[Sequence, ...]) -> dict[str, Array]:
+    """Returns the inputs of a step that assign its rows to the rows of the memory, those of their requests.
+
+    A request counts as two rows at least: a product with a single row is computed in another order, and a
+    row's numbers must not depend on the other rows of the step.
+    """
+    owners = np.array([row.search.memory_row for row in rows])  # (B,)
+    order = np.argsort(owners, kind="stable")  # the rows, by their requests
+    counts = np.bincount(owners)  # (R,)
+    assert counts.all(), "a row of the memory is not in use"
+    firsts = np.cumsum(counts) - counts  # (R,) where a request's rows begin in `order`
+    beam = max(2, int(counts.max()))
+    members = np.repeat(order[firsts][:, None], beam, axis=1)  # (R, G)
+    numbers = np.arange(len(rows)) - np.repeat(firsts, counts)  # of each row in its request
+    members[owners[order], numbers] = order
+    memberships = np.empty(len(rows), np.int64)
+    memberships[order] = owners[order] * beam + numbers
+    lengths = np.array([rows[row].memory_length for row in order[firsts]], np.int32)
+    return {names.MEMBERS: members, names.MEMBERSHIPS: memberships, names.SOURCE_LENGTHS: lengths}
+
+
 class Columns:
     """Inputs and outputs of a step with one element, or one row of logits or attention, for each row.
 

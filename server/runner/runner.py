@@ -30,7 +30,7 @@ from seq2seq_serve.server.engine.records import (
     Selected,
     Sequence,
 )
-from seq2seq_serve.server.runner.buffers import Buffers, Columns
+from seq2seq_serve.server.runner.buffers import SHARING, Buffers, Columns, sharing
 from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, share_threads
 from seq2seq_serve.server.runner.selection import Selector
 from seq2seq_serve.server.runner.sizing import RunnerConfig, Sizing, row_shape, size_up, source_specs
@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 _MEMORY_STEP = 16  # positions by which memory grows
 _FIRST_BETWEEN = 16  # from here on there is a bucket between two powers of two
+_MOST_BINDINGS = 1000  # that are kept: the rows and requests of beams form many combinations
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -115,7 +116,9 @@ class OnnxRunner:
         self._source_specs = source_specs(bundle.manifest, self.precision)
         self.has_decode = Verb.DECODE in self._graphs
         step = self._graphs[Verb.STEP]
-        inputs = [spec.name for spec in step.inputs if spec.role is Role.TOKEN]
+        inputs = [spec.name for spec in step.inputs if spec.role is Role.TOKEN and spec.name not in SHARING]
+        self.shares_memory = names.MEMBERS in [spec.name for spec in step.inputs]
+        self._sharing: dict[str, Array] = {}  # of the last step
         attending = {
             verb: spec
             for verb, graph in self._graphs.items()
@@ -159,7 +162,8 @@ class OnnxRunner:
             detects=self._detects,
         )
         self._buckets = buckets_up_to(self.num_slots)
-        self._bindings: dict[tuple[int, int], list[Any]] = {}  # by rows and the state's current copy
+        # By the rows of the step, the shape of their members, and the state's current copy
+        self._bindings: dict[tuple[int, tuple[int, ...], int], list[Any]] = {}
         self._select: Session | None = None
         self._rows: tuple[Sequence, ...] = ()  # of the last step, if the columns know what follows it
         self._fitting: tuple[Sequence, ...] = ()  # of the last step
@@ -182,15 +186,16 @@ class OnnxRunner:
         self.encode(0, [request])
         self._or_uncaptured(self._step_every_bucket)
         start_id = self.start_ids[-1]
-        self.step((Sequence(Search(request, (start_id,)), start_id),))
+        only = Sequence(Search(request, (start_id,), memory_row=0), start_id, row=0)
+        self.step((only,))
         for detailed in _requests_of_every_selection(request, self._times, detects=self._detects):
-            search, detects = Search(detailed, (start_id,)), bool(detailed.detected_ids)
-            self.step((Sequence(search, start_id, is_plain=False, detects=detects),))
+            search, detects = Search(detailed, (start_id,), memory_row=0), bool(detailed.detected_ids)
+            self.step((Sequence(search, start_id, row=0, is_plain=False, detects=detects),))
         self.move((Move(0, 0, cache_length=1, memory_length=request.memory_length),))
         # With an empty cache and with a filled one, which may use other kernels.
         for first_position, length in ((0, 1), (1, 2)):
             if self.has_decode and first_position + length <= self.max_target_length:
-                self.align(0, first_position, (start_id,) * length, request.memory_length)
+                self.align(only, first_position, (start_id,) * length)
         if not self._device.is_host:
             # The weights are on the device, and no further session will be created.
             self._files = None
@@ -232,7 +237,8 @@ class OnnxRunner:
             names.LABEL_IDS: _pad(labels, "int64")[:, : longest if is_scored else 0],
             names.SOURCE_LENGTHS: np.array([sequence.memory_length for sequence in sequences], np.int32),
         }
-        scores = self._decode(first_row, len(sequences), 0, feeds, names.LOG_PROBABILITIES)
+        memory_row = self._memory_row(sequences[0])
+        scores = self._decode(first_row, memory_row, len(sequences), 0, feeds, names.LOG_PROBABILITIES)
         return [
             row[len(sequence.search.start_ids) - 1 : len(ids)].tolist() if sequence.request.is_score else []
             for row, ids, sequence in zip(scores, labels, sequences, strict=True)
@@ -243,6 +249,8 @@ class OnnxRunner:
         num_rows = len(rows)
         if rows is not self._fitting:
             self._fitting = rows
+            if self.shares_memory:
+                self._sharing = sharing(rows)
             longest = self._rounded(max(row.memory_length for row in rows))
             if 2 * longest <= self._memory_capacity:
                 self._fit_memory(longest, num_rows)
@@ -267,21 +275,29 @@ class OnnxRunner:
         return sum(buffers.move_all(moves) for buffers in self._groups_of_buffers)
 
     @_on_device
-    def align(self, row: int, first_position: int, target_ids: tuple[int, ...], memory_length: int) -> Array:
+    def align(self, sequence: Sequence, first_position: int, target_ids: tuple[int, ...]) -> Array:
         """Returns the attention `(T, memory_length)` of some positions of a row whose memory is filled.
 
         Args:
-            row: The row's slot.
+            sequence: The row.
             first_position: The first of the positions; the cache must contain all positions before it.
             target_ids: The token ids that the decoder is fed there.
-            memory_length: The row's positions of memory.
         """
+        assert sequence.row is not None
+        memory_length = sequence.memory_length
         feeds: dict[str, Array] = {
             names.TARGET_IDS: np.array([target_ids], np.int64),
             names.LABEL_IDS: np.empty((1, 0), np.int64),
             names.SOURCE_LENGTHS: np.array([memory_length], np.int32),
         }
-        return self._decode(row, 1, first_position, feeds, names.ATTENTION)[0, :, :memory_length].copy()
+        row, memory_row = sequence.row, self._memory_row(sequence)
+        weights = self._decode(row, memory_row, 1, first_position, feeds, names.ATTENTION)
+        return weights[0, :, :memory_length].copy()
+
+    def _memory_row(self, sequence: Sequence) -> int:
+        row = sequence.search.memory_row if self.shares_memory else sequence.row
+        assert row is not None
+        return row
 
     def describe_device(self) -> str:
         """Returns the name of its GPU, for the log; empty on a CPU."""
@@ -308,13 +324,19 @@ class OnnxRunner:
         return {row: weights[row : row + 1, ..., : rows[row].memory_length].copy() for row in asking}
 
     def _decode(
-        self, first_row: int, num_rows: int, first_position: int, feeds: dict[str, Array], output: str
+        self,
+        first_row: int,
+        memory_row: int,
+        num_rows: int,
+        first_position: int,
+        feeds: dict[str, Array],
+        output: str,
     ) -> Array:
         """Run several positions of some rows at once; returns the graph's `output`."""
         # Bound arrays must be contiguous and must live until the run has ended.
         feeds = {name: np.ascontiguousarray(array) for name, array in feeds.items()}
         feeds[names.FIRST_POSITION] = np.array(first_position, np.int32)
-        binding = self._bind(Verb.DECODE, first_row, num_rows, feeds)
+        binding = self._bind(Verb.DECODE, first_row, num_rows, feeds, memory_row)
         self._sessions[Verb.DECODE].run_with_iobinding(binding)
         index = [spec.name for spec in self._graphs[Verb.DECODE].outputs].index(output)
         answer: Array = binding.get_outputs()[index].numpy()
@@ -337,12 +359,26 @@ class OnnxRunner:
         for buffers in self._fitted:
             buffers.fit(capacity, num_rows)
 
-    def _bind(self, verb: Verb, first_row: int, num_rows: int, feeds: Mapping[str, Array]) -> Any:
-        """Bind a graph to `num_rows` rows from `first_row` on, and to host arrays."""
+    def _bind(
+        self,
+        verb: Verb,
+        first_row: int,
+        num_rows: int,
+        feeds: Mapping[str, Array],
+        memory_row: int | None = None,
+    ) -> Any:
+        """Bind a graph to host arrays, and to `num_rows` rows from `first_row` on.
+
+        The rows of the memory begin with `memory_row` instead, if that is given.
+        """
         binding = self._sessions[verb].io_binding()
         graph = self._graphs[verb]
         for spec in graph.inputs:
-            if spec.name in self._buffers:
+            if spec.role is Role.MEMORY:
+                start = first_row if memory_row is None else memory_row
+                number = len(feeds[names.SOURCE_LENGTHS]) if spec.axes[0] == Axis.REQUESTS else num_rows
+                self._buffers[spec.name].bind_input(binding, spec.name, start, number)
+            elif spec.name in self._buffers:
                 self._buffers[spec.name].bind_input(binding, spec.name, first_row, num_rows)
             elif spec.name in feeds:
                 binding.bind_cpu_input(spec.name, feeds[spec.name])
@@ -373,9 +409,15 @@ class OnnxRunner:
         """
         if self.captures_steps:
             num_rows = self._buckets[bisect_left(self._buckets, num_rows)]
-        key = num_rows, self._state_copy
+        shape = self._sharing[names.MEMBERS].shape if self.shares_memory else ()
+        key = num_rows, shape, self._state_copy
         if key not in self._bindings:
+            if len(self._bindings) >= _MOST_BINDINGS:
+                self._bindings.clear()
             self._bindings[key] = self._bind_step(num_rows)
+        elif self.shares_memory:
+            for name, array in self._sharing.items():
+                self._bindings[key][0].bind_cpu_input(name, array)
         sessions = [self._sessions[Verb.STEP]]
         if picks and self._select is not None:
             sessions.append(self._select)
@@ -398,6 +440,10 @@ class OnnxRunner:
         for num_rows in reversed(self._buckets):
             with self._device.in_use():
                 self._columns.fill((), is_same=False)
+            if self.shares_memory:
+                nothing = Request("", {}, memory_length=1, max_new_tokens=1, arrival=0.0)
+                searches = (Search(nothing, (), memory_row=row) for row in range(num_rows))
+                self._sharing = sharing(tuple(Sequence(search, 0) for search in searches))
             for _ in range(2 if self._state else 1):  # from either copy
                 with self._device.alone():
                     self._run_step(num_rows)
@@ -446,7 +492,7 @@ class OnnxRunner:
 
     def _bind_step(self, num_rows: int) -> list[Any]:
         """Returns the bindings of the step and, if a second graph selects tokens, of that graph."""
-        bindings = [self._bind(Verb.STEP, 0, num_rows, {})]
+        bindings = [self._bind(Verb.STEP, 0, num_rows, self._sharing)]
         if self._select is not None:
             select = self._select.io_binding()
             self._columns.bind_logits(self._device.bind_input, select, num_rows)

@@ -13,7 +13,7 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec
 from seq2seq_serve.bundle.names import Axis, Precision, Role, Verb
 from seq2seq_serve.server.machine import usable_cpus
-from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, num_copies
+from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, SHARING, num_copies
 from seq2seq_serve.server.runner.device import CPU, ProviderPolicy, choose
 
 # Packed copies of weights that the kernels of one runner create: the encoder's once, the decoder's for a step
@@ -139,17 +139,18 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
     }
     variant = manifest.variants[precision]
     for spec in variant.graphs[Verb.STEP].inputs:
-        if spec.role is Role.TOKEN and spec.name not in COLUMNS:
+        if spec.role is Role.TOKEN and spec.name not in COLUMNS.keys() | SHARING:
             raise ValueError(
                 f"the step of {precision} reads the column {spec.name!r}, and this server fills only "
-                f"{', '.join(COLUMNS)}: export the run and serve it with the same version"
+                f"{', '.join((*COLUMNS, *SHARING))}: export the run and serve it with the same version"
             )
     groups: dict[tuple[Any, ...], dict[str, TensorSpec]] = {}
     for graph in variant.graphs.values():
         for spec in (*graph.inputs, *graph.outputs):
             if spec.role in ROW_ROLES:
-                twin = replace(spec, name=names.buffer_of(spec.name))
-                groups.setdefault((spec.role, spec.axes, spec.dtype), {})[twin.name] = twin
+                axes = (Axis.BATCH, *spec.axes[1:])  # rows of a memory may be those of requests
+                twin = replace(spec, name=names.buffer_of(spec.name), axes=axes)
+                groups.setdefault((spec.role, axes, spec.dtype), {})[twin.name] = twin
     slot_bytes = sum(
         math.prod(row_shape(spec, sizes)) * np.dtype(spec.storage).itemsize * num_copies(spec.role)
         for specs in groups.values()
