@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from seq2seq_serve.export.graphs import operators
 from seq2seq_serve.export.graphs.architecture import Activation, LayerKind, Stack
+from seq2seq_serve.export.graphs.layout import Layout
 from seq2seq_serve.export.graphs.linear import FloatLinear, Linear, LinearFactory
 
 # B batch rows   S source length   T target length   D d_model   H heads   G heads of keys and values
@@ -194,31 +195,25 @@ class _Block(nn.Module):
 
 
 class EncoderBlock(_Block):
-    """One encoder layer over `(B·S, D)` rows."""
+    """One encoder layer over the rows of a batch's layout."""
 
-    def attend(
-        self, x: Tensor, lengths: Tensor | None, source_length: int, bias: Tensor | None = None
-    ) -> Tensor:
-        """Self-attention within each row of `(B, S)`; the bias `(1, H, S, S)` is added to the scores.
-
-        Without lengths `(B,)` every row has S positions.
-        """
-        packed = self.query_key_value(x)  # (B*S, 3HK)
-        packed = packed.reshape(-1, source_length, packed.shape[1])  # (B, S, 3HK)
-        query, key, value = packed.chunk(3, dim=2)
-        attended = operators.multi_head_attention(
-            query, key, value, lengths, num_heads=self.num_heads, scale=self.scale, bias=bias
+    def attend(self, x: Tensor, layout: Layout, bias: Tensor | None = None) -> Tensor:
+        """Self-attention within each source; the bias `(1, H, S, S)` is added to the scores."""
+        query, key, value = layout.places(self.query_key_value(x), 3)  # (B, S, HK) each
+        attended = layout.attention(
+            query, key, value, layout.lengths, num_heads=self.num_heads, scale=self.scale, bias=bias
         )
-        return self.output(attended.reshape(-1, self.num_heads * self.d_head))
+        return self.output(layout.rows(attended))
 
     def attend_fully(
-        self, x: Tensor, mask: Tensor, source_length: int, rotation: tuple[Tensor, Tensor] | None
+        self, x: Tensor, layout: Layout, mask: Tensor, rotation: tuple[Tensor, Tensor] | None
     ) -> Tensor:
         """Self-attention by its definition; the mask is `(B, 1, 1 or S, S)`, True = may attend."""
-        positions = torch.zeros(1, dtype=torch.int64)
-        query, key, value = self.heads(self.query_key_value(x), source_length, positions, rotation)
+        [packed] = layout.places(self.query_key_value(x))  # (B, S, (H + 2G)K)
+        B, S, _ = packed.shape
+        query, key, value = self.heads(packed, S, torch.zeros(1, dtype=torch.int64), rotation)
         attended, _ = attention(query, [(key, value, mask)], scale=self.scale, cap=self.cap)
-        return self.output(attended)
+        return self.output(layout.rows(attended.view(B, S, -1)))
 
 
 class DecoderBlock(nn.Module):
@@ -358,14 +353,14 @@ class Heads(nn.Module):
     def forward(
         self, packed: Tensor, length: int, positions: Tensor, rotation: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries `(B, H, T, K)`, keys and values `(B, G, T, K)` of `(B·T, (H + 2G)K)`.
+        """Queries `(B, H, T, K)`, keys and values `(B, G, T, K)` of `(B·T, (H + 2G)K)`, or of `(B, T, …)`.
 
         The positions are those that `operators.rotate` takes.
         """
         H, G, K = self.num_heads, self.num_key_value_heads, self.d_head
         # Of slices of one tensor ONNX Runtime makes a Split. If its parts are unequal, CUDA's copies their
         # sizes from the host, which a captured graph cannot do.
-        query = packed[:, : H * K].view(-1, length, H, K).transpose(1, 2)
+        query = packed[..., : H * K].view(-1, length, H, K).transpose(1, 2)
         rest = packed.view(-1, length, H + 2 * G, K)[:, :, H:].transpose(1, 2)
         key, value = rest.chunk(2, dim=1)
         query = query if self.query_norm is None else self.query_norm(query)

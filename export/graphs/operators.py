@@ -105,6 +105,30 @@ def multi_head_attention(
     )
 
 
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: Tensor,
+    *,
+    num_heads: int,
+    scale: float,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """`multi_head_attention` in the standard's operator, which is faster on the CPU (Attention, opset 24).
+
+    The lengths are `(B,)` int64.
+    """
+    return symbolic(
+        "Attention",
+        [query, key, value, bias, None, None, lengths],
+        {"q_num_heads": num_heads, "kv_num_heads": num_heads, "scale": scale},
+        dtype=query.dtype,
+        shape=query.shape,
+        version=24,
+    )
+
+
 def rotate(x: Tensor, positions: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Rotate `(B, H, T, K)` by tables `(positions, K / 2)` (RotaryEmbedding of com.microsoft).
 
@@ -232,6 +256,20 @@ def first(x: Tensor, length: int | Tensor, *, axis: int = 1) -> Tensor:
         end = torch.full((1,), length, dtype=torch.int64)
         shape[axis] = length
     return symbolic("Slice", [x, start, end, axes], dtype=x.dtype, shape=shape)
+
+
+def gather(x: Tensor, indices: Tensor) -> Tensor:
+    """The elements or vectors of `x` at indices `(N, axes)` of its first axes (GatherND)."""
+    shape = (indices.shape[0], *x.shape[indices.shape[1] :])
+    return symbolic("GatherND", [x, indices], dtype=x.dtype, shape=shape)
+
+
+def scatter(buffer: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    """Write vectors `(…, K)` over those of a buffer at indices `(…, axes)` of its first axes (ScatterND).
+
+    The write is in place if input and output are bound to one buffer.
+    """
+    return symbolic("ScatterND", [buffer, indices, updates], dtype=buffer.dtype, shape=buffer.shape)
 
 
 def most_probable(logits: Tensor) -> Tensor:

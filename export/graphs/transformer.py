@@ -43,6 +43,7 @@ from seq2seq_serve.export.graphs.base import (
     token_specs,
 )
 from seq2seq_serve.export.graphs.blocks import AddNorm, DecoderBlock, EncoderBlock, HeadNorm, MergedBlock
+from seq2seq_serve.export.graphs.layout import Layout, PackedLayout, PaddedLayout
 from seq2seq_serve.export.graphs.linear import Linear, LinearFactory
 from seq2seq_serve.training.models.base import Layers
 from seq2seq_serve.training.models.transformer import Transformer, alignment_layer
@@ -167,6 +168,7 @@ class EncodeGraph(TransformerGraph):
         super().__init__(model, model.encoder, linear)
         stack, scale = model.encoder, _residual_scale(model.encoder, linear)
         self.front = None if stack.front is None else _front(stack.front, linear)
+        self.is_packed = not linear.is_fused  # CUDA would copy the number of tokens to the host
         self.blocks = Layers[EncoderBlock](
             EncoderBlock(layer, f"{stack.name}.{i}", stack, linear, scale)
             for i, layer in enumerate(stack.layers)
@@ -189,46 +191,44 @@ class EncodeGraph(TransformerGraph):
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         G, K = self.num_key_value_heads, self.d_head
-        lengths: Tensor | None = None
+        layout: Layout
         if self.front is None:
-            source_ids, lengths, *memory = given
-            B, S = source_ids.shape
-            x = self.embed(source_ids, None if self.positions is None else self.positions[:S])  # (B*S, D)
-            last_position = lengths.to(torch.int64) - 1
+            ids, lengths, *memory = given
+            B, S = ids.shape
+            layout = PackedLayout(S, lengths) if self.is_packed else PaddedLayout((B, S), lengths)
+            x = self.embed(*layout.tokens(ids, self.positions))  # (N, D)
         else:
             source, *memory = given
             embedded = self.front(source)
             B, S, _ = embedded.shape
-            x = self.placed(embedded, self.positions)  # (B*S, D)
-            last_position = torch.full((B,), S - 1)
+            layout, x = PaddedLayout((B, S), None), self.placed(embedded, self.positions)  # (N, D)
         places = torch.arange(S)
         bias = self._bias(places, places)
-        masks = {} if lengths is None or self.has_plain_attention else self._masks(places, lengths)
+        masks = self._masks(places, layout.lengths)
         norms = iter(self.norms)
         hidden, residual = self.enter(x, norms)
         for layer, block in enumerate(self.blocks):
             if self.has_plain_attention:
-                output = block.attend(hidden, lengths, S, bias)
+                output = block.attend(hidden, layout, bias)
             else:
                 mask = masks[self.kinds[layer].window]
-                output = block.attend_fully(hidden, mask, S, self.rotation(layer))
+                output = block.attend_fully(hidden, layout, mask, self.rotation(layer))
             hidden, residual = next(norms)(output, residual)
             hidden, residual = next(norms)(block.feed_forward(hidden), residual)
-        packed = self.memory(hidden).view(B, S, len(memory), G * K)  # (B, S, 2L, GK)
-        heads = packed.view(B, S, len(memory), G, K).permute(2, 0, 3, 1, 4)  # (2L, B, G, S, K)
-        written = []
-        for i, buffer in enumerate(memory):
-            is_normed = bool(self.key_norms) and i % 2 == 0
-            tensor = self.key_norms[i // 2](heads[i]) if is_normed else heads[i]
-            written.append(operators.write_prefix(buffer, tensor))
+        keys_and_values = self.memory(hidden)  # (N, 2L * GK)
+        heads = list(layout.heads(keys_and_values, (len(memory), G, K)))
+        for layer, norm in enumerate(self.key_norms):
+            heads[2 * layer] = norm(heads[2 * layer])
+        written = layout.write(memory, heads)
         if not self.has_last:
             return tuple(written)
-        last = packed.gather(1, last_position.view(-1, 1, 1, 1).expand(-1, 1, len(memory), G * K))
-        return (*written, *(last[:, :, i] for i in range(len(memory))))  # (B, 1, GK) each
+        return (*written, *layout.last(keys_and_values).chunk(len(memory), dim=2))  # (B, 1, GK) each
 
-    def _masks(self, places: Tensor, source_lengths: Tensor) -> dict[tuple[int, int] | None, Tensor]:
-        """The mask `(B, 1, 1 or S, S)` of each window, True = may attend."""
-        mask = places < source_lengths[:, None, None, None]
+    def _masks(self, places: Tensor, lengths: Tensor | None) -> dict[tuple[int, int] | None, Tensor]:
+        """The mask `(B, 1, 1 or S, S)` of each window, True = may attend; none in plain attention."""
+        if lengths is None or self.has_plain_attention:
+            return {}
+        mask = places < lengths[:, None, None, None]
         return {
             kind.window: mask if kind.window is None else mask & kind.sees(places, places)
             for kind in self.kinds

@@ -116,8 +116,11 @@ def test_the_fused_operators_are_in_place(random_bundle):
     assert not step.keys() & {"MatMul", "Softmax", "Shape", "Where", "Concat", "Attention", "TensorScatter"}
     assert "SkipLayerNormalization" not in step  # measured several times slower on the CPU
     encode = Counter(node.op_type for node in graph_of(random_bundle, Precision.FP32, Verb.ENCODE).node)
-    assert encode["MultiHeadAttention"] == L
-    assert encode["TensorScatter"] == 2 * L
+    assert encode["Attention"] == L
+    assert encode["ScatterND"] == 2 * L
+    assert encode["Split"] == 2  # keys and values of the memory, and those of the last positions
+    assert (encode["NonZero"], encode["Transpose"]) == (1, 1)  # the places of tokens, as pairs
+    assert not encode.keys() & {"TensorScatter", "Concat", "Expand", "Where"}
     assert encode["Gemm"] == 4 * L + 1  # and the decoder's cross-attention keys and values, all at once
     decode = Counter(node.op_type for node in graph_of(random_bundle, Precision.FP32, Verb.DECODE).node)
     assert (decode["GroupQueryAttention"], decode["Softmax"]) == (L, L)

@@ -1,10 +1,20 @@
 """The three verbs agree with each other and with torch."""
 
 import numpy as np
+import onnx
+import onnxruntime as ort
 import pytest
 import torch
 
-from seq2seq_serve.bundle.names import SOURCE_IDS, SOURCE_LENGTHS, memory_key, memory_value
+from seq2seq_serve.bundle.names import (
+    SOURCE_IDS,
+    SOURCE_LENGTHS,
+    Axis,
+    Role,
+    Verb,
+    memory_key,
+    memory_value,
+)
 from seq2seq_serve.export.runtime import Sources
 
 B, S, T = 4, 14, 9
@@ -14,8 +24,8 @@ LENGTHS = np.array([S, 1, 6, 11], np.int32)
 TOLERANCES = {"post_fp32": 1e-5, "pre_fp32": 1e-5, "post_int8": 0.05}
 
 
-def encode(exported, source_ids):
-    sources = Sources({SOURCE_IDS: source_ids, SOURCE_LENGTHS: LENGTHS}, LENGTHS)
+def encode(exported, source_ids, lengths=LENGTHS):
+    sources = Sources({SOURCE_IDS: source_ids, SOURCE_LENGTHS: lengths}, lengths)
     return exported.graphs.encode(sources, memory_capacity=S + 5)
 
 
@@ -156,6 +166,54 @@ def test_padding_and_what_a_row_held_before_do_not_matter(case):
     _, attention, _ = decode_once(exported, memory, target_ids, target_ids)
     _, other_attention, _ = decode_once(exported, other_memory, target_ids, target_ids)
     np.testing.assert_allclose(other_attention, attention, atol=1e-6)
+
+
+@pytest.mark.parametrize("exported", TOLERANCES, indirect=True)
+def test_padding_is_not_encoded(case):
+    """ONNX Runtime would refuse to look up these ids."""
+    exported, memory, source_ids, _, _ = case
+    other_ids = source_ids.copy()
+    for row, length in enumerate(LENGTHS):
+        other_ids[row, length:] = 10**9
+    for name, array in encode(exported, other_ids).items():
+        np.testing.assert_array_equal(array, memory[name])
+
+
+@pytest.mark.parametrize("exported", TOLERANCES, indirect=True)
+def test_the_maps_of_the_encoder_read_one_row_a_token(case):
+    exported, _, source_ids, _, _ = case
+    model = onnx.load(exported.folder / "encode.onnx")
+    maps = [node for node in model.graph.node if node.op_type in ("Gemm", "MatMulIntegerToFloat")]
+    assert len(maps) >= 5
+    model.graph.output.extend(onnx.ValueInfoProto(name=node.output[0]) for node in maps)
+    session = ort.InferenceSession(model.SerializeToString())
+    feeds = {SOURCE_IDS: source_ids, SOURCE_LENGTHS: LENGTHS}
+    sizes = {Axis.BATCH: B, Axis.MEMORY_CAPACITY: S}
+    for spec in exported.modules[Verb.ENCODE].inputs:
+        if spec.role is Role.MEMORY:
+            feeds[spec.name] = np.zeros(spec.shape(sizes), spec.storage)
+    outputs = session.run([node.output[0] for node in maps], feeds)
+    assert {len(rows) for rows in outputs} == {LENGTHS.sum()}
+
+
+@pytest.mark.parametrize("exported", TOLERANCES, indirect=True)
+def test_a_source_has_the_same_memory_alone_and_in_a_batch(case):
+    exported, memory, source_ids, _, _ = case
+    for row, length in enumerate(LENGTHS):
+        here = slice(row, row + 1)
+        alone = encode(exported, source_ids[here, :length].copy(), LENGTHS[here])
+        for name, array in alone.items():
+            np.testing.assert_array_equal(array, memory[name][here])
+
+
+@pytest.mark.parametrize("exported", ["post_fp32"], indirect=True)
+def test_the_memory_is_that_of_the_form_with_padding(case, post_fused):
+    _, memory, source_ids, _, _ = case
+    padded = encode(post_fused, source_ids)
+    for name, array in padded.items():
+        for row, length in enumerate(LENGTHS):
+            live = np.s_[row, :, :length]
+            np.testing.assert_allclose(memory[name][live], array[live], atol=1e-5)
 
 
 @pytest.mark.parametrize("exported", ["post_fp32", "pre_fp32"], indirect=True)

@@ -78,6 +78,29 @@ def test_the_graphs_of_every_family_equal_transformers(imported, case):
     assert any(target > 128 for _, _, target in proof.shapes) == is_relative
 
 
+@pytest.mark.parametrize("case", slow_if(TEXTS, _ALIKE.__contains__))
+def test_padding_is_not_encoded_in_any_family(imported, case):
+    """ONNX Runtime would refuse to look up the ids of the padding."""
+    bundle = load_bundle(imported(case) / "bundle")
+    graph = bundle.manifest.variants[Precision.FP32].graphs[Verb.ENCODE]
+    session = onnxruntime.InferenceSession(bundle.path / graph.file.file)
+    lengths = np.array([2, 7, 1], np.int32)
+    source_ids = np.random.default_rng(0).integers(0, bundle.manifest.source_vocab_size, (3, 7))
+
+    def encode(ids, lengths):
+        sizes = {Axis.BATCH: len(lengths), Axis.SOURCE_LENGTH: 0, Axis.MEMORY_CAPACITY: 8}
+        feeds = {spec.name: np.zeros(spec.shape(sizes), spec.storage) for spec in graph.inputs}
+        return session.run(None, feeds | {names.SOURCE_IDS: ids, names.SOURCE_LENGTHS: lengths})
+
+    padded_ids = np.where(np.arange(7) < lengths[:, None], source_ids, 10**9)
+    together = encode(padded_ids, lengths)
+    for row, length in enumerate(lengths):
+        here = slice(row, row + 1)
+        alone = encode(source_ids[here, :length], lengths[here])
+        for one, all_rows in zip(alone, together, strict=True):
+            np.testing.assert_allclose(one, all_rows[here], atol=1e-5)
+
+
 # slow: families whose maps are like those of the quick ones
 @pytest.mark.parametrize("case", slow_if(TEXTS, lambda case: case not in ("marian", "byt5", "t5gemma2")))
 def test_int8_is_calibrated_on_texts_and_the_models_own_targets(checkpoint, case, tmp_path):
