@@ -24,6 +24,8 @@ _ALIGNMENT_BYTES = 4096  # so that every tensor can be mapped straight from the 
 # one.
 _EXAMPLE_SIZES: dict[str, int] = {
     Axis.BATCH: 3,
+    Axis.REQUESTS: 4,
+    Axis.BEAM: 8,
     Axis.SOURCE_LENGTH: 5,
     Axis.CLIP_LENGTH: 6,
     Axis.FEATURE_LENGTH: 9,

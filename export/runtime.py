@@ -118,8 +118,12 @@ class Graphs:
         The step changes `buffers`: the cache grows by one position, in place; the next state replaces the
         state; and the attention `(B, memory capacity)` is stored, if the graph computes it.
         """
+        places = np.arange(len(token_ids), dtype=np.int64)
         columns = {
             names.TOKEN_IDS: token_ids,
+            names.MEMBERS: np.stack([places, places], axis=1),  # two, as the server has them at least
+            names.MEMBERSHIPS: 2 * places,
+            names.SOURCE_LENGTHS: source_lengths,
             names.CACHE_LENGTHS: cache_lengths,
             names.PREVIOUS_LENGTHS: cache_lengths - 1,
             names.LAST_SOURCE_POSITIONS: source_lengths - 1,

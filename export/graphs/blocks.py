@@ -300,6 +300,19 @@ class DecoderBlock(nn.Module):
         )
         return self.cross_output(attended.squeeze(1)), key, value
 
+    def attend_shared_memory(
+        self, x: Tensor, key: Tensor, value: Tensor, mask: Tensor, members: Tensor, memberships: Tensor
+    ) -> Tensor:
+        """Cross-attention of `(B, D)` rows, each over the memory of its request: R requests of up to M rows.
+
+        Key and value are `(R, G, C, K)`, and the mask is `(R, 1, 1, C)`, True = may attend. `members`
+        `(R, M)` are the rows of each request, and `memberships` `(B,)` the place of each row among them.
+        """
+        query = nn.functional.embedding(members, self.cross_query(x))  # (R, M, HK)
+        query = query.view(*members.shape, self.num_heads, self.d_head).transpose(1, 2)  # (R, H, M, K)
+        attended, _ = attention(query, [(key, value, mask)], scale=self.scale, cap=self.cap)  # (R*M, HK)
+        return self.cross_output(nn.functional.embedding(memberships, attended))
+
     def attend_memory_fully(
         self, x: Tensor, key: Tensor, value: Tensor, mask: Tensor, target_length: int
     ) -> tuple[Tensor, Tensor]:

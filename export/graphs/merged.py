@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.names import Verb
 from seq2seq_serve.export.graphs.architecture import Architecture
-from seq2seq_serve.export.graphs.base import Graph, outs
+from seq2seq_serve.export.graphs.base import Graph, outs, token_specs
 from seq2seq_serve.export.graphs.linear import LinearFactory
 from seq2seq_serve.export.graphs.transformer import (
     DecodeGraph,
@@ -41,7 +42,8 @@ class MergedStepGraph(OneStepGraph):
     def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
         super().__init__(model, linear, decoder)
         cache = self._cache_specs()
-        self.inputs = (*self.columns, *cache, *self._memory_specs())
+        last = token_specs(names.LAST_SOURCE_POSITIONS)[1:]
+        self.inputs = (*self.columns, *last, *cache, *self._memory_specs())
         self.outputs = (*self.answers, *outs(cache))
 
     def forward(

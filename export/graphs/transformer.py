@@ -10,7 +10,7 @@ separates batch and position.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -151,9 +151,11 @@ def graphs_of(model: Architecture, linear: LinearFactory) -> dict[Verb, Graph]:
     """Create the three graphs of any Transformer."""
     decoder = Decoder(model, linear)
     layer = alignment_layer(len(model.decoder.layers))
+    # CUDA replays captured steps, whose number of requests and of hypotheses would have to be fixed.
+    step = SeparateStepGraph if linear.is_fused else SharingStepGraph
     return {
         Verb.ENCODE: EncodeGraph(model, linear),
-        Verb.STEP: StepGraph(model, linear, decoder),
+        Verb.STEP: step(model, linear, decoder),
         Verb.DECODE: DecodeGraph(model, linear, decoder, alignment_layer=layer),
     }
 
@@ -183,7 +185,7 @@ class EncodeGraph(TransformerGraph):
         )
         norms = [norm for attention in cross if (norm := HeadNorm.of(attention, "key_norm"))]
         self.key_norms = Layers[HeadNorm](norms)
-        self.has_last = not model.is_merged
+        self.has_last = linear.is_fused and not model.is_merged
         memory = self._memory_specs()
         sources = source_specs() if stack.front is None else front_specs(stack.front)
         self.inputs = (*sources, *memory)
@@ -296,8 +298,8 @@ class OneStepGraph(TransformerGraph):
             is_suppressed[list(model.suppressed_token_ids)] = True
             self.is_suppressed = _constant(is_suppressed)
         lengths = names.PREVIOUS_LENGTHS if self.feeds_itself else names.CACHE_LENGTHS
-        self.columns = token_specs(lengths, names.LAST_SOURCE_POSITIONS)
-        token_ids, cache_lengths, _ = self.columns
+        self.columns = token_specs(lengths)
+        token_ids, cache_lengths = self.columns
         following = [replace(token_ids, axes=(Axis.BATCH, 1)), cache_lengths] if self.feeds_itself else []
         logits = TensorSpec(names.LOGITS, "float32", (Axis.BATCH, self.vocab_size), Role.LOGITS)
         self.answers = (logits, *outs(following))
@@ -319,13 +321,98 @@ class OneStepGraph(TransformerGraph):
 
 
 class StepGraph(OneStepGraph):
-    """One target position for all running rows, with cache and memory in place."""
+    """One target position for all running rows, with the cache in place."""
+
+    def states(
+        self,
+        token_ids: Tensor,
+        cache_lengths: Tensor,
+        cache_capacity: Tensor,
+        cache: Sequence[Tensor],
+        attend_memory: Callable[[int, DecoderBlock, Tensor], Tensor],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The decoder's states `(B, D)`, and the new cache.
+
+        Cross-attention takes a layer's number, its block, and the input `(B, D)`; it returns `(B, D)`.
+        """
+        positions = None
+        if self.positions is not None:
+            positions = nn.functional.embedding(cache_lengths, self.positions)
+        x = self.embed(token_ids, positions)  # (B, D)
+        bias = self._bias(cache_lengths[:, None], torch.arange(cache[0].shape[2]))
+        norms = iter(self.decoder.norms)
+        hidden, residual = self.enter(x, norms)
+        new_cache: list[Tensor] = []
+        for layer, block in enumerate(self.decoder.blocks):
+            output, key, value = block.attend(
+                hidden,
+                (cache[2 * layer], cache[2 * layer + 1]),
+                cache_lengths,
+                cache_capacity,
+                1,
+                bias,
+                self.rotation(layer),
+            )
+            new_cache += (key, value)
+            hidden, residual = next(norms)(output, residual)
+            hidden, residual = next(norms)(attend_memory(layer, block, hidden), residual)
+            hidden, residual = next(norms)(block.feed_forward(hidden), residual)
+        return hidden, new_cache
+
+
+class SharingStepGraph(StepGraph):
+    """The step in which all rows of a request read one row of the memory.
+
+    So the hypotheses of a beam read it once, and it never moves. The cost of cross-attention follows the
+    memory's capacity, not each row's own length.
+    """
+
+    def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
+        super().__init__(model, linear, decoder)
+        cache = self._cache_specs()
+        memory = [replace(spec, axes=(Axis.REQUESTS, *spec.axes[1:])) for spec in self._memory_specs()]
+        self.inputs = (
+            *self.columns,
+            TensorSpec(names.MEMBERS, "int64", (Axis.REQUESTS, Axis.BEAM), Role.TOKEN),
+            TensorSpec(names.MEMBERSHIPS, "int64", (Axis.BATCH,), Role.TOKEN),
+            TensorSpec(names.SOURCE_LENGTHS, "int32", (Axis.REQUESTS,), Role.TOKEN),
+            TensorSpec(names.CACHE_CAPACITY, "int32", (), Role.CAPACITY),
+            *cache,
+            *memory,
+        )
+        self.outputs = (*self.answers, *outs(cache))
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        cache_lengths: Tensor,
+        members: Tensor,
+        memberships: Tensor,
+        source_lengths: Tensor,
+        cache_capacity: Tensor,
+        *buffers: Tensor,
+    ) -> tuple[Tensor, ...]:
+        num_tensors = 2 * self.num_layers
+        cache, memory = buffers[:num_tensors], buffers[num_tensors:]
+        mask = torch.arange(memory[0].shape[2]) < source_lengths[:, None, None, None]  # (R, 1, 1, C)
+
+        def attend_memory(layer: int, block: DecoderBlock, x: Tensor) -> Tensor:
+            key, value = memory[2 * layer], memory[2 * layer + 1]
+            return block.attend_shared_memory(x, key, value, mask, members, memberships)
+
+        hidden, new_cache = self.states(token_ids, cache_lengths, cache_capacity, cache, attend_memory)
+        return (*self.answer(hidden, cache_lengths), *new_cache)
+
+
+class SeparateStepGraph(StepGraph):
+    """The step in which every row has its own row of the memory, in place."""
 
     def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
         super().__init__(model, linear, decoder)
         cache, memory = self._cache_specs(), self._memory_specs()
         self.inputs = (
             *self.columns,
+            *token_specs(names.LAST_SOURCE_POSITIONS)[1:],
             TensorSpec(names.CACHE_CAPACITY, "int32", (), Role.CAPACITY),
             TensorSpec(names.MEMORY_CAPACITY, "int32", (), Role.CAPACITY),
             *cache,
@@ -346,34 +433,17 @@ class StepGraph(OneStepGraph):
         cache_lengths = self.lengths(cache_lengths)
         num_tensors = 2 * self.num_layers
         cache, memory, last = (buffers[i : i + num_tensors] for i in range(0, 3 * num_tensors, num_tensors))
-        positions = None
-        if self.positions is not None:
-            positions = nn.functional.embedding(cache_lengths, self.positions)
-        x = self.embed(token_ids, positions)  # (B, D)
-        bias = self._bias(cache_lengths[:, None], torch.arange(cache[0].shape[2]))
-        norms = iter(self.decoder.norms)
-        hidden, residual = self.enter(x, norms)
-        new_cache: list[Tensor] = []
         new_memory: list[Tensor] = []
-        for layer, block in enumerate(self.decoder.blocks):
+
+        def attend_memory(layer: int, block: DecoderBlock, x: Tensor) -> Tensor:
             pair = slice(2 * layer, 2 * layer + 2)
-            output, key, value = block.attend(
-                hidden,
-                (cache[2 * layer], cache[2 * layer + 1]),
-                cache_lengths,
-                cache_capacity,
-                1,
-                bias,
-                self.rotation(layer),
-            )
-            new_cache += (key, value)
-            hidden, residual = next(norms)(output, residual)
             output, key, value = block.attend_memory(
-                hidden, (*memory[pair], *last[pair]), last_source_positions, memory_capacity
+                x, (*memory[pair], *last[pair]), last_source_positions, memory_capacity
             )
-            new_memory += (key, value)
-            hidden, residual = next(norms)(output, residual)
-            hidden, residual = next(norms)(block.feed_forward(hidden), residual)
+            new_memory.extend((key, value))
+            return output
+
+        hidden, new_cache = self.states(token_ids, cache_lengths, cache_capacity, cache, attend_memory)
         return (*self.answer(hidden, cache_lengths), *new_cache, *new_memory)
 
 

@@ -46,7 +46,7 @@ class Slots:
             self._in_memory.append(search)
 
     def return_memory(self, leavers: Iterable[Search]) -> tuple[Move, ...]:
-        """Remove requests from the memory, and fill their rows from the end; returns the moves as `remove`."""
+        """Remove requests from the memory, and fill their rows from the end; returns as `remove`."""
         holes = {search.memory_row for search in leavers} - {None}
         num_left = len(self._in_memory) - len(holes)
         movers = [search for search in self._in_memory[num_left:] if search.memory_row not in holes]
