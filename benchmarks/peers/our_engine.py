@@ -153,8 +153,9 @@ class _Engines:
             )
             for i, source in enumerate(sources)
         ]
-        for request in requests:
-            min(self._engines, key=lambda engine: engine.num_slots_wanted()).submit(request)
+        for place, engine in enumerate(self._engines):  # as the parts of one call
+            if part := requests[place :: len(self._engines)]:
+                engine.submit(*part)
         self._all_done.wait()
         return [_best_target(self._results[request])[request.num_counted :] for request in requests]
 

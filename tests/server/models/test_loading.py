@@ -69,7 +69,9 @@ def test_its_engine_is_started_warm_and_has_the_limits_of_the_configuration(bund
 
 def test_instances_share_slots_and_threads(bundle_path):
     runner = RunnerConfig(provider="cpu", num_threads=3, max_slots=7, num_instances=2)
-    assert size_up(load_bundle(bundle_path), runner).num_threads == 1
+    sizing = size_up(load_bundle(bundle_path), runner)
+    assert sizing.num_threads == 1
+    assert sizing.total_bytes - sizing.weight_bytes > 2 * 50 * 2**20, "each has a process"
     config = ServerConfig(queue=QueueLimits(max_waiting_requests=5), runner=runner)
 
     async def answers() -> list[Result]:
