@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from seq2seq_serve.server.engine.records import FinishReason, Request, Result, Timings, Turn
+from seq2seq_serve.server.engine.records import Request, Result, Turn
 from seq2seq_serve.server.errors import ServerError
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.statistics import Statistics
@@ -90,7 +90,6 @@ class Deliveries:
 
     def _dispatch_refusal(self, requests: Sequence[Request], error: ServerError) -> None:
         self.statistics.failed.count += len(requests)
-        refused = Result(FinishReason.FAILED, (), 0, 0, Timings(0.0, 0.0, 0.0, 0.0), error=error)
         for request in requests:
             if request in self.mailboxes:
-                self.mailboxes[request].put({}, refused)
+                self.mailboxes[request].put({}, Result.failed(request, error))

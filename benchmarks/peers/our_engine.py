@@ -24,10 +24,8 @@ from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.engine.records import (
     Beam,
     Constraints,
-    FinishReason,
     Request,
     Result,
-    Timings,
     Turn,
     Update,
 )
@@ -175,8 +173,7 @@ class _Engines:
                 self._all_done.set()
 
     def _refuse(self, requests: Sequence[Request], error: ServerError) -> None:
-        refused = Result(FinishReason.FAILED, (), 0, 0, Timings(0.0, 0.0, 0.0, 0.0), error=error)
-        self._deliver(Turn(tuple(Update(request, {}, refused) for request in requests)))
+        self._deliver(Turn(tuple(Update(each, {}, Result.failed(each, error)) for each in requests)))
 
 
 def settings_of(manifest: Manifest) -> dict[str, Any]:

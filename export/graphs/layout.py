@@ -29,7 +29,7 @@ class Layout(Protocol):
         """The positions of each batch row `(B,)`; None if every one has S."""
 
     def tokens(self, ids: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """What is embedded, of ids `(B, S)` and a table `(positions, W)`: ids `(…)`, and vectors `(…, W)`."""
+        """Selects the ids `(…)` to embed, and their vectors `(…, W)` of a table `(positions, W)`."""
 
     def places(self, rows: Tensor, num_parts: int = 1) -> Sequence[Tensor]:
         """The parts of `(N, parts · W)`, each as `(B, S, W)`. Padding may have any finite values."""

@@ -9,7 +9,7 @@ import enum
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -560,6 +560,12 @@ class Result:
     start_ids: tuple[int, ...] = ()
     error: ServerError | None = None
     num_bounded: int = 0
+
+    @classmethod
+    def failed(cls, request: Request, error: ServerError, total_seconds: float = 0.0) -> Self:
+        """Returns the end of a request whose engine refused it or is gone: no hypotheses, and no timings."""
+        timings = Timings(0.0, 0.0, 0.0, total_seconds)
+        return cls(FinishReason.FAILED, (), 0, request.memory_length, timings, error=error)
 
     @property
     def best(self) -> Hypothesis:

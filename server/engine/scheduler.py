@@ -257,7 +257,7 @@ class Scheduler:
             except Exception as error:
                 failed[search] = error
         forks: list[Fork] = []
-        ranked = rank(forking, selected.candidates) if selected.candidates else {}
+        ranked = rank(forking, selected.candidates)
         for search in forking:
             before = search.rows
             try:

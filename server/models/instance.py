@@ -36,7 +36,6 @@ from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.server.engine.engine import RETRY_SECONDS, STOP_SECONDS, Engine
 from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import (
-    FinishReason,
     Hypothesis,
     Load,
     Request,
@@ -423,15 +422,12 @@ class EngineProcess:
         self._load = Load(0, 0, 0, 0)
         ended = self._forget(tuple(self._open))
         if ended:
-            self._deliver(Turn(tuple(Update(request, {}, _failure(request, error)) for request in ended)))
+            now = time.monotonic()
+            results = (Result.failed(request, error, now - request.arrival) for request in ended)
+            self._deliver(Turn(tuple(map(Update, ended, itertools.repeat({}), results))))
 
 
 AnyEngine = Engine | EngineProcess
-
-
-def _failure(request: Request, error: ServerError) -> Result:
-    timings = Timings(0.0, 0.0, 0.0, total_seconds=time.monotonic() - request.arrival)
-    return Result(FinishReason.FAILED, (), 0, request.memory_length, timings, error=error)
 
 
 @contextmanager

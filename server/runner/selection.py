@@ -44,7 +44,6 @@ _GRAPHS = (
     "sample_top_p",
     "score",
 )
-_RANKED = ("candidates", "best")  # graphs whose results are the most probable tokens, in order
 _NUM_LIKELY = 1024  # candidates, which are enough for almost every `top_p`
 
 _Picked = list[list[list[Any]]]  # token ids and log-probabilities, (m, K) each
@@ -172,7 +171,8 @@ class Selector:
     ) -> None:
         """Select the tokens of rows outside of beams, into `token_ids` and `branches`."""
         best: _Picked | None = None
-        if kind.graph in _RANKED or any(ask.sequence.request.num_alternatives for ask in asks):
+        is_ranked = kind == _CANDIDATES
+        if is_ranked or any(ask.sequence.request.num_alternatives for ask in asks):
             best = [values.tolist() for values in self._best(kind, asks, logits)]
         picked: _Picked | None
         if kind.graph == "score":
@@ -182,21 +182,20 @@ class Selector:
             detected_ids = asks[0].sequence.request.detected_ids  # those of the model
             picked = self._run(kind.graph, logits, {names.DETECTED_IDS: np.array(detected_ids)})
         else:
-            picked = best if kind.graph in _RANKED else self._draw(kind, asks, logits)
+            picked = best if is_ranked else self._draw(kind, asks, logits)
         assert picked is not None
         for i, ask in enumerate(asks):
             if ask.row not in branches:
                 token_ids[ask.row] = picked[0][i][0]
                 branches[ask.row] = Branches([], [], _alternatives(best, i, ask.sequence))
-            num_picked = ask.sequence.num_branches if kind.graph in _RANKED else 1
+            num_picked = ask.sequence.num_branches if is_ranked else 1
             branches[ask.row].token_ids.extend(picked[0][i][:num_picked])
             branches[ask.row].log_probabilities.extend(picked[1][i][:num_picked])
 
     def _best(self, kind: _Kind, asks: list[_Ask], logits: _Logits) -> list[Array]:
         """Returns the most probable tokens, as many as any row needs, and their log-probabilities: (m, K)."""
-        wanted = max(ask.sequence.search.request.num_alternatives for ask in asks)
-        if kind.graph in _RANKED:
-            wanted = max(wanted, *(ask.sequence.num_branches for ask in asks))
+        sequences = [ask.sequence for ask in asks]
+        wanted = max(max(each.search.request.num_alternatives, each.num_branches) for each in sequences)
         feeds = {names.NUM_CANDIDATES: np.array([min(wanted, self._vocab_size)])}
         return self._outputs("best" if kind.graph == "best" else "candidates", logits, feeds)
 
