@@ -14,12 +14,12 @@ _SAMPLING = Sampling(temperature=1.0, top_k=0, top_p=0.9, min_p=0.0, seed=0)
 
 def main() -> None:
     device = OnnxDevice(CUDA, num_threads=1)
-    graph, num_candidates, _ = _drawing(_SAMPLING, _VOCAB_SIZE)
-    session = device.weightless(graph)
+    kind = _drawing(_SAMPLING, _VOCAB_SIZE)
+    session = device.weightless(kind.graph)
     logits = device.value(np.zeros((_NUM_ROWS, _VOCAB_SIZE), np.float32))
     column = np.ones((_NUM_ROWS, 1), np.float32)
     feeds = {
-        names.NUM_CANDIDATES: np.array([num_candidates]),
+        names.NUM_CANDIDATES: np.array([kind.num_candidates]),
         names.TEMPERATURES: column,
         names.TOP_PS: column * np.float32(_SAMPLING.top_p),
         names.MIN_PS: column * 0,
