@@ -24,6 +24,8 @@ _ALIGNMENT_BYTES = 4096  # so that every tensor can be mapped straight from the 
 # one.
 _EXAMPLE_SIZES: dict[str, int] = {
     Axis.BATCH: 3,
+    Axis.REQUESTS: 4,
+    Axis.BEAM: 8,
     Axis.SOURCE_LENGTH: 5,
     Axis.CLIP_LENGTH: 6,
     Axis.FEATURE_LENGTH: 9,
@@ -81,12 +83,13 @@ def convert(graph: Graph) -> ir.Model:
 def _strip_traces(model: ir.Model) -> None:
     """Remove the source paths of the exporting machine, which the exporter writes into the graph."""
     model.metadata_props.clear()
-    model.graph.metadata_props.clear()
-    for node in model.graph:
-        node.metadata_props.clear()
-        node.doc_string = None
-    for value in (*model.graph.inputs, *model.graph.outputs, *model.graph.initializers.values()):
-        value.metadata_props.clear()
+    for graph in (model.graph, *model.graph.subgraphs()):
+        graph.metadata_props.clear()
+        for node in graph:
+            node.metadata_props.clear()
+            node.doc_string = None
+        for value in (*graph.inputs, *graph.outputs, *graph.initializers.values()):
+            value.metadata_props.clear()
 
 
 def save(models: Mapping[Verb, ir.Model], folder: Path) -> dict[Verb, Path]:

@@ -112,14 +112,25 @@ class Graphs:
         cache_lengths: Array,
         source_lengths: Array,
         buffers: dict[str, Array],
+        *,
+        sharing_rows: Sequence[int] = (),
     ) -> Array:
         """Logits `(B, V)` of the next position.
 
-        The step changes `buffers`: the cache grows by one position, in place; the next state replaces the
-        state; and the attention `(B, memory capacity)` is stored, if the graph computes it.
+        On the CPU each of the `sharing_rows` reads its memory as the rows of a beam do. The step changes
+        `buffers`: the cache grows by one position, in place; the next state replaces the state; and the
+        attention `(B, memory capacity)` is stored, if the graph computes it.
         """
+        owners = np.array(sharing_rows, np.int64)
+        memberships = np.full(len(token_ids), -1, np.int64)
+        memberships[owners] = 2 * np.arange(len(owners))
         columns = {
             names.TOKEN_IDS: token_ids,
+            names.OWNERS: owners,
+            names.MEMBERS: np.stack([owners, owners], axis=1),
+            names.MEMBERSHIPS: memberships,
+            names.ANY_SHARE: np.array(len(owners) > 0),
+            names.ALL_SHARE: np.array(len(owners) == len(token_ids)),
             names.CACHE_LENGTHS: cache_lengths,
             names.PREVIOUS_LENGTHS: cache_lengths - 1,
             names.LAST_SOURCE_POSITIONS: source_lengths - 1,

@@ -28,7 +28,7 @@ from seq2seq_serve.export.__main__ import main as export_main
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.export.graphs.base import Graph
 from seq2seq_serve.export.graphs.linear import FloatFactory
-from seq2seq_serve.export.graphs.transformer import DecodeGraph, EncodeGraph, StepGraph
+from seq2seq_serve.export.graphs.transformer import DecodeGraph, EncodeGraph, SharingStepGraph
 from seq2seq_serve.training.config import ModelConfig, TrainingConfig, TransformerConfig
 from seq2seq_serve.training.data.corpus import Corpus, SentencePair
 from seq2seq_serve.training.data.tokenizer import train_tokenizer
@@ -142,7 +142,7 @@ def imported(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Callab
 @pytest.fixture(scope="session")
 def graphs_of() -> Callable[[Path], Callable[[Graph], ir.Model]]:
     """Stands in for `convert.convert`, which takes seconds: gives what it made of the same model before."""
-    verbs = {EncodeGraph: Verb.ENCODE, StepGraph: Verb.STEP, DecodeGraph: Verb.DECODE}
+    verbs = {EncodeGraph: Verb.ENCODE, SharingStepGraph: Verb.STEP, DecodeGraph: Verb.DECODE}
     return lambda folder: lambda graph: ir.load(folder / f"{verbs[type(graph)]}.onnx")
 
 

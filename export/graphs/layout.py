@@ -43,9 +43,6 @@ class Layout(Protocol):
     def write(self, buffers: Sequence[Tensor], heads: Sequence[Tensor]) -> list[Tensor]:
         """Write keys and values of `heads` into the buffers `(B, G, C, K)`, in place."""
 
-    def last(self, rows: Tensor) -> Tensor:
-        """The row of the last position of each batch row, `(B, 1, W)`."""
-
 
 class PaddedLayout:
     """Every place is a row, padding included.
@@ -76,6 +73,7 @@ class PaddedLayout:
         return [operators.write_prefix(buffer, x) for buffer, x in zip(buffers, heads, strict=True)]
 
     def last(self, rows: Tensor) -> Tensor:
+        """The row of the last position of each batch row, `(B, 1, W)`."""
         [places] = self.places(rows)
         if self.lengths is None:
             return places[:, -1:]
@@ -99,9 +97,8 @@ class PackedLayout:
         positions, counts = torch.arange(source_length), self.lengths.unsqueeze(1)
         self._indices = (positions < counts).nonzero()  # (N, 2): batch row and position of each token
         ends = counts.cumsum(dim=0)  # (B, 1)
-        self._last = ends - 1  # (B, 1): the row of the last token of each batch row
         # The row of each place `(B, S)`. Padding repeats the last token of its batch row.
-        self._row_numbers = torch.minimum(ends - counts + positions, self._last)
+        self._row_numbers = torch.minimum(ends - counts + positions, ends - 1)
 
     def tokens(self, ids: Tensor, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if positions is not None:
@@ -124,6 +121,3 @@ class PackedLayout:
         head = torch.arange(G).unsqueeze(1) * torch.tensor([0, 1, 0])  # (G, 3)
         indices = token[:, None, None] + head  # (N, 1, G, 3)
         return [operators.scatter(buffer, indices, x) for buffer, x in zip(buffers, heads, strict=True)]
-
-    def last(self, rows: Tensor) -> Tensor:
-        return nn.functional.embedding(self._last, rows)

@@ -7,11 +7,13 @@ line ends with the operator's name. The shapes given to torch are those of the o
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.onnx.ops import symbolic, symbolic_multi_out
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 
 def group_query_attention(
@@ -51,15 +53,7 @@ def group_query_attention(
     Returns:
         The attention output `(B, T, HK)`, and the cache's keys and values.
     """
-    num_key_value_heads, d_head = past_key.shape[1], past_key.shape[3]
-    width = num_heads * d_head
-    attributes: dict[str, Any] = {
-        "num_heads": num_heads,
-        "kv_num_heads": num_key_value_heads,
-        "scale": 1 / math.sqrt(d_head) if scale is None else scale,
-    }
-    if cap is not None:
-        attributes["softcap"] = cap
+    attributes = _head_attributes(past_key, num_heads, scale, cap)
     if window is not None:
         attributes["local_window_size"] = window
     further: list[Tensor | None] = []
@@ -73,10 +67,82 @@ def group_query_attention(
         [query, key, value, past_key, past_value, lengths, capacity, *further],
         attributes,
         dtypes=(query.dtype, query.dtype, query.dtype),
-        shapes=((query.shape[0], query.shape[1], width), past_key.shape, past_value.shape),
+        shapes=(
+            (query.shape[0], query.shape[1], num_heads * past_key.shape[3]),
+            past_key.shape,
+            past_value.shape,
+        ),
         version=1,
     )
     return output, present_key, present_value
+
+
+def memory_attention(
+    query: Tensor,
+    nothing: Tensor,
+    key: Tensor,
+    value: Tensor,
+    last_positions: Tensor,
+    capacity: Tensor,
+    *,
+    num_heads: int,
+    scale: float | None = None,
+    cap: float | None = None,
+) -> Tensor:
+    """Attention of one position per row over a memory that it only reads (GroupQueryAttention).
+
+    Args:
+        query: `(B, HK)`.
+        nothing: `(B, 0, GK)`: no new keys and values.
+        key: `(B, G, C, K)`.
+        value: `(B, G, C, K)`.
+        last_positions: `(B,)` int32: positions of each row, minus one.
+        capacity: `()` int32 on the host: C.
+        num_heads: H.
+        scale: As for `group_query_attention`.
+        cap: As for `group_query_attention`.
+
+    Returns:
+        `(B, HK)`.
+    """
+    inputs = [query.unsqueeze(1), nothing, nothing, key, value, last_positions, capacity]
+    attended: Tensor = symbolic(
+        "com.microsoft::GroupQueryAttention",
+        inputs,
+        _head_attributes(key, num_heads, scale, cap),
+        dtype=query.dtype,
+        shape=(query.shape[0], 1, query.shape[1]),
+        version=1,
+    )
+    return attended.squeeze(1)
+
+
+def _head_attributes(key: Tensor, num_heads: int, scale: float | None, cap: float | None) -> dict[str, Any]:
+    attributes: dict[str, Any] = {
+        "num_heads": num_heads,
+        "kv_num_heads": key.shape[1],
+        "scale": 1 / math.sqrt(key.shape[3]) if scale is None else scale,
+    }
+    if cap is not None:
+        attributes["softcap"] = cap
+    return attributes
+
+
+def either(
+    condition: Tensor, if_true: Callable[..., Tensor], if_false: Callable[..., Tensor], *inputs: Any
+) -> Tensor:
+    """The result of one of two functions of the inputs; a run of the graph computes only that one (If).
+
+    `torch.cond` would compile the functions, which cannot be done with ONNX Runtime's operators. Without it
+    they may use no tensors but the inputs, which are tensors and named tuples of tensors.
+    """
+    tensors, structure = tree_flatten(inputs)
+    branches = [
+        lambda *tensors, branch=branch: (branch(*tree_unflatten(tensors, structure)),)
+        for branch in (if_true, if_false)
+    ]
+    (result,) = torch.ops.higher_order.cond(condition, *branches, tuple(tensors))
+    return result  # type: ignore[no-any-return]
 
 
 def multi_head_attention(

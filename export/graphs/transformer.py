@@ -10,7 +10,7 @@ separates batch and position. `export.graphs.layout` decides whether padding is 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +42,14 @@ from seq2seq_serve.export.graphs.base import (
     source_specs,
     token_specs,
 )
-from seq2seq_serve.export.graphs.blocks import AddNorm, DecoderBlock, EncoderBlock, HeadNorm, MergedBlock
+from seq2seq_serve.export.graphs.blocks import (
+    AddNorm,
+    DecoderBlock,
+    EncoderBlock,
+    HeadNorm,
+    MergedBlock,
+    Rows,
+)
 from seq2seq_serve.export.graphs.layout import Layout, PackedLayout, PaddedLayout
 from seq2seq_serve.export.graphs.linear import Linear, LinearFactory
 from seq2seq_serve.training.models.base import Layers
@@ -151,9 +158,10 @@ def graphs_of(model: Architecture, linear: LinearFactory) -> dict[Verb, Graph]:
     """Create the three graphs of any Transformer."""
     decoder = Decoder(model, linear)
     layer = alignment_layer(len(model.decoder.layers))
+    step = SeparateStepGraph if linear.is_fused else SharingStepGraph
     return {
         Verb.ENCODE: EncodeGraph(model, linear),
-        Verb.STEP: StepGraph(model, linear, decoder),
+        Verb.STEP: step(model, linear, decoder),
         Verb.DECODE: DecodeGraph(model, linear, decoder, alignment_layer=layer),
     }
 
@@ -183,7 +191,7 @@ class EncodeGraph(TransformerGraph):
         )
         norms = [norm for attention in cross if (norm := HeadNorm.of(attention, "key_norm"))]
         self.key_norms = Layers[HeadNorm](norms)
-        self.has_last = not model.is_merged
+        self.has_last = linear.is_fused and not model.is_merged
         memory = self._memory_specs()
         sources = source_specs() if stack.front is None else front_specs(stack.front)
         self.inputs = (*sources, *memory)
@@ -222,6 +230,7 @@ class EncodeGraph(TransformerGraph):
         written = layout.write(memory, heads)
         if not self.has_last:
             return tuple(written)
+        assert isinstance(layout, PaddedLayout)
         return (*written, *layout.last(keys_and_values).chunk(len(memory), dim=2))  # (B, 1, GK) each
 
     def _masks(self, places: Tensor, lengths: Tensor | None) -> dict[tuple[int, int] | None, Tensor]:
@@ -319,7 +328,111 @@ class OneStepGraph(TransformerGraph):
 
 
 class StepGraph(OneStepGraph):
-    """One target position for all running rows, with cache and memory in place."""
+    """One target position for all running rows, with the cache in place."""
+
+    def states(
+        self,
+        token_ids: Tensor,
+        cache_lengths: Tensor,
+        cache_capacity: Tensor,
+        cache: Sequence[Tensor],
+        attend_memory: Callable[[int, DecoderBlock, Tensor], Tensor],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The decoder's states `(B, D)`, and the new cache.
+
+        Cross-attention takes a layer's number, its block, and the input `(B, D)`; it returns `(B, D)`.
+        """
+        positions = None
+        if self.positions is not None:
+            positions = nn.functional.embedding(cache_lengths, self.positions)
+        x = self.embed(token_ids, positions)  # (B, D)
+        bias = self._bias(cache_lengths[:, None], torch.arange(cache[0].shape[2]))
+        norms = iter(self.decoder.norms)
+        hidden, residual = self.enter(x, norms)
+        new_cache: list[Tensor] = []
+        for layer, block in enumerate(self.decoder.blocks):
+            output, key, value = block.attend(
+                hidden,
+                (cache[2 * layer], cache[2 * layer + 1]),
+                cache_lengths,
+                cache_capacity,
+                1,
+                bias,
+                self.rotation(layer),
+            )
+            new_cache += (key, value)
+            hidden, residual = next(norms)(output, residual)
+            hidden, residual = next(norms)(attend_memory(layer, block, hidden), residual)
+            hidden, residual = next(norms)(block.feed_forward(hidden), residual)
+        return hidden, new_cache
+
+
+class SharingStepGraph(StepGraph):
+    """The step in which the rows of one request read its memory once.
+
+    So a beam's hypotheses cost little more than one. Other rows read their own memory. A row's numbers do not
+    depend on the rows beside it, because a request with several rows never reads its memory as one row does.
+    """
+
+    def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
+        super().__init__(model, linear, decoder)
+        cache = self._cache_specs()
+        self.inputs = (
+            *self.columns,
+            TensorSpec(names.OWNERS, "int64", (Axis.REQUESTS,), Role.TOKEN),
+            TensorSpec(names.MEMBERS, "int64", (Axis.REQUESTS, Axis.BEAM), Role.TOKEN),
+            TensorSpec(names.MEMBERSHIPS, "int64", (Axis.BATCH,), Role.TOKEN),
+            TensorSpec(names.ANY_SHARE, "bool", (), Role.TOKEN),
+            TensorSpec(names.ALL_SHARE, "bool", (), Role.TOKEN),
+            TensorSpec(names.CACHE_CAPACITY, "int32", (), Role.CAPACITY),
+            TensorSpec(names.MEMORY_CAPACITY, "int32", (), Role.CAPACITY),
+            *cache,
+            *self._memory_specs(),
+        )
+        self.outputs = (*self.answers, *outs(cache))
+
+    def forward(
+        self,
+        token_ids: Tensor,
+        cache_lengths: Tensor,
+        last_source_positions: Tensor,
+        owners: Tensor,
+        members: Tensor,
+        memberships: Tensor,
+        any_share: Tensor,
+        all_share: Tensor,
+        cache_capacity: Tensor,
+        memory_capacity: Tensor,
+        *buffers: Tensor,
+    ) -> tuple[Tensor, ...]:
+        num_tensors = 2 * self.num_layers
+        cache, memory = buffers[:num_tensors], buffers[num_tensors:]
+        places = torch.arange(memory[0].shape[2], dtype=torch.int32)
+        rows = Rows(
+            owners,
+            members,
+            memberships,
+            any_share,
+            all_share,
+            places <= last_source_positions.index_select(0, owners).view(-1, 1, 1, 1),
+            last_source_positions,
+            memory_capacity,
+            memory[0].new_empty(token_ids.shape[0], 0, self.num_key_value_heads * self.d_head),
+        )
+
+        def attend_memory(layer: int, block: DecoderBlock, x: Tensor) -> Tensor:
+            return block.attend_memory(x, memory[2 * layer], memory[2 * layer + 1], rows)
+
+        hidden, new_cache = self.states(token_ids, cache_lengths, cache_capacity, cache, attend_memory)
+        return (*self.answer(hidden, cache_lengths), *new_cache)
+
+
+class SeparateStepGraph(StepGraph):
+    """The step for CUDA, in which every row reads its own memory.
+
+    A captured step has no branches and its shapes are fixed. Its operator appends a position to the memory,
+    so it gets the last source position again and rewrites it in place.
+    """
 
     def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
         super().__init__(model, linear, decoder)
@@ -346,34 +459,17 @@ class StepGraph(OneStepGraph):
         cache_lengths = self.lengths(cache_lengths)
         num_tensors = 2 * self.num_layers
         cache, memory, last = (buffers[i : i + num_tensors] for i in range(0, 3 * num_tensors, num_tensors))
-        positions = None
-        if self.positions is not None:
-            positions = nn.functional.embedding(cache_lengths, self.positions)
-        x = self.embed(token_ids, positions)  # (B, D)
-        bias = self._bias(cache_lengths[:, None], torch.arange(cache[0].shape[2]))
-        norms = iter(self.decoder.norms)
-        hidden, residual = self.enter(x, norms)
-        new_cache: list[Tensor] = []
         new_memory: list[Tensor] = []
-        for layer, block in enumerate(self.decoder.blocks):
+
+        def attend_memory(layer: int, block: DecoderBlock, x: Tensor) -> Tensor:
             pair = slice(2 * layer, 2 * layer + 2)
-            output, key, value = block.attend(
-                hidden,
-                (cache[2 * layer], cache[2 * layer + 1]),
-                cache_lengths,
-                cache_capacity,
-                1,
-                bias,
-                self.rotation(layer),
+            output, key, value = block.attend_memory_in_place(
+                x, (*memory[pair], *last[pair]), last_source_positions, memory_capacity
             )
-            new_cache += (key, value)
-            hidden, residual = next(norms)(output, residual)
-            output, key, value = block.attend_memory(
-                hidden, (*memory[pair], *last[pair]), last_source_positions, memory_capacity
-            )
-            new_memory += (key, value)
-            hidden, residual = next(norms)(output, residual)
-            hidden, residual = next(norms)(block.feed_forward(hidden), residual)
+            new_memory.extend((key, value))
+            return output
+
+        hidden, new_cache = self.states(token_ids, cache_lengths, cache_capacity, cache, attend_memory)
         return (*self.answer(hidden, cache_lengths), *new_cache, *new_memory)
 
 

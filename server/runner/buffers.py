@@ -15,7 +15,7 @@ import numpy as np
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role
-from seq2seq_serve.server.engine.records import Array, Move, Sequence
+from seq2seq_serve.server.engine.records import Array, Move, Search, Sequence
 from seq2seq_serve.server.runner.device import OnnxDevice
 
 _SHARED_BYTES = 1 << 20  # from here on several threads copy faster than one
@@ -221,6 +221,33 @@ COLUMNS = {
     names.PREVIOUS_LENGTHS: _Column(np.int32, -1, lambda row: row.cache_length - 1),
     names.LAST_SOURCE_POSITIONS: _Column(np.int32, 0, lambda row: row.memory_length - 1),
 }
+
+# The inputs of a step whose rows share the memory of their request
+SHARING = (names.OWNERS, names.MEMBERS, names.MEMBERSHIPS, names.ANY_SHARE, names.ALL_SHARE)
+
+
+def sharing(rows: tuple[Sequence, ...], num_rows: int) -> dict[str, Array]:
+    """Returns the inputs `SHARING` of a step of `rows`, and of free rows up to `num_rows`.
+
+    A request for several hypotheses counts as two rows at least, even while it has one: a product with a
+    single row is computed in another order, and a row's numbers must not depend on the other rows of a step.
+    """
+    groups: dict[Search, list[int]] = {}
+    for row, sequence in enumerate(rows):
+        if sequence.request.num_slots > 1:
+            groups.setdefault(sequence.search, []).append(row)
+    beam = max([2, *map(len, groups.values())])
+    members = [group + [group[0]] * (beam - len(group)) for group in groups.values()]
+    memberships = np.full(num_rows, -1, np.int64)
+    for number, group in enumerate(groups.values()):
+        memberships[group] = range(number * beam, number * beam + len(group))
+    return {
+        names.OWNERS: np.array([group[0] for group in groups.values()], np.int64),
+        names.MEMBERS: np.array(members, np.int64).reshape(-1, beam),
+        names.MEMBERSHIPS: memberships,
+        names.ANY_SHARE: np.array(len(groups) > 0),
+        names.ALL_SHARE: np.array(bool((memberships >= 0).all())),
+    }
 
 
 class Columns:

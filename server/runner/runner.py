@@ -30,7 +30,7 @@ from seq2seq_serve.server.engine.records import (
     Selected,
     Sequence,
 )
-from seq2seq_serve.server.runner.buffers import Buffers, Columns
+from seq2seq_serve.server.runner.buffers import SHARING, Buffers, Columns, sharing
 from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, share_threads
 from seq2seq_serve.server.runner.selection import Selector
 from seq2seq_serve.server.runner.sizing import RunnerConfig, Sizing, row_shape, size_up, source_specs
@@ -115,7 +115,8 @@ class OnnxRunner:
         self._source_specs = source_specs(bundle.manifest, self.precision)
         self.has_decode = Verb.DECODE in self._graphs
         step = self._graphs[Verb.STEP]
-        inputs = [spec.name for spec in step.inputs if spec.role is Role.TOKEN]
+        inputs = [spec.name for spec in step.inputs if spec.role is Role.TOKEN and spec.name not in SHARING]
+        self._shares_memory = any(spec.name in SHARING for spec in step.inputs)
         attending = {
             verb: spec
             for verb, graph in self._graphs.items()
@@ -157,7 +158,9 @@ class OnnxRunner:
             detects=self._detects,
         )
         self._buckets = buckets_up_to(self.num_slots)
-        self._bindings: dict[tuple[int, int], list[Any]] = {}  # by rows and the state's current copy
+        # By the number of rows, the state's current copy, and the shapes of `_sharing`; with its arrays.
+        self._bindings: dict[tuple[Any, ...], tuple[list[Any], dict[str, Array]]] = {}
+        self._sharing: dict[str, Array] = {}  # the inputs that say which of the rows share a memory
         self._select: Session | None = None
         self._rows: tuple[Sequence, ...] = ()  # of the last step, if the columns know what follows it
         self._fitting: tuple[Sequence, ...] = ()  # of the last step
@@ -244,6 +247,8 @@ class OnnxRunner:
             longest = self._rounded(max(row.memory_length for row in rows))
             if 2 * longest <= self._memory_capacity:
                 self._fit_memory(longest, num_rows)
+            if self._shares_memory:
+                self._sharing = sharing(rows, num_rows)
         # The columns do not know the next token of a row with several branches or a forced token; a row that
         # only keeps its memory does not grow.
         are_growing = all(sequence.num_branches == 1 and not sequence.num_forced for sequence in rows)
@@ -367,14 +372,19 @@ class OnnxRunner:
         """
         if self.captures_steps:
             num_rows = self._buckets[bisect_left(self._buckets, num_rows)]
-        key = num_rows, self._state_copy
+        key = num_rows, self._state_copy, *(array.shape for array in self._sharing.values())
         if key not in self._bindings:
-            self._bindings[key] = self._bind_step(num_rows)
+            self._bindings[key] = self._bind_step(num_rows), self._sharing
+        bindings, bound = self._bindings[key]
+        if bound is not self._sharing:
+            for name, array in self._sharing.items():
+                bound[name][...] = array
+            self._sharing = bound
         sessions = [self._sessions[Verb.STEP]]
         if picks and self._select is not None:
             sessions.append(self._select)
         graph_id = num_rows + self._state_copy * (1 + self.num_slots)
-        for session, binding in zip(sessions, self._bindings[key], strict=False):
+        for session, binding in zip(sessions, bindings, strict=False):
             if self.captures_steps:
                 self._device.replay(session, binding, graph_id=graph_id)
             else:
@@ -392,6 +402,8 @@ class OnnxRunner:
         for num_rows in reversed(self._buckets):
             with self._device.in_use():
                 self._columns.fill((), is_same=False)
+            if self._shares_memory:
+                self._sharing = sharing((), num_rows)
             for _ in range(2 if self._state else 1):  # from either copy
                 with self._device.alone():
                     self._run_step(num_rows)
@@ -440,7 +452,7 @@ class OnnxRunner:
 
     def _bind_step(self, num_rows: int) -> list[Any]:
         """Returns the bindings of the step and, if a second graph selects tokens, of that graph."""
-        bindings = [self._bind(Verb.STEP, 0, num_rows, {})]
+        bindings = [self._bind(Verb.STEP, 0, num_rows, self._sharing)]
         if self._select is not None:
             select = self._select.io_binding()
             self._columns.bind_logits(self._device.bind_input, select, num_rows)

@@ -45,7 +45,7 @@ def test_the_graphs_have_the_names_types_and_axes_of_the_manifest(precision, ver
         named
         == {
             Verb.ENCODE: {"batch", "source_length", "memory_capacity"},
-            Verb.STEP: {"batch", "cache_capacity", "memory_capacity"},
+            Verb.STEP: {"batch", "requests", "beam", "cache_capacity", "memory_capacity"},
             Verb.DECODE: {"batch", "target_length", "label_length", "cache_capacity", "memory_capacity"},
         }[verb]
     )
@@ -104,21 +104,34 @@ def test_the_graphs_are_valid_by_the_checker_of_onnx(verb, random_bundle):
     onnx.checker.check_model(str(random_bundle.path / "fp32" / f"{verb}.onnx"))
 
 
+def branches(node):
+    """Counts the operators of an If's two branches."""
+    graphs = {attribute.name: attribute.g for attribute in node.attribute}
+    return [Counter(n.op_type for n in graphs[name].node) for name in ("then_branch", "else_branch")]
+
+
 def test_the_fused_operators_are_in_place(random_bundle):
-    """One node a projection, the operators that are fast, and no shape arithmetic in a step."""
+    """One node a projection, the operators that are fast, and nothing but products in a step's layers."""
     L = 2
-    step = Counter(node.op_type for node in graph_of(random_bundle, Precision.FP32, Verb.STEP).node)
-    assert step["GroupQueryAttention"] == 2 * L
+    nodes = graph_of(random_bundle, Precision.FP32, Verb.STEP).node
+    step = Counter(node.op_type for node in nodes)
+    assert (step["GroupQueryAttention"], step["If"]) == (L, L)
+    for node in nodes:
+        if node.op_type == "If":  # does any row share a memory?
+            with_members, separately = branches(node)
+            assert separately == {"Unsqueeze": 1, "GroupQueryAttention": 1, "Squeeze": 1}
+            assert (with_members["MatMul"], with_members["Softmax"], with_members["If"]) == (2, 1, 1)
     assert step["LayerNormalization"] == 3 * L
     # Query, key and value together, their output, the two of cross-attention, two of the feed-forward;
     # logits.
     assert step["Gemm"] == 6 * L + 1
-    assert not step.keys() & {"MatMul", "Softmax", "Shape", "Where", "Concat", "Attention", "TensorScatter"}
+    assert not step.keys() & {"MatMul", "Softmax", "Where", "Attention", "TensorScatter"}
+    assert (step["Shape"], step["Concat"]) == (2, 1)
     assert "SkipLayerNormalization" not in step  # measured several times slower on the CPU
     encode = Counter(node.op_type for node in graph_of(random_bundle, Precision.FP32, Verb.ENCODE).node)
     assert encode["Attention"] == L
     assert encode["ScatterND"] == 2 * L
-    assert encode["Split"] == 2  # keys and values of the memory, and those of the last positions
+    assert encode["Split"] == 1  # keys and values of the memory
     assert (encode["NonZero"], encode["Transpose"]) == (1, 1)  # the places of tokens, as pairs
     assert not encode.keys() & {"TensorScatter", "Concat", "Expand", "Where"}
     assert encode["Gemm"] == 4 * L + 1  # and the decoder's cross-attention keys and values, all at once

@@ -8,6 +8,7 @@ from collections import defaultdict
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,6 +114,12 @@ def alone(random_bundle, trained_bundle):
     return alone
 
 
+_SEVERAL: list[dict[str, Any]] = [
+    {"beam": Beam(2), "num_hypotheses": 2},
+    {"beam": Beam(3), "num_hypotheses": 1},
+    {"beam": Beam(5), "num_hypotheses": 5},
+    {"sampling": Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7), "num_hypotheses": 4},
+]
 _QUICK = {
     ("random", Precision.FP32, 1),
     ("random", Precision.INT8, 3),
@@ -161,6 +168,50 @@ def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(
             assert difference <= (0 if HAS_AVX512 else 1e-5)
             if copy.stream:
                 assert tuple(driver.told(copy)) == result.best.token_ids
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("random", Precision.FP32),
+        ("trained", Precision.INT8),
+        pytest.param("random", Precision.INT8, marks=pytest.mark.slow),
+        pytest.param("trained", Precision.FP32, marks=pytest.mark.slow),
+    ],
+)
+def test_a_request_for_several_hypotheses_gets_the_same_alone_and_in_any_batch(
+    name, precision, alone, random_bundle, trained_bundle
+):
+    """Its rows read one memory, whatever the other rows do, and these get what they get alone, too."""
+    bundle = random_bundle if name == "random" else trained_bundle
+    chance = random.Random(3)
+    several = [
+        dataclasses.replace(request, **chance.choice(_SEVERAL))
+        for request in random_requests(bundle, 24, seed=4)
+    ]
+    runner = make_runner(bundle, 5, precision)
+    expected = {}
+    for request in several:
+        driver = Driver(runner)
+        driver.submit(request)
+        driver.finish()
+        expected[request] = driver.results[request]
+    expected |= {request: result for request, (result, _) in alone(name, precision).items()}
+    driver = Driver(make_runner(bundle, 16, precision, num_threads=2))
+    waiting = [*several, *alone(name, precision)]
+    chance.shuffle(waiting)
+    copies = {dataclasses.replace(request): request for request in waiting}
+    order = [*copies]
+    while order:
+        for _ in range(min(len(order), chance.randint(0, 4))):
+            driver.submit(order.pop())
+        driver.turn(chance.randint(0, 3))
+    driver.finish()
+    for copy, request in copies.items():
+        found, wanted = driver.results[copy].hypotheses, expected[request].hypotheses
+        assert [each.token_ids for each in found] == [each.token_ids for each in wanted]
+        difference = max(abs(a.score - b.score) for a, b in zip(found, wanted, strict=True))
+        assert difference <= (0 if HAS_AVX512 else 1e-4)
 
 
 def _has_avx512() -> bool:
@@ -370,7 +421,7 @@ def test_captured_steps_of_whole_buckets_give_the_same_tokens(num_slots, of, alo
     for copy, request in copies.items():
         assert driver.results[copy].best.token_ids == expected[request].best.token_ids
     assert set(runner._device.graph_ids) == set(runner._buckets)
-    assert {num_rows for num_rows, _ in runner._bindings} == set(runner._buckets)
+    assert {num_rows for num_rows, *_ in runner._bindings} == set(runner._buckets)
 
 
 @pytest.mark.slow
@@ -484,9 +535,7 @@ def test_warming_up_leaves_no_trace(random_bundle):
 def test_the_number_of_slots_follows_the_budget(random_bundle):
     slot_bytes = make_runner(random_bundle).slot_bytes
     L, D, S, C = 2, 32, 48, 48
-    assert slot_bytes == 4 * 2 * L * D * (
-        C + S + 1
-    )  # keys and values of cache, memory, and its last position
+    assert slot_bytes == 4 * 2 * L * D * (C + S)  # keys and values of cache and memory
     for budget, num_slots in ((slot_bytes, 1), (4 * slot_bytes - 1, 3), (4 * slot_bytes, 4), (1 << 30, 7)):
         runner = make_runner(random_bundle, 7, memory_budget_bytes=budget)
         assert runner.num_slots == num_slots
@@ -511,7 +560,7 @@ def test_lower_limits_are_honoured_and_change_no_answer(trained_run, trained_bun
     assert answers[0] == answers[1]
     assert (runner.max_source_length, runner.max_target_length) == (12, 9)
     assert (driver.engine.max_source_length, driver.engine.max_target_length) == (12, 9)
-    assert runner.slot_bytes == 4 * 2 * 64 * (12 + 9 + 1)
+    assert runner.slot_bytes == 4 * 2 * 64 * (12 + 9)
 
 
 @pytest.mark.parametrize("name", ["max_source_length", "max_target_length"])
