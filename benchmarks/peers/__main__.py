@@ -79,6 +79,7 @@ from benchmarks.peers.work import (
     imported_suites,
     multi30k_suite,
     recurrent_suites,
+    sentences_suite,
 )
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
@@ -236,7 +237,7 @@ def _contenders(
         return contenders
     if _is_installed("ctranslate2", console):
         contenders += _with_ctranslate2(model, folder, precisions, settings)
-    if _is_installed("transformers", console):
+    if not any(work.is_long for work in suite.works) and _is_installed("transformers", console):
         generate = _generate(model, folder)
         contenders.append(Contender("transformers", Precision.FP32, "", generate.translate))
     if isinstance(model, Checkpoint) and not _has_sounds(model):
@@ -331,7 +332,7 @@ def _is_installed(package: str, console: Console) -> bool:
 
 def _floor(suite: Suite, work: Work, precision: Precision, machine: Machine) -> dict[str, float]:
     """Returns the floor of a step with all requests; empty if they do not all run in every step."""
-    if not work.is_exact:
+    if not work.is_exact or work.search.max_new_tokens is None:
         return {}
     floor = step_floor(
         suite.sizes,
@@ -365,7 +366,7 @@ def _provenance(suite: Suite) -> dict[str, Any]:
 
 def _suites(options: argparse.Namespace, console: Console) -> list[Suite]:
     """Returns the suites with the works that `--only` selects."""
-    suites = imported_suites() if options.imported else [base_suite(), *recurrent_suites()]
+    suites = imported_suites() if options.imported else [base_suite(), sentences_suite(), *recurrent_suites()]
     if options.multi30k and options.run:
         suites.append(multi30k_suite(options.multi30k, options.run))
     elif not options.imported:

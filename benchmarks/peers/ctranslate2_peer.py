@@ -114,17 +114,22 @@ class CTranslate2Peer:
         max_batch_size = -(-len(sources) // self._inter_threads)
         if self._is_cpu and len(sources) > _FEW_REQUESTS:
             max_batch_size = min(max_batch_size, _BATCH_ROWS // search.beam_size)
-        results = self._translator.translate_batch(
-            [[self._tokens[token_id] for token_id in source] for source in sources],
-            beam_size=search.beam_size,
-            length_penalty=_NO_PENALTY,
-            max_input_length=0,
-            min_decoding_length=num_forced + search.min_new_tokens,
-            max_decoding_length=num_forced + search.max_new_tokens,
-            max_batch_size=max_batch_size,
-            target_prefix=[self._forced] * len(sources) if num_forced else None,
-        )
-        return [[self._ids[token] for token in result.hypotheses[0][num_forced:]] for result in results]
+        answers: dict[int, Any] = {}
+        for most, numbers in search.groups(sources).items():
+            results = self._translator.translate_batch(
+                [[self._tokens[token_id] for token_id in sources[number]] for number in numbers],
+                asynchronous=True,
+                beam_size=search.beam_size,
+                length_penalty=_NO_PENALTY,
+                max_input_length=0,
+                min_decoding_length=num_forced + search.min_new_tokens,
+                max_decoding_length=num_forced + most,
+                max_batch_size=max_batch_size,
+                target_prefix=[self._forced] * len(numbers) if num_forced else None,
+            )
+            answers |= zip(numbers, results, strict=True)
+        best = [answers[number].result().hypotheses[0][num_forced:] for number in range(len(sources))]
+        return [[self._ids[token] for token in tokens] for tokens in best]
 
     def greedy(self, sources: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
         """Returns exactly `num_tokens` target tokens of each source; includes encoding."""
@@ -187,7 +192,7 @@ class CTranslate2Whisper:
                 asynchronous=True,
                 beam_size=search.beam_size,
                 length_penalty=_NO_PENALTY,
-                max_length=2 * search.max_new_tokens,  # half of it is for the prompt
+                max_length=2 * max(map(search.most, sources)),  # half of it is for the prompt
             )
             for batch in batches
         ]

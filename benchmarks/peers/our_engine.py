@@ -144,7 +144,7 @@ class _Engines:
                 str(i),
                 {self._source: np.array(source)},
                 self._memory.memory_length({self._source: len(source)}),
-                search.max_new_tokens,
+                search.most(source),
                 arrival=time.monotonic(),
                 beam=beam,
                 **self._settings,

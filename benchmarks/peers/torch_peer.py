@@ -42,7 +42,7 @@ class TorchPeer:
         state = self._model.start(memory, source_mask)
         token_ids = torch.full((len(sources),), BOS_ID)
         columns = []
-        for _ in range(search.max_new_tokens):
+        for _ in range(max(map(search.most, sources))):
             states, state = self._model.step(token_ids, state, memory, source_mask)
             token_ids = self._model.project(states).argmax(dim=-1)  # (B,)
             columns.append(token_ids)

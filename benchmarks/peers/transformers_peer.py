@@ -40,16 +40,18 @@ class TransformersPeer:
     def translate(self, sources: Sequence[Any], search: Search) -> list[list[int]]:
         """Returns the best target of each source, in batches of similar lengths; includes encoding."""
         targets: list[list[int]] = [[] for _ in sources]
-        by_length = sorted(range(len(sources)), key=lambda row: len(sources[row]))
-        for start in range(0, len(by_length), _BATCH_SIZE):
-            rows = by_length[start : start + _BATCH_SIZE]
-            for row, target in zip(rows, self.generate([sources[row] for row in rows], search), strict=True):
-                targets[row] = target
+        for group in search.groups(sources).values():
+            by_length = sorted(group, key=lambda row: len(sources[row]))
+            for start in range(0, len(by_length), _BATCH_SIZE):
+                rows = by_length[start : start + _BATCH_SIZE]
+                found = self.generate([sources[row] for row in rows], search)
+                for row, target in zip(rows, found, strict=True):
+                    targets[row] = target
         return targets
 
     @torch.inference_mode()
     def generate(self, sources: Sequence[Any], search: Search) -> list[list[int]]:
-        """Returns the best target of each source, in one batch."""
+        """Returns the best target of each source, in one batch with one limit."""
         options: dict[str, Any] = dict(self._options)
         if search.beam_size > 1:
             options |= {"early_stopping": True, "length_penalty": 0.0}
@@ -61,7 +63,7 @@ class TransformersPeer:
             **self._inputs(sources),
             num_beams=search.beam_size,
             do_sample=False,
-            max_new_tokens=self._num_forced + search.max_new_tokens,
+            max_new_tokens=self._num_forced + search.most(sources[0]),
             **options,
         )  # (B, 1 + T)
         first = max(1, len(self._start_ids)) + self._num_forced

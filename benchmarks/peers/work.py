@@ -25,11 +25,15 @@ SOURCE_TOKENS, TARGET_TOKENS = 20, 32
 VOCAB_SIZE = 32_000
 _GREEDY_ROWS, _BEAM_REQUESTS = (1, 8, 32), (1, 32)
 _RECURRENT_ROWS = (1, 32)
+_MANY_SENTENCES = 1000
+_SENTENCE_TOKENS = 14, 4.5  # about the mean and the standard deviation of the lengths in Multi30k
 _IMPORTED_ROWS = 8
 _IMPORTED_LENGTH = (
     64  # the engine's buffers for 32 rows of the largest model would take 6 GB at its own limits
 )
 FIRST_WORD, NUM_AFTER_WORDS = 700, 300  # ids between these are ordinary tokens of every checkpoint
+_LABELS = ("greedy", 1), (f"beam {BEAM_SIZE}", BEAM_SIZE)
+_MANY_SLOTS = 160
 _MULTI30K_SLOTS = 80  # `tiny` is slower with 256 slots, whose caches do not fit into the processor's
 _MULTI30K_FILES = "tok/test_2016_flickr.lc.norm.tok.{}.gz"  # lower case, cut into words by Moses
 
@@ -44,13 +48,28 @@ class Search:
 
     Attributes:
         beam_size: Number of hypotheses; 1 is greedy search.
-        max_new_tokens: Most target tokens, with the end of sequence.
+        max_new_tokens: Most target tokens, with the end of sequence; None for as many as the source has.
         min_new_tokens: Least target tokens; the peers forbid the end of sequence before it.
     """
 
     beam_size: int
-    max_new_tokens: int
+    max_new_tokens: int | None
     min_new_tokens: int = 0
+
+    def most(self, source: Source) -> int:
+        """Returns the most target tokens of a source."""
+        return len(source) if self.max_new_tokens is None else self.max_new_tokens
+
+    def groups(self, sources: Sequence[Source]) -> dict[int, list[int]]:
+        """Returns the numbers of the sources with the same most target tokens, by it.
+
+        A peer has one limit for a call. So it gets each group in a call of its own, in which no source is
+        padded and no target ends before another: the best case for a peer.
+        """
+        groups: dict[int, list[int]] = {}
+        for number, source in enumerate(sources):
+            groups.setdefault(self.most(source), []).append(number)
+        return groups
 
 
 @dataclass(frozen=True)
@@ -60,7 +79,7 @@ class Work:
     Attributes:
         sources: Token ids of each source, with the end of sequence, or spectrograms `(bands, frames)`.
         references: Reference of each source; empty if quality cannot be scored.
-        is_exact: Whether every target has exactly `max_new_tokens`.
+        is_exact: Whether every target has exactly the most tokens that the search allows.
     """
 
     name: str
@@ -68,6 +87,11 @@ class Work:
     search: Search
     references: Sequence[str] = ()
     is_exact: bool = False
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is left out for transformers, which would take minutes for a turn."""
+        return len(self.sources) >= _MANY_SENTENCES
 
     @property
     def num_rows(self) -> int:
@@ -242,6 +266,19 @@ def base_suite() -> Suite:
     return Suite("base", random_model(config), base_works(VOCAB_SIZE))
 
 
+def sentences_suite() -> Suite:
+    """Returns the suite of the `base` preset and many sentences, whose targets are as long as they are."""
+    config = dataclasses.replace(base().model, vocab_size=VOCAB_SIZE)
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.normal(*_SENTENCE_TOKENS, _MANY_SENTENCES).round(), 5, 40).astype(int)
+    sources = [[*rng.integers(UNK_ID + 1, VOCAB_SIZE, length - 1).tolist(), EOS_ID] for length in lengths]
+    works = tuple(
+        Work(f"base, {_MANY_SENTENCES} sentences, {label}", sources, Search(beam_size, None), is_exact=True)
+        for label, beam_size in _LABELS
+    )
+    return Suite("base, many sentences", random_model(config), works, max_slots=_MANY_SLOTS)
+
+
 def recurrent_suites(
     width: int = 512, vocab_size: int = VOCAB_SIZE, num_new_tokens: int = TARGET_TOKENS
 ) -> list[Suite]:
@@ -280,6 +317,6 @@ def multi30k_suite(corpus: Path, run: Path, max_sentences: int | None = None) ->
         raise ValueError(f"{run} takes at most {limit} source tokens, but a sentence has {longest}")
     works = tuple(
         Work(f"Multi30k, {label}", sources, Search(beam_size, trained.config.max_target_length), references)
-        for label, beam_size in (("greedy", 1), (f"beam {BEAM_SIZE}", BEAM_SIZE))
+        for label, beam_size in _LABELS
     )
     return Suite("Multi30k", trained, works, max_slots=_MULTI30K_SLOTS)
