@@ -43,8 +43,8 @@ def run_small(random_trained, bundle_path, tmp_path, monkeypatch, capsys, _whole
     monkeypatch.setattr(peers, "measure_machine", lambda _: machine)
     sources = [[9, 8, 7, 2], [5, 2], [6, 5, 2], [4, 2]]  # two of one length
     sentences = tuple(
-        Work(f"base, 4 sentences, {beam_size}", sources, Search(beam_size, max_new_tokens=None))
-        for beam_size in (1, 5)
+        Work(f"base, 1000 sentences, {label}", sources, Search(beam_size, max_new_tokens=None))
+        for label, beam_size in (("greedy", 1), ("beam 5", 5))
     )
     monkeypatch.setattr(peers, "sentences_suite", lambda: Suite("sentences", random_trained, sentences))
     additive = recurrent_suites(width=32, vocab_size=300, num_new_tokens=4)[-1]
