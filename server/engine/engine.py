@@ -173,6 +173,13 @@ class Engine:
             # Under the lock, so that it precedes the STOP of a thread that waits to drain.
             self._commands.put((_Command.WAKE, None))
 
+    def give_back(self, num_slots: int) -> list[Request]:
+        """Give up the waiting requests that would be served next, up to `num_slots` slots; thread-safe.
+
+        They are as if they had never been submitted.
+        """
+        return self._scheduler.give_back(num_slots, self._clock())
+
     def cancel(self, request: Request, *, is_expired: bool = False) -> None:
         """End a request; it has no effect on one that has ended. Thread-safe.
 

@@ -83,7 +83,7 @@ class _Owed:
 
 _ALIGN_CALL_TOKENS = 32  # positions that take about as long as the fixed cost of a call
 _PADDING_SHARE = 4  # attention and copies over this number of padded positions cost as much as one token
-_GATHERED_SHARE = 5  # a full engine admits requests when this part of its slots, one in five, is free
+GATHERED_SHARE = 5  # a full engine admits requests when this part of its slots, one in five, is free
 _End = tuple[Search, FinishReason, ServerError | None]
 
 
@@ -162,6 +162,17 @@ class Scheduler:
                 if request.deadline is not None:
                     self._deadlines.put(request, request.deadline, next(self._order))
 
+    def give_back(self, num_slots: int, now: float) -> list[Request]:
+        """Give up the waiting requests that would be served next, up to `num_slots` slots; thread-safe."""
+        given: list[Request] = []
+        with self._lock:
+            while num_slots > 0 and (request := self._queue.first(now)) is not None:
+                self._queue.remove(request)
+                self._deadlines.discard(request)
+                num_slots -= request.num_slots
+                given.append(request)
+        return given
+
     def cancel(self, request: Request, now: float, *, is_expired: bool) -> list[Finished]:
         """End a request before its target is complete; nothing happens if it has ended already."""
         reason = FinishReason.DEADLINE if is_expired else FinishReason.CANCELLED
@@ -223,7 +234,7 @@ class Scheduler:
         num_free = self.slots.num_free
         if is_admitting or num_free >= self._queue.num_slots_wanted:
             return num_free > 0
-        return num_free * _GATHERED_SHARE >= self.slots.num_slots
+        return num_free * GATHERED_SHARE >= self.slots.num_slots
 
     def record(self, plan: StepPlan, result: StepResult, now: float) -> list[Finished]:
         """Extend every row by the selected tokens, and retire complete rows.

@@ -44,7 +44,7 @@ from seq2seq_serve.server.engine.records import (
     Turn,
     Update,
 )
-from seq2seq_serve.server.engine.scheduler import SchedulerLimits
+from seq2seq_serve.server.engine.scheduler import GATHERED_SHARE, SchedulerLimits
 from seq2seq_serve.server.errors import EngineFailed, ServerError, Unavailable
 from seq2seq_serve.server.logs import configure_logging
 from seq2seq_serve.server.runner.runner import OnnxRunner
@@ -116,6 +116,12 @@ class _Submit(NamedTuple):
     requests: tuple[Request, ...]
 
 
+class _GiveBack(NamedTuple):
+    """Server to process: return the waiting requests that come next, for this number of slots."""
+
+    num_slots: int
+
+
 class _Cancel(NamedTuple):
     """Server to process: end a request."""
 
@@ -138,6 +144,12 @@ class _Refused(NamedTuple):
 
     numbers: tuple[int, ...]
     error: ServerError
+
+
+class _GivenBack(NamedTuple):
+    """Process to server: the answer to `_GiveBack`."""
+
+    numbers: tuple[int, ...]
 
 
 class _Turned(NamedTuple):
@@ -225,11 +237,13 @@ class EngineProcess:
     """An engine in a process of its own; callers use it like an `Engine`.
 
     Owned by the served model. The process starts at once, so that several start side by side. It ends with
-    this process, however that ends, and it ignores the signals that end a server, which drains first.
+    this process, however that ends, and it ignores the signals that end a server, which drains first. If it
+    has free slots while requests wait for another process of its `Group`, it takes over some of them.
 
     Args:
         setup: Describes the engine.
         weights: A descriptor of memory with the weights (`shared_memory`); it may be closed afterwards.
+        group: The engines of the same model, to which it adds itself.
         deliver: Is called with the results of each turn, on a thread of this object; must not block.
         refuse: Is called on that thread with requests that the engine does not accept, and the error.
     """
@@ -238,6 +252,7 @@ class EngineProcess:
         self,
         setup: EngineSetup,
         weights: int,
+        group: Group,
         *,
         deliver: Callable[[Turn], None],
         refuse: Callable[[Sequence[Request], ServerError], None],
@@ -248,14 +263,18 @@ class EngineProcess:
         self.max_target_length = setup.sizing.sizes[Axis.CACHE_CAPACITY]
         self.is_healthy = True  # whether its steps succeed and its process runs
         self._path = setup.bundle.path
+        self._group = group
         self._deliver = deliver
         self._refuse = refuse
         self._token_bytes = setup.token_bytes
-        self._entrance = threading.Lock()  # guards the five below
+        self._entrance = threading.Lock()  # guards the seven below
         self._open: dict[int, Request] = {}  # accepted or on the way to it, by their numbers
         self._numbers: dict[Request, int] = {}
+        self._cancelled: dict[Request, bool] = {}  # those of them with a cancellation: is it the deadline's?
         self._num_slots_wanted = 0
         self._is_draining = False
+        self._has_ended = False  # so that no request comes after the last answer
+        self._is_asked = False  # to give back requests
         self._last_sign_at = time.monotonic()  # of life: a message, or the first request after none
         self._count = itertools.count()
         self._load = Load(0, 0, 0, 0)  # after the last turn
@@ -272,6 +291,7 @@ class EngineProcess:
             )
         self._outbox = _Outbox(self._connection, self.model_name)
         self._outbox.send(pickle.dumps(setup, pickle.HIGHEST_PROTOCOL))
+        group.engines.append(self)
         self._thread = threading.Thread(target=self._receive, name=f"instance-{self.model_name}", daemon=True)
         self._thread.start()
 
@@ -297,6 +317,17 @@ class EngineProcess:
         with self._entrance:
             if self._is_draining:
                 raise Unavailable(f"model {self.model_name} is shutting down")
+        self.accept(*requests)
+
+    def accept(self, *requests: Request) -> None:
+        """The same while the engine drains.
+
+        Raises:
+            Unavailable: The engine has ended.
+        """
+        with self._entrance:
+            if self._has_ended:
+                raise Unavailable(f"model {self.model_name} is shutting down")
             if not self._open:
                 self._last_sign_at = time.monotonic()
             numbers = tuple(itertools.islice(self._count, len(requests)))
@@ -306,10 +337,13 @@ class EngineProcess:
             self._send(_Submit(numbers, requests))
 
     def cancel(self, request: Request, *, is_expired: bool = False) -> None:
-        """End a request; as `Engine.cancel`."""
-        number = self._numbers.get(request)
-        if number is not None:
-            self._send(_Cancel(number, is_expired))
+        """End a request, which another engine may have taken over; as `Engine.cancel`."""
+        with self._group.moving:
+            for engine in self._group.engines:
+                number = engine._numbers.get(request)
+                if number is not None:
+                    engine._cancelled[request] = is_expired
+                    engine._send(_Cancel(number, is_expired))
 
     def drain(self) -> None:
         """Refuse new requests from now on, and finish the accepted ones; thread-safe."""
@@ -352,7 +386,13 @@ class EngineProcess:
             return math.inf
         return time.monotonic() - self._last_sign_at if self._open else 0.0
 
-    def _send(self, command: _Submit | _Cancel | _Stop) -> None:
+    def ask_back(self, num_slots: int) -> None:
+        """Ask the process to give back waiting requests for this number of slots, once at a time."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._send(_GiveBack(num_slots))
+
+    def _send(self, command: _Submit | _GiveBack | _Cancel | _Stop) -> None:
         stream = io.BytesIO()
         _CommandPickler(stream, self._token_bytes).dump(command)
         self._outbox.send(stream.getvalue())
@@ -369,7 +409,7 @@ class EngineProcess:
                 _log.critical("model %s: an instance cannot be heard", self.model_name, exc_info=True)
         self._end()
 
-    def _handle(self, message: _Started | _Refused | _Turned) -> None:
+    def _handle(self, message: _Started | _Refused | _GivenBack | _Turned) -> None:
         self._last_sign_at = time.monotonic()
         if isinstance(message, _Turned):
             updates = tuple(
@@ -378,6 +418,18 @@ class EngineProcess:
             self._forget(number for number, _, result in message.updates if result is not None)
             self._load, self.is_healthy = message.load, message.is_healthy
             self._deliver(replace(message.turn, updates=updates))
+            self._group.balance()
+        elif isinstance(message, _GivenBack):
+            self._is_asked = False
+            with self._group.moving:
+                cancelled = dict(self._cancelled)
+                for request in self._forget(message.numbers):
+                    try:
+                        self._group.idlest().accept(request)
+                    except Unavailable as error:
+                        self._refuse((request,), error)
+                    if request in cancelled:  # the process had given it back before it was told
+                        self.cancel(request, is_expired=cancelled[request])
         elif isinstance(message, _Refused):
             self._refuse(self._forget(message.numbers), message.error)
         elif message.problem:
@@ -391,6 +443,7 @@ class EngineProcess:
             requests = [self._open.pop(number) for number in numbers]
             for request in requests:
                 del self._numbers[request]
+                self._cancelled.pop(request, None)
                 self._num_slots_wanted -= request.num_slots
         return requests
 
@@ -420,6 +473,8 @@ class EngineProcess:
         if self._is_stopping:
             error = Unavailable("the server stopped before the target was complete")
         self._load = Load(0, 0, 0, 0)
+        with self._entrance:
+            self._has_ended = True
         ended = self._forget(tuple(self._open))
         if ended:
             now = time.monotonic()
@@ -428,6 +483,33 @@ class EngineProcess:
 
 
 AnyEngine = Engine | EngineProcess
+
+
+class Group:
+    """The engines of one model that have a process each, which take over each other's waiting requests.
+
+    Attributes:
+        engines: Each adds itself.
+        moving: Held while requests move between engines.
+    """
+
+    def __init__(self) -> None:
+        self.engines: list[EngineProcess] = []
+        self.moving = threading.RLock()
+
+    def idlest(self) -> EngineProcess:
+        """Returns the engine, if possible a healthy one, whose requests want the fewest slots."""
+        able = [engine for engine in self.engines if engine.may_take()] or self.engines
+        return min(able, key=lambda engine: engine.num_slots_wanted())
+
+    def balance(self) -> None:
+        """Let an engine with free slots take over half of what waits for another."""
+        idle = self.idlest()
+        busy = max(self.engines, key=lambda engine: engine.num_slots_wanted())
+        num_free = idle.num_slots - idle.num_slots_wanted()
+        num_waiting = busy.num_slots_wanted() - busy.num_slots
+        if num_waiting > 0 and num_free * GATHERED_SHARE >= idle.num_slots:
+            busy.ask_back(min(num_free, (num_waiting + 1) // 2))
 
 
 @contextmanager
@@ -519,12 +601,19 @@ class _Instance:
         assert self._engine is not None
         self._engine.stop()
 
-    def _handle(self, command: _Submit | _Cancel) -> None:
+    def _handle(self, command: _Submit | _GiveBack | _Cancel) -> None:
         assert self._engine is not None
         if isinstance(command, _Cancel):
             request = self._requests.get(command.number)
             if request is not None:
                 self._engine.cancel(request, is_expired=command.is_expired)
+            return
+        if isinstance(command, _GiveBack):
+            given = self._engine.give_back(command.num_slots)
+            numbers = tuple(self._numbers[request] for request in given)
+            for request in given:
+                self._forget(request)
+            self._send(_GivenBack(numbers))
             return
         self._requests |= zip(command.numbers, command.requests, strict=True)
         self._numbers |= zip(command.requests, command.numbers, strict=True)
@@ -552,7 +641,7 @@ class _Instance:
     def _forget(self, request: Request) -> None:
         del self._requests[self._numbers.pop(request)]
 
-    def _send(self, report: _Started | _Refused | _Turned) -> None:
+    def _send(self, report: _Started | _Refused | _GivenBack | _Turned) -> None:
         stream = io.BytesIO()
         _ReportPickler(stream, pickle.HIGHEST_PROTOCOL).dump(report)
         with self._sending, suppress(OSError):  # the thread of the commands sees that the server has ended

@@ -16,6 +16,7 @@ from seq2seq_serve.server.models.instance import (
     AnyEngine,
     EngineProcess,
     EngineSetup,
+    Group,
     shared_memory,
     started_engine,
     without_tokenizers,
@@ -159,9 +160,10 @@ def start_engines(
             for _ in range(sizing.num_instances):
                 engines.append(started_engine(setup, files.weights, deliver))
             return tuple(engines)
+        group = Group()
         with shared_memory(files.weights) as weights:
             for _ in range(sizing.num_instances):
-                engines.append(EngineProcess(setup, weights, deliver=deliver, refuse=refuse))
+                engines.append(EngineProcess(setup, weights, group, deliver=deliver, refuse=refuse))
         for engine in engines:
             engine.start()
     except BaseException:

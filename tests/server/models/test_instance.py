@@ -26,8 +26,15 @@ from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
 from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.deliveries import Deliveries, Mailbox
 from seq2seq_serve.server.engine.queue import QueueLimits
-from seq2seq_serve.server.engine.records import Request
-from seq2seq_serve.server.errors import DeadlineExceeded, EngineFailed, Overloaded, ServerError, Unavailable
+from seq2seq_serve.server.engine.records import Request, Result
+from seq2seq_serve.server.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EngineFailed,
+    Overloaded,
+    ServerError,
+    Unavailable,
+)
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.instance import EngineProcess, _Outbox
 from seq2seq_serve.server.models.loading import load_model
@@ -237,6 +244,37 @@ def test_a_killed_process_fails_its_requests_and_the_others_finish(bundle_path, 
         with pytest.raises(Unavailable, match="model random is shutting down"):
             victim.submit(make_request(0))
     assert f"was killed by SIGKILL, and its {num_lost} unfinished requests fail" in caplog.text
+
+
+@pytest.mark.parametrize("cancels", [False, True])
+def test_an_engine_with_free_slots_takes_over_what_waits_for_another(cancels, double):
+    first, second = instances_of(double)
+
+    async def results() -> list[Result]:
+        requests = [make_request(number, max_new_tokens=40, caller=str(number % 3)) for number in range(40)]
+        mailboxes = {request: Mailbox() for request in requests}
+        double.model.deliveries.mailboxes |= mailboxes
+        for request in requests:
+            first.submit(request)
+        if cancels:
+            while not second._open:
+                await asyncio.sleep(0.001)
+            for request in requests:
+                first.cancel(request)
+        for request, box in mailboxes.items():
+            await asyncio.wait_for(box.wait_for_result(), 20)
+            del double.model.deliveries.mailboxes[request]
+        return [box._result for box in mailboxes.values()]
+
+    before = next(second._count)
+    found = asyncio.run_coroutine_threadsafe(results(), double.turns.loop).result(30)
+    num_taken = next(second._count) - before - 1
+    assert 4 < num_taken < 36  # both have four slots
+    if not cancels:
+        assert len({result.best.token_ids for result in found}) == 1
+        assert all(result.error is None for result in found)
+    else:
+        assert any(isinstance(result.error, Cancelled) for result in found)
 
 
 def make_request(number: int, **changes) -> Request:
