@@ -90,9 +90,9 @@ _End = tuple[Search, FinishReason, ServerError | None]
 class Scheduler:
     """Holds every request of an engine from its acceptance to its end, and the moves of the next plan.
 
-    Owned by the engine. `add` is thread-safe, so that requests can be added while a step runs; everything
-    else runs on the engine's thread. Invariant: an accepted request is in the queue, in `running`, or among
-    the displaced ones until it is returned as `Finished`.
+    Owned by the engine. `add` and `give_back` are thread-safe, so that requests come and go while a step
+    runs; everything else runs on the engine's thread. Invariant: an accepted request is in the queue, in
+    `running`, or among the displaced ones until it is returned as `Finished`.
 
     Args:
         num_slots: Rows of the runner's buffers.
@@ -166,7 +166,7 @@ class Scheduler:
         """Give up the waiting requests that would be served next, up to `num_slots` slots; thread-safe."""
         given: list[Request] = []
         with self._lock:
-            while num_slots > 0 and (request := self._queue.first(now)) is not None:
+            while (request := self._queue.first(now)) is not None and request.num_slots <= num_slots:
                 self._queue.remove(request)
                 self._deadlines.discard(request)
                 num_slots -= request.num_slots

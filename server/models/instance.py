@@ -317,7 +317,7 @@ class EngineProcess:
         with self._entrance:
             if self._is_draining:
                 raise Unavailable(f"model {self.model_name} is shutting down")
-        self.accept(*requests)
+            self._add(requests)
 
     def accept(self, *requests: Request) -> None:
         """The same while the engine drains.
@@ -328,22 +328,27 @@ class EngineProcess:
         with self._entrance:
             if self._has_ended:
                 raise Unavailable(f"model {self.model_name} is shutting down")
-            if not self._open:
-                self._last_sign_at = time.monotonic()
-            numbers = tuple(itertools.islice(self._count, len(requests)))
-            self._open |= zip(numbers, requests, strict=True)
-            self._numbers |= zip(requests, numbers, strict=True)
-            self._num_slots_wanted += sum(request.num_slots for request in requests)
-            self._send(_Submit(numbers, requests))
+            self._add(requests)
+
+    def _add(self, requests: tuple[Request, ...]) -> None:
+        if not self._open:
+            self._last_sign_at = time.monotonic()
+        numbers = tuple(itertools.islice(self._count, len(requests)))
+        self._open |= zip(numbers, requests, strict=True)
+        self._numbers |= zip(requests, numbers, strict=True)
+        self._num_slots_wanted += sum(request.num_slots for request in requests)
+        self._is_asked = False
+        self._send(_Submit(numbers, requests))
 
     def cancel(self, request: Request, *, is_expired: bool = False) -> None:
         """End a request, which another engine may have taken over; as `Engine.cancel`."""
         with self._group.moving:
             for engine in self._group.engines:
-                number = engine._numbers.get(request)
-                if number is not None:
-                    engine._cancelled[request] = is_expired
-                    engine._send(_Cancel(number, is_expired))
+                with engine._entrance:
+                    number = engine._numbers.get(request)
+                    if number is not None:
+                        engine._cancelled[request] = is_expired
+                        engine._send(_Cancel(number, is_expired))
 
     def drain(self) -> None:
         """Refuse new requests from now on, and finish the accepted ones; thread-safe."""
@@ -367,7 +372,7 @@ class EngineProcess:
     def may_take(self) -> bool:
         """Whether it should get requests while other engines are healthy; as `Engine.may_take`."""
         is_due = time.monotonic() - self._last_sign_at > RETRY_SECONDS
-        return self.is_healthy or (not self._has_died and is_due)
+        return not self._has_ended and (self.is_healthy or is_due)
 
     def load(self) -> Load:
         """Returns the numbers of its requests, slots and cache positions in use after its last turn."""
@@ -387,10 +392,14 @@ class EngineProcess:
         return time.monotonic() - self._last_sign_at if self._open else 0.0
 
     def ask_back(self, num_slots: int) -> None:
-        """Ask the process to give back waiting requests for this number of slots, once at a time."""
-        if not self._is_asked:
-            self._is_asked = True
-            self._send(_GiveBack(num_slots))
+        """Ask the process to give back waiting requests for this number of slots, once at a time.
+
+        After an answer without requests it is asked again once it has got new ones.
+        """
+        with self._entrance:
+            if not self._is_asked:
+                self._is_asked = True
+                self._send(_GiveBack(num_slots))
 
     def _send(self, command: _Submit | _GiveBack | _Cancel | _Stop) -> None:
         stream = io.BytesIO()
@@ -410,7 +419,8 @@ class EngineProcess:
         self._end()
 
     def _handle(self, message: _Started | _Refused | _GivenBack | _Turned) -> None:
-        self._last_sign_at = time.monotonic()
+        if not isinstance(message, _GivenBack):  # which another thread than the engine's sends
+            self._last_sign_at = time.monotonic()
         if isinstance(message, _Turned):
             updates = tuple(
                 Update(self._open[number], token_ids, result) for number, token_ids, result in message.updates
@@ -420,16 +430,17 @@ class EngineProcess:
             self._deliver(replace(message.turn, updates=updates))
             self._group.balance()
         elif isinstance(message, _GivenBack):
-            self._is_asked = False
+            self._is_asked = not message.numbers
             with self._group.moving:
-                cancelled = dict(self._cancelled)
-                for request in self._forget(message.numbers):
+                for number in message.numbers:
+                    is_expired = self._cancelled.get(self._open[number])
+                    (request,) = self._forget((number,))
                     try:
                         self._group.idlest().accept(request)
                     except Unavailable as error:
                         self._refuse((request,), error)
-                    if request in cancelled:  # the process had given it back before it was told
-                        self.cancel(request, is_expired=cancelled[request])
+                    if is_expired is not None:  # the engine had given it back before it saw the cancellation
+                        self.cancel(request, is_expired=is_expired)
         elif isinstance(message, _Refused):
             self._refuse(self._forget(message.numbers), message.error)
         elif message.problem:
@@ -503,13 +514,12 @@ class Group:
         return min(able, key=lambda engine: engine.num_slots_wanted())
 
     def balance(self) -> None:
-        """Let an engine with free slots take over half of what waits for another."""
+        """Let an engine with free slots take over what waits for another and fits into them."""
         idle = self.idlest()
         busy = max(self.engines, key=lambda engine: engine.num_slots_wanted())
         num_free = idle.num_slots - idle.num_slots_wanted()
-        num_waiting = busy.num_slots_wanted() - busy.num_slots
-        if num_waiting > 0 and num_free * GATHERED_SHARE >= idle.num_slots:
-            busy.ask_back(min(num_free, (num_waiting + 1) // 2))
+        if busy.num_slots_wanted() > busy.num_slots and num_free * GATHERED_SHARE >= idle.num_slots:
+            busy.ask_back(num_free)
 
 
 @contextmanager

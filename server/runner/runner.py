@@ -158,8 +158,8 @@ class OnnxRunner:
             detects=self._detects,
         )
         self._buckets = buckets_up_to(self.num_slots)
-        # By the number of rows, the state's current copy, and the shapes of `_sharing`; with its arrays.
-        self._bindings: dict[tuple[Any, ...], tuple[list[Any], dict[str, Array]]] = {}
+        # By the number of rows and the state's current copy; with the arrays of `_sharing` that are bound.
+        self._bindings: dict[tuple[int, int], tuple[list[Any], dict[str, Array]]] = {}
         self._sharing: dict[str, Array] = {}  # the inputs that say which of the rows share a memory
         self._select: Session | None = None
         self._rows: tuple[Sequence, ...] = ()  # of the last step, if the columns know what follows it
@@ -372,14 +372,17 @@ class OnnxRunner:
         """
         if self.captures_steps:
             num_rows = self._buckets[bisect_left(self._buckets, num_rows)]
-        key = num_rows, self._state_copy, *(array.shape for array in self._sharing.values())
+        key = num_rows, self._state_copy
         if key not in self._bindings:
             self._bindings[key] = self._bind_step(num_rows), self._sharing
         bindings, bound = self._bindings[key]
-        if bound is not self._sharing:
+        if (
+            any(its and len(its[names.OWNERS]) for its in (bound, self._sharing))
+            and bound is not self._sharing
+        ):
             for name, array in self._sharing.items():
-                bound[name][...] = array
-            self._sharing = bound
+                bindings[0].bind_cpu_input(name, array)
+            self._bindings[key] = bindings, self._sharing
         sessions = [self._sessions[Verb.STEP]]
         if picks and self._select is not None:
             sessions.append(self._select)

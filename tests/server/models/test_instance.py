@@ -126,6 +126,7 @@ def double(servers) -> Iterator[Served]:
     for instance in instances_of(servers[1]):
         assert not instance._open
         assert not instance._numbers
+        assert not instance._cancelled
         assert instance.num_slots_wanted() == 0
         assert instance.silent_seconds() == 0.0
 
@@ -269,7 +270,7 @@ def test_an_engine_with_free_slots_takes_over_what_waits_for_another(cancels, do
     before = next(second._count)
     found = asyncio.run_coroutine_threadsafe(results(), double.turns.loop).result(30)
     num_taken = next(second._count) - before - 1
-    assert 4 < num_taken < 36  # both have four slots
+    assert 0 < num_taken < 37  # of 40; both have four slots
     if not cancels:
         assert len({result.best.token_ids for result in found}) == 1
         assert all(result.error is None for result in found)
