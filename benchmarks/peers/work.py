@@ -64,7 +64,7 @@ class Search:
         """Returns the numbers of the sources with the same most target tokens, by it.
 
         A peer has one limit for a call. So it gets each group in a call of its own, in which no source is
-        padded and no target ends before another: the best case for a peer.
+        padded and no target ends before another.
         """
         groups: dict[int, list[int]] = {}
         for number, source in enumerate(sources):

@@ -376,10 +376,8 @@ class OnnxRunner:
         if key not in self._bindings:
             self._bindings[key] = self._bind_step(num_rows), self._sharing
         bindings, bound = self._bindings[key]
-        if (
-            any(its and len(its[names.OWNERS]) for its in (bound, self._sharing))
-            and bound is not self._sharing
-        ):
+        # Without owners the arrays depend on the number of rows only.
+        if bound is not self._sharing and any(len(its[names.OWNERS]) for its in (bound, self._sharing)):
             for name, array in self._sharing.items():
                 bindings[0].bind_cpu_input(name, array)
             self._bindings[key] = bindings, self._sharing
