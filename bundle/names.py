@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-FORMAT_VERSION = 8
+FORMAT_VERSION = 9
 MANIFEST_FILE = "manifest.json"
 CHECKSUM_FILE = "manifest.sha256"  # the manifest's checksum; the manifest has those of all other files
 TOKENIZER_FILE = "tokenizer.json"
@@ -53,8 +53,6 @@ class Axis(enum.StrEnum):
     """The axes with sizes that the model does not fix."""
 
     BATCH = "batch"
-    REQUESTS = "requests"  # those with several rows
-    BEAM = "beam"  # the most rows of a request, at least 2
     SOURCE_LENGTH = "source_length"
     CLIP_LENGTH = "clip_length"
     FEATURE_LENGTH = "feature_length"
@@ -98,11 +96,7 @@ TOKEN_IDS = "token_ids"  # (B,) int64: the last target token of each row
 LAST_SOURCE_POSITIONS = "last_source_positions"  # (B,) int32: positions of memory minus one
 CACHE_LENGTHS = "cache_lengths"  # (B,) int32: positions of each row already in the cache
 PREVIOUS_LENGTHS = "previous_lengths"  # (B,) int32: the same minus one; the step adds one to it, in place
-OWNERS = "owners"  # (R,) int64: of each request with several rows, a row with its memory
-MEMBERS = "members"  # (R, M) int64: the rows of each such request, repeated up to M
-MEMBERSHIPS = "memberships"  # (B,) int64: the place of each row among all `members`; -1 for other rows
-ANY_SHARE = "any_share"  # () bool: whether any row is a member
-ALL_SHARE = "all_share"  # () bool: whether all rows are members
+OWNERS = "owners"  # (B,) int64: for each row the first row of its request, whose memory is the same
 CACHE_CAPACITY = "cache_capacity"  # () int32
 MEMORY_CAPACITY = "memory_capacity"  # () int32
 LOGITS = "logits"  # (B, V) float32

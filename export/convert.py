@@ -15,6 +15,7 @@ from torch.export import Dim
 
 from seq2seq_serve.bundle.names import Axis, Verb
 from seq2seq_serve.export.graphs.base import Graph
+from seq2seq_serve.export.graphs.functions import define
 
 OPSET = 24  # the first with TensorScatter
 WEIGHTS_FILE = "weights.bin"
@@ -24,8 +25,6 @@ _ALIGNMENT_BYTES = 4096  # so that every tensor can be mapped straight from the 
 # one.
 _EXAMPLE_SIZES: dict[str, int] = {
     Axis.BATCH: 3,
-    Axis.REQUESTS: 4,
-    Axis.BEAM: 8,
     Axis.SOURCE_LENGTH: 5,
     Axis.CLIP_LENGTH: 6,
     Axis.FEATURE_LENGTH: 9,
@@ -77,6 +76,7 @@ def convert(graph: Graph) -> ir.Model:
             exporter_log.setLevel(level)
     assert program is not None
     _strip_traces(program.model)
+    define(program.model)
     return program.model
 
 

@@ -29,9 +29,8 @@ def worst_difference(
     """The largest difference of log-probabilities and alignments, over every position and token.
 
     Sources are random, and so are targets after bos; in a batch the first row is full and the others are
-    padded. `step` is compared for the whole vocabulary at every position, in turn with no, all and every
-    second row reading its memory as a beam does. `decode`, if the model has it, is
-    compared for random labels. The alignment of the graph that computes it is compared, too.
+    padded. `step` is compared for the whole vocabulary at every position, and `decode`, if the model has it,
+    for random labels. The alignment of the graph that computes it is compared, too.
     """
     worst = 0.0
     for rows, target_ids, label_ids in _random_batches(model, shapes):
@@ -43,13 +42,7 @@ def worst_difference(
         buffers = memory | graphs.empty_cache(B, T + 2)
         for position in range(T):
             cache_lengths = np.full(B, position, np.int32)
-            logits = graphs.step(
-                target_ids[:, position].copy(),
-                cache_lengths,
-                source_lengths,
-                buffers,
-                sharing_rows=((), range(B), range(1, B, 2))[position % 3],
-            )
+            logits = graphs.step(target_ids[:, position].copy(), cache_lengths, source_lengths, buffers)
             worst = max(worst, _distance(_log_softmax(logits), expected[:, position]))
             if names.ATTENTION in buffers:
                 assert alignment is not None

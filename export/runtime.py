@@ -11,6 +11,7 @@ from typing import Self
 import numpy as np
 import onnxruntime as ort
 
+from seq2seq_serve import kernels
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role, Verb
@@ -77,6 +78,8 @@ class Graphs:
         options.log_severity_level = 3
         # The sessions take turns: threads that spin after the run of one would take the CPU from the next.
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        if self._device == _HOST and (library := kernels.library()) is not None:
+            options.register_custom_ops_library(str(library))
 
         def session(path: Path) -> ort.InferenceSession:
             providers = [(provider, provider_options)]
@@ -112,25 +115,15 @@ class Graphs:
         cache_lengths: Array,
         source_lengths: Array,
         buffers: dict[str, Array],
-        *,
-        sharing_rows: Sequence[int] = (),
     ) -> Array:
         """Logits `(B, V)` of the next position.
 
-        On the CPU each of the `sharing_rows` reads its memory as the rows of a beam do. The step changes
-        `buffers`: the cache grows by one position, in place; the next state replaces the state; and the
-        attention `(B, memory capacity)` is stored, if the graph computes it.
+        The step changes `buffers`: the cache grows by one position, in place; the next state replaces the
+        state; and the attention `(B, memory capacity)` is stored, if the graph computes it.
         """
-        owners = np.array(sharing_rows, np.int64)
-        memberships = np.full(len(token_ids), -1, np.int64)
-        memberships[owners] = 2 * np.arange(len(owners))
         columns = {
             names.TOKEN_IDS: token_ids,
-            names.OWNERS: owners,
-            names.MEMBERS: np.stack([owners, owners], axis=1),
-            names.MEMBERSHIPS: memberships,
-            names.ANY_SHARE: np.array(len(owners) > 0),
-            names.ALL_SHARE: np.array(len(owners) == len(token_ids)),
+            names.OWNERS: np.arange(len(token_ids)),
             names.CACHE_LENGTHS: cache_lengths,
             names.PREVIOUS_LENGTHS: cache_lengths - 1,
             names.LAST_SOURCE_POSITIONS: source_lengths - 1,

@@ -27,7 +27,6 @@ import onnxruntime as ort
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
 from seq2seq_serve.bundle.names import Axis, Verb
-from seq2seq_serve.server.runner.buffers import SHARING, sharing
 
 _PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 _CAPACITY = 256  # capacity of caches and memories in the base preset
@@ -81,7 +80,7 @@ class Graph:
         }
         for spec in (*self._session.get_inputs(), *self._session.get_outputs()):
             name = names.buffer_of(spec.name)
-            is_fed = not spec.shape or name in SHARING or (name in _SOURCES and name not in given)
+            is_fed = not spec.shape or (name in (*_SOURCES, names.OWNERS) and name not in given)
             if is_fed or name in self._values:
                 continue
             shape = tuple(sizes.get(axis, axis) for axis in spec.shape)
@@ -94,7 +93,7 @@ class Graph:
         fed = {
             names.SOURCE_IDS: np.full((num_rows, source_length), _SOURCE_ID),
             names.SOURCE_LENGTHS: np.full(num_rows, source_length, np.int32),
-            **sharing((), num_rows),
+            names.OWNERS: np.arange(num_rows),
         }
         binding = self._session.io_binding()
         for spec in self._session.get_inputs():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -216,37 +216,6 @@ class EncoderBlock(_Block):
         return self.output(layout.rows(attended.view(B, S, -1)))
 
 
-class Rows(NamedTuple):
-    """The rows of a step, and which of them share the memory of their request.
-
-    Attributes:
-        owners: `(R,)` int64: of each request with several rows, a row with its memory.
-        members: `(R, M)` int64: the request's rows, repeated up to M.
-        memberships: `(B,)` int64: the place of each row among all `members`; -1 for other rows.
-        any_share: `()` bool: whether any row has such a place.
-        all_share: `()` bool: whether all rows have.
-        mask: `(R, 1, 1, C)`: the positions of memory that each request may attend to.
-        last_positions: `(B,)` int32: each row's positions of memory, minus one.
-        capacity: `()` int32: C, the room for positions of memory.
-        nothing: `(B, 0, GK)`.
-    """
-
-    owners: Tensor
-    members: Tensor
-    memberships: Tensor
-    any_share: Tensor
-    all_share: Tensor
-    mask: Tensor
-    last_positions: Tensor
-    capacity: Tensor
-    nothing: Tensor
-
-
-def _select(rows: Tensor, numbers: Tensor) -> Tensor:
-    """The rows `(…, N)` with the given numbers `(…)`; an embedding is exported as one Gather."""
-    return nn.functional.embedding(numbers, rows)
-
-
 class DecoderBlock(nn.Module):
     """One decoder layer, for one or several positions per row."""
 
@@ -268,7 +237,7 @@ class DecoderBlock(nn.Module):
         self.cross_output = _last(layer, "cross_attention", path, linear, residual_scale)
         self.feed_forward = FeedForward(layer, path, stack, linear, residual_scale)
         self.num_heads, self.d_head, self.scale = stack.num_heads, stack.d_head, stack.attention_scale
-        self.cap, self.kind = stack.score_cap, kind
+        self.cap, self.kind, self.is_fused = stack.score_cap, kind, linear.is_fused
 
     def ends(self) -> list[tuple[Linear, Linear]]:
         """The first and the last map of each sublayer, in order."""
@@ -307,47 +276,44 @@ class DecoderBlock(nn.Module):
         )
         return self.output(attended.reshape(-1, self.num_heads * self.d_head)), key, value
 
-    def attend_memory(self, x: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
-        """Cross-attention of `(B, D)` rows over a memory `(B, G, C, K)`; rows of a request may share it."""
-        query = self.cross_query(x)
-        attended = operators.either(
-            rows.any_share, self._attend_with_members, self._attend_separately, query, key, value, rows
-        )
-        return self.cross_output(attended)
-
-    def _attend_separately(self, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
-        """The attention `(B, HK)` of queries `(B, HK)`, each over the memory of its own row."""
-        return operators.memory_attention(
-            query,
-            rows.nothing,
-            key,
-            value,
-            rows.last_positions,
-            rows.capacity,
+    def attend_once(
+        self,
+        x: Tensor,
+        cache: tuple[Tensor, Tensor],
+        lengths: Tensor,
+        capacity: Tensor,
+        bias: Tensor | None,
+        rotation: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`attend` of one position per row, on the CPU by the project's own operator if it can."""
+        if self.is_fused or bias is not None or rotation is not None or self.kind.window is not None:
+            return self.attend(x, cache, lengths, capacity, 1, bias, rotation)
+        attended, key, value = operators.cache_attention(
+            self.query_key_value(x),
+            *cache,
+            lengths,
+            capacity,
             num_heads=self.num_heads,
             scale=self.scale,
             cap=self.cap,
         )
+        return self.output(attended), key, value
 
-    def _attend_with_members(self, query: Tensor, key: Tensor, value: Tensor, rows: Rows) -> Tensor:
-        """The same where members read their owner's memory, and other rows their own."""
-        R, M = rows.members.shape
-        of_members = _select(query, rows.members)  # (R, M, HK)
-        of_members = of_members.view(R, M, self.num_heads, self.d_head).transpose(1, 2)  # (R, H, M, K)
-        source = (key.index_select(0, rows.owners), value.index_select(0, rows.owners), rows.mask)
-        together, _ = attention(of_members, [source], scale=self.scale, cap=self.cap)  # (R*M, HK)
-
-        def only_members(together: Tensor, rows: Rows, *_: Tensor) -> Tensor:
-            return _select(together, rows.memberships)
-
-        def beside_others(together: Tensor, rows: Rows, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            is_member = (rows.memberships >= 0).unsqueeze(1)
-            of_members = _select(together, rows.memberships.clamp(min=0))
-            return torch.where(is_member, of_members, self._attend_separately(query, key, value, rows))
-
-        return operators.either(
-            rows.all_share, only_members, beside_others, together, rows, query, key, value
+    def attend_memory(
+        self, x: Tensor, memory: Sequence[Tensor], lengths: Tensor, owners: Tensor, capacity: Tensor
+    ) -> Tensor:
+        """Cross-attention of `(B, D)` rows, each over the memory of its owner."""
+        attended = operators.memory_attention(
+            self.cross_query(x),
+            memory,
+            lengths,
+            owners,
+            capacity,
+            num_heads=self.num_heads,
+            scale=self.scale,
+            cap=self.cap,
         )
+        return self.cross_output(attended)
 
     def attend_memory_in_place(
         self, x: Tensor, memory: Sequence[Tensor], lengths: Tensor, capacity: Tensor

@@ -7,13 +7,14 @@ line ends with the operator's name. The shapes given to torch are those of the o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.onnx.ops import symbolic, symbolic_multi_out
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from seq2seq_serve.export.graphs.functions import DOMAIN
 
 
 def group_query_attention(
@@ -77,44 +78,66 @@ def group_query_attention(
     return output, present_key, present_value
 
 
-def memory_attention(
-    query: Tensor,
-    nothing: Tensor,
-    key: Tensor,
-    value: Tensor,
+def cache_attention(
+    packed: Tensor,
+    past_key: Tensor,
+    past_value: Tensor,
     last_positions: Tensor,
     capacity: Tensor,
     *,
     num_heads: int,
-    scale: float | None = None,
-    cap: float | None = None,
+    scale: float,
+    cap: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`group_query_attention` of one position per row, in the project's own operator (CacheAttention).
+
+    `packed` is `(B, (H + 2G)K)`, and the attention output `(B, HK)`.
+    """
+    attended, key, value = symbolic_multi_out(
+        f"{DOMAIN}::CacheAttention",
+        [packed, past_key, past_value, last_positions, capacity],
+        {"softcap": 0.0} | _head_attributes(past_key, num_heads, scale, cap),
+        dtypes=(packed.dtype,) * 3,
+        shapes=((packed.shape[0], num_heads * past_key.shape[3]), past_key.shape, past_value.shape),
+        version=1,
+    )
+    return attended, key, value
+
+
+def memory_attention(
+    query: Tensor,
+    memory: Sequence[Tensor],
+    last_positions: Tensor,
+    owners: Tensor,
+    capacity: Tensor,
+    *,
+    num_heads: int,
+    scale: float,
+    cap: float | None,
 ) -> Tensor:
-    """Attention of one position per row over a memory that it only reads (GroupQueryAttention).
+    """Attention of one position per row over a memory that it only reads (MemoryAttention).
 
     Args:
         query: `(B, HK)`.
-        nothing: `(B, 0, GK)`: no new keys and values.
-        key: `(B, G, C, K)`.
-        value: `(B, G, C, K)`.
+        memory: Its keys and values, `(B, G, C, K)` each.
         last_positions: `(B,)` int32: positions of each row, minus one.
+        owners: `(B,)` int64: a row whose memory equals the row's own, and may be read instead.
         capacity: `()` int32 on the host: C.
         num_heads: H.
-        scale: As for `group_query_attention`.
+        scale: The factor of the scores.
         cap: As for `group_query_attention`.
 
     Returns:
         `(B, HK)`.
     """
-    inputs = [query.unsqueeze(1), nothing, nothing, key, value, last_positions, capacity]
-    attended: Tensor = symbolic(
-        "com.microsoft::GroupQueryAttention",
-        inputs,
-        _head_attributes(key, num_heads, scale, cap),
+    return symbolic(
+        f"{DOMAIN}::MemoryAttention",
+        [query, *memory, last_positions, owners, capacity],
+        {"softcap": 0.0} | _head_attributes(memory[0], num_heads, scale, cap),
         dtype=query.dtype,
-        shape=(query.shape[0], 1, query.shape[1]),
+        shape=query.shape,
         version=1,
     )
-    return attended.squeeze(1)
 
 
 def _head_attributes(key: Tensor, num_heads: int, scale: float | None, cap: float | None) -> dict[str, Any]:
@@ -126,23 +149,6 @@ def _head_attributes(key: Tensor, num_heads: int, scale: float | None, cap: floa
     if cap is not None:
         attributes["softcap"] = cap
     return attributes
-
-
-def either(
-    condition: Tensor, if_true: Callable[..., Tensor], if_false: Callable[..., Tensor], *inputs: Any
-) -> Tensor:
-    """The result of one of two functions of the inputs; a run of the graph computes only that one (If).
-
-    `torch.cond` would compile the functions, which cannot be done with ONNX Runtime's operators. Without it
-    they may use no tensors but the inputs, which are tensors and named tuples of tensors.
-    """
-    tensors, structure = tree_flatten(inputs)
-    branches = [
-        lambda *tensors, branch=branch: (branch(*tree_unflatten(tensors, structure)),)
-        for branch in (if_true, if_false)
-    ]
-    (result,) = torch.ops.higher_order.cond(condition, *branches, tuple(tensors))
-    return result  # type: ignore[no-any-return]
 
 
 def multi_head_attention(

@@ -48,7 +48,6 @@ from seq2seq_serve.export.graphs.blocks import (
     EncoderBlock,
     HeadNorm,
     MergedBlock,
-    Rows,
 )
 from seq2seq_serve.export.graphs.layout import Layout, PackedLayout, PaddedLayout
 from seq2seq_serve.export.graphs.linear import Linear, LinearFactory
@@ -351,12 +350,11 @@ class StepGraph(OneStepGraph):
         hidden, residual = self.enter(x, norms)
         new_cache: list[Tensor] = []
         for layer, block in enumerate(self.decoder.blocks):
-            output, key, value = block.attend(
+            output, key, value = block.attend_once(
                 hidden,
                 (cache[2 * layer], cache[2 * layer + 1]),
                 cache_lengths,
                 cache_capacity,
-                1,
                 bias,
                 self.rotation(layer),
             )
@@ -368,22 +366,14 @@ class StepGraph(OneStepGraph):
 
 
 class SharingStepGraph(StepGraph):
-    """The step in which the rows of one request read its memory once.
-
-    So a beam's hypotheses cost little more than one. Other rows read their own memory. A row's numbers do not
-    depend on the rows beside it, because a request with several rows never reads its memory as one row does.
-    """
+    """The step for the CPU, in which rows may read the memory of another row of their request."""
 
     def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
         super().__init__(model, linear, decoder)
         cache = self._cache_specs()
         self.inputs = (
             *self.columns,
-            TensorSpec(names.OWNERS, "int64", (Axis.REQUESTS,), Role.TOKEN),
-            TensorSpec(names.MEMBERS, "int64", (Axis.REQUESTS, Axis.BEAM), Role.TOKEN),
-            TensorSpec(names.MEMBERSHIPS, "int64", (Axis.BATCH,), Role.TOKEN),
-            TensorSpec(names.ANY_SHARE, "bool", (), Role.TOKEN),
-            TensorSpec(names.ALL_SHARE, "bool", (), Role.TOKEN),
+            TensorSpec(names.OWNERS, "int64", (Axis.BATCH,), Role.TOKEN),
             TensorSpec(names.CACHE_CAPACITY, "int32", (), Role.CAPACITY),
             TensorSpec(names.MEMORY_CAPACITY, "int32", (), Role.CAPACITY),
             *cache,
@@ -397,31 +387,16 @@ class SharingStepGraph(StepGraph):
         cache_lengths: Tensor,
         last_source_positions: Tensor,
         owners: Tensor,
-        members: Tensor,
-        memberships: Tensor,
-        any_share: Tensor,
-        all_share: Tensor,
         cache_capacity: Tensor,
         memory_capacity: Tensor,
         *buffers: Tensor,
     ) -> tuple[Tensor, ...]:
         num_tensors = 2 * self.num_layers
         cache, memory = buffers[:num_tensors], buffers[num_tensors:]
-        places = torch.arange(memory[0].shape[2], dtype=torch.int32)
-        rows = Rows(
-            owners,
-            members,
-            memberships,
-            any_share,
-            all_share,
-            places <= last_source_positions.index_select(0, owners).view(-1, 1, 1, 1),
-            last_source_positions,
-            memory_capacity,
-            memory[0].new_empty(token_ids.shape[0], 0, self.num_key_value_heads * self.d_head),
-        )
 
         def attend_memory(layer: int, block: DecoderBlock, x: Tensor) -> Tensor:
-            return block.attend_memory(x, memory[2 * layer], memory[2 * layer + 1], rows)
+            pair = memory[2 * layer : 2 * layer + 2]
+            return block.attend_memory(x, pair, last_source_positions, owners, memory_capacity)
 
         hidden, new_cache = self.states(token_ids, cache_lengths, cache_capacity, cache, attend_memory)
         return (*self.answer(hidden, cache_lengths), *new_cache)

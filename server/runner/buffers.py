@@ -206,48 +206,32 @@ class _Column(NamedTuple):
 
     Attributes:
         free: The value for an unused row.
-        of_row: Returns the value for a sequence.
+        of_rows: Returns the values for the sequences of a step.
     """
 
     dtype: Any
     free: int
-    of_row: Callable[[Sequence], int]
+    of_rows: Callable[[tuple[Sequence, ...]], list[int]]
+
+
+def _of_each(value: Callable[[Sequence], int]) -> Callable[[tuple[Sequence, ...]], list[int]]:
+    return lambda rows: list(map(value, rows))
+
+
+def _owners(rows: tuple[Sequence, ...]) -> list[int]:
+    """Returns for each row the first row of its request: its memory is the same, and is read only once."""
+    first: dict[Search, int] = {}
+    return [first.setdefault(sequence.search, row) for row, sequence in enumerate(rows)]
 
 
 # The inputs of a step that the server can fill, by name
 COLUMNS = {
-    names.TOKEN_IDS: _Column(np.int64, 0, attrgetter("next_token_id")),
-    names.CACHE_LENGTHS: _Column(np.int32, 0, attrgetter("cache_length")),
-    names.PREVIOUS_LENGTHS: _Column(np.int32, -1, lambda row: row.cache_length - 1),
-    names.LAST_SOURCE_POSITIONS: _Column(np.int32, 0, lambda row: row.memory_length - 1),
+    names.TOKEN_IDS: _Column(np.int64, 0, _of_each(attrgetter("next_token_id"))),
+    names.CACHE_LENGTHS: _Column(np.int32, 0, _of_each(attrgetter("cache_length"))),
+    names.PREVIOUS_LENGTHS: _Column(np.int32, -1, _of_each(lambda row: row.cache_length - 1)),
+    names.LAST_SOURCE_POSITIONS: _Column(np.int32, 0, _of_each(lambda row: row.memory_length - 1)),
+    names.OWNERS: _Column(np.int64, 0, _owners),
 }
-
-# The inputs of a step whose rows share the memory of their request
-SHARING = (names.OWNERS, names.MEMBERS, names.MEMBERSHIPS, names.ANY_SHARE, names.ALL_SHARE)
-
-
-def sharing(rows: tuple[Sequence, ...], num_rows: int) -> dict[str, Array]:
-    """Returns the inputs `SHARING` of a step of `rows`, and of free rows up to `num_rows`.
-
-    A request for several hypotheses counts as two rows at least, even while it has one: a product with a
-    single row is computed in another order, and a row's numbers must not depend on the other rows of a step.
-    """
-    groups: dict[Search, list[int]] = {}
-    for row, sequence in enumerate(rows):
-        if sequence.request.num_slots > 1:
-            groups.setdefault(sequence.search, []).append(row)
-    beam = max([2, *map(len, groups.values())])
-    members = [group + [group[0]] * (beam - len(group)) for group in groups.values()]
-    memberships = np.full(num_rows, -1, np.int64)
-    for number, group in enumerate(groups.values()):
-        memberships[group] = range(number * beam, number * beam + len(group))
-    return {
-        names.OWNERS: np.array([group[0] for group in groups.values()], np.int64),
-        names.MEMBERS: np.array(members, np.int64).reshape(-1, beam),
-        names.MEMBERSHIPS: memberships,
-        names.ANY_SHARE: np.array(len(groups) > 0),
-        names.ALL_SHARE: np.array(bool((memberships >= 0).all())),
-    }
 
 
 class Columns:
@@ -315,7 +299,7 @@ class Columns:
             return
         for name, array in self._host.items():
             column = COLUMNS[name]
-            array[: len(rows)] = list(map(column.of_row, rows))
+            array[: len(rows)] = column.of_rows(rows)
             # A captured step also computes the rows after them. These write to slots that no request owns,
             # and their lengths stay below those of the running rows.
             array[len(rows) :] = column.free

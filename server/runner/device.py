@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import onnxruntime as ort
 
+from seq2seq_serve import kernels
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.cuda_libraries import device_description, load_cuda_libraries, provider_problem
 from seq2seq_serve.bundle.manifest import Bundle
@@ -130,6 +131,8 @@ class OnnxDevice:
         options.log_severity_level = 4
         # Threads that spin after a run would compete with the event loop for the CPU.
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        if self.is_host and (library := kernels.library()) is not None:
+            options.register_custom_ops_library(str(library))
         values: tuple[ort.OrtValue, ...] = ()
         if weights is not None:
             graph, found = take_weights(graph, weights, _EMPTY.name)

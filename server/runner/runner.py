@@ -30,7 +30,7 @@ from seq2seq_serve.server.engine.records import (
     Selected,
     Sequence,
 )
-from seq2seq_serve.server.runner.buffers import SHARING, Buffers, Columns, sharing
+from seq2seq_serve.server.runner.buffers import Buffers, Columns
 from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, share_threads
 from seq2seq_serve.server.runner.selection import Selector
 from seq2seq_serve.server.runner.sizing import RunnerConfig, Sizing, row_shape, size_up, source_specs
@@ -115,8 +115,7 @@ class OnnxRunner:
         self._source_specs = source_specs(bundle.manifest, self.precision)
         self.has_decode = Verb.DECODE in self._graphs
         step = self._graphs[Verb.STEP]
-        inputs = [spec.name for spec in step.inputs if spec.role is Role.TOKEN and spec.name not in SHARING]
-        self._shares_memory = any(spec.name in SHARING for spec in step.inputs)
+        inputs = [spec.name for spec in step.inputs if spec.role is Role.TOKEN]
         attending = {
             verb: spec
             for verb, graph in self._graphs.items()
@@ -158,9 +157,7 @@ class OnnxRunner:
             detects=self._detects,
         )
         self._buckets = buckets_up_to(self.num_slots)
-        # By the number of rows and the state's current copy; with the arrays of `_sharing` that are bound.
-        self._bindings: dict[tuple[int, int], tuple[list[Any], dict[str, Array]]] = {}
-        self._sharing: dict[str, Array] = {}  # the inputs that say which of the rows share a memory
+        self._bindings: dict[tuple[int, int], list[Any]] = {}  # by the number of rows and the state's copy
         self._select: Session | None = None
         self._rows: tuple[Sequence, ...] = ()  # of the last step, if the columns know what follows it
         self._fitting: tuple[Sequence, ...] = ()  # of the last step
@@ -247,8 +244,6 @@ class OnnxRunner:
             longest = self._rounded(max(row.memory_length for row in rows))
             if 2 * longest <= self._memory_capacity:
                 self._fit_memory(longest, num_rows)
-            if self._shares_memory:
-                self._sharing = sharing(rows, num_rows)
         # The columns do not know the next token of a row with several branches or a forced token; a row that
         # only keeps its memory does not grow.
         are_growing = all(sequence.num_branches == 1 and not sequence.num_forced for sequence in rows)
@@ -374,18 +369,12 @@ class OnnxRunner:
             num_rows = self._buckets[bisect_left(self._buckets, num_rows)]
         key = num_rows, self._state_copy
         if key not in self._bindings:
-            self._bindings[key] = self._bind_step(num_rows), self._sharing
-        bindings, bound = self._bindings[key]
-        # Without owners the arrays depend on the number of rows only.
-        if bound is not self._sharing and any(len(its[names.OWNERS]) for its in (bound, self._sharing)):
-            for name, array in self._sharing.items():
-                bindings[0].bind_cpu_input(name, array)
-            self._bindings[key] = bindings, self._sharing
+            self._bindings[key] = self._bind_step(num_rows)
         sessions = [self._sessions[Verb.STEP]]
         if picks and self._select is not None:
             sessions.append(self._select)
         graph_id = num_rows + self._state_copy * (1 + self.num_slots)
-        for session, binding in zip(sessions, bindings, strict=False):
+        for session, binding in zip(sessions, self._bindings[key], strict=False):
             if self.captures_steps:
                 self._device.replay(session, binding, graph_id=graph_id)
             else:
@@ -403,8 +392,6 @@ class OnnxRunner:
         for num_rows in reversed(self._buckets):
             with self._device.in_use():
                 self._columns.fill((), is_same=False)
-            if self._shares_memory:
-                self._sharing = sharing((), num_rows)
             for _ in range(2 if self._state else 1):  # from either copy
                 with self._device.alone():
                     self._run_step(num_rows)
@@ -453,7 +440,7 @@ class OnnxRunner:
 
     def _bind_step(self, num_rows: int) -> list[Any]:
         """Returns the bindings of the step and, if a second graph selects tokens, of that graph."""
-        bindings = [self._bind(Verb.STEP, 0, num_rows, self._sharing)]
+        bindings = [self._bind(Verb.STEP, 0, num_rows, {})]
         if self._select is not None:
             select = self._select.io_binding()
             self._columns.bind_logits(self._device.bind_input, select, num_rows)

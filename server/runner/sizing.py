@@ -13,7 +13,7 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec, Variant
 from seq2seq_serve.bundle.names import Axis, Precision, Role, Verb
 from seq2seq_serve.server.machine import usable_cpus
-from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, SHARING, num_copies
+from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, num_copies
 from seq2seq_serve.server.runner.device import CPU, ProviderPolicy, choose
 
 # Packed copies of weights that the kernels of one runner create: the encoder's once, the decoder's for a step
@@ -142,10 +142,10 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
     }
     variant = manifest.variants[precision]
     for spec in variant.graphs[Verb.STEP].inputs:
-        if spec.role is Role.TOKEN and spec.name not in (*COLUMNS, *SHARING):
+        if spec.role is Role.TOKEN and spec.name not in COLUMNS:
             raise ValueError(
                 f"the step of {precision} reads the column {spec.name!r}, and this server fills only "
-                f"{', '.join((*COLUMNS, *SHARING))}: export the run and serve it with the same version"
+                f"{', '.join(COLUMNS)}: export the run and serve it with the same version"
             )
     groups: dict[tuple[Any, ...], dict[str, TensorSpec]] = {}
     for graph in variant.graphs.values():

@@ -116,20 +116,6 @@ def test_rows_of_different_lengths_step_together(case):
 
 
 @pytest.mark.parametrize("exported", TOLERANCES, indirect=True)
-@pytest.mark.parametrize("sharing_rows", [(1,), (3, 0), (2, 1, 0, 3)])
-def test_rows_that_share_a_memory_step_beside_others(sharing_rows, case):
-    exported, memory, _, target_ids, _ = case
-    lengths = np.array([0, 8, 3, 5], np.int32)
-    _, _, cache = decode_once(exported, memory, target_ids, target_ids)
-    fed = target_ids[np.arange(B), lengths].copy()
-    separately = exported.graphs.step(fed, lengths, LENGTHS, cache | memory)
-    together = exported.graphs.step(fed, lengths, LENGTHS, cache | memory, sharing_rows=sharing_rows)
-    np.testing.assert_allclose(together, separately, atol=1e-4)
-    others = [row for row in range(B) if row not in sharing_rows]
-    np.testing.assert_array_equal(together[others], separately[others])
-
-
-@pytest.mark.parametrize("exported", TOLERANCES, indirect=True)
 def test_what_stands_after_a_position_does_not_change_it(case):
     exported, memory, _, target_ids, _ = case
     other_ids = target_ids.copy()

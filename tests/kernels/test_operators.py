@@ -1,0 +1,189 @@
+"""The operators in C++ compute what their definitions in ONNX Runtime's own operators compute, and numpy."""
+
+import shutil
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+from seq2seq_serve import kernels
+from seq2seq_serve.export.convert import OPSET
+from seq2seq_serve.export.graphs.functions import DOMAIN, define
+
+# B rows   H heads   G heads of keys and values   K d_head   C capacity
+
+pytestmark = pytest.mark.skipif(
+    kernels.library() is None and shutil.which("c++") is None, reason="there is no C++ compiler"
+)
+
+SIZES = [(4, 4, 32), (8, 8, 64), (2, 2, 8), (6, 2, 24), (4, 1, 128), (1, 1, 256)]  # H, G, K
+C = 21
+LAST_POSITIONS = np.array([0, 7, 8, 20, 15], np.int32)
+B = len(LAST_POSITIONS)
+FLOAT, INT32, INT64 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64
+
+
+def model_of(name, H, G, K, scale, cap):
+    """One operator as a graph with its definition."""
+    width = (H + 2 * G) * K if name == "CacheAttention" else H * K
+    inputs = [
+        ir.Value(name=key, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        for key, dtype, shape in [
+            ("query", FLOAT, ["B", width]),
+            ("key", FLOAT, ["B", G, "C", K]),
+            ("value", FLOAT, ["B", G, "C", K]),
+            ("last_positions", INT32, ["B"]),
+            *([("owners", INT64, ["B"])] if name == "MemoryAttention" else []),
+            ("capacity", INT32, []),
+        ]
+    ]
+    node = ir.node(
+        name,
+        inputs,
+        {"num_heads": H, "kv_num_heads": G, "scale": scale, "softcap": cap},
+        domain=DOMAIN,
+        num_outputs=3 if name == "CacheAttention" else 1,
+    )
+    for output in node.outputs:
+        output.type = ir.TensorType(FLOAT)
+    opsets = {"": OPSET, "com.microsoft": 1, DOMAIN: 1}
+    graph = ir.Graph(inputs, node.outputs, nodes=[node], opset_imports=opsets, name="one")
+    model = ir.Model(graph, ir_version=10)
+    for key, output in zip(("attended", "key_out", "value_out"), node.outputs, strict=False):
+        output.name = key
+    define(model)
+    return ir.to_proto(model).SerializeToString()
+
+
+def session_of(model, *, has_kernels):
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 2
+    if has_kernels:
+        options.register_custom_ops_library(str(kernels.library()))
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def run(session, feeds):
+    """Run with keys and values in place, as the server does; returns the output and the keys and values."""
+    values = {name: ort.OrtValue.ortvalue_from_numpy(array.copy()) for name, array in feeds.items()}
+    binding = session.io_binding()
+    for name, value in values.items():
+        binding.bind_ortvalue_input(name, value)
+    for output in session.get_outputs():
+        if output.name == "attended":
+            binding.bind_output(output.name)
+        else:
+            binding.bind_ortvalue_output(output.name, values[output.name.removesuffix("_out")])
+    session.run_with_iobinding(binding)
+    written = (binding.get_outputs()[0], values["key"], values["value"])
+    return [np.array(value.numpy()) for value in written]  # a view does not keep the memory alive
+
+
+def feeds_of(name, H, G, K, rows=B, spread=1.0):
+    rng = np.random.default_rng(H * K)
+    width = (H + 2 * G) * K if name == "CacheAttention" else H * K
+    feeds = {
+        "query": spread * rng.standard_normal((rows, width), np.float32),
+        "key": rng.standard_normal((rows, G, C, K), np.float32),
+        "value": rng.standard_normal((rows, G, C, K), np.float32),
+        "last_positions": np.resize(LAST_POSITIONS, rows),
+        "capacity": np.array(C, np.int32),
+    }
+    if name == "MemoryAttention":
+        feeds["owners"] = np.arange(rows)
+    return feeds
+
+
+def expected(feeds, H, scale, cap):
+    """Attention by its definition, in float64 (Vaswani et al. 2017, equation 1)."""
+    key, value = (feeds[name].astype(np.float64) for name in ("key", "value"))
+    rows, G, _, K = key.shape
+    query = feeds["query"][:, : H * K].reshape(rows, H, K).astype(np.float64)
+    attended = np.empty((rows, H, K))
+    for row, last in enumerate(feeds["last_positions"]):
+        if "owners" not in feeds:
+            new = feeds["query"][row, H * K :].reshape(2, G, K)
+            key[row, :, last], value[row, :, last] = new
+        owner = feeds["owners"][row] if "owners" in feeds else row
+        for head in range(H):
+            group = head * G // H
+            scores = key[owner, group, : last + 1] @ query[row, head] * scale
+            if cap:
+                scores = cap * np.tanh(scores / cap)
+            weights = np.exp(scores - scores.max())
+            attended[row, head] = weights / weights.sum() @ value[owner, group, : last + 1]
+    return attended.reshape(rows, -1), key, value
+
+
+@pytest.mark.parametrize("cap", [0.0, 5.0])
+@pytest.mark.parametrize(("H", "G", "K"), SIZES)
+@pytest.mark.parametrize("name", ["CacheAttention", "MemoryAttention"])
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_kernel_and_definition_compute_attention(has_kernels, name, H, G, K, cap):
+    scale = 1 / np.sqrt(K)
+    feeds = feeds_of(name, H, G, K, spread=3.0)
+    session = session_of(model_of(name, H, G, K, scale, cap), has_kernels=has_kernels)
+    for ours, theirs in zip(run(session, feeds), expected(feeds, H, scale, cap), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=3e-6)
+
+
+def test_many_rows_are_shared_among_threads():
+    """So many rows that several threads compute them get the same bits as each row alone."""
+    H, G, K = 8, 8, 64
+    feeds = feeds_of("CacheAttention", H, G, K, rows=300)
+    session = session_of(model_of("CacheAttention", H, G, K, 0.125, 0.0), has_kernels=True)
+    together, _, _ = run(session, feeds)
+    for row in (0, 3, 151, 299):
+        alone = {key: array[row : row + 1] if array.shape else array for key, array in feeds.items()}
+        np.testing.assert_array_equal(run(session, alone)[0][0], together[row])
+
+
+def test_a_row_reads_the_memory_of_its_owner():
+    H, G, K = 4, 4, 32
+    session = session_of(model_of("MemoryAttention", H, G, K, 0.2, 0.0), has_kernels=True)
+    feeds = feeds_of("MemoryAttention", H, G, K)
+    feeds["last_positions"][:] = 12
+    separate, _, _ = run(session, feeds)
+    feeds["owners"] = np.array([0, 3, 2, 3, 3])
+    shared, _, _ = run(session, feeds)
+    np.testing.assert_allclose(shared, expected(feeds, H, 0.2, 0.0)[0], atol=3e-6)
+    np.testing.assert_array_equal(shared[[0, 2, 3]], separate[[0, 2, 3]])
+    assert np.abs(shared[[1, 4]] - separate[[1, 4]]).min(axis=1).max() > 0
+
+
+def test_positions_after_the_last_one_are_not_read():
+    H, G, K = 4, 4, 32
+    session = session_of(model_of("MemoryAttention", H, G, K, 0.2, 0.0), has_kernels=True)
+    feeds = feeds_of("MemoryAttention", H, G, K)
+    clean, _, _ = run(session, feeds)
+    for row, last in enumerate(LAST_POSITIONS):
+        feeds["key"][row, :, last + 1 :] = feeds["value"][row, :, last + 1 :] = np.nan
+    np.testing.assert_array_equal(run(session, feeds)[0], clean)
+
+
+def test_keys_and_values_may_be_written_to_other_memory():
+    H, G, K = 2, 2, 8
+    session = session_of(model_of("CacheAttention", H, G, K, 0.2, 0.0), has_kernels=True)
+    feeds = feeds_of("CacheAttention", H, G, K)
+    for apart, in_place in zip(session.run(None, feeds), run(session, feeds), strict=True):
+        np.testing.assert_array_equal(apart, in_place)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"last_positions": np.full(B, C, np.int32)}, "last position is outside"),
+        ({"last_positions": np.full(B, -1, np.int32)}, "last position is outside"),
+        ({"last_positions": np.zeros(B + 1, np.int32)}, "number of rows"),
+        ({"owners": np.full(B, B)}, "owner is not a row"),
+        ({"owners": np.full(B, -1)}, "owner is not a row"),
+        ({"owners": np.zeros(B - 1, np.int64)}, "number of rows"),
+    ],
+)
+def test_wrong_inputs_are_refused_before_memory_is_read(changed, message):
+    H, G, K = 2, 2, 8
+    session = session_of(model_of("MemoryAttention", H, G, K, 0.2, 0.0), has_kernels=True)
+    with pytest.raises(Exception, match=message):
+        session.run(None, feeds_of("MemoryAttention", H, G, K) | changed)
