@@ -14,9 +14,10 @@ MAY_IMPORT = {
     "protos": set(),
     "bundle": set(),
     "drawing": {"bundle"},
+    "kernels": set(),
     "training": {"bundle", "drawing"},
-    "export": {"training", "bundle"},
-    "server": {"bundle", "protos"},
+    "export": {"training", "bundle", "kernels"},
+    "server": {"bundle", "kernels", "protos"},
     "client": {"protos", "drawing"},
 }
 NAMESPACED = set(MAY_IMPORT)
