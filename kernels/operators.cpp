@@ -1,11 +1,11 @@
-// Two operators for ONNX Runtime on a CPU: attention of one new position per row.
+// Operators for ONNX Runtime on a CPU, for what costs more than the products in small models.
 //
-// They are faster than ONNX Runtime's GroupQueryAttention, which costs more than the products themselves where heads
-// are narrow and sequences short. A graph that uses them also has a definition of each in standard operators, which
-// ONNX Runtime takes where this library is not loaded (export/graphs/functions.py).
+// A graph that uses them also has a definition of each in ONNX Runtime's own operators, which ONNX Runtime takes where
+// this library is not loaded (export/graphs/functions.py).
 //
-//   CacheAttention   appends a position to each row's cache, and attends to the cache
-//   MemoryAttention  attends to a memory; the rows of a request read that of one of them
+//   CacheAttention   appends one position to each row's cache, and attends to the cache
+//   MemoryAttention  attends from one position per row to a memory; the rows of a request read that of one of them
+//   AddNormQuantize  adds a residual, normalizes, and quantizes for the next product
 //
 // A row's numbers do not depend on the rows beside it. No other code knows ONNX Runtime's C interface; it is declared
 // here as far as it is used, because ONNX Runtime's packages for Python do not have its headers.
@@ -21,7 +21,7 @@ namespace {
 
 constexpr size_t MAX_WIDTH = 32; // of a head, in vectors of eight: d_head is at most 256
 
-// One operator's run. Letters: B rows, H heads, G heads of keys and values, C capacity, K d_head.
+// A run of an attention. Letters: B rows, H heads, G heads of keys and values, C capacity, K d_head.
 struct Task {
   const float *queries; // (B, …): a row has `query_stride` numbers, of which the queries (H, K) are the first
   size_t query_stride;
@@ -39,8 +39,17 @@ struct Task {
   }
 };
 
+// A run of AddNormQuantize over rows of D numbers.
+struct Norm {
+  const float *x, *residual, *weight, *bias; // (N, D) twice, (D,) twice
+  float *total, *normalized; // (N, D): the sum, and its norm; at most one is null
+  uint8_t *hidden; // (N, D): the norm in 256 levels
+  size_t d_model;
+  float epsilon, scale, zero_point;
+};
+
 namespace portable {
-#include "attend.inc"
+#include "compute.inc"
 }
 
 #if defined(__x86_64__)
@@ -51,7 +60,7 @@ namespace portable {
 #pragma GCC target("avx2,fma")
 #endif
 namespace avx2 {
-#include "attend.inc"
+#include "compute.inc"
 }
 #if defined(__clang__)
 #pragma clang attribute pop
@@ -60,20 +69,25 @@ namespace avx2 {
 #endif
 #endif
 
-void attend_rows(const Task &task, size_t begin, size_t end) {
-  const std::unique_ptr<float[]> scores(new float[task.capacity + 8]);
 #if defined(__x86_64__)
-  static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (has_avx2) return avx2::attend_rows(task, begin, end, scores.get());
+const bool HAS_AVX2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#define FASTEST(function) (HAS_AVX2 ? avx2::function : portable::function)
+#else
+#define FASTEST(function) portable::function
 #endif
-  portable::attend_rows(task, begin, end, scores.get());
+
+void compute_rows(const Task &task, size_t begin, size_t end) {
+  const std::unique_ptr<float[]> scores(new float[task.capacity + 8]);
+  FASTEST(attend_rows)(task, begin, end, scores.get());
 }
+
+void compute_rows(const Norm &norm, size_t begin, size_t end) { FASTEST(normalize_rows)(norm, begin, end); }
 
 // ---- ONNX Runtime's C interface (onnxruntime_c_api.h), whose functions keep their places in its table ----
 
 using Status = void; // opaque; null means success
-constexpr uint32_t API_VERSION = 17; // the first with `parallel_for`
-constexpr int FLOAT = 1, INT32 = 6, INT64 = 7, INVALID_ARGUMENT = 2;
+constexpr uint32_t API_VERSION = 24; // the first with all functions that are used
+constexpr int FLOAT = 1, UINT8 = 2, INT32 = 6, INT64 = 7, INVALID_ARGUMENT = 2;
 
 struct ApiBase {
   void *const *(*get)(uint32_t version);
@@ -117,58 +131,67 @@ void parallel_for(void *context, void (*work)(void *, size_t), size_t total, voi
 }
 
 template <class T> struct Tensor {
-  T *data = nullptr;
+  const T *data = nullptr;
+  const int64_t *shape = nullptr;
   size_t num_axes = 0;
-  int64_t shape[4] = {};
 
   bool has_shape(int64_t a) const { return num_axes == 1 && shape[0] == a; }
   bool has_shape(int64_t a, int64_t b) const { return num_axes == 2 && shape[0] == a && shape[1] == b; }
 };
 
-template <class T> Tensor<const T> input(void *context, size_t index) {
-  Tensor<const T> tensor;
+template <class T> Tensor<T> input(void *context, size_t index) {
+  Tensor<T> tensor;
   const void *value = nullptr;
-  void *info = nullptr, *data = nullptr;
+  int type = 0;
+  void *data = nullptr;
   call<90>(context, index, &value);
-  call<65>(value, &info);
-  call<61>(static_cast<const void *>(info), &tensor.num_axes);
-  if (tensor.num_axes <= 4) call<62>(static_cast<const void *>(info), tensor.shape, tensor.num_axes);
-  call<99, void>(info);
+  call<414>(value, &type, &tensor.shape, &tensor.num_axes);
   call<51>(const_cast<void *>(value), &data);
   tensor.data = static_cast<const T *>(data);
   return tensor;
 }
 
-float *output(void *context, size_t index, const int64_t *shape, size_t num_axes) {
+// Null for an output that nothing reads.
+template <class T = float> T *output(void *context, size_t index, const int64_t *shape, size_t num_axes) {
   void *value = nullptr, *data = nullptr;
   call<91>(context, index, shape, num_axes, &value);
-  call<51>(value, &data);
-  return static_cast<float *>(data);
+  if (value) call<51>(value, &data);
+  return static_cast<T *>(data);
 }
 
-struct Kernel {
+struct Attention {
   int64_t num_heads = 0;
   float scale = 0, cap = 0;
+
+  Status *read(const void *info) {
+    if (Status *status = attribute(info, "num_heads", &num_heads)) return status;
+    if (Status *status = attribute(info, "scale", &scale)) return status;
+    return attribute(info, "softcap", &cap);
+  }
 };
 
-Status *create(const Operator *, void *const *, const void *info, void **kernel) {
+struct AddNorm {
+  float epsilon = 0;
+
+  Status *read(const void *info) { return attribute(info, "epsilon", &epsilon); }
+};
+
+template <class Kernel> Status *create(const Operator *, void *const *, const void *info, void **kernel) {
   auto made = std::make_unique<Kernel>();
-  if (Status *status = attribute(info, "num_heads", &made->num_heads)) return status;
-  if (Status *status = attribute(info, "scale", &made->scale)) return status;
-  if (Status *status = attribute(info, "softcap", &made->cap)) return status;
-  *kernel = made.release();
-  return nullptr;
+  Status *status = made->read(info);
+  if (!status) *kernel = made.release();
+  return status;
 }
 
-void destroy(void *kernel) { delete static_cast<Kernel *>(kernel); }
+template <class Kernel> void destroy(void *kernel) { delete static_cast<Kernel *>(kernel); }
 
-// Fills in what both operators have in common; returns what is wrong with the inputs, or null.
-const char *fill(Task &task, const Kernel &kernel, const Tensor<const float> &queries,
-                 const Tensor<const float> &keys, const Tensor<const float> &values,
-                 const Tensor<const int32_t> &last_positions) {
+// Fills in what both attentions have in common; returns what is wrong with the inputs, or null.
+const char *fill(Task &task, const Attention &kernel, const Tensor<float> &queries,
+                 const Tensor<float> &keys, const Tensor<float> &values,
+                 const Tensor<int32_t> &last_positions) {
   if (queries.num_axes != 2 || keys.num_axes != 4 || values.num_axes != 4)
     return "queries have 2 axes, keys and values 4";
-  if (memcmp(keys.shape, values.shape, sizeof keys.shape)) return "keys and values differ in shape";
+  if (memcmp(keys.shape, values.shape, 4 * sizeof(int64_t))) return "keys and values differ in shape";
   const int64_t B = queries.shape[0], G = keys.shape[1], C = keys.shape[2], K = keys.shape[3];
   if (keys.shape[0] != B || !last_positions.has_shape(B)) return "the inputs differ in the number of rows";
   if (K % 8 || K == 0 || K > static_cast<int64_t>(8 * MAX_WIDTH)) return "d_head is a multiple of 8 up to 256";
@@ -185,23 +208,31 @@ const char *fill(Task &task, const Kernel &kernel, const Tensor<const float> &qu
   return nullptr;
 }
 
-constexpr size_t NUM_PARTS = 16, WORTH_THREADS = 1 << 20; // products, of which a core does some 10 in a nanosecond
+// Computes all rows, by several threads if they are worth it: a thread does some ten products in a nanosecond.
+template <class Work> void compute(void *context, const Work &work, size_t num_rows, size_t num_products) {
+  constexpr size_t NUM_PARTS = 16, WORTH_THREADS = 1 << 20;
+  if (num_products < WORTH_THREADS) return compute_rows(work, 0, num_rows);
+  struct Parts {
+    const Work &work;
+    size_t num_rows;
+  } parts{work, num_rows};
+  const auto part = [](void *data, size_t index) {
+    const Parts &parts = *static_cast<const Parts *>(data);
+    compute_rows(parts.work, index * parts.num_rows / NUM_PARTS, (index + 1) * parts.num_rows / NUM_PARTS);
+  };
+  parallel_for(context, part, NUM_PARTS, &parts);
+}
 
 void attend(void *context, const Task &task) {
-  size_t positions = 0;
-  for (size_t row = 0; row < task.num_rows; row++) positions += task.last_positions[row] + 1;
-  if (positions * task.num_heads * task.d_head < WORTH_THREADS) return attend_rows(task, 0, task.num_rows);
-  const auto part = [](void *data, size_t index) {
-    const Task &task = *static_cast<const Task *>(data);
-    attend_rows(task, index * task.num_rows / NUM_PARTS, (index + 1) * task.num_rows / NUM_PARTS);
-  };
-  parallel_for(context, part, NUM_PARTS, const_cast<Task *>(&task));
+  size_t num_positions = 0;
+  for (size_t row = 0; row < task.num_rows; row++) num_positions += task.last_positions[row] + 1;
+  compute(context, task, task.num_rows, num_positions * task.num_heads * task.d_head);
 }
 
 // Inputs: queries, keys and values (B, (H + 2G)K); the cache's keys and values (B, G, C, K); the new position of each
 // row (B,); and C, which only the standard definition reads. Outputs: (B, HK), and the cache, which may be bound to the inputs' memory.
 Status *cache_attention(void *self, void *context) {
-  const Kernel &kernel = *static_cast<const Kernel *>(self);
+  const Attention &kernel = *static_cast<const Attention *>(self);
   const auto packed = input<float>(context, 0), keys = input<float>(context, 1), values = input<float>(context, 2);
   const auto last_positions = input<int32_t>(context, 3);
   Task task{};
@@ -230,7 +261,7 @@ Status *cache_attention(void *self, void *context) {
 // Inputs: queries (B, HK); the memory's keys and values (B, G, C, K); each row's last position (B,), and the row whose
 // memory it reads (B,); and C, which only the standard definition reads. Output: (B, HK).
 Status *memory_attention(void *self, void *context) {
-  const Kernel &kernel = *static_cast<const Kernel *>(self);
+  const Attention &kernel = *static_cast<const Attention *>(self);
   const auto queries = input<float>(context, 0), keys = input<float>(context, 1), values = input<float>(context, 2);
   const auto last_positions = input<int32_t>(context, 3);
   const auto owners = input<int64_t>(context, 4);
@@ -246,33 +277,67 @@ Status *memory_attention(void *self, void *context) {
   return nullptr;
 }
 
+// Inputs: x and the residual (N, D); the norm's weight and bias (D,); the scale and zero point of the levels.
+// Outputs: their sum, its norm, and the norm's levels, (N, D) each.
+Status *add_norm_quantize(void *self, void *context) {
+  const auto x = input<float>(context, 0), residual = input<float>(context, 1);
+  const auto weight = input<float>(context, 2), bias = input<float>(context, 3), scale = input<float>(context, 4);
+  const auto zero_point = input<uint8_t>(context, 5);
+  if (x.num_axes != 2) return failure("x has 2 axes");
+  const int64_t N = x.shape[0], D = x.shape[1];
+  if (!residual.has_shape(N, D)) return failure("x and the residual differ in shape");
+  if (!weight.has_shape(D) || !bias.has_shape(D) || D % 8) return failure("the norm has another width");
+  Norm norm{};
+  norm.x = x.data, norm.residual = residual.data, norm.weight = weight.data, norm.bias = bias.data;
+  norm.total = output(context, 0, x.shape, 2);
+  norm.normalized = output(context, 1, x.shape, 2);
+  norm.hidden = output<uint8_t>(context, 2, x.shape, 2);
+  norm.d_model = static_cast<size_t>(D);
+  norm.epsilon = static_cast<const AddNorm *>(self)->epsilon;
+  norm.scale = *scale.data, norm.zero_point = *zero_point.data;
+  compute(context, norm, static_cast<size_t>(N), static_cast<size_t>(8 * N * D));
+  return nullptr;
+}
+
+int none(const Operator *) { return 0; }
 int required(const Operator *, size_t) { return 0; }
+int optional(const Operator *, size_t) { return 1; }
+
+template <class Kernel> Operator operator_of(Status *(*compute)(void *, void *)) {
+  Operator made{};
+  made.version = API_VERSION;
+  made.provider = [](const Operator *) -> const char * { return nullptr; }; // the CPU's
+  made.input_kind = made.output_kind = made.input_memory = required;
+  for (auto &arity : made.variadic) arity = none;
+  made.create_with_status = create<Kernel>;
+  made.compute_with_status = compute;
+  made.destroy = destroy<Kernel>;
+  made.first_version = [](const Operator *) { return 1; };
+  made.last_version = [](const Operator *) { return INT32_MAX; };
+  return made;
+}
 
 struct Operators {
-  Operator cache{}, memory{};
+  Operator cache = operator_of<Attention>(cache_attention), memory = operator_of<Attention>(memory_attention),
+           norm = operator_of<AddNorm>(add_norm_quantize);
 
   Operators() {
-    for (Operator *each : {&cache, &memory}) {
-      each->version = API_VERSION;
-      each->provider = [](const Operator *) -> const char * { return nullptr; }; // the CPU's
-      each->output_type = [](const Operator *, size_t) { return FLOAT; };
-      each->input_kind = each->output_kind = each->input_memory = required;
-      for (auto &none : each->variadic) none = [](const Operator *) { return 0; };
-      each->create_with_status = create;
-      each->destroy = destroy;
-      each->first_version = [](const Operator *) { return 1; };
-      each->last_version = [](const Operator *) { return INT32_MAX; };
-    }
     cache.name = [](const Operator *) { return "CacheAttention"; };
-    cache.input_type = [](const Operator *, size_t i) { return i < 3 ? FLOAT : INT32; };
     cache.num_inputs = [](const Operator *) -> size_t { return 5; };
+    cache.input_type = [](const Operator *, size_t i) { return i < 3 ? FLOAT : INT32; };
     cache.num_outputs = [](const Operator *) -> size_t { return 3; };
-    cache.compute_with_status = cache_attention;
+    cache.output_type = [](const Operator *, size_t) { return FLOAT; };
     memory.name = [](const Operator *) { return "MemoryAttention"; };
-    memory.input_type = [](const Operator *, size_t i) { return i < 3 ? FLOAT : i == 4 ? INT64 : INT32; };
     memory.num_inputs = [](const Operator *) -> size_t { return 6; };
+    memory.input_type = [](const Operator *, size_t i) { return i < 3 ? FLOAT : i == 4 ? INT64 : INT32; };
     memory.num_outputs = [](const Operator *) -> size_t { return 1; };
-    memory.compute_with_status = memory_attention;
+    memory.output_type = [](const Operator *, size_t) { return FLOAT; };
+    norm.name = [](const Operator *) { return "AddNormQuantize"; };
+    norm.num_inputs = [](const Operator *) -> size_t { return 6; };
+    norm.input_type = [](const Operator *, size_t i) { return i < 5 ? FLOAT : UINT8; };
+    norm.num_outputs = [](const Operator *) -> size_t { return 3; };
+    norm.output_type = [](const Operator *, size_t i) { return i < 2 ? FLOAT : UINT8; };
+    norm.output_kind = optional;
   }
 };
 
@@ -282,7 +347,7 @@ struct Domain {
 
   explicit Domain(const Operators &operators) {
     problem = call<26>("seq2seq_serve", &domain);
-    for (const Operator *each : {&operators.cache, &operators.memory})
+    for (const Operator *each : {&operators.cache, &operators.memory, &operators.norm})
       if (!problem) problem = call<27>(domain, each);
   }
 };

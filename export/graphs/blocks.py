@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from seq2seq_serve.export.graphs import operators
 from seq2seq_serve.export.graphs.architecture import Activation, LayerKind, Stack
 from seq2seq_serve.export.graphs.layout import Layout
-from seq2seq_serve.export.graphs.linear import FloatLinear, Linear, LinearFactory
+from seq2seq_serve.export.graphs.linear import FloatLinear, Int8Linear, Linear, LinearFactory
 
 # B batch rows   S source length   T target length   D d_model   H heads   G heads of keys and values
 # K d_head   C cache capacity
@@ -52,7 +52,12 @@ class AddNorm(nn.Module):
 
     Attributes:
         shift: `(D,)`, the shift of the norm's output; None if it is not shifted.
+        scale: `()`, the scale of the quantized output for `first`; None if it is not quantized here.
+        zero_point: `()`, its zero point.
     """
+
+    scale: Tensor | None
+    zero_point: Tensor | None
 
     def __init__(
         self,
@@ -77,6 +82,10 @@ class AddNorm(nn.Module):
         self.epsilon = norm.eps * residual_scale**2
         self.pre_norm = pre_norm
         self.is_fused = linear.is_fused
+        self.register_buffer("scale", None)
+        self.register_buffer("zero_point", None)
+        if isinstance(first, Int8Linear) and len(self.weight) % 8 == 0:  # the operator takes vectors of eight
+            self.scale, self.zero_point = first.scale, first.zero_point
         if self.is_fused and isinstance(last, FloatLinear):
             bias = last.take_bias()
             if residual_shift is not None:
@@ -97,7 +106,18 @@ class AddNorm(nn.Module):
         return operators.layer_normalization(x, self.weight, self.bias, epsilon=self.epsilon)
 
     def forward(self, output: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The input of the next sublayer, and the residual to which its output is added."""
+        """The input of the next sublayer, in the levels of its map if that is quantized, and the residual."""
+        if self.scale is not None and self.zero_point is not None and self.bias is not None:
+            total, normalized, hidden = operators.add_norm_quantize(
+                output,
+                residual,
+                self.weight,
+                self.bias,
+                self.scale,
+                self.zero_point,
+                epsilon=self.epsilon,
+            )
+            return hidden, total if self.pre_norm else normalized
         if not self.is_fused:  # ONNX Runtime 1.31 runs two nodes faster than the fused one on the CPU
             total = output + residual
             normalized = self.enter(total)

@@ -46,20 +46,39 @@ MemoryAttention <num_heads, kv_num_heads, scale, softcap>
     attended = Squeeze (output, position)
 }}
 """
-_TEXTS = {"CacheAttention": _CACHE_ATTENTION, "MemoryAttention": _MEMORY_ATTENTION}
+_ADD_NORM_QUANTIZE = """
+<domain: "{domain}", opset_import: ["": {opset}]>
+AddNormQuantize <epsilon> (x, residual, weight, bias, scale, zero_point) => (total, normalized, hidden)
+{{
+    total = Add (x, residual)
+    normalized = LayerNormalization <axis = -1, epsilon: float = @epsilon> (total, weight, bias)
+    hidden = QuantizeLinear (normalized, scale, zero_point)
+}}
+"""
+_TEXTS = {
+    "CacheAttention": _CACHE_ATTENTION,
+    "MemoryAttention": _MEMORY_ATTENTION,
+    "AddNormQuantize": _ADD_NORM_QUANTIZE,
+}
 
 
 def define(model: ir.Model) -> None:
-    """Add the definitions of the project's operators that a model uses.
+    """Add the definitions of the project's operators that a model uses; drop outputs that nothing reads.
 
     All layers must have keys of the same G and K, as in a Transformer's decoder.
     """
-    nodes = {node.op_type: node for node in model.graph if node.domain == DOMAIN}
+    nodes: dict[str, ir.Node] = {}
+    for node in model.graph:
+        if node.domain == DOMAIN:
+            nodes[node.op_type] = node
+            for output in node.outputs:
+                if not output.uses() and not output.is_graph_output():
+                    output.name = ""
     for name, node in nodes.items():
         keys = node.inputs[1]
         assert keys is not None
         assert keys.shape is not None
-        _, G, _, K = keys.shape
-        text = _TEXTS[name].format(domain=DOMAIN, opset=model.opset_imports[""], key_width=G * K)
+        key_width = keys.shape[1] * keys.shape[-1]  # (B, G, C, K)
+        text = _TEXTS[name].format(domain=DOMAIN, opset=model.opset_imports[""], key_width=key_width)
         function = ir.from_proto(onnx.parser.parse_function(text))
         model.functions[function.identifier()] = function

@@ -109,6 +109,8 @@ class ActivationRange:
 class Int8Linear(Linear):
     """uint8 inputs with one calibrated scale, int8 weights with one scale per output column.
 
+    An input in float32 is quantized first; an input in uint8 already is.
+
     A constant scale keeps rows independent of each other: if the scale were computed from the whole batch, a
     row's tokens would depend on its neighbours.
     """
@@ -132,9 +134,10 @@ class Int8Linear(Linear):
         self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        quantized = operators.quantize(x, self.scale, self.zero_point)
+        if x.dtype is not torch.uint8:
+            x = operators.quantize(x, self.scale, self.zero_point)
         return operators.integer_matmul(
-            quantized, self.weight, self.scale, self.weight_scale, self.zero_point, self.bias
+            x, self.weight, self.scale, self.weight_scale, self.zero_point, self.bias
         )
 
 

@@ -226,6 +226,28 @@ def layer_normalization(x: Tensor, weight: Tensor, bias: Tensor, *, epsilon: flo
     )
 
 
+def add_norm_quantize(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    *,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`x + residual`, its layer norm, and that quantized, in the project's own operator (AddNormQuantize)."""
+    total, normalized, hidden = symbolic_multi_out(
+        f"{DOMAIN}::AddNormQuantize",
+        [x, residual, weight, bias, scale, zero_point],
+        {"epsilon": epsilon},
+        dtypes=(x.dtype, x.dtype, torch.uint8),
+        shapes=(x.shape,) * 3,
+        version=1,
+    )
+    return total, normalized, hidden
+
+
 def rms_normalization(x: Tensor, weight: Tensor, *, epsilon: float) -> Tensor:
     """RMS norm over the last axis (RMSNormalization of the standard, opset 23)."""
     attributes: dict[str, Any] = {"axis": -1, "epsilon": epsilon}

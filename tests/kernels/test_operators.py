@@ -21,11 +21,11 @@ SIZES = [(4, 4, 32), (8, 8, 64), (2, 2, 8), (6, 2, 24), (4, 1, 128), (1, 1, 256)
 C = 21
 LAST_POSITIONS = np.array([0, 7, 8, 20, 15], np.int32)
 B = len(LAST_POSITIONS)
-FLOAT, INT32, INT64 = ir.DataType.FLOAT, ir.DataType.INT32, ir.DataType.INT64
+FLOAT, UINT8, INT32, INT64 = (getattr(ir.DataType, name) for name in ("FLOAT", "UINT8", "INT32", "INT64"))
 
 
-def model_of(name, H, G, K, scale, cap):
-    """One operator as a graph with its definition."""
+def attention_of(name, H, G, K, scale, cap):
+    """One attention as a graph with its definition."""
     width = (H + 2 * G) * K if name == "CacheAttention" else H * K
     inputs = [
         ir.Value(name=key, type=ir.TensorType(dtype), shape=ir.Shape(shape))
@@ -38,20 +38,20 @@ def model_of(name, H, G, K, scale, cap):
             ("capacity", INT32, []),
         ]
     ]
-    node = ir.node(
-        name,
-        inputs,
-        {"num_heads": H, "kv_num_heads": G, "scale": scale, "softcap": cap},
-        domain=DOMAIN,
-        num_outputs=3 if name == "CacheAttention" else 1,
-    )
-    for output in node.outputs:
-        output.type = ir.TensorType(FLOAT)
+    attributes = {"num_heads": H, "kv_num_heads": G, "scale": scale, "softcap": cap}
+    outputs = ["attended", "key_out", "value_out"] if name == "CacheAttention" else ["attended"]
+    return model_of(name, inputs, attributes, dict.fromkeys(outputs, FLOAT))
+
+
+def model_of(name, inputs, attributes, outputs, *, unread=()):
+    """A graph of one operator with its definition; outputs are types by name."""
+    node = ir.node(name, inputs, attributes, domain=DOMAIN, num_outputs=len(outputs))
+    for output, (key, dtype) in zip(node.outputs, outputs.items(), strict=True):
+        output.name, output.type = key, ir.TensorType(dtype)
+    read = [output for output in node.outputs if output.name not in unread]
     opsets = {"": OPSET, "com.microsoft": 1, DOMAIN: 1}
-    graph = ir.Graph(inputs, node.outputs, nodes=[node], opset_imports=opsets, name="one")
+    graph = ir.Graph(inputs, read, nodes=[node], opset_imports=opsets, name="one")
     model = ir.Model(graph, ir_version=10)
-    for key, output in zip(("attended", "key_out", "value_out"), node.outputs, strict=False):
-        output.name = key
     define(model)
     return ir.to_proto(model).SerializeToString()
 
@@ -124,7 +124,7 @@ def expected(feeds, H, scale, cap):
 def test_kernel_and_definition_compute_attention(has_kernels, name, H, G, K, cap):
     scale = 1 / np.sqrt(K)
     feeds = feeds_of(name, H, G, K, spread=3.0)
-    session = session_of(model_of(name, H, G, K, scale, cap), has_kernels=has_kernels)
+    session = session_of(attention_of(name, H, G, K, scale, cap), has_kernels=has_kernels)
     for ours, theirs in zip(run(session, feeds), expected(feeds, H, scale, cap), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=3e-6)
 
@@ -133,7 +133,7 @@ def test_many_rows_are_shared_among_threads():
     """So many rows that several threads compute them get the same bits as each row alone."""
     H, G, K = 8, 8, 64
     feeds = feeds_of("CacheAttention", H, G, K, rows=300)
-    session = session_of(model_of("CacheAttention", H, G, K, 0.125, 0.0), has_kernels=True)
+    session = session_of(attention_of("CacheAttention", H, G, K, 0.125, 0.0), has_kernels=True)
     together, _, _ = run(session, feeds)
     for row in (0, 3, 151, 299):
         alone = {key: array[row : row + 1] if array.shape else array for key, array in feeds.items()}
@@ -142,7 +142,7 @@ def test_many_rows_are_shared_among_threads():
 
 def test_a_row_reads_the_memory_of_its_owner():
     H, G, K = 4, 4, 32
-    session = session_of(model_of("MemoryAttention", H, G, K, 0.2, 0.0), has_kernels=True)
+    session = session_of(attention_of("MemoryAttention", H, G, K, 0.2, 0.0), has_kernels=True)
     feeds = feeds_of("MemoryAttention", H, G, K)
     feeds["last_positions"][:] = 12
     separate, _, _ = run(session, feeds)
@@ -155,7 +155,7 @@ def test_a_row_reads_the_memory_of_its_owner():
 
 def test_positions_after_the_last_one_are_not_read():
     H, G, K = 4, 4, 32
-    session = session_of(model_of("MemoryAttention", H, G, K, 0.2, 0.0), has_kernels=True)
+    session = session_of(attention_of("MemoryAttention", H, G, K, 0.2, 0.0), has_kernels=True)
     feeds = feeds_of("MemoryAttention", H, G, K)
     clean, _, _ = run(session, feeds)
     for row, last in enumerate(LAST_POSITIONS):
@@ -165,7 +165,7 @@ def test_positions_after_the_last_one_are_not_read():
 
 def test_keys_and_values_may_be_written_to_other_memory():
     H, G, K = 2, 2, 8
-    session = session_of(model_of("CacheAttention", H, G, K, 0.2, 0.0), has_kernels=True)
+    session = session_of(attention_of("CacheAttention", H, G, K, 0.2, 0.0), has_kernels=True)
     feeds = feeds_of("CacheAttention", H, G, K)
     for apart, in_place in zip(session.run(None, feeds), run(session, feeds), strict=True):
         np.testing.assert_array_equal(apart, in_place)
@@ -184,6 +184,36 @@ def test_keys_and_values_may_be_written_to_other_memory():
 )
 def test_wrong_inputs_are_refused_before_memory_is_read(changed, message):
     H, G, K = 2, 2, 8
-    session = session_of(model_of("MemoryAttention", H, G, K, 0.2, 0.0), has_kernels=True)
+    session = session_of(attention_of("MemoryAttention", H, G, K, 0.2, 0.0), has_kernels=True)
     with pytest.raises(Exception, match=message):
         session.run(None, feeds_of("MemoryAttention", H, G, K) | changed)
+
+
+@pytest.mark.parametrize("unread", ["total", "normalized"])
+@pytest.mark.parametrize(("N", "D"), [(1, 8), (5, 128), (700, 512)])
+def test_kernel_and_definition_add_normalize_and_quantize(N, D, unread):
+    shapes = {"x": ["N", D], "residual": ["N", D], "weight": [D], "bias": [D], "scale": [], "zero_point": []}
+    inputs = [
+        ir.Value(
+            name=name,
+            type=ir.TensorType(UINT8 if name == "zero_point" else FLOAT),
+            shape=ir.Shape(shape),
+        )
+        for name, shape in shapes.items()
+    ]
+    outputs = {"total": FLOAT, "normalized": FLOAT, "hidden": UINT8}
+    model = model_of("AddNormQuantize", inputs, {"epsilon": 1e-5}, outputs, unread=(unread,))
+    rng = np.random.default_rng(N)
+    feeds = {
+        name: rng.standard_normal((N, D) if shape[:1] == ["N"] else shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    feeds |= {"scale": np.array(0.015, np.float32), "zero_point": np.array(101, np.uint8)}
+    (ours, hidden), (theirs, expected_hidden) = (
+        session_of(model, has_kernels=has_kernels).run(None, feeds) for has_kernels in (True, False)
+    )
+    np.testing.assert_allclose(ours, theirs, atol=2e-5, rtol=1e-5)
+    differences = np.abs(hidden.astype(int) - expected_hidden)
+    assert differences.max() <= 1  # numbers halfway between two levels
+    assert differences.mean() < 1e-3
+    assert {0, 255} <= set(hidden.ravel().tolist()) or N * D < 1000  # numbers outside of the levels
