@@ -32,6 +32,8 @@ struct Task {
   size_t num_rows, num_heads, num_groups, capacity, d_head;
   float scale, cap;
 
+  size_t length(size_t row) const { return static_cast<size_t>(last_positions[row]) + 1; }
+
   // Where the keys of a row and head begin.
   size_t place(size_t row, size_t head) const {
     const size_t owner = owners ? static_cast<size_t>(owners[row]) : row;
@@ -225,7 +227,7 @@ template <class Work> void compute(void *context, const Work &work, size_t num_r
 
 void attend(void *context, const Task &task) {
   size_t num_positions = 0;
-  for (size_t row = 0; row < task.num_rows; row++) num_positions += task.last_positions[row] + 1;
+  for (size_t row = 0; row < task.num_rows; row++) num_positions += task.length(row);
   compute(context, task, task.num_rows, num_positions * task.num_heads * task.d_head);
 }
 
