@@ -5,31 +5,36 @@
 //
 //   CacheAttention   appends one position to each row's cache, and attends to the cache
 //   MemoryAttention  attends from one position per row to a memory; the rows of a request read that of one of them
+//   SourceAttention  attends from every token of a source to all of its tokens
 //   AddNormQuantize  adds a residual, normalizes, and quantizes for the next product
 //
 // A row's numbers do not depend on the rows beside it. No other code knows ONNX Runtime's C interface; it is declared
 // here as far as it is used, because ONNX Runtime's packages for Python do not have its headers.
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
 #include <memory>
+#include <vector>
 
 namespace {
 
 constexpr size_t MAX_WIDTH = 32; // of a head, in vectors of eight: d_head is at most 256
 
-// A run of an attention. Letters: B rows, H heads, G heads of keys and values, C capacity, K d_head.
+// A run of an attention, whose rows each have one query a head. Letters: H heads, G heads of keys and values, K d_head.
+// A stride is the distance of two rows, heads or positions, in numbers.
 struct Task {
-  const float *queries; // (B, …): a row has `query_stride` numbers, of which the queries (H, K) are the first
-  size_t query_stride;
-  const float *keys, *values; // (B, G, C, K)
-  const int32_t *last_positions; // (B,)
-  const int64_t *owners; // (B,): the row whose keys and values each row reads; null for its own
-  float *outputs; // (B, H, K)
-  size_t num_rows, num_heads, num_groups, capacity, d_head;
+  const float *queries; // a row begins with its queries (H, K)
+  const float *keys, *values;
+  const int32_t *last_positions; // of the keys that each row attends to
+  const int64_t *owners; // the row at whose keys each row's begin; null for its own
+  float *outputs; // rows of (H, K)
+  size_t num_rows, num_heads, num_groups, d_head;
+  size_t query_stride, row_stride, head_stride, position_stride;
+  size_t longest; // the room for positions
   float scale, cap;
 
   size_t length(size_t row) const { return static_cast<size_t>(last_positions[row]) + 1; }
@@ -37,7 +42,7 @@ struct Task {
   // Where the keys of a row and head begin.
   size_t place(size_t row, size_t head) const {
     const size_t owner = owners ? static_cast<size_t>(owners[row]) : row;
-    return (owner * num_groups + head * num_groups / num_heads) * capacity * d_head;
+    return owner * row_stride + head * num_groups / num_heads * head_stride;
   }
 };
 
@@ -79,7 +84,7 @@ const bool HAS_AVX2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("
 #endif
 
 void compute_rows(const Task &task, size_t begin, size_t end) {
-  const std::unique_ptr<float[]> scores(new float[task.capacity + 8]);
+  const std::unique_ptr<float[]> scores(new float[task.longest + 8]);
   FASTEST(attend_rows)(task, begin, end, scores.get());
 }
 
@@ -187,7 +192,11 @@ template <class Kernel> Status *create(const Operator *, void *const *, const vo
 
 template <class Kernel> void destroy(void *kernel) { delete static_cast<Kernel *>(kernel); }
 
-// Fills in what both attentions have in common; returns what is wrong with the inputs, or null.
+const char *const WRONG_WIDTH = "d_head is a multiple of 8 up to 256";
+
+bool is_width(int64_t K) { return K > 0 && K % 8 == 0 && K <= static_cast<int64_t>(8 * MAX_WIDTH); }
+
+// Fills in what the attentions to a cache and to a memory have in common; returns what is wrong with the inputs, or null.
 const char *fill(Task &task, const Attention &kernel, const Tensor<float> &queries,
                  const Tensor<float> &keys, const Tensor<float> &values,
                  const Tensor<int32_t> &last_positions) {
@@ -196,16 +205,17 @@ const char *fill(Task &task, const Attention &kernel, const Tensor<float> &queri
   if (memcmp(keys.shape, values.shape, 4 * sizeof(int64_t))) return "keys and values differ in shape";
   const int64_t B = queries.shape[0], G = keys.shape[1], C = keys.shape[2], K = keys.shape[3];
   if (keys.shape[0] != B || !last_positions.has_shape(B)) return "the inputs differ in the number of rows";
-  if (K % 8 || K == 0 || K > static_cast<int64_t>(8 * MAX_WIDTH)) return "d_head is a multiple of 8 up to 256";
+  if (!is_width(K)) return WRONG_WIDTH;
   if (G == 0 || kernel.num_heads % G) return "the heads are a multiple of the heads of keys";
   for (int64_t row = 0; row < B; row++)
     if (last_positions.data[row] < 0 || last_positions.data[row] >= C)
       return "a last position is outside of the keys";
   task.queries = queries.data;
-  task.query_stride = static_cast<size_t>(queries.shape[1]);
   task.keys = keys.data, task.values = values.data;
   task.last_positions = last_positions.data;
-  task.num_rows = B, task.num_heads = kernel.num_heads, task.num_groups = G, task.capacity = C, task.d_head = K;
+  task.num_rows = B, task.num_heads = kernel.num_heads, task.num_groups = G, task.d_head = K;
+  task.query_stride = queries.shape[1], task.row_stride = G * C * K, task.head_stride = C * K, task.position_stride = K;
+  task.longest = C;
   task.scale = kernel.scale, task.cap = kernel.cap;
   return nullptr;
 }
@@ -239,7 +249,7 @@ Status *cache_attention(void *self, void *context) {
   const auto last_positions = input<int32_t>(context, 3);
   Task task{};
   if (const char *problem = fill(task, kernel, packed, keys, values, last_positions)) return failure(problem);
-  const size_t H = task.num_heads, G = task.num_groups, C = task.capacity, K = task.d_head;
+  const size_t H = task.num_heads, G = task.num_groups, C = task.longest, K = task.d_head;
   if (task.query_stride != (H + 2 * G) * K) return failure("packed queries, keys and values have another width");
   const int64_t shape[] = {packed.shape[0], static_cast<int64_t>(H * K)};
   task.outputs = output(context, 0, shape, 2);
@@ -275,6 +285,39 @@ Status *memory_attention(void *self, void *context) {
     if (owners.data[row] < 0 || owners.data[row] >= queries.shape[0]) return failure("an owner is not a row");
   task.owners = owners.data;
   task.outputs = output(context, 0, queries.shape, 2);
+  attend(context, task);
+  return nullptr;
+}
+
+// Inputs: queries, keys and values (N, 3HK) of the tokens of several sources, one after the other; each source's number
+// of tokens (B,); and two that only the standard definition reads. Output: (N, HK), each token's attention to its source.
+Status *source_attention(void *self, void *context) {
+  const Attention &kernel = *static_cast<const Attention *>(self);
+  const auto packed = input<float>(context, 0);
+  const auto lengths = input<int64_t>(context, 1);
+  if (packed.num_axes != 2 || lengths.num_axes != 1) return failure("the tokens have 2 axes, the lengths 1");
+  const int64_t N = packed.shape[0], H = kernel.num_heads, K = packed.shape[1] / (3 * H);
+  if (packed.shape[1] != 3 * H * K || !is_width(K)) return failure(WRONG_WIDTH);
+  std::vector<int64_t> firsts;
+  std::vector<int32_t> last_positions;
+  int64_t longest = 0;
+  for (int64_t source = 0; source < lengths.shape[0]; source++) {
+    const int64_t first = static_cast<int64_t>(firsts.size()), length = lengths.data[source];
+    if (length < 0 || length > N - first) return failure("the sources have more tokens than there are");
+    firsts.insert(firsts.end(), length, first);
+    last_positions.insert(last_positions.end(), length, static_cast<int32_t>(length - 1));
+    longest = std::max(longest, length);
+  }
+  if (static_cast<int64_t>(firsts.size()) != N) return failure("the sources have fewer tokens than there are");
+  Task task{};
+  task.queries = packed.data, task.keys = packed.data + H * K, task.values = packed.data + 2 * H * K;
+  task.last_positions = last_positions.data(), task.owners = firsts.data();
+  task.num_rows = N, task.num_heads = task.num_groups = H, task.d_head = K;
+  task.query_stride = task.row_stride = task.position_stride = 3 * H * K, task.head_stride = K;
+  task.longest = longest;
+  task.scale = kernel.scale;
+  const int64_t shape[] = {N, H * K};
+  task.outputs = output(context, 0, shape, 2);
   attend(context, task);
   return nullptr;
 }
@@ -321,7 +364,7 @@ template <class Kernel> Operator operator_of(Status *(*compute)(void *, void *))
 
 struct Operators {
   Operator cache = operator_of<Attention>(cache_attention), memory = operator_of<Attention>(memory_attention),
-           norm = operator_of<AddNorm>(add_norm_quantize);
+           source = operator_of<Attention>(source_attention), norm = operator_of<AddNorm>(add_norm_quantize);
 
   Operators() {
     cache.name = [](const Operator *) { return "CacheAttention"; };
@@ -334,6 +377,11 @@ struct Operators {
     memory.input_type = [](const Operator *, size_t i) { return i < 3 ? FLOAT : i == 4 ? INT64 : INT32; };
     memory.num_outputs = [](const Operator *) -> size_t { return 1; };
     memory.output_type = [](const Operator *, size_t) { return FLOAT; };
+    source.name = [](const Operator *) { return "SourceAttention"; };
+    source.num_inputs = [](const Operator *) -> size_t { return 4; };
+    source.input_type = [](const Operator *, size_t i) { return i == 0 ? FLOAT : INT64; };
+    source.num_outputs = [](const Operator *) -> size_t { return 1; };
+    source.output_type = [](const Operator *, size_t) { return FLOAT; };
     norm.name = [](const Operator *) { return "AddNormQuantize"; };
     norm.num_inputs = [](const Operator *) -> size_t { return 6; };
     norm.input_type = [](const Operator *, size_t i) { return i < 5 ? FLOAT : UINT8; };
@@ -349,7 +397,7 @@ struct Domain {
 
   explicit Domain(const Operators &operators) {
     problem = call<26>("seq2seq_serve", &domain);
-    for (const Operator *each : {&operators.cache, &operators.memory, &operators.norm})
+    for (const Operator *each : {&operators.cache, &operators.memory, &operators.source, &operators.norm})
       if (!problem) problem = call<27>(domain, each);
   }
 };

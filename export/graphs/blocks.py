@@ -219,11 +219,8 @@ class EncoderBlock(_Block):
 
     def attend(self, x: Tensor, layout: Layout, bias: Tensor | None = None) -> Tensor:
         """Self-attention within each source; the bias `(1, H, S, S)` is added to the scores."""
-        query, key, value = layout.places(self.query_key_value(x), 3)  # (B, S, HK) each
-        attended = layout.attention(
-            query, key, value, layout.lengths, num_heads=self.num_heads, scale=self.scale, bias=bias
-        )
-        return self.output(layout.rows(attended))
+        attended = layout.attend(self.query_key_value(x), bias, num_heads=self.num_heads, scale=self.scale)
+        return self.output(attended)
 
     def attend_fully(
         self, x: Tensor, layout: Layout, mask: Tensor, rotation: tuple[Tensor, Tensor] | None

@@ -6,6 +6,8 @@ not have its kernel (`kernels/operators.cpp`), so a graph runs everywhere, and f
 
 from __future__ import annotations
 
+import math
+
 import onnx
 import onnx.parser
 import onnx_ir as ir
@@ -37,7 +39,7 @@ MemoryAttention <num_heads, kv_num_heads, scale, softcap>
     position = Constant <value_ints = [1]> ()
     row = Unsqueeze (query, position)
     starts = Constant <value_ints = [0, 0]> ()
-    ends = Constant <value_ints = [0, {key_width}]> ()
+    ends = Constant <value_ints = [0, {width}]> ()
     axes = Constant <value_ints = [1, 2]> ()
     nothing = Slice (row, starts, ends, axes)
     output = com.microsoft.GroupQueryAttention <num_heads: int = @num_heads,
@@ -46,6 +48,27 @@ MemoryAttention <num_heads, kv_num_heads, scale, softcap>
     attended = Squeeze (output, position)
 }}
 """
+# The tokens are first laid out with padding, which repeats the last token of its source.
+_SOURCE_ATTENTION = """
+<domain: "{domain}", opset_import: ["": {opset}]>
+SourceAttention <num_heads, scale, softcap> (packed, lengths, row_numbers, indices) => (attended)
+{{
+    shape = Constant <value_ints = [-1, {width}]> ()
+    parts = Reshape (packed, shape)
+    one = Constant <value_int = 1> ()
+    three = Constant <value_int = 3> ()
+    queries = Mul (row_numbers, three)
+    keys = Add (queries, one)
+    values = Add (keys, one)
+    query = Gather (parts, queries)
+    key = Gather (parts, keys)
+    value = Gather (parts, values)
+    padded = Attention <q_num_heads: int = @num_heads, kv_num_heads: int = @num_heads, scale: float = @scale>
+        (query, key, value, , , , lengths)
+    attended = GatherND (padded, indices)
+}}
+"""
+
 _ADD_NORM_QUANTIZE = """
 <domain: "{domain}", opset_import: ["": {opset}]>
 AddNormQuantize <epsilon> (x, residual, weight, bias, scale, zero_point) => (total, normalized, hidden)
@@ -58,6 +81,7 @@ AddNormQuantize <epsilon> (x, residual, weight, bias, scale, zero_point) => (tot
 _TEXTS = {
     "CacheAttention": _CACHE_ATTENTION,
     "MemoryAttention": _MEMORY_ATTENTION,
+    "SourceAttention": _SOURCE_ATTENTION,
     "AddNormQuantize": _ADD_NORM_QUANTIZE,
 }
 
@@ -65,7 +89,7 @@ _TEXTS = {
 def define(model: ir.Model) -> None:
     """Add the definitions of the project's operators that a model uses; drop outputs that nothing reads.
 
-    All layers must have keys of the same G and K, as in a Transformer's decoder.
+    All layers must have keys of the same width, as in a Transformer's encoder and its decoder.
     """
     nodes: dict[str, ir.Node] = {}
     for node in model.graph:
@@ -75,10 +99,16 @@ def define(model: ir.Model) -> None:
                 if not output.uses() and not output.is_graph_output():
                     output.name = ""
     for name, node in nodes.items():
-        keys = node.inputs[1]
-        assert keys is not None
-        assert keys.shape is not None
-        key_width = keys.shape[1] * keys.shape[-1]  # (B, G, C, K)
-        text = _TEXTS[name].format(domain=DOMAIN, opset=model.opset_imports[""], key_width=key_width)
+        text = _TEXTS[name].format(domain=DOMAIN, opset=model.opset_imports[""], width=_width(node))
         function = ir.from_proto(onnx.parser.parse_function(text))
         model.functions[function.identifier()] = function
+
+
+def _width(node: ir.Node) -> int:
+    """The width of all keys of a position, which is a constant of the definitions."""
+    is_packed = node.op_type == "SourceAttention"
+    keys = node.inputs[0 if is_packed else 1]  # (N, 3HK), or (B, G, C, K)
+    assert keys is not None
+    assert keys.shape is not None
+    width = math.prod(size for size in keys.shape if isinstance(size, int))
+    return width // 3 if is_packed else width

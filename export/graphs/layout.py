@@ -5,7 +5,7 @@ Only attention and the memory need to know the batch row and the position of a t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -21,10 +21,6 @@ class Layout(Protocol):
     """The places `(B, S)` of a batch as rows of a matrix `(N, W)`."""
 
     @property
-    def attention(self) -> Callable[..., Tensor]:
-        """The fastest operator of attention between all places, which takes the `lengths`."""
-
-    @property
     def lengths(self) -> Tensor | None:
         """The positions of each batch row `(B,)`; None if every one has S."""
 
@@ -36,6 +32,12 @@ class Layout(Protocol):
 
     def rows(self, places: Tensor) -> Tensor:
         """The rows `(N, W)` of `(B, S, W)`."""
+
+    def attend(self, packed: Tensor, bias: Tensor | None, *, num_heads: int, scale: float) -> Tensor:
+        """The attention `(N, HK)` within each batch row, of queries, keys and values `(N, 3HK)`.
+
+        A bias `(1, H, S, S)` is added to the scores, whose factor is `scale`.
+        """
 
     def heads(self, rows: Tensor, sizes: tuple[int, int, int]) -> Sequence[Tensor]:
         """The 2L keys and values, `(…, K)` each, of `(N, 2L · GK)`; the sizes are 2L, G, K."""
@@ -52,8 +54,6 @@ class PaddedLayout:
         lengths: `(B,)` int32; None if every batch row has S positions.
     """
 
-    attention = staticmethod(operators.multi_head_attention)
-
     def __init__(self, shape: tuple[int, int], lengths: Tensor | None) -> None:
         self.shape, self.lengths = shape, lengths
 
@@ -65,6 +65,13 @@ class PaddedLayout:
 
     def rows(self, places: Tensor) -> Tensor:
         return places.reshape(-1, places.shape[2])
+
+    def attend(self, packed: Tensor, bias: Tensor | None, *, num_heads: int, scale: float) -> Tensor:
+        query, key, value = self.places(packed, 3)
+        attended = operators.multi_head_attention(
+            query, key, value, self.lengths, num_heads=num_heads, scale=scale, bias=bias
+        )
+        return self.rows(attended)
 
     def heads(self, rows: Tensor, sizes: tuple[int, int, int]) -> Sequence[Tensor]:
         return rows.view(*self.shape, *sizes).permute(2, 0, 3, 1, 4).unbind()  # (B, G, S, K) each
@@ -90,8 +97,6 @@ class PackedLayout:
         lengths: `(B,)` int32.
     """
 
-    attention = staticmethod(operators.attention)
-
     def __init__(self, source_length: int, lengths: Tensor) -> None:
         self.lengths = lengths.to(torch.int64)
         positions, counts = torch.arange(source_length), self.lengths.unsqueeze(1)
@@ -111,6 +116,17 @@ class PackedLayout:
 
     def rows(self, places: Tensor) -> Tensor:
         return operators.gather(places, self._indices)
+
+    def attend(self, packed: Tensor, bias: Tensor | None, *, num_heads: int, scale: float) -> Tensor:
+        if bias is None and packed.shape[1] % (3 * 8 * num_heads) == 0:  # the operator takes vectors of eight
+            return operators.source_attention(
+                packed, self.lengths, self._row_numbers, self._indices, num_heads=num_heads, scale=scale
+            )
+        query, key, value = self.places(packed, 3)
+        attended = operators.attention(
+            query, key, value, self.lengths, num_heads=num_heads, scale=scale, bias=bias
+        )
+        return self.rows(attended)
 
     def heads(self, rows: Tensor, sizes: tuple[int, int, int]) -> Sequence[Tensor]:
         return rows.view(-1, *sizes).chunk(sizes[0], dim=1)  # (N, 1, G, K) each

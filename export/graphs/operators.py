@@ -140,6 +140,38 @@ def memory_attention(
     )
 
 
+def source_attention(
+    packed: Tensor,
+    lengths: Tensor,
+    row_numbers: Tensor,
+    indices: Tensor,
+    *,
+    num_heads: int,
+    scale: float,
+) -> Tensor:
+    """Attention of every token to all tokens of its source, in the project's own operator (SourceAttention).
+
+    Args:
+        packed: Queries, keys and values `(N, 3HK)` of all sources' tokens, one after the other.
+        lengths: The number of tokens of each source, `(B,)` int64.
+        row_numbers: The row of each place `(B, S)` of the padded sources.
+        indices: The place of each row, `(N, 2)`.
+        num_heads: H.
+        scale: The factor of the scores.
+
+    Returns:
+        `(N, HK)`.
+    """
+    return symbolic(
+        f"{DOMAIN}::SourceAttention",
+        [packed, lengths, row_numbers, indices],
+        {"num_heads": num_heads, "scale": scale, "softcap": 0.0},
+        dtype=packed.dtype,
+        shape=(packed.shape[0], packed.shape[1] // 3),
+        version=1,
+    )
+
+
 def _head_attributes(key: Tensor, num_heads: int, scale: float | None, cap: float | None) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "num_heads": num_heads,

@@ -120,7 +120,7 @@ def test_the_fused_operators_are_in_place(random_bundle):
     )
     assert "SkipLayerNormalization" not in step  # measured several times slower on the CPU
     encode = Counter(node.op_type for node in graph_of(random_bundle, Precision.FP32, Verb.ENCODE).node)
-    assert encode["Attention"] == L
+    assert encode["SourceAttention"] == L
     assert encode["ScatterND"] == 2 * L
     assert encode["Split"] == 1  # keys and values of the memory
     assert (encode["NonZero"], encode["Transpose"]) == (1, 1)  # the places of tokens, as pairs

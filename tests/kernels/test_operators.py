@@ -27,17 +27,11 @@ FLOAT, UINT8, INT32, INT64 = (getattr(ir.DataType, name) for name in ("FLOAT", "
 def attention_of(name, H, G, K, scale, cap):
     """One attention as a graph with its definition."""
     width = (H + 2 * G) * K if name == "CacheAttention" else H * K
-    inputs = [
-        ir.Value(name=key, type=ir.TensorType(dtype), shape=ir.Shape(shape))
-        for key, dtype, shape in [
-            ("query", FLOAT, ["B", width]),
-            ("key", FLOAT, ["B", G, "C", K]),
-            ("value", FLOAT, ["B", G, "C", K]),
-            ("last_positions", INT32, ["B"]),
-            *([("owners", INT64, ["B"])] if name == "MemoryAttention" else []),
-            ("capacity", INT32, []),
-        ]
-    ]
+    types = {"query": FLOAT, "key": FLOAT, "value": FLOAT, "last_positions": INT32}
+    shapes = [["B", width], ["B", G, "C", K], ["B", G, "C", K], ["B"]]
+    if name == "MemoryAttention":
+        types, shapes = types | {"owners": INT64}, [*shapes, ["B"]]
+    inputs = values_of(types | {"capacity": INT32}, [*shapes, []])
     attributes = {"num_heads": H, "kv_num_heads": G, "scale": scale, "softcap": cap}
     outputs = ["attended", "key_out", "value_out"] if name == "CacheAttention" else ["attended"]
     return model_of(name, inputs, attributes, dict.fromkeys(outputs, FLOAT))
@@ -54,6 +48,22 @@ def model_of(name, inputs, attributes, outputs, *, unread=()):
     model = ir.Model(graph, ir_version=10)
     define(model)
     return ir.to_proto(model).SerializeToString()
+
+
+def source_attention_of(H, K, scale):
+    types = {"packed": FLOAT, "lengths": INT64, "row_numbers": INT64, "indices": INT64}
+    shapes = [["N", 3 * H * K], ["B"], ["B", "S"], ["N", 2]]
+    inputs = values_of(types, shapes)
+    attributes = {"num_heads": H, "scale": scale, "softcap": 0.0}
+    return model_of("SourceAttention", inputs, attributes, {"attended": FLOAT})
+
+
+def values_of(types, shapes):
+    """The inputs of a graph."""
+    return [
+        ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape(shape))
+        for (name, dtype), shape in zip(types.items(), shapes, strict=True)
+    ]
 
 
 def session_of(model, *, has_kernels):
@@ -193,14 +203,8 @@ def test_wrong_inputs_are_refused_before_memory_is_read(changed, message):
 @pytest.mark.parametrize(("N", "D"), [(1, 8), (5, 128), (700, 512)])
 def test_kernel_and_definition_add_normalize_and_quantize(N, D, unread):
     shapes = {"x": ["N", D], "residual": ["N", D], "weight": [D], "bias": [D], "scale": [], "zero_point": []}
-    inputs = [
-        ir.Value(
-            name=name,
-            type=ir.TensorType(UINT8 if name == "zero_point" else FLOAT),
-            shape=ir.Shape(shape),
-        )
-        for name, shape in shapes.items()
-    ]
+    types = {name: UINT8 if name == "zero_point" else FLOAT for name in shapes}
+    inputs = values_of(types, shapes.values())
     outputs = {"total": FLOAT, "normalized": FLOAT, "hidden": UINT8}
     model = model_of("AddNormQuantize", inputs, {"epsilon": 1e-5}, outputs, unread=(unread,))
     rng = np.random.default_rng(N)
@@ -217,3 +221,44 @@ def test_kernel_and_definition_add_normalize_and_quantize(N, D, unread):
     assert differences.max() <= 1  # numbers halfway between two levels
     assert differences.mean() < 1e-3
     assert {0, 255} <= set(hidden.ravel().tolist()) or N * D < 1000  # numbers outside of the levels
+
+
+@pytest.mark.parametrize(("H", "K"), [(4, 32), (8, 64), (2, 8), (3, 24)])
+@pytest.mark.parametrize("lengths", [(1,), (9, 1, 8, 23), (40,) * 30])
+def test_tokens_attend_to_their_source(lengths, H, K):
+    N, lengths = sum(lengths), np.array(lengths)
+    row_numbers, indices = places_of(lengths)
+    rng = np.random.default_rng(N)
+    packed = rng.standard_normal((N, 3 * H * K), np.float32)
+    model = source_attention_of(H, K, 0.3)
+    feeds = {"packed": packed, "lengths": lengths, "row_numbers": row_numbers, "indices": indices}
+    expected = np.empty((N, H, K))
+    query, key, value = packed.astype(np.float64).reshape(N, 3, H, K).swapaxes(0, 1)
+    for source in np.split(np.arange(N), np.cumsum(lengths)[:-1]):
+        scores = np.einsum("qhk,shk->hqs", query[source], key[source]) * 0.3
+        weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+        weights /= weights.sum(axis=2, keepdims=True)
+        expected[source] = np.einsum("hqs,shk->qhk", weights, value[source])
+    for has_kernels in (True, False):
+        (attended,) = session_of(model, has_kernels=has_kernels).run(None, feeds)
+        np.testing.assert_allclose(attended, expected.reshape(N, -1), atol=3e-6)
+
+
+def places_of(lengths):
+    """The row of each place of the padded sources, and the place of each row."""
+    starts, longest = np.cumsum(lengths) - lengths, max(lengths)
+    row_numbers = starts[:, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
+    return row_numbers, np.argwhere(np.arange(longest) < lengths[:, None])
+
+
+@pytest.mark.parametrize("lengths", [(3, 4), (3, 1), (9, -1), (-2, 10)])
+def test_sources_that_do_not_fit_the_tokens_are_refused(lengths):
+    model = source_attention_of(2, 8, 0.3)
+    feeds = {
+        "packed": np.zeros((8 if lengths != (3, 4) else 6, 48), np.float32),
+        "lengths": np.array(lengths),
+        "row_numbers": np.zeros((2, 4), np.int64),
+        "indices": np.zeros((8, 2), np.int64),
+    }
+    with pytest.raises(Exception, match="tokens than there are"):
+        session_of(model, has_kernels=True).run(None, feeds)
