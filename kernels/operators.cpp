@@ -7,6 +7,7 @@
 //   MemoryAttention  attends from one position per row to a memory; the rows of a request read that of one of them
 //   SourceAttention  attends from every token of a source to all of its tokens
 //   AddNormQuantize  adds a residual, normalizes, and quantizes for the next product
+//   Candidates       finds the most probable tokens of each row
 //
 // A row's numbers do not depend on the rows beside it. No other code knows ONNX Runtime's C interface; it is declared
 // here as far as it is used, because ONNX Runtime's packages for Python do not have its headers.
@@ -55,6 +56,14 @@ struct Norm {
   float epsilon, scale, zero_point;
 };
 
+// A run of Candidates: K of V tokens a row.
+struct Ranking {
+  const float *logits;                 // (m, V)
+  float *log_probabilities;            // (m, K)
+  int64_t *token_ids;                  // (m, K)
+  size_t vocab_size, num_candidates;
+};
+
 namespace portable {
 #include "compute.inc"
 }
@@ -89,6 +98,8 @@ void compute_rows(const Task &task, size_t begin, size_t end) {
 }
 
 void compute_rows(const Norm &norm, size_t begin, size_t end) { FASTEST(normalize_rows)(norm, begin, end); }
+
+void compute_rows(const Ranking &ranking, size_t begin, size_t end) { FASTEST(rank_rows)(ranking, begin, end); }
 
 // ---- ONNX Runtime's C interface (onnxruntime_c_api.h), whose functions keep their places in its table ----
 
@@ -344,6 +355,28 @@ Status *add_norm_quantize(void *self, void *context) {
   return nullptr;
 }
 
+struct Nothing {
+  Status *read(const void *) { return nullptr; }
+};
+
+// Inputs: logits (m, V), and the number K of candidates (1,). Outputs: their ids and log-probabilities, (m, K) each, the
+// most probable first.
+Status *candidates(void *, void *context) {
+  const auto logits = input<float>(context, 0);
+  const auto number = input<int64_t>(context, 1);
+  if (logits.num_axes != 2 || !number.has_shape(1)) return failure("the logits have 2 axes, the number 1");
+  const int64_t rows = logits.shape[0], V = logits.shape[1], K = *number.data;
+  if (K < 1 || K > V) return failure("the number of candidates is from 1 to the size of the vocabulary");
+  const int64_t shape[] = {rows, K};
+  Ranking ranking{};
+  ranking.logits = logits.data;
+  ranking.token_ids = output<int64_t>(context, 0, shape, 2);
+  ranking.log_probabilities = output(context, 1, shape, 2);
+  ranking.vocab_size = static_cast<size_t>(V), ranking.num_candidates = static_cast<size_t>(K);
+  compute(context, ranking, static_cast<size_t>(rows), static_cast<size_t>(8 * rows * V));
+  return nullptr;
+}
+
 int none(const Operator *) { return 0; }
 int required(const Operator *, size_t) { return 0; }
 int optional(const Operator *, size_t) { return 1; }
@@ -364,7 +397,8 @@ template <class Kernel> Operator operator_of(Status *(*compute)(void *, void *))
 
 struct Operators {
   Operator cache = operator_of<Attention>(cache_attention), memory = operator_of<Attention>(memory_attention),
-           source = operator_of<Attention>(source_attention), norm = operator_of<AddNorm>(add_norm_quantize);
+           source = operator_of<Attention>(source_attention), norm = operator_of<AddNorm>(add_norm_quantize),
+           ranking = operator_of<Nothing>(candidates);
 
   Operators() {
     cache.name = [](const Operator *) { return "CacheAttention"; };
@@ -388,6 +422,11 @@ struct Operators {
     norm.num_outputs = [](const Operator *) -> size_t { return 3; };
     norm.output_type = [](const Operator *, size_t i) { return i < 2 ? FLOAT : UINT8; };
     norm.output_kind = optional;
+    ranking.name = [](const Operator *) { return "Candidates"; };
+    ranking.num_inputs = [](const Operator *) -> size_t { return 2; };
+    ranking.input_type = [](const Operator *, size_t i) { return i == 0 ? FLOAT : INT64; };
+    ranking.num_outputs = [](const Operator *) -> size_t { return 2; };
+    ranking.output_type = [](const Operator *, size_t i) { return i == 0 ? INT64 : FLOAT; };
   }
 };
 
@@ -397,7 +436,8 @@ struct Domain {
 
   explicit Domain(const Operators &operators) {
     problem = call<26>("seq2seq_serve", &domain);
-    for (const Operator *each : {&operators.cache, &operators.memory, &operators.source, &operators.norm})
+    for (const Operator *each : {&operators.cache, &operators.memory, &operators.source, &operators.norm,
+                                  &operators.ranking})
       if (!problem) problem = call<27>(domain, each);
   }
 };

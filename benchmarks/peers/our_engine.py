@@ -34,6 +34,7 @@ from seq2seq_serve.server.models.loading import start_engines
 from seq2seq_serve.server.runner.device import ProviderPolicy
 from seq2seq_serve.server.runner.sizing import RunnerConfig, size_up
 
+_CALL_REQUESTS = 250  # the requests of one call, so that engines begin before all are on their way
 _NO_BUDGET = 1 << 62  # the number of slots is the limit, not their bytes
 
 
@@ -151,9 +152,11 @@ class _Engines:
             )
             for i, source in enumerate(sources)
         ]
-        for place, engine in enumerate(self._engines):  # as the parts of one call
-            if part := requests[place :: len(self._engines)]:
-                engine.submit(*part)
+        for start in range(0, len(requests), _CALL_REQUESTS):
+            call = requests[start : start + _CALL_REQUESTS]
+            for place, engine in enumerate(self._engines):
+                if part := call[place :: len(self._engines)]:
+                    engine.submit(*part)
         self._all_done.wait()
         return [_best_target(self._results[request])[request.num_counted :] for request in requests]
 

@@ -34,7 +34,6 @@ _IMPORTED_LENGTH = (
 FIRST_WORD, NUM_AFTER_WORDS = 700, 300  # ids between these are ordinary tokens of every checkpoint
 _LABELS = ("greedy", 1), (f"beam {BEAM_SIZE}", BEAM_SIZE)
 _MANY_SLOTS = 160
-_MULTI30K_SLOTS = 80  # `tiny` is slower with 256 slots, whose caches do not fit into the processor's
 _MULTI30K_FILES = "tok/test_2016_flickr.lc.norm.tok.{}.gz"  # lower case, cut into words by Moses
 
 
@@ -319,4 +318,4 @@ def multi30k_suite(corpus: Path, run: Path, max_sentences: int | None = None) ->
         Work(f"Multi30k, {label}", sources, Search(beam_size, trained.config.max_target_length), references)
         for label, beam_size in _LABELS
     )
-    return Suite("Multi30k", trained, works, max_slots=_MULTI30K_SLOTS)
+    return Suite("Multi30k", trained, works, max_slots=_MANY_SLOTS)

@@ -78,12 +78,27 @@ AddNormQuantize <epsilon> (x, residual, weight, bias, scale, zero_point) => (tot
     hidden = QuantizeLinear (normalized, scale, zero_point)
 }}
 """
+_CANDIDATES = """
+<domain: "{domain}", opset_import: ["": {opset}]>
+Candidates (logits, num_candidates) => (token_ids, log_probabilities)
+{{
+    best, token_ids = TopK <axis = 1> (logits, num_candidates)
+    all_log_probabilities = LogSoftmax <axis = 1> (logits)
+    log_probabilities = GatherElements <axis = 1> (all_log_probabilities, token_ids)
+}}
+"""
 _TEXTS = {
     "CacheAttention": _CACHE_ATTENTION,
     "MemoryAttention": _MEMORY_ATTENTION,
     "SourceAttention": _SOURCE_ATTENTION,
     "AddNormQuantize": _ADD_NORM_QUANTIZE,
+    "Candidates": _CANDIDATES,
 }
+
+
+def definition(name: str, opset: int, width: int = 0) -> onnx.FunctionProto:
+    """The definition of an operator; `width` is that of all keys of a position, if it has keys."""
+    return onnx.parser.parse_function(_TEXTS[name].format(domain=DOMAIN, opset=opset, width=width))
 
 
 def define(model: ir.Model) -> None:
@@ -99,8 +114,7 @@ def define(model: ir.Model) -> None:
                 if not output.uses() and not output.is_graph_output():
                     output.name = ""
     for name, node in nodes.items():
-        text = _TEXTS[name].format(domain=DOMAIN, opset=model.opset_imports[""], width=_width(node))
-        function = ir.from_proto(onnx.parser.parse_function(text))
+        function = ir.from_proto(definition(name, model.opset_imports[""], _width(node)))
         model.functions[function.identifier()] = function
 
 

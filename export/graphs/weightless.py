@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.export.convert import OPSET
+from seq2seq_serve.export.graphs.functions import DOMAIN, definition
 
 _IR_VERSION = 10
 _BLOCK = 128  # tokens per block: a draw from the whole vocabulary first sums each block
@@ -177,12 +178,12 @@ def candidates() -> onnx.ModelProto:
 
     As in `greedy`, the logits decide the order: two of them may round to the same log-probability.
     """
-    nodes = [
-        _top(["best_logits", names.TOKEN_IDS]),
-        *_log_probabilities(),
-    ]
     inputs = [_logits(), _tensor(names.NUM_CANDIDATES, TensorProto.INT64, 1)]
-    return _selection("candidates", nodes, inputs, _tokens("num_candidates"))
+    outputs = _tokens("num_candidates")
+    node = helper.make_node(
+        "Candidates", [value.name for value in inputs], [value.name for value in outputs], domain=DOMAIN
+    )
+    return _model(helper.make_graph([node], "candidates", inputs, outputs), definition("Candidates", OPSET))
 
 
 def normalize() -> onnx.ModelProto:
@@ -484,10 +485,14 @@ def _selection(
     return _model(helper.make_graph(nodes, name, inputs, outputs, constants))
 
 
-def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
-    opset = helper.make_opsetid("", OPSET)
+def _model(graph: onnx.GraphProto, *functions: onnx.FunctionProto) -> onnx.ModelProto:
+    opsets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(one.domain, 1) for one in functions)]
     model = helper.make_model(
-        graph, opset_imports=[opset], ir_version=_IR_VERSION, producer_name="seq2seq-serve"
+        graph,
+        opset_imports=opsets,
+        functions=functions,
+        ir_version=_IR_VERSION,
+        producer_name="seq2seq-serve",
     )
     onnx.checker.check_model(model, full_check=True)
     return model

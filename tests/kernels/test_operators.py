@@ -262,3 +262,26 @@ def test_sources_that_do_not_fit_the_tokens_are_refused(lengths):
     }
     with pytest.raises(Exception, match="tokens than there are"):
         session_of(model, has_kernels=True).run(None, feeds)
+
+
+@pytest.mark.parametrize(
+    ("m", "V", "K"), [(1, 1, 1), (3, 37, 1), (3, 37, 37), (80, 6000, 10), (2, 50_001, 70)]
+)
+def test_kernel_and_definition_find_the_candidates(m, V, K):
+    inputs = values_of({"logits": FLOAT, "num_candidates": INT64}, [["m", "V"], [1]])
+    model = model_of("Candidates", inputs, {}, {"token_ids": INT64, "log_probabilities": FLOAT})
+    rng = np.random.default_rng(V)
+    logits = rng.standard_normal((m, V)).astype(np.float32) * 4
+    logits[:, V // 2 :] = logits[:, V // 2 :].round()  # many are equal
+    logits[0, ::5] = -np.inf
+    feeds = {"logits": logits, "num_candidates": np.array([K])}
+    (ids, scores), (expected_ids, expected_scores) = (
+        session_of(model, has_kernels=has_kernels).run(None, feeds) for has_kernels in (True, False)
+    )
+    np.testing.assert_array_equal(
+        np.take_along_axis(logits, ids, 1), np.take_along_axis(logits, expected_ids, 1)
+    )
+    finite = np.isfinite(expected_scores)
+    np.testing.assert_array_equal(ids[finite], expected_ids[finite])
+    np.testing.assert_allclose(scores, expected_scores, atol=5e-6)
+    assert all(len(set(row)) == K for row in ids.tolist())

@@ -163,7 +163,7 @@ def test_alternatives_are_the_best_tokens_and_the_greedy_one_is_the_first(random
                 assert choice.alternatives[0] == (token_id, choice.log_probability)
                 num_seen += 1
             elif request.num_alternatives:
-                assert choice.log_probability <= given[0]
+                assert choice.log_probability <= given[0] + 1e-6  # another graph rounded it
     assert num_seen > 20
 
 
