@@ -34,7 +34,7 @@ from seq2seq_serve.server.models.loading import start_engines
 from seq2seq_serve.server.runner.device import ProviderPolicy
 from seq2seq_serve.server.runner.sizing import RunnerConfig, size_up
 
-_CALL_REQUESTS = 250  # the requests of one call, so that engines begin before all are on their way
+_CALL_REQUESTS = 250  # of one call: engines begin with it before the next call is on its way
 _NO_BUDGET = 1 << 62  # the number of slots is the limit, not their bytes
 
 
@@ -135,30 +135,32 @@ class _Engines:
         )
 
     def translate(self, sources: Sequence[Source], search: Search) -> list[list[int]]:
-        """Submit all sources at once; returns the best target of each."""
+        """Submit all sources as calls, the longest first; returns the best target of each."""
         self._results.clear()
         self._all_done.clear()
         self._num_open = len(sources)
-        beam = Beam(search.beam_size, alpha=0.0) if search.beam_size > 1 else None
-        requests = [
-            Request(
-                str(i),
-                {self._source: np.array(source)},
-                self._memory.memory_length({self._source: len(source)}),
-                search.most(source),
-                arrival=time.monotonic(),
-                beam=beam,
-                **self._settings,
-            )
-            for i, source in enumerate(sources)
-        ]
-        for start in range(0, len(requests), _CALL_REQUESTS):
-            call = requests[start : start + _CALL_REQUESTS]
+        requests: dict[int, Request] = {}
+        order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
+        for start in range(0, len(order), _CALL_REQUESTS):
+            call = {i: self._request(i, sources[i], search) for i in order[start : start + _CALL_REQUESTS]}
+            requests |= call
             for place, engine in enumerate(self._engines):
-                if part := call[place :: len(self._engines)]:
+                if part := list(call.values())[place :: len(self._engines)]:
                     engine.submit(*part)
         self._all_done.wait()
-        return [_best_target(self._results[request])[request.num_counted :] for request in requests]
+        results = (self._results[requests[i]] for i in range(len(sources)))
+        return [_best_target(result)[requests[0].num_counted :] for result in results]
+
+    def _request(self, number: int, source: Source, search: Search) -> Request:
+        return Request(
+            str(number),
+            {self._source: np.array(source)},
+            self._memory.memory_length({self._source: len(source)}),
+            search.most(source),
+            arrival=time.monotonic(),
+            beam=Beam(search.beam_size, alpha=0.0) if search.beam_size > 1 else None,
+            **self._settings,
+        )
 
     def stop(self) -> None:
         """End the engines."""
