@@ -9,6 +9,16 @@
 # `/bundles/demo --insecure`.
 ARG PYTHON_VERSION=3.11
 
+# The operators in C++, compiled as pyproject.toml says.
+FROM python:${PYTHON_VERSION}-slim-bookworm AS kernels
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+WORKDIR /app
+COPY pyproject.toml .
+COPY kernels kernels
+RUN python -c "import tomllib; \
+(kernels,) = tomllib.load(open('pyproject.toml', 'rb'))['tool']['setuptools']['ext-modules']; \
+print('g++ -shared -fPIC -o kernels/_operators.so', *kernels['extra-compile-args'], *kernels['sources'])" | sh -e
+
 FROM python:${PYTHON_VERSION}-slim-bookworm AS build
 # cpu or gpu: the extra of pyproject.toml with ONNX Runtime.
 ARG RUNTIME=cpu
@@ -25,8 +35,9 @@ COPY bundle bundle
 COPY protos protos
 COPY server server
 COPY client client
+COPY --from=kernels /app/kernels kernels
 # Byte code now, as a container can write none; unchecked, as nobody edits it there.
-RUN python -m compileall -q --invalidation-mode unchecked-hash bundle protos server client
+RUN python -m compileall -q --invalidation-mode unchecked-hash bundle kernels protos server client
 
 FROM python:${PYTHON_VERSION}-slim-bookworm
 LABEL org.opencontainers.image.title="seq2seq-serve" \

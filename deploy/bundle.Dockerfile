@@ -14,6 +14,7 @@ print(*(one for one in wanted if not one.startswith(('seq2seq-serve', 'torch')))
 # Links: every package is imported as a part of seq2seq_serve.
 COPY seq2seq_serve seq2seq_serve
 COPY bundle bundle
+COPY kernels kernels
 COPY training training
 COPY export export
 ENV PYTHONUNBUFFERED=1 ORT_DISABLE_TELEMETRY=1 HOME=/tmp

@@ -78,8 +78,8 @@ class Graphs:
         options.log_severity_level = 3
         # The sessions take turns: threads that spin after the run of one would take the CPU from the next.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        if self._device == _HOST and (library := kernels.library()) is not None:
-            options.register_custom_ops_library(str(library))
+        if self._device == _HOST:
+            kernels.register(options)
 
         def session(path: Path) -> ort.InferenceSession:
             providers = [(provider, provider_options)]

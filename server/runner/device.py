@@ -131,8 +131,8 @@ class OnnxDevice:
         options.log_severity_level = 4
         # Threads that spin after a run would compete with the event loop for the CPU.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        if self.is_host and (library := kernels.library()) is not None:
-            options.register_custom_ops_library(str(library))
+        if self.is_host:
+            kernels.register(options)
         values: tuple[ort.OrtValue, ...] = ()
         if weights is not None:
             graph, found = take_weights(graph, weights, _EMPTY.name)
@@ -225,9 +225,9 @@ def share_threads(num_threads: int) -> None:
 
 
 def describe_device(provider: str) -> str:
-    """Returns the GPU's name and free memory, for the log; empty on a CPU or if they cannot be read."""
+    """Returns a remark for the log: the GPU's name and free memory, or what a CPU lacks; it may be empty."""
     if provider == CPU:
-        return ""
+        return "" if kernels.library() else "without the compiled operators"
     with _capturing.reading():
         return device_description(_PROVIDERS, _DEVICE_ID)
 

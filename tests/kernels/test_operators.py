@@ -17,6 +17,17 @@ pytestmark = pytest.mark.skipif(
     kernels.library() is None and shutil.which("c++") is None, reason="there is no C++ compiler"
 )
 
+
+def test_a_library_that_cannot_be_loaded_is_logged_and_not_used(tmp_path, monkeypatch, caplog):
+    broken = tmp_path / "_operators.so"
+    broken.write_bytes(b"not a library")
+    monkeypatch.setattr(kernels, "library", lambda: broken)
+    assert not kernels.register(ort.SessionOptions())
+    assert not kernels.register(ort.SessionOptions())
+    (record,) = caplog.records
+    assert str(broken) in record.message
+
+
 SIZES = [(4, 4, 32), (8, 8, 64), (2, 2, 8), (6, 2, 24), (4, 1, 128), (1, 1, 256)]  # H, G, K
 C = 21
 LAST_POSITIONS = np.array([0, 7, 8, 20, 15], np.int32)
@@ -71,7 +82,7 @@ def session_of(model, *, has_kernels):
     options.log_severity_level = 4
     options.intra_op_num_threads = 2
     if has_kernels:
-        options.register_custom_ops_library(str(kernels.library()))
+        assert kernels.register(options)
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
