@@ -10,6 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import Bundle
 from seq2seq_serve.bundle.names import Precision, Verb
 from seq2seq_serve.export import convert, parity
@@ -102,6 +103,16 @@ def test_nothing_of_the_exporting_machine_is_in_a_graph(precision, verb, random_
 @pytest.mark.parametrize("verb", Verb)
 def test_the_graphs_are_valid_by_the_checker_of_onnx(verb, random_bundle):
     onnx.checker.check_model(str(random_bundle.path / "fp32" / f"{verb}.onnx"))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_the_graphs_run_without_the_compiled_operators(precision, random_bundle, random_trained, monkeypatch):
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    variant = random_bundle.manifest.variants[precision]
+    paths = {verb: random_bundle.path / graph.file.file for verb, graph in variant.graphs.items()}
+    graphs = Graphs(paths, variant.graphs, "CPUExecutionProvider")
+    difference = parity.worst_difference(random_trained.model, graphs)
+    assert difference <= 2 * max(variant.parity.max_log_probability_difference, 1e-5)
 
 
 def test_the_fused_operators_are_in_place(random_bundle):
