@@ -17,13 +17,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <initializer_list>
 #include <memory>
 #include <vector>
 
 namespace {
 
-constexpr size_t MAX_WIDTH = 32; // of a head, in vectors of eight: d_head is at most 256
+constexpr size_t MAX_WIDTH = 128; // of a head, in vectors of eight: d_head is at most 1024
+constexpr size_t NUM_PARTS = 16;  // of the rows of a run that several threads share
 
 // A run of an attention, whose rows each have one query a head. Letters: H heads, G heads of keys and values, K d_head.
 // A stride is the distance of two rows, heads or positions, in numbers.
@@ -35,9 +37,11 @@ struct Task {
   float *outputs; // rows of (H, K)
   size_t num_rows, num_heads, num_groups, d_head;
   size_t query_stride, row_stride, head_stride, position_stride;
-  size_t longest; // the room for positions
+  size_t longest; // the most positions
   float scale, cap;
+  float *scores; // room for those of a row, for each part
 
+  size_t room() const { return longest + 8; } // whole vectors are written
   size_t length(size_t row) const { return static_cast<size_t>(last_positions[row]) + 1; }
 
   // Where the keys of a row and head begin.
@@ -92,14 +96,15 @@ const bool HAS_AVX2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("
 #define FASTEST(function) portable::function
 #endif
 
-void compute_rows(const Task &task, size_t begin, size_t end) {
-  const std::unique_ptr<float[]> scores(new float[task.longest + 8]);
-  FASTEST(attend_rows)(task, begin, end, scores.get());
+void compute_rows(const Task &task, size_t part, size_t begin, size_t end) {
+  FASTEST(attend_rows)(task, begin, end, task.scores + part * task.room());
 }
 
-void compute_rows(const Norm &norm, size_t begin, size_t end) { FASTEST(normalize_rows)(norm, begin, end); }
+void compute_rows(const Norm &norm, size_t, size_t begin, size_t end) { FASTEST(normalize_rows)(norm, begin, end); }
 
-void compute_rows(const Ranking &ranking, size_t begin, size_t end) { FASTEST(rank_rows)(ranking, begin, end); }
+void compute_rows(const Ranking &ranking, size_t, size_t begin, size_t end) {
+  FASTEST(rank_rows)(ranking, begin, end);
+}
 
 // ---- ONNX Runtime's C interface (onnxruntime_c_api.h), whose functions keep their places in its table ----
 
@@ -203,7 +208,7 @@ template <class Kernel> Status *create(const Operator *, void *const *, const vo
 
 template <class Kernel> void destroy(void *kernel) { delete static_cast<Kernel *>(kernel); }
 
-const char *const WRONG_WIDTH = "d_head is a multiple of 8 up to 256";
+const char *const WRONG_WIDTH = "d_head is a multiple of 8 up to 1024";
 
 bool is_width(int64_t K) { return K > 0 && K % 8 == 0 && K <= static_cast<int64_t>(8 * MAX_WIDTH); }
 
@@ -233,20 +238,23 @@ const char *fill(Task &task, const Attention &kernel, const Tensor<float> &queri
 
 // Computes all rows, by several threads if they are worth it: a thread does some ten products in a nanosecond.
 template <class Work> void compute(void *context, const Work &work, size_t num_rows, size_t num_products) {
-  constexpr size_t NUM_PARTS = 16, WORTH_THREADS = 1 << 20;
-  if (num_products < WORTH_THREADS) return compute_rows(work, 0, num_rows);
+  constexpr size_t WORTH_THREADS = 1 << 20;
+  if (num_products < WORTH_THREADS) return compute_rows(work, 0, 0, num_rows);
   struct Parts {
     const Work &work;
     size_t num_rows;
   } parts{work, num_rows};
   const auto part = [](void *data, size_t index) {
     const Parts &parts = *static_cast<const Parts *>(data);
-    compute_rows(parts.work, index * parts.num_rows / NUM_PARTS, (index + 1) * parts.num_rows / NUM_PARTS);
+    const size_t begin = index * parts.num_rows / NUM_PARTS, end = (index + 1) * parts.num_rows / NUM_PARTS;
+    compute_rows(parts.work, index, begin, end);
   };
   parallel_for(context, part, NUM_PARTS, &parts);
 }
 
-void attend(void *context, const Task &task) {
+void attend(void *context, Task &task) {
+  const std::unique_ptr<float[]> scores(new float[NUM_PARTS * task.room()]);
+  task.scores = scores.get();
   size_t num_positions = 0;
   for (size_t row = 0; row < task.num_rows; row++) num_positions += task.length(row);
   compute(context, task, task.num_rows, num_positions * task.num_heads * task.d_head);
@@ -381,14 +389,23 @@ int none(const Operator *) { return 0; }
 int required(const Operator *, size_t) { return 0; }
 int optional(const Operator *, size_t) { return 1; }
 
-template <class Kernel> Operator operator_of(Status *(*compute)(void *, void *)) {
+// Runs an operator; no exception may leave the library.
+template <Status *(*run)(void *, void *)> Status *guarded(void *self, void *context) {
+  try {
+    return run(self, context);
+  } catch (const std::exception &error) { // memory
+    return failure(error.what());
+  }
+}
+
+template <class Kernel, Status *(*run)(void *, void *)> Operator operator_of() {
   Operator made{};
   made.version = API_VERSION;
   made.provider = [](const Operator *) -> const char * { return nullptr; }; // the CPU's
   made.input_kind = made.output_kind = made.input_memory = required;
   for (auto &arity : made.variadic) arity = none;
   made.create_with_status = create<Kernel>;
-  made.compute_with_status = compute;
+  made.compute_with_status = guarded<run>;
   made.destroy = destroy<Kernel>;
   made.first_version = [](const Operator *) { return 1; };
   made.last_version = [](const Operator *) { return INT32_MAX; };
@@ -396,9 +413,9 @@ template <class Kernel> Operator operator_of(Status *(*compute)(void *, void *))
 }
 
 struct Operators {
-  Operator cache = operator_of<Attention>(cache_attention), memory = operator_of<Attention>(memory_attention),
-           source = operator_of<Attention>(source_attention), norm = operator_of<AddNorm>(add_norm_quantize),
-           ranking = operator_of<Nothing>(candidates);
+  Operator cache = operator_of<Attention, cache_attention>(), memory = operator_of<Attention, memory_attention>(),
+           source = operator_of<Attention, source_attention>(), norm = operator_of<AddNorm, add_norm_quantize>(),
+           ranking = operator_of<Nothing, candidates>();
 
   Operators() {
     cache.name = [](const Operator *) { return "CacheAttention"; };
