@@ -17,7 +17,8 @@ COPY pyproject.toml .
 COPY kernels kernels
 RUN python -c "import tomllib; \
 (kernels,) = tomllib.load(open('pyproject.toml', 'rb'))['tool']['setuptools']['ext-modules']; \
-print('g++ -shared -fPIC -o kernels/_operators.so', *kernels['extra-compile-args'], *kernels['sources'])" | sh -e
+print('g++ -shared -fPIC -o kernels/_operators.so', *kernels['extra-compile-args'], *kernels['sources'])" | sh -e \
+ && test -s kernels/_operators.so
 
 FROM python:${PYTHON_VERSION}-slim-bookworm AS build
 # cpu or gpu: the extra of pyproject.toml with ONNX Runtime.

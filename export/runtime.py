@@ -115,15 +115,17 @@ class Graphs:
         cache_lengths: Array,
         source_lengths: Array,
         buffers: dict[str, Array],
+        owners: Array | None = None,
     ) -> Array:
         """Logits `(B, V)` of the next position.
 
         The step changes `buffers`: the cache grows by one position, in place; the next state replaces the
-        state; and the attention `(B, memory capacity)` is stored, if the graph computes it.
+        state; and the attention `(B, memory capacity)` is stored, if the graph computes it. Each row may read
+        the equal memory of its owner, a row `(B,)`; without owners it reads its own.
         """
         columns = {
             names.TOKEN_IDS: token_ids,
-            names.OWNERS: np.arange(len(token_ids)),
+            names.OWNERS: np.arange(len(token_ids)) if owners is None else owners,
             names.CACHE_LENGTHS: cache_lengths,
             names.PREVIOUS_LENGTHS: cache_lengths - 1,
             names.LAST_SOURCE_POSITIONS: source_lengths - 1,

@@ -1,14 +1,14 @@
 """The project's own operators for ONNX Runtime on a CPU: an optional library in C++.
 
-An installation compiles it if there is a C++ compiler. Without it ONNX Runtime runs the operators'
-definitions in its own operators, which every graph contains (`export.graphs.functions`), and a CPU needs up
-to twice the time for a small model.
+An installation compiles it if there is a C++ compiler. Every graph also contains definitions of these
+operators in ONNX Runtime's own ones (`export.graphs.functions`), which run where the library is missing.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,10 @@ _log = logging.getLogger(__name__)
 
 @functools.cache
 def library() -> Path | None:
-    """Returns the compiled library; None if it was not compiled."""
-    return next(Path(__file__).resolve().parent.glob("_operators*.so"), None)
+    """Returns the library that was compiled for this Python; None if there is none."""
+    folder = Path(__file__).resolve().parent
+    paths = (folder / f"_operators{suffix}" for suffix in EXTENSION_SUFFIXES)
+    return next(filter(Path.is_file, paths), None)
 
 
 def register(options: Any) -> bool:

@@ -1,16 +1,20 @@
-// Operators for ONNX Runtime on a CPU, for what costs more than the products in small models.
+// Operators for ONNX Runtime on a CPU with AVX2, for what costs more than the products in small models.
 //
 // A graph that uses them also has a definition of each in ONNX Runtime's own operators, which ONNX Runtime takes where
-// this library is not loaded (export/graphs/functions.py).
+// it does not have this library (export/graphs/functions.py).
 //
 //   CacheAttention   appends one position to each row's cache, and attends to the cache
-//   MemoryAttention  attends from one position per row to a memory; the rows of a request read that of one of them
+//   MemoryAttention  attends from one position per row to a memory; rows with one owner read its memory
 //   SourceAttention  attends from every token of a source to all of its tokens
 //   AddNormQuantize  adds a residual, normalizes, and quantizes for the next product
 //   Candidates       finds the most probable tokens of each row
 //
-// A row's numbers do not depend on the rows beside it. No other code knows ONNX Runtime's C interface; it is declared
-// here as far as it is used, because ONNX Runtime's packages for Python do not have its headers.
+// A row's numbers do not depend on the rows beside it. ONNX Runtime's packages for Python do not have its headers, so its
+// C interface is declared here as far as it is used.
+
+#if !defined(__x86_64__)
+#error "the operators are for x86-64; elsewhere ONNX Runtime runs their definitions"
+#endif
 
 #include <algorithm>
 #include <cmath>
@@ -19,97 +23,25 @@
 #include <cstring>
 #include <exception>
 #include <initializer_list>
+#include <iterator>
 #include <memory>
-#include <vector>
 
-namespace {
-
-constexpr size_t MAX_WIDTH = 128; // of a head, in vectors of eight: d_head is at most 1024
-constexpr size_t NUM_PARTS = 16;  // of the rows of a run that several threads share
-
-// A run of an attention, whose rows each have one query a head. Letters: H heads, G heads of keys and values, K d_head.
-// A stride is the distance of two rows, heads or positions, in numbers.
-struct Task {
-  const float *queries; // a row begins with its queries (H, K)
-  const float *keys, *values;
-  const int32_t *last_positions; // of the keys that each row attends to
-  const int64_t *owners; // the row at whose keys each row's begin; null for its own
-  float *outputs; // rows of (H, K)
-  size_t num_rows, num_heads, num_groups, d_head;
-  size_t query_stride, row_stride, head_stride, position_stride;
-  size_t longest; // the most positions
-  float scale, cap;
-  float *scores; // room for those of a row, for each part
-
-  size_t room() const { return longest + 8; } // whole vectors are written
-  size_t length(size_t row) const { return static_cast<size_t>(last_positions[row]) + 1; }
-
-  // Where the keys of a row and head begin.
-  size_t place(size_t row, size_t head) const {
-    const size_t owner = owners ? static_cast<size_t>(owners[row]) : row;
-    return owner * row_stride + head * num_groups / num_heads * head_stride;
-  }
-};
-
-// A run of AddNormQuantize over rows of D numbers.
-struct Norm {
-  const float *x, *residual, *weight, *bias; // (N, D) twice, (D,) twice
-  float *total, *normalized; // (N, D): the sum, and its norm; at most one is null
-  uint8_t *hidden; // (N, D): the norm in 256 levels
-  size_t d_model;
-  float epsilon, scale, zero_point;
-};
-
-// A run of Candidates: K of V tokens a row.
-struct Ranking {
-  const float *logits;                 // (m, V)
-  float *log_probabilities;            // (m, K)
-  int64_t *token_ids;                  // (m, K)
-  size_t vocab_size, num_candidates;
-};
-
-namespace portable {
-#include "compute.inc"
-}
-
-#if defined(__x86_64__)
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
 #endif
-namespace avx2 {
-#include "compute.inc"
-}
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
-#endif
 
-#if defined(__x86_64__)
-const bool HAS_AVX2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#define FASTEST(function) (HAS_AVX2 ? avx2::function : portable::function)
-#else
-#define FASTEST(function) portable::function
-#endif
+namespace {
 
-void compute_rows(const Task &task, size_t part, size_t begin, size_t end) {
-  FASTEST(attend_rows)(task, begin, end, task.scores + part * task.room());
-}
-
-void compute_rows(const Norm &norm, size_t, size_t begin, size_t end) { FASTEST(normalize_rows)(norm, begin, end); }
-
-void compute_rows(const Ranking &ranking, size_t, size_t begin, size_t end) {
-  FASTEST(rank_rows)(ranking, begin, end);
-}
+#include "compute.h"
 
 // ---- ONNX Runtime's C interface (onnxruntime_c_api.h), whose functions keep their places in its table ----
 
 using Status = void; // opaque; null means success
 constexpr uint32_t API_VERSION = 24; // the first with all functions that are used
+constexpr int VERSION = 1;           // of the operators, which the graphs import
 constexpr int FLOAT = 1, UINT8 = 2, INT32 = 6, INT64 = 7, INVALID_ARGUMENT = 2;
 
 struct ApiBase {
@@ -140,17 +72,34 @@ struct Operator { // OrtCustomOp
   void *in_place[4];
 };
 
-void *const *api = nullptr;
+void *const *api = nullptr; // set once, before the first operator runs
 
 template <int PLACE, class Result = Status *, class... Arguments> Result call(Arguments... arguments) {
   return reinterpret_cast<Result (*)(Arguments...)>(api[PLACE])(arguments...);
 }
 
-Status *failure(const char *message) { return call<0>(INVALID_ARGUMENT, message); }
-Status *attribute(const void *info, const char *name, float *value) { return call<85>(info, name, value); }
-Status *attribute(const void *info, const char *name, int64_t *value) { return call<86>(info, name, value); }
-void parallel_for(void *context, void (*work)(void *, size_t), size_t total, void *data) {
-  call<274>(context, work, total, static_cast<size_t>(0), data);
+struct Failed { // an exception: it ends the run of an operator
+  Status *status;
+};
+
+void check(Status *status) {
+  if (status) throw Failed{status};
+}
+
+void require(bool is_right, const char *message) {
+  if (!is_right) check(call<0>(INVALID_ARGUMENT, message));
+}
+
+// Runs a part of an operator; no exception may leave the library.
+template <class Part> Status *guarded(const Part &part) {
+  try {
+    part();
+    return nullptr;
+  } catch (const Failed &failed) {
+    return failed.status;
+  } catch (const std::exception &error) { // of an allocation
+    return call<0>(INVALID_ARGUMENT, error.what());
+  }
 }
 
 template <class T> struct Tensor {
@@ -158,6 +107,7 @@ template <class T> struct Tensor {
   const int64_t *shape = nullptr;
   size_t num_axes = 0;
 
+  bool has_shape() const { return num_axes == 0; }
   bool has_shape(int64_t a) const { return num_axes == 1 && shape[0] == a; }
   bool has_shape(int64_t a, int64_t b) const { return num_axes == 2 && shape[0] == a && shape[1] == b; }
 };
@@ -167,306 +117,276 @@ template <class T> Tensor<T> input(void *context, size_t index) {
   const void *value = nullptr;
   int type = 0;
   void *data = nullptr;
-  call<90>(context, index, &value);
-  call<414>(value, &type, &tensor.shape, &tensor.num_axes);
-  call<51>(const_cast<void *>(value), &data);
+  check(call<90>(context, index, &value));
+  check(call<414>(value, &type, &tensor.shape, &tensor.num_axes));
+  check(call<51>(const_cast<void *>(value), &data));
   tensor.data = static_cast<const T *>(data);
   return tensor;
 }
 
-// Null for an output that nothing reads.
-template <class T = float> T *output(void *context, size_t index, const int64_t *shape, size_t num_axes) {
+// Returns null for an optional output that nothing reads.
+template <class T = float> T *output(void *context, size_t index, std::initializer_list<int64_t> shape) {
   void *value = nullptr, *data = nullptr;
-  call<91>(context, index, shape, num_axes, &value);
-  if (value) call<51>(value, &data);
+  check(call<91>(context, index, shape.begin(), shape.size(), &value));
+  if (value) check(call<51>(value, &data));
   return static_cast<T *>(data);
 }
+
+// Computes all items of some work, by several threads if that is worth it: a thread does some ten products in a
+// nanosecond.
+template <class Work> void compute(void *context, const Work &work, size_t num_products) {
+  constexpr size_t MOST_PARTS = 16, WORTH_THREADS = 1 << 20;
+  struct Parts {
+    const Work &work;
+    size_t count;
+    std::unique_ptr<float[]> scratch;
+  } parts{work, num_products < WORTH_THREADS ? 1 : std::min(MOST_PARTS, work.num_items()), nullptr};
+  parts.scratch.reset(new float[parts.count * work.scratch()]);
+  if (parts.count == 1) return work.run(0, work.num_items(), parts.scratch.get());
+  const auto part = [](void *data, size_t index) {
+    const Parts &parts = *static_cast<const Parts *>(data);
+    const size_t num_items = parts.work.num_items();
+    parts.work.run(index * num_items / parts.count, (index + 1) * num_items / parts.count,
+                   parts.scratch.get() + index * parts.work.scratch());
+  };
+  check(call<274>(context, +part, parts.count, static_cast<size_t>(0), static_cast<void *>(&parts)));
+}
+
+// ---- The operators ----
 
 struct Attention {
   int64_t num_heads = 0;
   float scale = 0, cap = 0;
 
-  Status *read(const void *info) {
-    if (Status *status = attribute(info, "num_heads", &num_heads)) return status;
-    if (Status *status = attribute(info, "scale", &scale)) return status;
-    return attribute(info, "softcap", &cap);
+  explicit Attention(const void *info) {
+    check(call<86>(info, "num_heads", &num_heads));
+    check(call<85>(info, "scale", &scale));
+    check(call<85>(info, "softcap", &cap));
+    require(num_heads > 0, "there must be a head");
+  }
+
+  // The work of rows over keys and values (B, G, C, K).
+  Rows rows(const Tensor<float> &queries, const Tensor<float> &keys, const Tensor<float> &values,
+            const Tensor<int32_t> &last_positions) const {
+    require(queries.num_axes == 2 && keys.num_axes == 4 && values.num_axes == 4,
+            "queries must have 2 axes, keys and values 4");
+    require(std::equal(keys.shape, keys.shape + 4, values.shape), "keys and values differ in shape");
+    const int64_t B = queries.shape[0], G = keys.shape[1], C = keys.shape[2], K = keys.shape[3];
+    require(keys.shape[0] == B && last_positions.has_shape(B), "the inputs differ in the number of rows");
+    require_width(K);
+    require(G > 0 && num_heads % G == 0, "the heads must be a multiple of the heads of keys");
+    for (int64_t row = 0; row < B; row++)
+      require(last_positions.data[row] >= 0 && last_positions.data[row] < C, "a last position is outside of the keys");
+    Rows rows{};
+    rows.queries = queries.data, rows.keys = keys.data, rows.values = values.data;
+    rows.last_positions = last_positions.data;
+    rows.query_stride = queries.shape[1];
+    rows.num_rows = B, rows.num_heads = num_heads, rows.num_groups = G, rows.num_positions = C, rows.d_head = K;
+    rows.scale = scale, rows.cap = cap;
+    return rows;
+  }
+
+  static void require_width(int64_t K) {
+    require(K > 0 && K % 8 == 0 && K <= static_cast<int64_t>(8 * MAX_WIDTH), "d_head must be a multiple of 8 up to 1024");
+  }
+
+  static void run(void *context, const Rows &rows) {
+    size_t num_positions = 0;
+    for (size_t row = 0; row < rows.num_rows; row++) num_positions += rows.length(row);
+    compute(context, rows, num_positions * rows.num_heads * rows.d_head);
   }
 };
-
-struct AddNorm {
-  float epsilon = 0;
-
-  Status *read(const void *info) { return attribute(info, "epsilon", &epsilon); }
-};
-
-template <class Kernel> Status *create(const Operator *, void *const *, const void *info, void **kernel) {
-  auto made = std::make_unique<Kernel>();
-  Status *status = made->read(info);
-  if (!status) *kernel = made.release();
-  return status;
-}
-
-template <class Kernel> void destroy(void *kernel) { delete static_cast<Kernel *>(kernel); }
-
-const char *const WRONG_WIDTH = "d_head is a multiple of 8 up to 1024";
-
-bool is_width(int64_t K) { return K > 0 && K % 8 == 0 && K <= static_cast<int64_t>(8 * MAX_WIDTH); }
-
-// Fills in what the attentions to a cache and to a memory have in common; returns what is wrong with the inputs, or null.
-const char *fill(Task &task, const Attention &kernel, const Tensor<float> &queries,
-                 const Tensor<float> &keys, const Tensor<float> &values,
-                 const Tensor<int32_t> &last_positions) {
-  if (queries.num_axes != 2 || keys.num_axes != 4 || values.num_axes != 4)
-    return "queries have 2 axes, keys and values 4";
-  if (memcmp(keys.shape, values.shape, 4 * sizeof(int64_t))) return "keys and values differ in shape";
-  const int64_t B = queries.shape[0], G = keys.shape[1], C = keys.shape[2], K = keys.shape[3];
-  if (keys.shape[0] != B || !last_positions.has_shape(B)) return "the inputs differ in the number of rows";
-  if (!is_width(K)) return WRONG_WIDTH;
-  if (G == 0 || kernel.num_heads % G) return "the heads are a multiple of the heads of keys";
-  for (int64_t row = 0; row < B; row++)
-    if (last_positions.data[row] < 0 || last_positions.data[row] >= C)
-      return "a last position is outside of the keys";
-  task.queries = queries.data;
-  task.keys = keys.data, task.values = values.data;
-  task.last_positions = last_positions.data;
-  task.num_rows = B, task.num_heads = kernel.num_heads, task.num_groups = G, task.d_head = K;
-  task.query_stride = queries.shape[1], task.row_stride = G * C * K, task.head_stride = C * K, task.position_stride = K;
-  task.longest = C;
-  task.scale = kernel.scale, task.cap = kernel.cap;
-  return nullptr;
-}
-
-// Computes all rows, by several threads if they are worth it: a thread does some ten products in a nanosecond.
-template <class Work> void compute(void *context, const Work &work, size_t num_rows, size_t num_products) {
-  constexpr size_t WORTH_THREADS = 1 << 20;
-  if (num_products < WORTH_THREADS) return compute_rows(work, 0, 0, num_rows);
-  struct Parts {
-    const Work &work;
-    size_t num_rows;
-  } parts{work, num_rows};
-  const auto part = [](void *data, size_t index) {
-    const Parts &parts = *static_cast<const Parts *>(data);
-    const size_t begin = index * parts.num_rows / NUM_PARTS, end = (index + 1) * parts.num_rows / NUM_PARTS;
-    compute_rows(parts.work, index, begin, end);
-  };
-  parallel_for(context, part, NUM_PARTS, &parts);
-}
-
-void attend(void *context, Task &task) {
-  const std::unique_ptr<float[]> scores(new float[NUM_PARTS * task.room()]);
-  task.scores = scores.get();
-  size_t num_positions = 0;
-  for (size_t row = 0; row < task.num_rows; row++) num_positions += task.length(row);
-  compute(context, task, task.num_rows, num_positions * task.num_heads * task.d_head);
-}
 
 // Inputs: queries, keys and values (B, (H + 2G)K); the cache's keys and values (B, G, C, K); the new position of each
-// row (B,); and C, which only the standard definition reads. Outputs: (B, HK), and the cache, which may be bound to the inputs' memory.
-Status *cache_attention(void *self, void *context) {
-  const Attention &kernel = *static_cast<const Attention *>(self);
-  const auto packed = input<float>(context, 0), keys = input<float>(context, 1), values = input<float>(context, 2);
-  const auto last_positions = input<int32_t>(context, 3);
-  Task task{};
-  if (const char *problem = fill(task, kernel, packed, keys, values, last_positions)) return failure(problem);
-  const size_t H = task.num_heads, G = task.num_groups, C = task.longest, K = task.d_head;
-  if (task.query_stride != (H + 2 * G) * K) return failure("packed queries, keys and values have another width");
-  const int64_t shape[] = {packed.shape[0], static_cast<int64_t>(H * K)};
-  task.outputs = output(context, 0, shape, 2);
-  const float *given[] = {keys.data, values.data};
-  float *cache[2];
-  for (size_t i = 0; i < 2; i++) {
-    cache[i] = output(context, 1 + i, keys.shape, 4);
-    if (cache[i] != given[i]) memcpy(cache[i], given[i], task.num_rows * G * C * K * sizeof(float));
-    for (size_t row = 0; row < task.num_rows; row++)
-      for (size_t group = 0; group < G; group++) {
-        const float *from = packed.data + row * task.query_stride + (H + i * G + group) * K;
-        float *to = cache[i] + ((row * G + group) * C + last_positions.data[row]) * K;
-        memcpy(to, from, K * sizeof(float));
-      }
+// row (B,); and C, which only the definition reads. Outputs: (B, HK), and the cache, in place if it is bound so.
+struct CacheAttention : Attention {
+  static constexpr const char *NAME = "CacheAttention";
+  static constexpr int INPUTS[] = {FLOAT, FLOAT, FLOAT, INT32, INT32}, OUTPUTS[] = {FLOAT, FLOAT, FLOAT};
+  using Attention::Attention;
+
+  void operator()(void *context) const {
+    const auto packed = input<float>(context, 0), keys = input<float>(context, 1), values = input<float>(context, 2);
+    Rows work = rows(packed, keys, values, input<int32_t>(context, 3));
+    const size_t H = work.num_heads, G = work.num_groups, C = work.num_positions, K = work.d_head;
+    require(work.query_stride == (H + 2 * G) * K, "queries, keys and values have another width");
+    work.outputs = output(context, 0, {packed.shape[0], static_cast<int64_t>(H * K)});
+    const float *given[] = {keys.data, values.data};
+    float *cache[2];
+    for (size_t i = 0; i < 2; i++) {
+      cache[i] = output(context, 1 + i, {keys.shape[0], keys.shape[1], keys.shape[2], keys.shape[3]});
+      require(cache[i], "the cache must be read");
+      if (cache[i] != given[i]) memcpy(cache[i], given[i], work.num_rows * G * C * K * sizeof(float));
+      for (size_t row = 0; row < work.num_rows; row++)
+        for (size_t group = 0; group < G; group++) {
+          const float *from = packed.data + row * work.query_stride + (H + i * G + group) * K;
+          memcpy(cache[i] + ((row * G + group) * C + work.length(row) - 1) * K, from, K * sizeof(float));
+        }
+    }
+    work.keys = cache[0], work.values = cache[1];
+    run(context, work);
   }
-  task.keys = cache[0], task.values = cache[1];
-  attend(context, task);
-  return nullptr;
-}
-
-// Inputs: queries (B, HK); the memory's keys and values (B, G, C, K); each row's last position (B,), and the row whose
-// memory it reads (B,); and C, which only the standard definition reads. Output: (B, HK).
-Status *memory_attention(void *self, void *context) {
-  const Attention &kernel = *static_cast<const Attention *>(self);
-  const auto queries = input<float>(context, 0), keys = input<float>(context, 1), values = input<float>(context, 2);
-  const auto last_positions = input<int32_t>(context, 3);
-  const auto owners = input<int64_t>(context, 4);
-  Task task{};
-  if (const char *problem = fill(task, kernel, queries, keys, values, last_positions)) return failure(problem);
-  if (task.query_stride != task.num_heads * task.d_head) return failure("queries have another width");
-  if (!owners.has_shape(queries.shape[0])) return failure("the inputs differ in the number of rows");
-  for (size_t row = 0; row < task.num_rows; row++)
-    if (owners.data[row] < 0 || owners.data[row] >= queries.shape[0]) return failure("an owner is not a row");
-  task.owners = owners.data;
-  task.outputs = output(context, 0, queries.shape, 2);
-  attend(context, task);
-  return nullptr;
-}
-
-// Inputs: queries, keys and values (N, 3HK) of the tokens of several sources, one after the other; each source's number
-// of tokens (B,); and two that only the standard definition reads. Output: (N, HK), each token's attention to its source.
-Status *source_attention(void *self, void *context) {
-  const Attention &kernel = *static_cast<const Attention *>(self);
-  const auto packed = input<float>(context, 0);
-  const auto lengths = input<int64_t>(context, 1);
-  if (packed.num_axes != 2 || lengths.num_axes != 1) return failure("the tokens have 2 axes, the lengths 1");
-  const int64_t N = packed.shape[0], H = kernel.num_heads, K = packed.shape[1] / (3 * H);
-  if (packed.shape[1] != 3 * H * K || !is_width(K)) return failure(WRONG_WIDTH);
-  std::vector<int64_t> firsts;
-  std::vector<int32_t> last_positions;
-  int64_t longest = 0;
-  for (int64_t source = 0; source < lengths.shape[0]; source++) {
-    const int64_t first = static_cast<int64_t>(firsts.size()), length = lengths.data[source];
-    if (length < 0 || length > N - first) return failure("the sources have more tokens than there are");
-    firsts.insert(firsts.end(), length, first);
-    last_positions.insert(last_positions.end(), length, static_cast<int32_t>(length - 1));
-    longest = std::max(longest, length);
-  }
-  if (static_cast<int64_t>(firsts.size()) != N) return failure("the sources have fewer tokens than there are");
-  Task task{};
-  task.queries = packed.data, task.keys = packed.data + H * K, task.values = packed.data + 2 * H * K;
-  task.last_positions = last_positions.data(), task.owners = firsts.data();
-  task.num_rows = N, task.num_heads = task.num_groups = H, task.d_head = K;
-  task.query_stride = task.row_stride = task.position_stride = 3 * H * K, task.head_stride = K;
-  task.longest = longest;
-  task.scale = kernel.scale;
-  const int64_t shape[] = {N, H * K};
-  task.outputs = output(context, 0, shape, 2);
-  attend(context, task);
-  return nullptr;
-}
-
-// Inputs: x and the residual (N, D); the norm's weight and bias (D,); the scale and zero point of the levels.
-// Outputs: their sum, its norm, and the norm's levels, (N, D) each.
-Status *add_norm_quantize(void *self, void *context) {
-  const auto x = input<float>(context, 0), residual = input<float>(context, 1);
-  const auto weight = input<float>(context, 2), bias = input<float>(context, 3), scale = input<float>(context, 4);
-  const auto zero_point = input<uint8_t>(context, 5);
-  if (x.num_axes != 2) return failure("x has 2 axes");
-  const int64_t N = x.shape[0], D = x.shape[1];
-  if (!residual.has_shape(N, D)) return failure("x and the residual differ in shape");
-  if (!weight.has_shape(D) || !bias.has_shape(D) || D % 8) return failure("the norm has another width");
-  Norm norm{};
-  norm.x = x.data, norm.residual = residual.data, norm.weight = weight.data, norm.bias = bias.data;
-  norm.total = output(context, 0, x.shape, 2);
-  norm.normalized = output(context, 1, x.shape, 2);
-  norm.hidden = output<uint8_t>(context, 2, x.shape, 2);
-  norm.d_model = static_cast<size_t>(D);
-  norm.epsilon = static_cast<const AddNorm *>(self)->epsilon;
-  norm.scale = *scale.data, norm.zero_point = *zero_point.data;
-  compute(context, norm, static_cast<size_t>(N), static_cast<size_t>(8 * N * D));
-  return nullptr;
-}
-
-struct Nothing {
-  Status *read(const void *) { return nullptr; }
 };
 
-// Inputs: logits (m, V), and the number K of candidates (1,). Outputs: their ids and log-probabilities, (m, K) each, the
-// most probable first.
-Status *candidates(void *, void *context) {
-  const auto logits = input<float>(context, 0);
-  const auto number = input<int64_t>(context, 1);
-  if (logits.num_axes != 2 || !number.has_shape(1)) return failure("the logits have 2 axes, the number 1");
-  const int64_t rows = logits.shape[0], V = logits.shape[1], K = *number.data;
-  if (K < 1 || K > V) return failure("the number of candidates is from 1 to the size of the vocabulary");
-  const int64_t shape[] = {rows, K};
-  Ranking ranking{};
-  ranking.logits = logits.data;
-  ranking.token_ids = output<int64_t>(context, 0, shape, 2);
-  ranking.log_probabilities = output(context, 1, shape, 2);
-  ranking.vocab_size = static_cast<size_t>(V), ranking.num_candidates = static_cast<size_t>(K);
-  compute(context, ranking, static_cast<size_t>(rows), static_cast<size_t>(8 * rows * V));
-  return nullptr;
-}
+// Inputs: queries (B, HK); the memory's keys and values (B, G, C, K); each row's last position (B,); the row whose memory
+// it reads (B,); and C, which only the definition reads. Output: (B, HK).
+struct MemoryAttention : Attention {
+  static constexpr const char *NAME = "MemoryAttention";
+  static constexpr int INPUTS[] = {FLOAT, FLOAT, FLOAT, INT32, INT64, INT32}, OUTPUTS[] = {FLOAT};
+  using Attention::Attention;
 
-int none(const Operator *) { return 0; }
-int required(const Operator *, size_t) { return 0; }
-int optional(const Operator *, size_t) { return 1; }
-
-// Runs an operator; no exception may leave the library.
-template <Status *(*run)(void *, void *)> Status *guarded(void *self, void *context) {
-  try {
-    return run(self, context);
-  } catch (const std::exception &error) { // memory
-    return failure(error.what());
+  void operator()(void *context) const {
+    const auto queries = input<float>(context, 0);
+    Rows work = rows(queries, input<float>(context, 1), input<float>(context, 2), input<int32_t>(context, 3));
+    const auto owners = input<int64_t>(context, 4);
+    const int64_t B = queries.shape[0];
+    require(work.query_stride == work.num_heads * work.d_head, "the queries have another width");
+    require(owners.has_shape(B), "the inputs differ in the number of rows");
+    for (int64_t row = 0; row < B; row++)
+      require(owners.data[row] >= 0 && owners.data[row] < B, "an owner is not a row");
+    work.owners = owners.data;
+    work.outputs = output(context, 0, {B, queries.shape[1]});
+    run(context, work);
   }
-}
+};
 
-template <class Kernel, Status *(*run)(void *, void *)> Operator operator_of() {
+// Inputs: queries, keys and values (N, 3HK) of the tokens of several sources, one after the other; each source's number
+// of tokens (B,); and two that only the definition reads. Output: (N, HK).
+struct SourceAttention : Attention {
+  static constexpr const char *NAME = "SourceAttention";
+  static constexpr int INPUTS[] = {FLOAT, INT64, INT64, INT64}, OUTPUTS[] = {FLOAT};
+  using Attention::Attention;
+
+  void operator()(void *context) const {
+    const auto packed = input<float>(context, 0);
+    const auto lengths = input<int64_t>(context, 1);
+    require(packed.num_axes == 2 && lengths.num_axes == 1, "the tokens must have 2 axes, the lengths 1");
+    const int64_t N = packed.shape[0], B = lengths.shape[0], K = packed.shape[1] / (3 * num_heads);
+    require(packed.shape[1] == 3 * num_heads * K, "queries, keys and values have another width");
+    require_width(K);
+    int64_t num_tokens = 0, longest = 0;
+    double num_products = 0;
+    for (int64_t source = 0; source < B; source++) {
+      const int64_t length = lengths.data[source];
+      require(length >= 0 && length <= N - num_tokens, "the sources have more tokens than there are");
+      num_tokens += length, longest = std::max(longest, length);
+      num_products += static_cast<double>(length) * static_cast<double>(length);
+    }
+    require(num_tokens == N, "the sources have fewer tokens than there are");
+    Sources work{};
+    work.packed = packed.data, work.lengths = lengths.data;
+    work.outputs = output(context, 0, {N, num_heads * K});
+    work.num_sources = B, work.num_heads = num_heads, work.longest = longest, work.d_head = K;
+    work.scale = scale, work.cap = cap;
+    compute(context, work, static_cast<size_t>(num_products * static_cast<double>(num_heads * K)));
+  }
+};
+
+// Inputs: x and the residual (N, D); the norm's weight and bias (D,); the scale and zero point of the levels.
+// Outputs: their sum, its norm, and the norm's levels, (N, D) each. Nothing may read one of the first two.
+struct AddNormQuantize {
+  static constexpr const char *NAME = "AddNormQuantize";
+  static constexpr int INPUTS[] = {FLOAT, FLOAT, FLOAT, FLOAT, FLOAT, UINT8}, OUTPUTS[] = {FLOAT, FLOAT, UINT8};
+  float epsilon = 0;
+
+  explicit AddNormQuantize(const void *info) { check(call<85>(info, "epsilon", &epsilon)); }
+
+  void operator()(void *context) const {
+    const auto x = input<float>(context, 0), residual = input<float>(context, 1);
+    const auto weight = input<float>(context, 2), bias = input<float>(context, 3), scale = input<float>(context, 4);
+    const auto zero_point = input<uint8_t>(context, 5);
+    require(x.num_axes == 2, "x must have 2 axes");
+    const int64_t N = x.shape[0], D = x.shape[1];
+    require(residual.has_shape(N, D), "x and the residual differ in shape");
+    require(weight.has_shape(D) && bias.has_shape(D) && D % 8 == 0, "the norm has another width");
+    require(scale.has_shape() && zero_point.has_shape(), "scale and zero point must be scalars");
+    Norm work{};
+    work.x = x.data, work.residual = residual.data, work.weight = weight.data, work.bias = bias.data;
+    work.total = output(context, 0, {N, D});
+    work.normalized = output(context, 1, {N, D});
+    work.hidden = output<uint8_t>(context, 2, {N, D});
+    require((work.total || work.normalized) && work.hidden, "at most one of the first two outputs may be unread");
+    work.num_rows = N, work.d_model = D;
+    work.epsilon = epsilon, work.scale = *scale.data, work.zero_point = *zero_point.data;
+    compute(context, work, 8 * static_cast<size_t>(N * D));
+  }
+};
+
+// Inputs: logits (N, V), and the number of candidates (1,). Outputs: their ids and log-probabilities, the most probable
+// first.
+struct Candidates {
+  static constexpr const char *NAME = "Candidates";
+  static constexpr int INPUTS[] = {FLOAT, INT64}, OUTPUTS[] = {INT64, FLOAT};
+
+  explicit Candidates(const void *) {}
+
+  void operator()(void *context) const {
+    const auto logits = input<float>(context, 0);
+    const auto number = input<int64_t>(context, 1);
+    require(logits.num_axes == 2 && number.has_shape(1), "the logits must have 2 axes, the number 1");
+    const int64_t N = logits.shape[0], V = logits.shape[1], count = *number.data;
+    require(count >= 1 && count <= V, "the number of candidates must be from 1 to the size of the vocabulary");
+    Ranking work{};
+    work.logits = logits.data;
+    work.token_ids = output<int64_t>(context, 0, {N, count});
+    work.log_probabilities = output(context, 1, {N, count});
+    work.num_rows = N, work.vocab_size = V, work.num_candidates = count;
+    compute(context, work, 8 * static_cast<size_t>(N * V));
+  }
+};
+
+template <class T> Operator described() {
   Operator made{};
   made.version = API_VERSION;
+  made.name = [](const Operator *) { return T::NAME; };
   made.provider = [](const Operator *) -> const char * { return nullptr; }; // the CPU's
-  made.input_kind = made.output_kind = made.input_memory = required;
-  for (auto &arity : made.variadic) arity = none;
-  made.create_with_status = create<Kernel>;
-  made.compute_with_status = guarded<run>;
-  made.destroy = destroy<Kernel>;
-  made.first_version = [](const Operator *) { return 1; };
-  made.last_version = [](const Operator *) { return INT32_MAX; };
+  made.input_type = [](const Operator *, size_t index) { return T::INPUTS[index]; };
+  made.num_inputs = [](const Operator *) { return std::size(T::INPUTS); };
+  made.output_type = [](const Operator *, size_t index) { return T::OUTPUTS[index]; };
+  made.num_outputs = [](const Operator *) { return std::size(T::OUTPUTS); };
+  made.input_kind = made.input_memory = [](const Operator *, size_t) { return 0; };  // required; in the CPU's memory
+  made.output_kind = [](const Operator *, size_t) { return std::size(T::OUTPUTS) > 1 ? 1 : 0; }; // optional, or required
+  for (auto &arity : made.variadic) arity = [](const Operator *) { return 0; };
+  made.create_with_status = [](const Operator *, void *const *, const void *info, void **kernel) {
+    return guarded([&] { *kernel = new T(info); });
+  };
+  made.compute_with_status = [](void *kernel, void *context) {
+    return guarded([&] { (*static_cast<const T *>(kernel))(context); });
+  };
+  made.destroy = [](void *kernel) { delete static_cast<T *>(kernel); };
+  made.first_version = made.last_version = [](const Operator *) { return VERSION; };
   return made;
 }
 
-struct Operators {
-  Operator cache = operator_of<Attention, cache_attention>(), memory = operator_of<Attention, memory_attention>(),
-           source = operator_of<Attention, source_attention>(), norm = operator_of<AddNorm, add_norm_quantize>(),
-           ranking = operator_of<Nothing, candidates>();
-
-  Operators() {
-    cache.name = [](const Operator *) { return "CacheAttention"; };
-    cache.num_inputs = [](const Operator *) -> size_t { return 5; };
-    cache.input_type = [](const Operator *, size_t i) { return i < 3 ? FLOAT : INT32; };
-    cache.num_outputs = [](const Operator *) -> size_t { return 3; };
-    cache.output_type = [](const Operator *, size_t) { return FLOAT; };
-    memory.name = [](const Operator *) { return "MemoryAttention"; };
-    memory.num_inputs = [](const Operator *) -> size_t { return 6; };
-    memory.input_type = [](const Operator *, size_t i) { return i < 3 ? FLOAT : i == 4 ? INT64 : INT32; };
-    memory.num_outputs = [](const Operator *) -> size_t { return 1; };
-    memory.output_type = [](const Operator *, size_t) { return FLOAT; };
-    source.name = [](const Operator *) { return "SourceAttention"; };
-    source.num_inputs = [](const Operator *) -> size_t { return 4; };
-    source.input_type = [](const Operator *, size_t i) { return i == 0 ? FLOAT : INT64; };
-    source.num_outputs = [](const Operator *) -> size_t { return 1; };
-    source.output_type = [](const Operator *, size_t) { return FLOAT; };
-    norm.name = [](const Operator *) { return "AddNormQuantize"; };
-    norm.num_inputs = [](const Operator *) -> size_t { return 6; };
-    norm.input_type = [](const Operator *, size_t i) { return i < 5 ? FLOAT : UINT8; };
-    norm.num_outputs = [](const Operator *) -> size_t { return 3; };
-    norm.output_type = [](const Operator *, size_t i) { return i < 2 ? FLOAT : UINT8; };
-    norm.output_kind = optional;
-    ranking.name = [](const Operator *) { return "Candidates"; };
-    ranking.num_inputs = [](const Operator *) -> size_t { return 2; };
-    ranking.input_type = [](const Operator *, size_t i) { return i == 0 ? FLOAT : INT64; };
-    ranking.num_outputs = [](const Operator *) -> size_t { return 2; };
-    ranking.output_type = [](const Operator *, size_t i) { return i == 0 ? INT64 : FLOAT; };
-  }
-};
-
+// The operators, which live as long as the library, because sessions use them.
 struct Domain {
+  const Operator operators[5] = {described<CacheAttention>(), described<MemoryAttention>(), described<SourceAttention>(),
+                                 described<AddNormQuantize>(), described<Candidates>()};
   void *domain = nullptr;
-  Status *problem = nullptr;
+  bool is_complete = false;
 
-  explicit Domain(const Operators &operators) {
-    problem = call<26>("seq2seq_serve", &domain);
-    for (const Operator *each : {&operators.cache, &operators.memory, &operators.source, &operators.norm,
-                                  &operators.ranking})
-      if (!problem) problem = call<27>(domain, each);
+  explicit Domain(const ApiBase *base) {
+    api = base->get(API_VERSION);
+    if (!api) return;
+    Status *problem = call<26>("seq2seq_serve", &domain);
+    for (const Operator &each : operators)
+      if (!problem) problem = call<27>(domain, &each);
+    is_complete = !problem;
   }
 };
 
 } // namespace
 
-// ONNX Runtime calls this for each session that loads the library.
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+// ONNX Runtime calls this for each session that loads the library. Without AVX2 the sessions run the definitions.
 extern "C" Status *RegisterCustomOps(void *session_options, const ApiBase *base) {
-  static void *const *const table = base->get(API_VERSION);
-  if (!table) return nullptr; // an older ONNX Runtime, which then reports an operator that it does not know
-  api = table;
-  static const Operators operators;
-  static const Domain domain(operators); // lives as long as the library, as sessions use it
-  return domain.problem ? domain.problem : call<28>(session_options, domain.domain);
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return nullptr;
+  static const Domain domain(base);
+  if (!api) return nullptr; // this ONNX Runtime does not have the interface; its sessions run the definitions, too
+  if (!domain.is_complete) return call<0>(INVALID_ARGUMENT, "the operators cannot be described to ONNX Runtime");
+  return call<28>(session_options, domain.domain);
 }

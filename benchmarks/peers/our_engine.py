@@ -135,7 +135,7 @@ class _Engines:
         )
 
     def translate(self, sources: Sequence[Source], search: Search) -> list[list[int]]:
-        """Submit all sources as calls, the longest first; returns the best target of each."""
+        """Submit all sources as calls, the longest first, as the peers get them; returns each best target."""
         self._results.clear()
         self._all_done.clear()
         self._num_open = len(sources)

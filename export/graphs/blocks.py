@@ -52,12 +52,13 @@ class AddNorm(nn.Module):
 
     Attributes:
         shift: `(D,)`, the shift of the norm's output; None if it is not shifted.
-        scale: `()`, the scale of the quantized output for `first`; None if it is not quantized here.
-        zero_point: `()`, its zero point.
+        level_scale: `()`, the scale of the levels that `forward` returns for `first`; None if it returns
+            floats.
+        level_zero_point: `()`, their zero point.
     """
 
-    scale: Tensor | None
-    zero_point: Tensor | None
+    level_scale: Tensor | None
+    level_zero_point: Tensor | None
 
     def __init__(
         self,
@@ -82,10 +83,11 @@ class AddNorm(nn.Module):
         self.epsilon = norm.eps * residual_scale**2
         self.pre_norm = pre_norm
         self.is_fused = linear.is_fused
-        self.register_buffer("scale", None)
-        self.register_buffer("zero_point", None)
-        if isinstance(first, Int8Linear) and len(self.weight) % 8 == 0:  # the operator takes vectors of eight
-            self.scale, self.zero_point = first.scale, first.zero_point
+        self.register_buffer("level_scale", None)
+        self.register_buffer("level_zero_point", None)
+        is_layer_norm = isinstance(norm, nn.LayerNorm)
+        if isinstance(first, Int8Linear) and is_layer_norm and operators.takes(len(self.weight)):
+            self.level_scale, self.level_zero_point = first.scale, first.zero_point
         if self.is_fused and isinstance(last, FloatLinear):
             bias = last.take_bias()
             if residual_shift is not None:
@@ -106,15 +108,17 @@ class AddNorm(nn.Module):
         return operators.layer_normalization(x, self.weight, self.bias, epsilon=self.epsilon)
 
     def forward(self, output: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The input of the next sublayer, in the levels of its map if that is quantized, and the residual."""
-        if self.scale is not None and self.zero_point is not None and self.bias is not None:
+        """The input of the next sublayer, in levels if its map is quantized, and the next residual."""
+        if self.level_scale is not None:
+            assert self.level_zero_point is not None
+            assert self.bias is not None
             total, normalized, hidden = operators.add_norm_quantize(
                 output,
                 residual,
                 self.weight,
                 self.bias,
-                self.scale,
-                self.zero_point,
+                self.level_scale,
+                self.level_zero_point,
                 epsilon=self.epsilon,
             )
             return hidden, total if self.pre_norm else normalized
@@ -254,7 +258,7 @@ class DecoderBlock(nn.Module):
         self.cross_output = _last(layer, "cross_attention", path, linear, residual_scale)
         self.feed_forward = FeedForward(layer, path, stack, linear, residual_scale)
         self.num_heads, self.d_head, self.scale = stack.num_heads, stack.d_head, stack.attention_scale
-        self.cap, self.kind, self.is_fused = stack.score_cap, kind, linear.is_fused
+        self.cap, self.kind = stack.score_cap, kind
 
     def ends(self) -> list[tuple[Linear, Linear]]:
         """The first and the last map of each sublayer, in order."""
@@ -294,17 +298,9 @@ class DecoderBlock(nn.Module):
         return self.output(attended.reshape(-1, self.num_heads * self.d_head)), key, value
 
     def attend_once(
-        self,
-        x: Tensor,
-        cache: tuple[Tensor, Tensor],
-        lengths: Tensor,
-        capacity: Tensor,
-        bias: Tensor | None,
-        rotation: tuple[Tensor, Tensor] | None,
+        self, x: Tensor, cache: tuple[Tensor, Tensor], lengths: Tensor, capacity: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`attend` of one position per row, on the CPU by the project's own operator if it can."""
-        if self.is_fused or bias is not None or rotation is not None or self.kind.window is not None:
-            return self.attend(x, cache, lengths, capacity, 1, bias, rotation)
+        """`attend` of one position per row, without bias and rotation, in the project's own operator."""
         attended, key, value = operators.cache_attention(
             self.query_key_value(x),
             *cache,

@@ -63,7 +63,8 @@ SourceAttention <num_heads, scale, softcap> (packed, lengths, row_numbers, indic
     query = Gather (parts, queries)
     key = Gather (parts, keys)
     value = Gather (parts, values)
-    padded = Attention <q_num_heads: int = @num_heads, kv_num_heads: int = @num_heads, scale: float = @scale>
+    padded = Attention <q_num_heads: int = @num_heads, kv_num_heads: int = @num_heads,
+        scale: float = @scale, softcap: float = @softcap>
         (query, key, value, , , , lengths)
     attended = GatherND (padded, indices)
 }}
@@ -97,24 +98,25 @@ _TEXTS = {
 
 
 def definition(name: str, opset: int, width: int = 0) -> onnx.FunctionProto:
-    """The definition of an operator; `width` is that of all keys of a position, if it has keys."""
+    """The definition of an operator. An attention's has the width of all keys of a position as a constant."""
     return onnx.parser.parse_function(_TEXTS[name].format(domain=DOMAIN, opset=opset, width=width))
 
 
 def define(model: ir.Model) -> None:
     """Add the definitions of the project's operators that a model uses; drop outputs that nothing reads.
 
-    All layers must have keys of the same width, as in a Transformer's encoder and its decoder.
+    All nodes of an operator must have keys of the same width.
     """
-    nodes: dict[str, ir.Node] = {}
+    widths: dict[str, int] = {}
     for node in model.graph:
         if node.domain == DOMAIN:
-            nodes[node.op_type] = node
+            width = _width(node)
+            assert widths.setdefault(node.op_type, width) == width
             for output in node.outputs:
                 if not output.uses() and not output.is_graph_output():
                     output.name = ""
-    for name, node in nodes.items():
-        function = ir.from_proto(definition(name, model.opset_imports[""], _width(node)))
+    for name, width in widths.items():
+        function = ir.from_proto(definition(name, model.opset_imports[""], width))
         model.functions[function.identifier()] = function
 
 

@@ -118,7 +118,7 @@ class PackedLayout:
         return operators.gather(places, self._indices)
 
     def attend(self, packed: Tensor, bias: Tensor | None, *, num_heads: int, scale: float) -> Tensor:
-        if bias is None and packed.shape[1] % (3 * 8 * num_heads) == 0:  # the operator takes vectors of eight
+        if bias is None and operators.takes(packed.shape[1] // (3 * num_heads)):
             return operators.source_attention(
                 packed, self.lengths, self._row_numbers, self._indices, num_heads=num_heads, scale=scale
             )

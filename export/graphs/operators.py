@@ -17,6 +17,11 @@ from torch.onnx.ops import symbolic, symbolic_multi_out
 from seq2seq_serve.export.graphs.functions import DOMAIN
 
 
+def takes(width: int) -> bool:
+    """Whether the project's own operators take vectors of this width."""
+    return width % 8 == 0
+
+
 def group_query_attention(
     query: Tensor,
     key: Tensor | None,

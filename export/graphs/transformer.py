@@ -327,7 +327,13 @@ class OneStepGraph(TransformerGraph):
 
 
 class StepGraph(OneStepGraph):
-    """One target position for all running rows, with the cache in place."""
+    """One target position for all running rows, with the cache in place.
+
+    Attributes:
+        has_own_operators: Whether attention is in the project's own operators, which are for the CPU.
+    """
+
+    has_own_operators = False
 
     def states(
         self,
@@ -350,14 +356,14 @@ class StepGraph(OneStepGraph):
         hidden, residual = self.enter(x, norms)
         new_cache: list[Tensor] = []
         for layer, block in enumerate(self.decoder.blocks):
-            output, key, value = block.attend_once(
-                hidden,
-                (cache[2 * layer], cache[2 * layer + 1]),
-                cache_lengths,
-                cache_capacity,
-                bias,
-                self.rotation(layer),
-            )
+            buffers, rotation = (cache[2 * layer], cache[2 * layer + 1]), self.rotation(layer)
+            is_plain = bias is None and rotation is None and block.kind.window is None
+            if self.has_own_operators and is_plain:
+                output, key, value = block.attend_once(hidden, buffers, cache_lengths, cache_capacity)
+            else:
+                output, key, value = block.attend(
+                    hidden, buffers, cache_lengths, cache_capacity, 1, bias, rotation
+                )
             new_cache += (key, value)
             hidden, residual = next(norms)(output, residual)
             hidden, residual = next(norms)(attend_memory(layer, block, hidden), residual)
@@ -367,6 +373,8 @@ class StepGraph(OneStepGraph):
 
 class SharingStepGraph(StepGraph):
     """The step for the CPU, in which rows may read the memory of another row of their request."""
+
+    has_own_operators = True
 
     def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
         super().__init__(model, linear, decoder)

@@ -198,12 +198,15 @@ class ServedModel:
     def _shared_out(self, requests: Sequence[Request]) -> dict[AnyEngine, list[Request]]:
         """Assigns the requests to engines: to engines that may take some, if there are any.
 
-        The longest sources of a call come first: a long target that began last would run alone at the end.
+        The longest sources of a call come first, unless it streams: a long target that began last would run
+        alone at the end.
         """
         engines = [engine for engine in self.engines if engine.may_take()] or self.engines
         num_slots = {engine: engine.num_slots_wanted() for engine in engines}
         parts: dict[AnyEngine, list[Request]] = {}
-        for request in sorted(requests, key=lambda request: -request.memory_length):
+        if not any(request.stream for request in requests):
+            requests = sorted(requests, key=lambda request: -request.memory_length)
+        for request in requests:
             engine = min(num_slots, key=num_slots.__getitem__)
             num_slots[engine] += request.num_slots
             parts.setdefault(engine, []).append(request)

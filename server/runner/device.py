@@ -225,9 +225,12 @@ def share_threads(num_threads: int) -> None:
 
 
 def describe_device(provider: str) -> str:
-    """Returns a remark for the log: the GPU's name and free memory, or what a CPU lacks; it may be empty."""
+    """Returns a remark for the log: the GPU's name and free memory, if they can be read.
+
+    For a CPU it is empty, or says that the operators in C++ are missing.
+    """
     if provider == CPU:
-        return "" if kernels.library() else "without the compiled operators"
+        return "" if kernels.register(ort.SessionOptions()) else "without the compiled operators"
     with _capturing.reading():
         return device_description(_PROVIDERS, _DEVICE_ID)
 

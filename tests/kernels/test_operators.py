@@ -151,7 +151,7 @@ def test_kernel_and_definition_compute_attention(has_kernels, name, H, G, K, cap
 
 
 def test_many_rows_are_shared_among_threads():
-    """So many rows that several threads compute them get the same bits as each row alone."""
+    """Rows that several threads compute get the same bits as each row alone."""
     H, G, K = 8, 8, 64
     feeds = feeds_of("CacheAttention", H, G, K, rows=300)
     session = session_of(attention_of("CacheAttention", H, G, K, 0.125, 0.0), has_kernels=True)
@@ -171,7 +171,7 @@ def test_a_row_reads_the_memory_of_its_owner():
     shared, _, _ = run(session, feeds)
     np.testing.assert_allclose(shared, expected(feeds, H, 0.2, 0.0)[0], atol=3e-6)
     np.testing.assert_array_equal(shared[[0, 2, 3]], separate[[0, 2, 3]])
-    assert np.abs(shared[[1, 4]] - separate[[1, 4]]).min(axis=1).max() > 0
+    assert np.abs(shared[[1, 4]] - separate[[1, 4]]).max(axis=1).min() > 0.01
 
 
 def test_positions_after_the_last_one_are_not_read():

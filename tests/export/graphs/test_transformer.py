@@ -116,6 +116,19 @@ def test_rows_of_different_lengths_step_together(case):
 
 
 @pytest.mark.parametrize("exported", TOLERANCES, indirect=True)
+def test_a_row_reads_the_equal_memory_of_its_owner(case):
+    exported, memory, _, target_ids, _ = case
+    rows, lengths = np.array([1, 1, 2, 1, 2]), np.array([0, 8, 3, 5, 3], np.int32)
+    _, _, cache = decode_once(exported, memory, target_ids, target_ids)
+    buffers = {name: array[rows].copy() for name, array in (cache | memory).items()}
+    fed, source_lengths = target_ids[rows, lengths].copy(), LENGTHS[rows].copy()
+    own = {name: array.copy() for name, array in buffers.items()}
+    alone = exported.graphs.step(fed, lengths, source_lengths, own)
+    owners = np.array([0, 0, 2, 0, 2])
+    np.testing.assert_array_equal(exported.graphs.step(fed, lengths, source_lengths, buffers, owners), alone)
+
+
+@pytest.mark.parametrize("exported", TOLERANCES, indirect=True)
 def test_what_stands_after_a_position_does_not_change_it(case):
     exported, memory, _, target_ids, _ = case
     other_ids = target_ids.copy()

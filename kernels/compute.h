@@ -1,0 +1,288 @@
+// The computation of the operators, in vectors of eight floats. It knows nothing of ONNX Runtime.
+//
+// operators.cpp includes it after the standard headers and within the target of its instructions.
+//
+// Letters: H heads, G heads of keys and values, K width of a head, D width of a model, V vocabulary.
+
+typedef float Vector __attribute__((vector_size(32)));
+typedef float Unaligned __attribute__((vector_size(32), aligned(4)));
+typedef int32_t Integers __attribute__((vector_size(32)));
+typedef int64_t Longs __attribute__((vector_size(32)));
+typedef uint8_t Bytes __attribute__((vector_size(32)));
+
+constexpr size_t MAX_WIDTH = 128; // of a head, in vectors: K is at most 1024
+constexpr Integers LANES = {0, 1, 2, 3, 4, 5, 6, 7};
+
+#define INLINE static inline __attribute__((always_inline))
+
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, decltype((a) < (b)){__VA_ARGS__})
+#endif
+
+INLINE Vector load(const float *place) { return *reinterpret_cast<const Unaligned *>(place); }
+
+INLINE void store(float *place, Vector x) { *reinterpret_cast<Unaligned *>(place) = x; }
+
+INLINE float sum(Vector x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
+
+// The sums of eight vectors, in their order: pairs of neighbours are added three times.
+INLINE Vector sums(const Vector *x) {
+  Vector pairs[4], fours[2];
+  for (int i = 0; i < 4; i++)
+    pairs[i] = SHUFFLE(x[2 * i], x[2 * i + 1], 0, 8, 1, 9, 4, 12, 5, 13) +
+               SHUFFLE(x[2 * i], x[2 * i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+  for (int i = 0; i < 2; i++)
+    fours[i] = SHUFFLE(pairs[2 * i], pairs[2 * i + 1], 0, 1, 8, 9, 4, 5, 12, 13) +
+               SHUFFLE(pairs[2 * i], pairs[2 * i + 1], 2, 3, 10, 11, 6, 7, 14, 15);
+  return SHUFFLE(fours[0], fours[1], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(fours[0], fours[1], 4, 5, 6, 7, 12, 13, 14, 15);
+}
+
+// e to the power of x <= 0, within 2 units in the last place. It is 2^n e^r with |r| <= ln(2) / 2, where a polynomial of
+// degree 7 gives e^r (the coefficients of expf in Cephes). Below -87 the result is that of -87, about 1e-38.
+INLINE Vector exponential(Vector x) {
+  const Vector least = Vector{} - 87.0f, rounding = Vector{} + 12582912.0f; // 1.5 * 2^23
+  x = x < least ? least : x;
+  const Vector n = (x * 1.44269504f + rounding) - rounding;
+  const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Vector power = Vector{} + 1.9875691500e-4f;
+  for (const float coefficient :
+       {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    power = power * r + coefficient;
+  power = power * (r * r) + r + 1.0f;
+  const Integers exponent = (__builtin_convertvector(n, Integers) + 127) << 23;
+  return power * (Vector)exponent;
+}
+
+// c tanh(x / c), from e^(-2 |x| / c).
+INLINE Vector capped(Vector x, float cap) {
+  const Vector positive = x < 0.0f ? -x : x;
+  const Vector power = exponential(positive * (-2.0f / cap));
+  const Vector result = (1.0f - power) / (1.0f + power) * cap;
+  return x < 0.0f ? -result : result;
+}
+
+// Attention of one query over the keys and values of one head (Vaswani et al. 2017, equation 1): writes the K numbers of
+// softmax(q k^T scale) v. A score s becomes c tanh(s / c) if the cap c is positive. `scores` has room for `length` floats,
+// rounded up to eight. WIDTH is K / 8, or 0 for any `width` up to MAX_WIDTH.
+template <int WIDTH>
+INLINE void attend(const float *query, const float *keys, const float *values, size_t length, float scale, float cap,
+                   size_t width, float *scores, float *output) {
+  constexpr size_t room = WIDTH ? WIDTH : MAX_WIDTH;
+  const size_t W = WIDTH ? WIDTH : width, K = 8 * W;
+  Vector q[room], mean[room];
+  for (size_t i = 0; i < W; i++) q[i] = load(query + 8 * i) * scale, mean[i] = Vector{};
+  Vector largest = Vector{} - INFINITY;
+  for (size_t first = 0; first < length; first += 8) {
+    Vector products[8];
+    for (size_t j = 0; j < 8; j++) { // after the last position, that one again
+      const float *key = keys + (first + j < length ? first + j : length - 1) * K;
+      products[j] = q[0] * load(key);
+      for (size_t i = 1; i < W; i++) products[j] += q[i] * load(key + 8 * i);
+    }
+    Vector eight = sums(products);
+    if (cap > 0) eight = capped(eight, cap);
+    store(scores + first, eight);
+    largest = largest > eight ? largest : eight;
+  }
+  float most = largest[0];
+  for (int i = 1; i < 8; i++) most = most > largest[i] ? most : largest[i];
+  Vector totals = {};
+  for (size_t first = 0; first < length; first += 8) {
+    const Integers left = Integers{} + static_cast<int32_t>(length - first < 8 ? length - first : 8);
+    const Vector eight = exponential(load(scores + first) - most);
+    const Vector weights = LANES < left ? eight : Vector{};
+    store(scores + first, weights);
+    totals += weights;
+  }
+  for (size_t position = 0; position < length; position++) {
+    const Vector weight = Vector{} + scores[position];
+    for (size_t i = 0; i < W; i++) mean[i] += weight * load(values + position * K + 8 * i);
+  }
+  const float total = sum(totals);
+  for (size_t i = 0; i < W; i++) store(output + 8 * i, mean[i] / total);
+}
+
+INLINE void attend(const float *query, const float *keys, const float *values, size_t length, float scale, float cap,
+                   size_t K, float *scores, float *output) {
+  switch (K) {
+  case 32: return attend<4>(query, keys, values, length, scale, cap, 4, scores, output);
+  case 64: return attend<8>(query, keys, values, length, scale, cap, 8, scores, output);
+  case 128: return attend<16>(query, keys, values, length, scale, cap, 16, scores, output);
+  default: return attend<0>(query, keys, values, length, scale, cap, K / 8, scores, output);
+  }
+}
+
+// Rows that each attend from one position to keys and values (G, positions, K) of a row.
+struct Rows {
+  const float *queries; // a row begins with its queries (H, K)
+  size_t query_stride;  // the distance of two rows' queries
+  const float *keys, *values;
+  const int32_t *last_positions; // of the keys that each row attends to
+  const int64_t *owners;         // the row whose keys and values each row reads; null for its own
+  float *outputs;                // rows of (H, K)
+  size_t num_rows, num_heads, num_groups, num_positions, d_head;
+  float scale, cap;
+
+  size_t num_items() const { return num_rows * num_heads; }
+  size_t scratch() const { return num_positions + 8; }
+  size_t length(size_t row) const { return static_cast<size_t>(last_positions[row]) + 1; }
+
+  // Where the keys of a row and head begin.
+  size_t place(size_t row, size_t head) const {
+    const size_t owner = owners ? static_cast<size_t>(owners[row]) : row;
+    return (owner * num_groups + head * num_groups / num_heads) * num_positions * d_head;
+  }
+
+  // Computes some heads, counted over all rows.
+  void run(size_t begin, size_t end, float *scores) const {
+    constexpr size_t MOST_PREFETCHED = 4096; // more would push out what is computed now
+    const size_t H = num_heads, K = d_head;
+    for (size_t i = begin; i < end; i++) {
+      if (i + 1 < end) { // keys and values come from far caches, so the next ones are asked for now
+        const size_t row = (i + 1) / H, next = place(row, (i + 1) % H), count = length(row) * K;
+        for (size_t j = 0; j < count && j < MOST_PREFETCHED; j += 16) __builtin_prefetch(keys + next + j);
+        for (size_t j = 0; j < count && j < MOST_PREFETCHED; j += 16) __builtin_prefetch(values + next + j);
+      }
+      const size_t row = i / H, head = i % H, here = place(row, head);
+      const float *query = queries + row * query_stride + head * K;
+      attend(query, keys + here, values + here, length(row), scale, cap, K, scores, outputs + i * K);
+    }
+  }
+};
+
+// Sources whose tokens, one after the other, attend to all tokens of their source.
+struct Sources {
+  const float *packed; // (N, 3HK): queries, keys and values
+  const int64_t *lengths;
+  float *outputs; // (N, HK)
+  size_t num_sources, num_heads, longest, d_head;
+  float scale, cap;
+
+  size_t num_items() const { return num_sources * num_heads; }
+  size_t scratch() const { return 2 * longest * d_head + longest + 8; }
+
+  // Computes some heads, counted over all sources. The keys and values of a head are first laid side by side.
+  void run(size_t begin, size_t end, float *scratch) const {
+    const size_t H = num_heads, K = d_head;
+    float *keys = scratch, *values = keys + longest * K, *scores = values + longest * K;
+    size_t first = 0, source = 0;
+    for (size_t i = begin; i < end; i++) {
+      for (; source < i / H; source++) first += static_cast<size_t>(lengths[source]);
+      const size_t length = static_cast<size_t>(lengths[source]), head = i % H;
+      const float *queries = packed + first * 3 * H * K + head * K;
+      for (size_t token = 0; token < length; token++) {
+        memcpy(keys + token * K, queries + (token * 3 + 1) * H * K, K * sizeof(float));
+        memcpy(values + token * K, queries + (token * 3 + 2) * H * K, K * sizeof(float));
+      }
+      for (size_t token = 0; token < length; token++)
+        attend(queries + token * 3 * H * K, keys, values, length, scale, cap, K, scores,
+               outputs + (first + token) * H * K + head * K);
+    }
+  }
+};
+
+// Writes eight floats from 0 to 255 as levels: rounded to the nearest, halves to even.
+INLINE void store_levels(uint8_t *place, Vector x) {
+  const Bytes bytes = (Bytes)(x + 8388608.0f); // 2^23: the last bits of the sum are the integer
+  const Bytes lowest = SHUFFLE(bytes, bytes, 0, 4, 8, 12, 16, 20, 24, 28, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+                               0, 0, 0, 0, 0, 0, 0, 0);
+  memcpy(place, &lowest, 8);
+}
+
+// The residual connection, the layer norm after it (Ba et al. 2016, arXiv:1607.06450), and its levels.
+struct Norm {
+  const float *x, *residual;  // (N, D)
+  const float *weight, *bias; // (D,)
+  float *total, *normalized;  // (N, D): the sum, and its norm; one may be null
+  uint8_t *hidden;            // (N, D): the levels of the norm
+  size_t num_rows, d_model;
+  float epsilon, scale, zero_point;
+
+  size_t num_items() const { return num_rows; }
+  size_t scratch() const { return 0; }
+
+  void run(size_t begin, size_t end, float *) const {
+    const size_t D = d_model;
+    for (size_t place = begin * D; place < end * D; place += D) {
+      float *sum_of_row = (total ? total : normalized) + place;
+      Vector totals = {}, squares = {};
+      for (size_t i = 0; i < D; i += 8) {
+        const Vector eight = load(x + place + i) + load(residual + place + i);
+        store(sum_of_row + i, eight);
+        totals += eight;
+      }
+      const float mean = sum(totals) / D;
+      for (size_t i = 0; i < D; i += 8) {
+        const Vector centred = load(sum_of_row + i) - mean;
+        squares += centred * centred;
+      }
+      const float factor = 1 / sqrtf(sum(squares) / D + epsilon), per_scale = 1 / scale;
+      for (size_t i = 0; i < D; i += 8) {
+        const Vector eight = (load(sum_of_row + i) - mean) * factor * load(weight + i) + load(bias + i);
+        if (normalized) store(normalized + place + i, eight);
+        const Vector level = eight * per_scale + zero_point, least = {}, most = Vector{} + 255.0f;
+        store_levels(hidden + place + i, level < least ? least : level > most ? most : level);
+      }
+    }
+  }
+};
+
+INLINE bool is_any(Integers x) {
+  const Longs two = (Longs)x;
+  return ((two[0] | two[1]) | (two[2] | two[3])) != 0;
+}
+
+// Puts a logit behind those that are at least as large, and drops the last one.
+INLINE void insert(float *logits, int64_t *token_ids, size_t count, float logit, size_t token_id) {
+  size_t place = count - 1;
+  for (; place && logits[place - 1] < logit; place--)
+    logits[place] = logits[place - 1], token_ids[place] = token_ids[place - 1];
+  logits[place] = logit, token_ids[place] = static_cast<int64_t>(token_id);
+}
+
+// The largest logits of each row, the lowest id among equals, and their log-probabilities.
+struct Ranking {
+  const float *logits;      // (N, V)
+  float *log_probabilities; // (N, candidates)
+  int64_t *token_ids;       // (N, candidates)
+  size_t num_rows, vocab_size, num_candidates;
+
+  size_t num_items() const { return num_rows; }
+  size_t scratch() const { return 0; }
+
+  void run(size_t begin, size_t end, float *) const {
+    for (size_t row = begin; row < end; row++)
+      rank(logits + row * vocab_size, log_probabilities + row * num_candidates, token_ids + row * num_candidates);
+  }
+
+  void rank(const float *row, float *best, int64_t *ids) const {
+    const size_t V = vocab_size, count = num_candidates;
+    float &last = best[count - 1];
+    size_t i = 0;
+    for (; i < count; i++) insert(best, ids, i + 1, row[i], i);
+    for (; i + 32 <= V; i += 32) {
+      Integers larger = {};
+      for (size_t j = i; j < i + 32; j += 8) larger |= load(row + j) > last;
+      if (!is_any(larger)) continue;
+      for (size_t j = i; j < i + 32; j++)
+        if (row[j] > last) insert(best, ids, count, row[j], j);
+    }
+    for (; i < V; i++)
+      if (row[i] > last) insert(best, ids, count, row[i], i);
+    const float most = best[0];
+    double total = 0; // of parts: a float would lose small numbers of a large vocabulary
+    for (i = 0; i + 8 <= V;) {
+      Vector part = {};
+      for (const size_t stop = i + 1024; i < stop && i + 8 <= V; i += 8) part += exponential(load(row + i) - most);
+      total += sum(part);
+    }
+    for (; i < V; i++) total += std::exp(static_cast<double>(row[i] - most));
+    const double normalizer = most + std::log(total);
+    for (i = 0; i < count; i++) best[i] = static_cast<float>(best[i] - normalizer);
+  }
+};
+
+#undef INLINE
+#undef SHUFFLE
