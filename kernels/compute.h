@@ -63,44 +63,54 @@ INLINE Vector capped(Vector x, float cap) {
   return x < 0.0f ? -result : result;
 }
 
+// Turns scores into the powers of their softmax, which are not divided by their sum yet; returns the sum. A score s first
+// becomes s times the scale, then c tanh(s / c) if the cap c is positive. There is room for whole vectors; after the last
+// score it is filled with zeros.
+INLINE float weigh(float *scores, size_t length, float scale, float cap) {
+  Vector largest = Vector{} - INFINITY, totals = {};
+  for (size_t first = 0; first < length; first += 8) {
+    Vector eight = load(scores + first) * scale;
+    if (cap > 0) eight = capped(eight, cap);
+    const Integers left = Integers{} + static_cast<int32_t>(std::min<size_t>(length - first, 8));
+    eight = LANES < left ? eight : Vector{} - INFINITY;
+    store(scores + first, eight);
+    largest = largest > eight ? largest : eight;
+  }
+  float most = largest[0];
+  for (int i = 1; i < 8; i++) most = most > largest[i] ? most : largest[i];
+  for (size_t first = 0; first < length; first += 8) {
+    const Vector eight = load(scores + first), power = exponential(eight - most);
+    const Vector kept = eight == -INFINITY ? Vector{} : power;
+    store(scores + first, kept);
+    totals += kept;
+  }
+  return sum(totals);
+}
+
 // Attention of one query over the keys and values of one head (Vaswani et al. 2017, equation 1): writes the K numbers of
-// softmax(q k^T scale) v. A score s becomes c tanh(s / c) if the cap c is positive. `scores` has room for `length` floats,
-// rounded up to eight. WIDTH is K / 8, or 0 for any `width` up to MAX_WIDTH.
+// softmax(q k^T scale) v. `scores` has room for `length` floats, rounded up to eight. WIDTH is K / 8, or 0 for any
+// `width` up to MAX_WIDTH.
 template <int WIDTH>
 INLINE void attend(const float *query, const float *keys, const float *values, size_t length, float scale, float cap,
                    size_t width, float *scores, float *output) {
   constexpr size_t room = WIDTH ? WIDTH : MAX_WIDTH;
   const size_t W = WIDTH ? WIDTH : width, K = 8 * W;
   Vector q[room], mean[room];
-  for (size_t i = 0; i < W; i++) q[i] = load(query + 8 * i) * scale, mean[i] = Vector{};
-  Vector largest = Vector{} - INFINITY;
+  for (size_t i = 0; i < W; i++) q[i] = load(query + 8 * i), mean[i] = Vector{};
   for (size_t first = 0; first < length; first += 8) {
     Vector products[8];
     for (size_t j = 0; j < 8; j++) { // after the last position, that one again
-      const float *key = keys + (first + j < length ? first + j : length - 1) * K;
+      const float *key = keys + std::min(first + j, length - 1) * K;
       products[j] = q[0] * load(key);
       for (size_t i = 1; i < W; i++) products[j] += q[i] * load(key + 8 * i);
     }
-    Vector eight = sums(products);
-    if (cap > 0) eight = capped(eight, cap);
-    store(scores + first, eight);
-    largest = largest > eight ? largest : eight;
+    store(scores + first, sums(products));
   }
-  float most = largest[0];
-  for (int i = 1; i < 8; i++) most = most > largest[i] ? most : largest[i];
-  Vector totals = {};
-  for (size_t first = 0; first < length; first += 8) {
-    const Integers left = Integers{} + static_cast<int32_t>(length - first < 8 ? length - first : 8);
-    const Vector eight = exponential(load(scores + first) - most);
-    const Vector weights = LANES < left ? eight : Vector{};
-    store(scores + first, weights);
-    totals += weights;
-  }
+  const float total = weigh(scores, length, scale, cap);
   for (size_t position = 0; position < length; position++) {
     const Vector weight = Vector{} + scores[position];
     for (size_t i = 0; i < W; i++) mean[i] += weight * load(values + position * K + 8 * i);
   }
-  const float total = sum(totals);
   for (size_t i = 0; i < W; i++) store(output + 8 * i, mean[i] / total);
 }
 
@@ -152,6 +162,31 @@ struct Rows {
   }
 };
 
+constexpr size_t PANEL = 16; // columns of a matrix that lie together, row by row
+
+// Some rows of a product A B, of the first vectors of a panel of B. Rows of A and of the product have these strides.
+template <int ROWS, int VECTORS>
+INLINE void multiply(const float *a, size_t a_stride, const float *panel, size_t depth, float *c, size_t c_stride) {
+  Vector total[ROWS][VECTORS] = {};
+  for (size_t d = 0; d < depth; d++)
+    for (int v = 0; v < VECTORS; v++) {
+      const Vector eight = load(panel + d * PANEL + 8 * v);
+      for (int r = 0; r < ROWS; r++) total[r][v] += a[r * a_stride + d] * eight;
+    }
+  for (int r = 0; r < ROWS; r++)
+    for (int v = 0; v < VECTORS; v++) store(c + r * c_stride + 8 * v, total[r][v]);
+}
+
+// The same for all columns, a multiple of eight; B consists of panels.
+template <int ROWS>
+INLINE void multiply(const float *a, size_t a_stride, const float *b, size_t columns, size_t depth, float *c,
+                     size_t c_stride) {
+  size_t column = 0;
+  for (; column + PANEL <= columns; column += PANEL)
+    multiply<ROWS, 2>(a, a_stride, b + column * depth, depth, c + column, c_stride);
+  if (column < columns) multiply<ROWS, 1>(a, a_stride, b + column * depth, depth, c + column, c_stride);
+}
+
 // Sources whose tokens, one after the other, attend to all tokens of their source.
 struct Sources {
   const float *packed; // (N, 3HK): queries, keys and values
@@ -160,26 +195,53 @@ struct Sources {
   size_t num_sources, num_heads, longest, d_head;
   float scale, cap;
 
-  size_t num_items() const { return num_sources * num_heads; }
-  size_t scratch() const { return 2 * longest * d_head + longest + 8; }
+  static constexpr size_t TOGETHER = 4; // tokens
 
-  // Computes some heads, counted over all sources. The keys and values of a head are first laid side by side.
+  static size_t in_panels(size_t columns) { return (columns + PANEL - 1) / PANEL * PANEL; }
+  size_t num_items() const { return num_sources * num_heads; }
+  size_t room_for_keys() const { return in_panels(longest) * d_head; }
+  size_t room_for_values() const { return in_panels(d_head) * longest; }
+  size_t scratch() const { return room_for_keys() + room_for_values() + TOGETHER * in_panels(longest); }
+
+  // Computes some heads, counted over all sources.
   void run(size_t begin, size_t end, float *scratch) const {
     const size_t H = num_heads, K = d_head;
-    float *keys = scratch, *values = keys + longest * K, *scores = values + longest * K;
+    float *keys = scratch, *values = keys + room_for_keys(), *scores = values + room_for_values();
     size_t first = 0, source = 0;
     for (size_t i = begin; i < end; i++) {
       for (; source < i / H; source++) first += static_cast<size_t>(lengths[source]);
-      const size_t length = static_cast<size_t>(lengths[source]), head = i % H;
-      const float *queries = packed + first * 3 * H * K + head * K;
-      for (size_t token = 0; token < length; token++) {
-        memcpy(keys + token * K, queries + (token * 3 + 1) * H * K, K * sizeof(float));
-        memcpy(values + token * K, queries + (token * 3 + 2) * H * K, K * sizeof(float));
-      }
-      for (size_t token = 0; token < length; token++)
-        attend(queries + token * 3 * H * K, keys, values, length, scale, cap, K, scores,
-               outputs + (first + token) * H * K + head * K);
+      const size_t S = static_cast<size_t>(lengths[source]);
+      const float *head = packed + first * 3 * H * K + i % H * K;
+      float *output = outputs + first * H * K + i % H * K;
+      lay_out(head, S, keys, values);
+      size_t token = 0;
+      for (; token + TOGETHER <= S; token += TOGETHER)
+        attend<TOGETHER>(head + token * 3 * H * K, keys, values, S, scores, output + token * H * K);
+      for (; token < S; token++) attend<1>(head + token * 3 * H * K, keys, values, S, scores, output + token * H * K);
     }
+  }
+
+  // Writes the keys of a head as panels of (K, S), and its values as panels of (S, K).
+  void lay_out(const float *head, size_t S, float *keys, float *values) const {
+    const size_t HK = num_heads * d_head, K = d_head;
+    std::fill(keys + S / PANEL * PANEL * K, keys + in_panels(S) * K, 0.0f);
+    for (size_t token = 0; token < S; token++) {
+      const float *key = head + (token * 3 + 1) * HK, *value = key + HK;
+      float *column = keys + token / PANEL * PANEL * K + token % PANEL;
+      for (size_t k = 0; k < K; k++) column[k * PANEL] = key[k];
+      for (size_t k = 0; k < K; k += 8) store(values + k / PANEL * PANEL * S + token * PANEL + k % PANEL, load(value + k));
+    }
+  }
+
+  template <int TOKENS>
+  void attend(const float *queries, const float *keys, const float *values, size_t S, float *scores, float *output) const {
+    const size_t HK = num_heads * d_head, columns = (S + 7) / 8 * 8;
+    multiply<TOKENS>(queries, 3 * HK, keys, columns, d_head, scores, columns);
+    float totals[TOKENS];
+    for (int token = 0; token < TOKENS; token++) totals[token] = weigh(scores + token * columns, S, scale, cap);
+    multiply<TOKENS>(scores, columns, values, d_head, S, output, HK);
+    for (int token = 0; token < TOKENS; token++)
+      for (size_t k = 0; k < d_head; k += 8) store(output + token * HK + k, load(output + token * HK + k) / totals[token]);
   }
 };
 

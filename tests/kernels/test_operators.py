@@ -252,7 +252,7 @@ def test_tokens_attend_to_their_source(lengths, H, K):
         expected[source] = np.einsum("hqs,shk->qhk", weights, value[source])
     for has_kernels in (True, False):
         (attended,) = session_of(model, has_kernels=has_kernels).run(None, feeds)
-        np.testing.assert_allclose(attended, expected.reshape(N, -1), atol=3e-6)
+        np.testing.assert_allclose(attended, expected.reshape(N, -1), atol=6e-6)
 
 
 def places_of(lengths):
