@@ -124,7 +124,7 @@ template <class T> Tensor<T> input(void *context, size_t index) {
   return tensor;
 }
 
-// Returns null for an optional output that nothing reads.
+// Returns null for an optional output that nothing reads, and for an empty one.
 template <class T = float> T *output(void *context, size_t index, std::initializer_list<int64_t> shape) {
   void *value = nullptr, *data = nullptr;
   check(call<91>(context, index, shape.begin(), shape.size(), &value));
@@ -214,7 +214,7 @@ struct CacheAttention : Attention {
     float *cache[2];
     for (size_t i = 0; i < 2; i++) {
       cache[i] = output(context, 1 + i, {keys.shape[0], keys.shape[1], keys.shape[2], keys.shape[3]});
-      require(cache[i], "the cache must be read");
+      require(cache[i] || work.num_rows == 0, "the cache must be read");
       if (cache[i] != given[i]) memcpy(cache[i], given[i], work.num_rows * G * C * K * sizeof(float));
       for (size_t row = 0; row < work.num_rows; row++)
         for (size_t group = 0; group < G; group++) {
@@ -304,7 +304,7 @@ struct AddNormQuantize {
     work.total = output(context, 0, {N, D});
     work.normalized = output(context, 1, {N, D});
     work.hidden = output<uint8_t>(context, 2, {N, D});
-    require((work.total || work.normalized) && work.hidden, "at most one of the first two outputs may be unread");
+    require(N == 0 || ((work.total || work.normalized) && work.hidden), "at most one of the first two outputs may be unread");
     work.num_rows = N, work.d_model = D;
     work.epsilon = epsilon, work.scale = *scale.data, work.zero_point = *zero_point.data;
     compute(context, work, 8 * static_cast<size_t>(N * D));

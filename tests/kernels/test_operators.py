@@ -262,6 +262,73 @@ def places_of(lengths):
     return row_numbers, np.argwhere(np.arange(longest) < lengths[:, None])
 
 
+def test_no_rows_are_no_error():
+    H, G, K = 2, 2, 8
+    session = session_of(attention_of("CacheAttention", H, G, K, 0.2, 0.0), has_kernels=True)
+    attended, keys, _ = session.run(None, feeds_of("CacheAttention", H, G, K, rows=0))
+    assert (attended.shape, keys.shape) == ((0, H * K), (0, G, C, K))
+
+
+def test_a_row_that_is_not_a_number_does_not_change_the_others():
+    H, G, K = 4, 4, 32
+    session = session_of(attention_of("CacheAttention", H, G, K, 0.2, 0.0), has_kernels=True)
+    feeds = feeds_of("CacheAttention", H, G, K)
+    clean, _, _ = run(session, feeds)
+    feeds["query"][2] = np.nan
+    attended, _, _ = run(session, feeds)
+    assert np.isnan(attended[2]).all()
+    others = [0, 1, 3, 4]
+    np.testing.assert_array_equal(attended[others], clean[others])
+
+
+def test_queries_of_another_width_are_refused():
+    G, K = 2, 8
+    session = session_of(attention_of("CacheAttention", 4, G, K, 0.2, 0.0), has_kernels=True)
+    feeds = feeds_of("CacheAttention", 4, G, K) | {"key": np.zeros((B, G, C, 16), np.float32)}
+    feeds["value"] = feeds["key"]
+    with pytest.raises(Exception, match=r"another width|INVALID_ARGUMENT"):
+        session.run(None, feeds)
+
+
+@pytest.mark.parametrize("count", [0, 10])
+def test_a_wrong_number_of_candidates_is_refused(count):
+    inputs = values_of({"logits": FLOAT, "num_candidates": INT64}, [["m", "V"], [1]])
+    model = model_of("Candidates", inputs, {}, {"token_ids": INT64, "log_probabilities": FLOAT})
+    feeds = {"logits": np.zeros((2, 9), np.float32), "num_candidates": np.array([count])}
+    with pytest.raises(Exception, match="number of candidates"):
+        session_of(model, has_kernels=True).run(None, feeds)
+
+
+def test_candidates_of_many_rows_are_those_of_each_row():
+    inputs = values_of({"logits": FLOAT, "num_candidates": INT64}, [["m", "V"], [1]])
+    model = model_of("Candidates", inputs, {}, {"token_ids": INT64, "log_probabilities": FLOAT})
+    session = session_of(model, has_kernels=True)
+    logits = np.random.default_rng(0).standard_normal((200, 3001)).astype(np.float32)
+    number = np.array([5])
+    together = session.run(None, {"logits": logits, "num_candidates": number})
+    for row in (0, 77, 199):
+        alone = session.run(None, {"logits": logits[row : row + 1], "num_candidates": number})
+        for one, many in zip(alone, together, strict=True):
+            np.testing.assert_array_equal(one[0], many[row])
+
+
+def test_tokens_of_many_sources_are_those_of_each_source():
+    H, K, lengths = 8, 64, np.array([100, 3, 250, 61])
+    session = session_of(source_attention_of(H, K, 0.125), has_kernels=True)
+    packed = np.random.default_rng(0).standard_normal((lengths.sum(), 3 * H * K), np.float32)
+
+    def attended(packed, lengths):
+        row_numbers, indices = places_of(lengths)
+        feeds = {"packed": packed, "lengths": lengths, "row_numbers": row_numbers, "indices": indices}
+        return session.run(None, feeds)[0]
+
+    together = np.split(attended(packed, lengths), np.cumsum(lengths)[:-1])
+    for tokens, length, source in zip(
+        together, lengths, np.split(packed, np.cumsum(lengths)[:-1]), strict=True
+    ):
+        np.testing.assert_array_equal(attended(source, np.array([length])), tokens)
+
+
 @pytest.mark.parametrize("lengths", [(3, 4), (3, 1), (9, -1), (-2, 10)])
 def test_sources_that_do_not_fit_the_tokens_are_refused(lengths):
     model = source_attention_of(2, 8, 0.3)

@@ -93,6 +93,19 @@ def test_a_turn_reaches_the_mailbox_of_its_request_and_the_metrics():
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("stream", "lengths"), [(False, [9, 5, 3, 3]), (True, [3, 9, 3, 5])])
+def test_the_longest_sources_of_a_call_come_first_unless_it_streams(stream, lengths):
+    async def run():
+        engine = _Engine()
+        deliveries = Deliveries("echo", asyncio.get_running_loop(), _Metrics())
+        requests = [Request("r1", {}, n, 5, arrival=0.0, stream=stream) for n in (3, 9, 3, 5)]
+        with model_of((engine,), deliveries).submitted(requests, never) as mailboxes:
+            assert [request.memory_length for request in engine.submitted] == lengths
+            assert mailboxes == [deliveries.mailboxes[request] for request in requests]
+
+    asyncio.run(run())
+
+
 def test_a_request_left_before_its_end_is_cancelled():
     async def run():
         engine = _Engine()
