@@ -364,9 +364,8 @@ struct Domain {
   void *domain = nullptr;
   bool is_complete = false;
 
-  explicit Domain(const ApiBase *base) {
-    api = base->get(API_VERSION);
-    if (!api) return;
+  explicit Domain(void *const *table) {
+    api = table;
     Status *problem = call<26>("seq2seq_serve", &domain);
     for (const Operator &each : operators)
       if (!problem) problem = call<27>(domain, &each);
@@ -382,11 +381,14 @@ struct Domain {
 #pragma GCC pop_options
 #endif
 
-// ONNX Runtime calls this for each session that loads the library. Without AVX2 the sessions run the definitions.
+// ONNX Runtime calls this for each session that loads the library. A session that gets an error runs the definitions.
 extern "C" Status *RegisterCustomOps(void *session_options, const ApiBase *base) {
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return nullptr;
-  static const Domain domain(base);
-  if (!api) return nullptr; // this ONNX Runtime does not have the interface; its sessions run the definitions, too
-  if (!domain.is_complete) return call<0>(INVALID_ARGUMENT, "the operators cannot be described to ONNX Runtime");
-  return call<28>(session_options, domain.domain);
+  static void *const *const table = base->get(API_VERSION);
+  if (!table) return nullptr; // an ONNX Runtime without the interface, which also runs the definitions
+  const auto failure = reinterpret_cast<Status *(*)(int, const char *)>(table[0]);
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
+    return failure(INVALID_ARGUMENT, "they need a processor with AVX2");
+  static const Domain domain(table);
+  if (!domain.is_complete) return failure(INVALID_ARGUMENT, "ONNX Runtime refuses their description");
+  return reinterpret_cast<Status *(*)(void *, void *)>(table[28])(session_options, domain.domain);
 }
