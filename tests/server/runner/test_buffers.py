@@ -10,8 +10,8 @@ from onnx import helper
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role
-from seq2seq_serve.server.engine.records import Move
-from seq2seq_serve.server.runner.buffers import Buffers, independent_batches
+from seq2seq_serve.server.engine.records import Move, Request, Search, Sequence
+from seq2seq_serve.server.runner.buffers import COLUMNS, Buffers, independent_batches
 from seq2seq_serve.server.runner.device import OnnxDevice
 
 
@@ -163,3 +163,9 @@ def test_a_move_leaves_out_what_both_rows_share():
     assert num_bytes == 2 * 1 * 4 * 4
     np.testing.assert_array_equal(read(buffers)[0, 0, :, 2], before[4, :, 2])
     np.testing.assert_array_equal(read(buffers)[0, 0, :, :2], before[0, :, :2])
+
+
+def test_the_owner_of_a_row_is_the_first_row_of_its_request():
+    one, other, third = (Search(Request("r", {}, 3, 5, arrival=0.0), (1,)) for _ in range(3))
+    rows = tuple(Sequence(search, 1) for search in (one, other, one, third, other))
+    assert COLUMNS[names.OWNERS].of_rows(rows) == [0, 1, 0, 3, 1]
