@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -149,8 +149,9 @@ class FairQueue:
         self._level_seconds = limits.aging_seconds / (LEAST_URGENT - MOST_URGENT)
         self._callers: dict[str, _Caller] = {}
         self._waiting: dict[Request, _Line] = {}
+        self._works: dict[Request, int] = {}  # of the waiting and the running requests
         # Lines by their priority, ranked by their callers' served work, then by their oldest request.
-        self._levels = {each: Ranking[_Line]() for each in range(MOST_URGENT, LEAST_URGENT + 1)}
+        self._levels: defaultdict[int, Ranking[_Line]] = defaultdict(Ranking)
         self._order = itertools.count()
         self._num_tokens = 0
         self._work = 0  # sum over all waiting requests
@@ -223,9 +224,9 @@ class FairQueue:
         """Remove a waiting request that gets its slots, and count it as running."""
         caller = self._waiting[request].caller
         caller.num_running += 1
-        work = self._work_of(request)
+        work = self._works[request]
         caller.running += work
-        self.remove(request)
+        self._withdraw(request)
         self._serve(caller, work)
 
     def release(self, request: Request, held_seconds: float, num_steps: int) -> None:
@@ -237,7 +238,7 @@ class FairQueue:
             num_steps: Number of steps that ran in that time.
         """
         caller = self._callers[request.caller]
-        work = self._work_of(request)
+        work = self._works.pop(request)
         weight = _RESIDENCE_WEIGHT if self._residence_work else 1.0
         self._residence_seconds += weight * (held_seconds - self._residence_seconds)
         self._residence_work += weight * (work / request.num_slots - self._residence_work)
@@ -249,9 +250,14 @@ class FairQueue:
 
     def remove(self, request: Request) -> bool:
         """Remove a request; returns whether it was waiting."""
-        line = self._waiting.pop(request, None)
-        if line is None:
+        if request not in self._waiting:
             return False
+        self._withdraw(request)
+        del self._works[request]
+        return True
+
+    def _withdraw(self, request: Request) -> None:
+        line = self._waiting.pop(request)
         caller = line.caller
         del line.requests[request]
         self._count(request, line, -1)
@@ -260,7 +266,6 @@ class FairQueue:
             self._levels[request.priority].discard(line)
         self._rank(caller)
         self._forget_idle(request.caller)
-        return True
 
     def _insert(self, request: Request) -> None:
         caller = self._callers.setdefault(request.caller, _Caller(self._served))
@@ -268,11 +273,12 @@ class FairQueue:
             caller.served = max(caller.served, self._served)  # an idle caller does not save up service
         line = self._waiting[request] = caller.lines.setdefault(request.priority, _Line(caller))
         line.requests[request] = next(self._order)
+        self._works[request] = request.work(feeds_prefix=self._feeds_prefix)
         self._count(request, line, 1)
         self._rank(caller)
 
     def _count(self, request: Request, line: _Line, sign: int) -> None:
-        work = sign * self._work_of(request)
+        work = sign * self._works[request]
         self._num_tokens += sign * request.queue_tokens
         self.num_slots_wanted += sign * request.num_slots
         self._work += work

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -73,13 +73,15 @@ class Constraints:
     @property
     def change_logits(self) -> bool:
         """Whether any logit changes."""
-        rules_only = replace(
-            NO_CONSTRAINTS,
-            repeats_start=self.repeats_start,
-            is_renormalized=self.is_renormalized,
-            penalizes_log_probabilities=self.penalizes_log_probabilities,
+        return bool(
+            self.min_new_tokens
+            or self.repetition_penalty != 1
+            or self.no_repeat_ngram_size
+            or self.suppressed_token_ids
+            or self.logit_bias
+            or self.forbidden_after
+            or self.times
         )
-        return self != rules_only
 
     @functools.cached_property
     def forbidden_sizes(self) -> frozenset[int]:
