@@ -140,9 +140,10 @@ def add_choice(sequence: Sequence, branches: Branches) -> None:
 
 def extend(sequence: Sequence, token_id: int, eos_ids: Collection[int]) -> bool:
     """Append a token to a row. Returns whether its hypothesis is complete; the search has then dropped it."""
-    search, request = sequence.search, sequence.search.request
+    search = sequence.search
+    request = search.request
     reason: FinishReason | None = None
-    if sequence.detects or sequence.num_forced:
+    if sequence.num_forced or sequence.detects:
         read_id = token_id if sequence.detects else sequence.forced_id
         assert read_id is not None
         if sequence.detects or sequence.num_forced > len(request.prefix_ids):
@@ -161,15 +162,14 @@ def extend(sequence: Sequence, token_id: int, eos_ids: Collection[int]) -> bool:
         sequence.token_ids.append(token_id)
         sequence.next_token_id = token_id
         sequence.is_plain = request.is_plain
-        tail = _advanced(sequence, token_id)
+        tail = _advanced(sequence, token_id) if request.stops else sequence.tail
         if tail is None:
             reason = FinishReason.STOP
         elif sequence.num_generated >= request.max_new_tokens:
             reason = FinishReason.LENGTH
         else:
             sequence.tail = tail
-    if reason is None:
-        return False
+            return False
     search.rows.remove(sequence)
     search.ended[sequence.index] = _as_it_is(sequence, reason)
     return True
