@@ -281,7 +281,8 @@ class Scheduler:
             except Exception as error:
                 failed[search] = error
             else:
-                leavers += [sequence for sequence in before if sequence not in search.rows]
+                if len(search.rows) < len(before):  # otherwise each row goes on, perhaps with another target
+                    leavers += [sequence for sequence in before if sequence not in search.rows]
         leavers = [sequence for sequence in leavers if sequence.search not in failed]
         complete = {sequence.search: sequence for sequence in leavers if sequence.num_branches}
         for search, last in complete.items():

@@ -162,7 +162,7 @@ def extend(sequence: Sequence, token_id: int, eos_ids: Collection[int]) -> bool:
         sequence.token_ids.append(token_id)
         sequence.next_token_id = token_id
         sequence.is_plain = request.is_plain
-        tail = _advanced(sequence, token_id) if request.stops else sequence.tail
+        tail = sequence.tail if request.stops is None else request.stops.advance(sequence.tail, token_id)
         if tail is None:
             reason = FinishReason.STOP
         elif sequence.num_generated >= request.max_new_tokens:
@@ -196,11 +196,8 @@ def rank(searches: Iterable[Search], tables: Iterable[Candidates]) -> dict[Searc
             before = np.array([row.log_probability for row in rows])
             totals = (before[:, None] + log_probabilities).reshape(len(group), -1)  # (R, B*width)
             order = np.argsort(-totals, axis=1, kind="stable")[:, :number]
-            columns = (
-                order // width,
-                np.take_along_axis(token_ids.reshape(totals.shape), order, axis=1),
-                np.take_along_axis(log_probabilities.reshape(totals.shape), order, axis=1),
-            )
+            best = order + np.arange(0, totals.size, totals.shape[1])[:, None]
+            columns = order // width, token_ids.take(best), log_probabilities.take(best)
             parents, tokens, scores = (column.tolist() for column in columns)
             for i, search in enumerate(group):
                 ranked[search] = Ranked(parents[i], tokens[i], scores[i], table)
@@ -284,7 +281,7 @@ def extend_beam(search: Search, ranked: Ranked, eos_ids: Collection[int]) -> lis
     def penalty(number: int) -> float:
         return length_penalty(number + request.num_counted, beam.alpha, beam.formula)
 
-    ended, children = list(search.ended.values()), list[_Child]()
+    ended, children = list(search.ended.values()), list[_Child]()  # the best first
     for child in _ranked_children(search.rows, ranked, eos_ids):
         reason = _end(child, eos_ids)
         if reason is None:
@@ -293,7 +290,8 @@ def extend_beam(search: Search, ranked: Ranked, eos_ids: Collection[int]) -> lis
                 break
         elif child.index < beam.size:
             ended.append(_ended(child, reason, penalty(num_tokens)))
-    ended = _best(ended, beam.size)
+    if len(ended) > len(search.ended):
+        ended = _best(ended, beam.size)
     if children and len(ended) == beam.size:
         # Further tokens have log-probabilities of at most 0, so only the penalty can raise a score: with a
         # positive alpha most at the limit. At the limit all hypotheses end.
@@ -364,17 +362,14 @@ def _end(child: _Child, eos_ids: Collection[int]) -> FinishReason | None:
     """Returns why the token completes its hypothesis; None if it does not."""
     if child.token_id in eos_ids:
         return FinishReason.EOS
-    tail = _advanced(child.parent, child.token_id)
+    stops = child.parent.search.request.stops
+    if stops is None:
+        return None
+    tail = stops.advance(child.parent.tail, child.token_id)
     if tail is None:
         return FinishReason.STOP
     child.tail = tail
     return None
-
-
-def _advanced(sequence: Sequence, token_id: int) -> bytes | None:
-    """Returns a row's tail after one more token; None if the token completes a stop sequence."""
-    stops = sequence.request.stops
-    return sequence.tail if stops is None else stops.advance(sequence.tail, token_id)
 
 
 def _place(search: Search, children: list[_Child]) -> list[Fork]:
@@ -383,35 +378,39 @@ def _place(search: Search, children: list[_Child]) -> list[Fork]:
     The first child of a parent takes its row. Further children take rows of parents without children, or new
     rows.
     """
-    by_parent: dict[Sequence, list[_Child]] = {}
-    for child in children:
-        by_parent.setdefault(child.parent, []).append(child)
-    spare = [row for row in search.rows if row not in by_parent]
+    parents = {child.parent for child in children}
+    spare = [row for row in search.rows if row not in parents]
     forks: list[Fork] = []
-    rows: dict[_Child, Sequence] = {}
-    for parent, (first, *others) in by_parent.items():
-        for child in others:
-            if not spare:
-                row, num_shared = _new_row(parent), 0
-            else:
-                row = spare.pop()
-                num_shared = len(search.start_ids) + _num_shared(row.token_ids, parent.token_ids)
-            row.token_ids = parent.token_ids.copy()
+    rows: list[Sequence] = []
+    for child in children:
+        parent = child.parent
+        if parent in parents:
+            parents.remove(parent)
+            rows.append(parent)
+            continue
+        if not spare:
+            row, num_shared = _new_row(parent), 0
+        else:
+            row = spare.pop()
+            num_shared = len(search.start_ids) + _num_shared(row.token_ids, parent.token_ids)
+        row.token_ids = parent.token_ids.copy()
+        row.log_probability = parent.log_probability
+        if parent.choices:
             row.choices = parent.choices.copy()
+        if parent.attended:
             row.attended = parent.attended.copy()
-            row.log_probability = parent.log_probability
-            rows[child] = row
-            forks.append(Fork(parent, row, num_shared))
-        rows[first] = parent
-    for child, row in rows.items():
-        row.index = 0 if search.request.beam else child.index
+        rows.append(row)
+        forks.append(Fork(parent, row, num_shared))
+    is_beam, is_detailed = search.request.beam is not None, search.request.is_detailed
+    for child, row in zip(children, rows, strict=True):
+        row.index = 0 if is_beam else child.index
         row.token_ids.append(child.token_id)
         row.next_token_id = child.token_id
         row.tail = child.tail
         row.log_probability += child.log_probability
-        if search.request.is_detailed:
+        if is_detailed:
             row.choices.append(Choice(child.log_probability, child.alternatives))
-    search.rows = [rows[child] for child in children]
+    search.rows = rows
     return forks
 
 

@@ -10,6 +10,7 @@ import functools
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +78,7 @@ class _Kind(NamedTuple):
     is_beam: bool = False
 
 
+_NUM_ALTERNATIVES, _NUM_BRANCHES = attrgetter("search.request.num_alternatives"), attrgetter("num_branches")
 _CANDIDATES, _BEAM = _Kind("candidates"), _Kind("candidates", is_beam=True)
 
 
@@ -142,7 +144,8 @@ class Selector:
             if sequence.is_plain:
                 continue
             try:
-                self._keep_penalties(sequence.search.request, rows)
+                if sequence.search.request.is_constrained:
+                    self._keep_penalties(sequence.search.request, rows)
                 kind, asks = self._asks(row, sequence)
             except Exception as error:
                 failures[row] = error
@@ -195,7 +198,7 @@ class Selector:
     def _best(self, kind: _Kind, asks: list[_Ask], logits: _Logits) -> list[Array]:
         """Returns the most probable tokens, as many as any row needs, and their log-probabilities: (m, K)."""
         sequences = [ask.sequence for ask in asks]
-        wanted = max(max(each.search.request.num_alternatives, each.num_branches) for each in sequences)
+        wanted = max(*map(_NUM_ALTERNATIVES, sequences), *map(_NUM_BRANCHES, sequences))
         feeds = {names.NUM_CANDIDATES: np.array([min(wanted, self._vocab_size)])}
         return self._outputs("best" if kind.graph == "best" else "candidates", logits, feeds)
 
@@ -205,8 +208,7 @@ class Selector:
         if request.is_score or sequence.detects:
             return _Kind("score" if request.is_score else "detect"), [_Ask(row, sequence, 0.0, {})]
         changes: dict[int, tuple[float, float]] = {}
-        is_first = not sequence.num_generated
-        if request.is_constrained or (is_first and request.begin_suppressed_ids):
+        if request.is_constrained or (request.begin_suppressed_ids and not sequence.num_generated):
             changes = adjustments(sequence, self._eos_ids, self._vocab_size, self._never_ids)
         sampling = request.sampling
         if sampling is None:
@@ -257,7 +259,8 @@ class Selector:
             logits = self._penalized(logits, rows)
         if self._never_ids and kind.graph != "score":
             self._suppress(logits, len(asks))
-        if any(ask.sequence.request.constraints.times is not None for ask in asks):
+        has_times = "times" in self._sessions
+        if has_times and any(ask.sequence.request.constraints.times is not None for ask in asks):
             logits = self._change("times", logits.bind_input, self._time_feeds(asks))
         return logits
 
