@@ -114,7 +114,7 @@ clean: ## remove the virtual environment, the demo's run and bundle, the CUDA st
 	rm -rf $(VENV) $(RUN) $(BUNDLE) .cuda_stub build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(INSTALLED): pyproject.toml kernels/operators.cpp kernels/compute.h
+$(INSTALLED): pyproject.toml $(wildcard kernels/*.cpp kernels/*.h)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --quiet --no-deps $(TORCH_PIP_ARGS) torch==2.13.0

@@ -1,4 +1,4 @@
-"""The project's own operators for ONNX Runtime on a CPU: an optional library in C++.
+"""The project's own operators for ONNX Runtime on a CPU, and copies of rows: an optional library in C++.
 
 An installation compiles it if there is a C++ compiler. Every graph also contains definitions of these
 operators in ONNX Runtime's own ones (`export.graphs.functions`), which run where the library is missing.
@@ -6,11 +6,15 @@ operators in ONNX Runtime's own ones (`export.graphs.functions`), which run wher
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 _log = logging.getLogger(__name__)
 
@@ -42,3 +46,46 @@ def register(options: Any) -> bool:
 @functools.cache
 def _warn(path: Path, problem: str) -> None:
     _log.warning("graphs run without the operators of %s, which cannot be loaded: %s", path, problem)
+
+
+class _Tensors(ctypes.Structure):
+    """The first argument of `copy_positions` in kernels/moves.cpp."""
+
+    _fields_ = (
+        ("first", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_tensors", "num_outer")),
+        *((f"{axis}_stride", ctypes.c_int64) for axis in ("tensor", "row", "outer")),
+        ("position_bytes", ctypes.c_int64),
+    )
+
+
+def copy_positions(tensors: npt.NDArray[Any], moves: npt.NDArray[np.int64]) -> None:
+    """Copy positions of rows into other rows, in order; other threads of Python run meanwhile.
+
+    Args:
+        tensors: `(G, N, outer, positions, inner)`; the last two axes have no gaps.
+        moves: `(M, 4)`: for each move the row to read, the row to write, the first position, and how many.
+    """
+    function = _copy_positions()
+    if function is None:
+        for from_row, to_row, start, count in moves.tolist():
+            live = slice(start, start + count)
+            tensors[:, to_row, :, live] = tensors[:, from_row, :, live]
+        return
+    first = tensors.ctypes.data
+    position_bytes = tensors.shape[4] * tensors.itemsize
+    described = _Tensors(first, tensors.shape[0], tensors.shape[2], *tensors.strides[:3], position_bytes)
+    function(ctypes.byref(described), moves.ctypes.data, len(moves))
+
+
+@functools.cache
+def _copy_positions() -> Any:
+    """Returns the library's function; None without it."""
+    path = library()
+    try:
+        function = ctypes.CDLL(str(path)).copy_positions if path is not None else None
+    except (OSError, AttributeError):  # `register` logs why a library cannot be loaded
+        return None
+    if function is not None:
+        function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64), None
+    return function

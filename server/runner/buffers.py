@@ -15,6 +15,7 @@ import numpy as np
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role
+from seq2seq_serve.kernels import copy_positions
 from seq2seq_serve.server.engine.records import Array, Move, Search, Sequence
 from seq2seq_serve.server.runner.device import OnnxDevice
 
@@ -140,13 +141,20 @@ class Buffers:
         if not self._device.is_host:
             touching = [move for move in moves if self._live(move)]
             return sum(self._move_on_device(batch) for batch in independent_batches(touching))
-        copies = [(move.from_row, move.to_row, live) for move in moves if (live := self._live(move))]
+        copies = [
+            (move.from_row, move.to_row, live.start, live.stop - live.start)
+            for move in moves
+            if (live := self._live(move))
+        ]
+        if not copies:
+            return 0
+        its = np.array(copies, np.int64)
         position_bytes = self._row_bytes // self._positions.shape[3] * len(self.index)
-        num_bytes: int = sum(live.stop - live.start for _, _, live in copies) * position_bytes
+        num_bytes: int = sum(count for *_, count in copies) * position_bytes
         if num_bytes < _SHARED_BYTES:
-            _copy_rows(self._copies[self.copy], copies)
+            copy_positions(self._copies[self.copy], its)
         else:
-            list(self._device.pool.map(lambda part: _copy_rows(part, copies), self._parts[self.copy]))
+            list(self._device.pool.map(lambda part: copy_positions(part, its), self._parts[self.copy]))
         return num_bytes
 
     def _live(self, move: Move) -> slice | None:
@@ -177,12 +185,6 @@ class Buffers:
     def _pointer(self, name: str, row: int, copy: int) -> int:
         tensor = copy * len(self.index) + self.index[name]
         return self._base + tensor * self._tensor_bytes + row * self._row_bytes
-
-
-def _copy_rows(tensors: Array, copies: list[tuple[int, int, slice]]) -> None:
-    """Copy positions of one row to another, in order; numpy releases the GIL meanwhile."""
-    for from_row, to_row, live in copies:
-        tensors[:, to_row, :, live] = tensors[:, from_row, :, live]
 
 
 def independent_batches(moves: Iterable[Move]) -> list[list[Move]]:
