@@ -193,7 +193,10 @@ def greedy(
     requests = requests_for(sources, num_tokens)
     for start in range(0, len(requests), _ENCODED_AT_ONCE):
         runner.encode(start, requests[start : start + _ENCODED_AT_ONCE])
-    rows = tuple(Sequence(Search(request, runner.start_ids), runner.start_ids[-1]) for request in requests)
+    rows = tuple(
+        Sequence(Search(request, runner.start_ids), runner.start_ids[-1], row=row)
+        for row, request in enumerate(requests)
+    )
     for _ in range(num_tokens):
         started = time.perf_counter()
         selected = runner.step(rows)

@@ -57,6 +57,7 @@ class Runner(Protocol):
         start_ids: The tokens that a sequence is fed first.
         eos_ids: The tokens that end a sequence; the first one ends a target that is scored.
         has_decode: Whether it can `prefill` and `align`; otherwise steps read prefixes and compute attention.
+        shares_memory: Whether a step reads the memory of a request in the row of its keeper only.
     """
 
     num_slots: int
@@ -65,6 +66,7 @@ class Runner(Protocol):
     start_ids: tuple[int, ...]
     eos_ids: tuple[int, ...]
     has_decode: bool
+    shares_memory: bool
 
     def warm_up(self) -> None:
         """Does first-time work, on the thread that makes all later calls."""
@@ -135,6 +137,7 @@ class Engine:
             start_ids=runner.start_ids,
             eos_ids=runner.eos_ids,
             has_decode=runner.has_decode,
+            shares_memory=runner.shares_memory,
             queue_limits=queue_limits,
             limits=limits,
         )

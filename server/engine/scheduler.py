@@ -100,6 +100,7 @@ class Scheduler:
         eos_ids: The tokens that end a sequence.
         has_decode: Whether the runner can compute several positions at once; otherwise steps read prefixes
             and compute attention.
+        shares_memory: Whether the runner reads the memory of a request in the row of its keeper only.
         queue_limits: Bounds of the queue.
         limits: Bounds of a turn.
 
@@ -115,10 +116,11 @@ class Scheduler:
         start_ids: tuple[int, ...],
         eos_ids: Collection[int],
         has_decode: bool = True,
+        shares_memory: bool = False,
         queue_limits: QueueLimits | None = None,
         limits: SchedulerLimits | None = None,
     ) -> None:
-        self.slots = Slots(num_slots)
+        self.slots = Slots(num_slots, shares_memory=shares_memory)
         self.running: dict[Request, Search] = {}
         self._start_ids = start_ids
         self._eos_ids = eos_ids
@@ -284,16 +286,16 @@ class Scheduler:
                 if len(search.rows) < len(before):  # otherwise each row goes on, perhaps with another target
                     leavers += [sequence for sequence in before if sequence not in search.rows]
         leavers = [sequence for sequence in leavers if sequence.search not in failed]
-        complete = {sequence.search: sequence for sequence in leavers if sequence.num_branches}
-        for search, last in complete.items():
+        for search in dict.fromkeys(sequence.search for sequence in leavers if sequence.num_branches):
             if search.rows:
                 continue
             if not search.ended:
                 no_numbers = EngineFailed("the model's scores of the next token are not numbers")
                 ends.append((search, FinishReason.FAILED, no_numbers))
             elif search.request.attention and self._has_decode:
-                leavers.remove(last)
-                self._owe_alignments(search, last)
+                assert search.keeper is not None
+                leavers.remove(search.keeper)
+                self._owe_alignments(search, search.keeper)
             else:
                 ends.append((search, _reason(search), None))
         finished = self._leave(leavers, ends, now, forks)
@@ -401,7 +403,8 @@ class Scheduler:
         if forks:
             newcomers = [fork.child for fork in forks if fork.child.row is None]
             self.slots.add(newcomers)
-            self._moves += tuple(_copy(fork, is_new=fork.child in newcomers) for fork in forks)
+            copied = () if self.slots.shares_memory else newcomers
+            self._moves += tuple(_copy(fork, has_memory=fork.child not in copied) for fork in forks)
         for search, reason, _ in ends:
             search.finish_reason = reason
             del self.running[search.request]
@@ -413,11 +416,11 @@ class Scheduler:
         return [Finished(search, error) for search, _, error in ends]
 
 
-def _copy(fork: Fork, *, is_new: bool) -> Move:
+def _copy(fork: Fork, *, has_memory: bool) -> Move:
     parent, child = fork.parent, fork.child
     assert parent.row is not None
     assert child.row is not None
-    memory_length = child.memory_length if is_new else 0
+    memory_length = 0 if has_memory else child.memory_length
     return Move(parent.row, child.row, child.cache_length, memory_length, fork.num_shared)
 
 

@@ -12,12 +12,17 @@ class Slots:
 
     Owned by the scheduler. Invariant: the running sequences occupy rows 0..n-1 without a hole, the sequence
     at index i has `row == i`, and at most `num_reserved` sequences run.
+
+    Args:
+        num_slots: The number of rows.
+        shares_memory: Whether the memory of a request is valid in the row of its keeper only.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, *, shares_memory: bool = False) -> None:
         if num_slots < 1:
             raise ValueError(f"num_slots is {num_slots}, and must be at least 1")
         self.num_slots = num_slots
+        self.shares_memory = shares_memory
         self.num_reserved = 0
         self.rows: tuple[Sequence, ...] = ()
 
@@ -44,23 +49,39 @@ class Slots:
         """Remove sequences, and fill their rows from the end.
 
         Returns:
-            The fewest moves that close the holes; they read and write different rows.
+            The fewest moves that close the holes; they read and write different rows. Before them, the moves
+            by which keepers that leave hand their memory over.
         """
+        leavers = tuple(leavers)
+        moves = [move for sequence in leavers if (move := self._hand_over(sequence))]
         holes = {sequence.row for sequence in leavers}
         if not holes:
             return ()
         num_left = len(self.rows) - len(holes)
         rows = list(self.rows[:num_left])
         movers = (sequence for sequence in self.rows[num_left:] if sequence.row not in holes)
-        moves = []
         for hole, mover in zip(
             sorted(row for row in holes if row is not None and row < num_left), movers, strict=True
         ):
             assert mover.row is not None
-            moves.append(Move(mover.row, hole, mover.cache_length, mover.memory_length))
+            has_memory = not self.shares_memory or mover.search.keeper is mover
+            memory_length = mover.memory_length if has_memory else 0
+            moves.append(Move(mover.row, hole, mover.cache_length, memory_length))
             mover.row = hole
             rows[hole] = mover
         for sequence in leavers:
             sequence.row = None
         self.rows = tuple(rows)
         return tuple(moves)
+
+    def _hand_over(self, leaver: Sequence) -> Move | None:
+        """Make another row of a request its keeper, if the keeper leaves; returns the copy of its memory."""
+        search = leaver.search
+        if search.keeper is not leaver or not search.rows:
+            return None
+        heir = search.keeper = search.rows[0]
+        if not self.shares_memory:
+            return None
+        assert leaver.row is not None
+        assert heir.row is not None
+        return Move(leaver.row, heir.row, cache_length=0, memory_length=heir.memory_length)

@@ -16,7 +16,7 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role
 from seq2seq_serve.kernels import copy_positions
-from seq2seq_serve.server.engine.records import Array, Move, Search, Sequence
+from seq2seq_serve.server.engine.records import Array, Move, Sequence
 from seq2seq_serve.server.runner.device import OnnxDevice
 
 _SHARED_BYTES = 1 << 20  # from here on several threads copy faster than one
@@ -220,19 +220,13 @@ def _of_each(value: Callable[[Sequence], int]) -> Callable[[tuple[Sequence, ...]
     return lambda rows: list(map(value, rows))
 
 
-def _owners(rows: tuple[Sequence, ...]) -> list[int]:
-    """Returns for each row the first row of its request: its memory is the same, and is read only once."""
-    first: dict[Search, int] = {}
-    return [first.setdefault(sequence.search, row) for row, sequence in enumerate(rows)]
-
-
 # The inputs of a step that the server can fill, by name
 COLUMNS = {
     names.TOKEN_IDS: _Column(np.int64, 0, _of_each(attrgetter("next_token_id"))),
     names.CACHE_LENGTHS: _Column(np.int32, 0, _of_each(attrgetter("cache_length"))),
     names.PREVIOUS_LENGTHS: _Column(np.int32, -1, _of_each(lambda row: row.cache_length - 1)),
     names.LAST_SOURCE_POSITIONS: _Column(np.int32, 0, _of_each(lambda row: row.memory_length - 1)),
-    names.OWNERS: _Column(np.int64, 0, _owners),
+    names.OWNERS: _Column(np.int64, 0, _of_each(attrgetter("search.keeper.row"))),
 }
 
 

@@ -86,6 +86,7 @@ class OnnxDevice:
         pool: `num_threads` threads for work outside of graphs.
         is_host: Whether its memory is the process's own, so that numpy may read and write it.
         can_capture: Whether a run can be captured once and replayed, which saves the launch of each kernel.
+        has_operators: Whether graphs run with the project's own operators, instead of their definitions.
     """
 
     def __init__(self, provider: str, num_threads: int) -> None:
@@ -93,6 +94,7 @@ class OnnxDevice:
         self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="device")
         self.is_host = provider == CPU
         self.can_capture = provider == CUDA
+        self.has_operators = self.is_host and kernels.register(ort.SessionOptions())
         self._provider = provider
         # By address, element type and shape of the host's copy; sessions keep the values alive.
         self._weights: WeakValueDictionary[tuple[Any, ...], ort.OrtValue] = WeakValueDictionary()
@@ -131,7 +133,7 @@ class OnnxDevice:
         options.log_severity_level = 4
         # Threads that spin after a run would compete with the event loop for the CPU.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        if self.is_host:
+        if self.has_operators:
             kernels.register(options)
         values: tuple[ort.OrtValue, ...] = ()
         if weights is not None:

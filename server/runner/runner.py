@@ -116,6 +116,7 @@ class OnnxRunner:
         self.has_decode = Verb.DECODE in self._graphs
         step = self._graphs[Verb.STEP]
         inputs = [spec.name for spec in step.inputs if spec.role is Role.TOKEN]
+        self.shares_memory = names.OWNERS in inputs and self._device.has_operators
         attending = {
             verb: spec
             for verb, graph in self._graphs.items()
@@ -180,10 +181,10 @@ class OnnxRunner:
         self.encode(0, [request])
         self._or_uncaptured(self._step_every_bucket)
         start_id = self.start_ids[-1]
-        self.step((Sequence(Search(request, (start_id,)), start_id),))
+        self.step((Sequence(Search(request, (start_id,)), start_id, row=0),))
         for detailed in _requests_of_every_selection(request, self._times, detects=self._detects):
             search, detects = Search(detailed, (start_id,)), bool(detailed.detected_ids)
-            self.step((Sequence(search, start_id, is_plain=False, detects=detects),))
+            self.step((Sequence(search, start_id, row=0, is_plain=False, detects=detects),))
         self.move((Move(0, 0, cache_length=1, memory_length=request.memory_length),))
         # With an empty cache and with a filled one, which may use other kernels.
         for first_position, length in ((0, 1), (1, 2)):

@@ -99,6 +99,7 @@ class FakeRunner:
         num_slots: Rows.
         is_recurrent: Whether it keeps what it was fed as a state instead of a cache, so that prefixes,
             scores and attention go by steps. Its answers are the same.
+        shares_memory: Whether it reads the memory of a request in its keeper's row.
         fail_encode: Raises on an encode call whose requests include one with this first source id.
         fail_steps: The numbers of the steps, from 0, that raise.
     """
@@ -113,11 +114,13 @@ class FakeRunner:
         num_slots: int,
         *,
         is_recurrent: bool = False,
+        shares_memory: bool = False,
         fail_encode: int | None = None,
         fail_steps: Iterable[int] = (),
     ) -> None:
         self.num_slots = num_slots
         self.has_decode = not is_recurrent
+        self.shares_memory = shares_memory
         self.memory: list[tuple[int, ...] | None] = [None] * num_slots
         self.cache: list[list[int]] = [[] for _ in range(num_slots)]
         self.num_steps = 0
@@ -156,7 +159,10 @@ class FakeRunner:
         tokens, branches, attention = [], {}, {}
         for row, sequence in enumerate(rows):
             assert sequence.row == row
-            memory = self.memory[row]
+            keeper = sequence.search.keeper if self.shares_memory else sequence
+            assert keeper is not None
+            assert keeper.row is not None
+            memory = self.memory[keeper.row]
             assert memory is not None
             before = self.cache[row][: sequence.cache_length] if self.has_decode else self.cache[row]
             self.cache[row] = [*before, sequence.next_token_id]

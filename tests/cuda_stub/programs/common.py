@@ -46,8 +46,9 @@ def rows_for(runner: OnnxRunner, requests: list[Request]) -> tuple[Sequence, ...
         Sequence(
             Search(request, runner.start_ids),
             runner.start_ids[-1],
+            row=row,
             num_branches=request.beam.size if request.beam else 1,
             is_plain=request.is_plain,
         )
-        for request in requests
+        for row, request in enumerate(requests)
     )

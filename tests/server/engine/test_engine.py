@@ -132,12 +132,15 @@ def described(driver: Driver, request: Request) -> list[Any]:
 
 
 @given(sources, st.integers(4, 9), st.integers(0, 2**32))
-def test_a_model_with_state_answers_as_one_with_a_cache_does(sources, num_slots, seed):
-    """State follows forks and moves whole; prefixes, scores and attention go by steps."""
+def test_runners_with_states_or_shared_memory_answer_as_one_with_a_cache_does(sources, num_slots, seed):
+    """State follows forks and moves whole; prefixes, scores and attention go by steps.
+
+    Where memory is shared, it follows the keeper of its request.
+    """
     answers = []
-    for is_recurrent in (False, True):
+    for settings in ({}, {"is_recurrent": True}, {"shares_memory": True}):
         chance = random.Random(seed)
-        driver = Driver(FakeRunner(num_slots, is_recurrent=is_recurrent))
+        driver = Driver(FakeRunner(num_slots, **settings))
         requests = [make_request(source, **random_options(chance)) for source in sources]
         cancelled = chance.randrange(2 * len(requests))
         for request in requests:
@@ -147,7 +150,7 @@ def test_a_model_with_state_answers_as_one_with_a_cache_does(sources, num_slots,
             driver.engine.cancel(requests[cancelled])
         driver.finish()
         answers.append([described(driver, request) for i, request in enumerate(requests) if i != cancelled])
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2]
 
 
 DETECTED_IDS = (50, 60, 70)

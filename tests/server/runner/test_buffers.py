@@ -165,7 +165,8 @@ def test_a_move_leaves_out_what_both_rows_share():
     np.testing.assert_array_equal(read(buffers)[0, 0, :, :2], before[0, :, :2])
 
 
-def test_the_owner_of_a_row_is_the_first_row_of_its_request():
+def test_the_owner_of_a_row_is_the_keeper_of_its_request():
     one, other, third = (Search(Request("r", {}, 3, 5, arrival=0.0), (1,)) for _ in range(3))
-    rows = tuple(Sequence(search, 1) for search in (one, other, one, third, other))
-    assert COLUMNS[names.OWNERS].of_rows(rows) == [0, 1, 0, 3, 1]
+    rows = tuple(Sequence(search, 1, row=row) for row, search in enumerate((one, other, one, third, other)))
+    one.keeper, other.keeper, third.keeper = rows[2], rows[1], rows[3]
+    assert COLUMNS[names.OWNERS].of_rows(rows) == [2, 1, 2, 3, 1]

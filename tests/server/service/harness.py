@@ -79,6 +79,7 @@ class EchoRunner:
     start_ids: tuple[int, ...] = (BOS,)
     eos_ids: tuple[int, ...] = (EOS,)
     has_decode: bool = True
+    shares_memory: bool = False
     gate: threading.Event = field(default_factory=threading.Event)
     stepping: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
