@@ -222,6 +222,11 @@ class Engine:
         num_cached = sum(sequence.cache_length for sequence in scheduler.slots.rows)
         return Load(scheduler.num_waiting, len(scheduler.running), scheduler.slots.num_reserved, num_cached)
 
+    @property
+    def num_waiting(self) -> int:
+        """The number of accepted requests without a slot; thread-safe."""
+        return self._scheduler.num_waiting
+
     def num_slots_wanted(self) -> int:
         """Returns the number of slots that all accepted, unfinished requests need; thread-safe."""
         return self._scheduler.num_slots_wanted

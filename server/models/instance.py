@@ -55,6 +55,7 @@ _log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)  # which Ctrl-C, and systemd, send to all processes of a server
 _MAIN = f"import sys; from {__name__} import main; main(*map(int, sys.argv[1:]))"
+_HELD_SECONDS = 0.01  # the longest time that a turn waits for its report
 _TOKEN_BYTES = "token bytes"  # stands for the table of the model's tokens in a pickle
 
 
@@ -152,11 +153,13 @@ class _GivenBack(NamedTuple):
     numbers: tuple[int, ...]
 
 
-class _Turned(NamedTuple):
-    """Process to server: a turn, whose updates are apart, and the engine's state after it."""
+_Updates = tuple[tuple[int, Mapping[int, list[int]], Result | None], ...]  # by the numbers of requests
 
-    turn: Turn
-    updates: tuple[tuple[int, Mapping[int, list[int]], Result | None], ...]
+
+class _Turned(NamedTuple):
+    """Process to server: turns, whose updates are apart, and the engine's state after them."""
+
+    turns: tuple[tuple[Turn, _Updates], ...]
     load: Load
     is_healthy: bool
 
@@ -433,12 +436,13 @@ class EngineProcess:
         if not isinstance(message, _GivenBack):  # which another thread than the engine's sends
             self._last_sign_at = time.monotonic()
         if isinstance(message, _Turned):
-            updates = tuple(
-                Update(self._open[number], token_ids, result) for number, token_ids, result in message.updates
-            )
-            self._forget(number for number, _, result in message.updates if result is not None)
             self._load, self.is_healthy = message.load, message.is_healthy
-            self._deliver(replace(message.turn, updates=updates))
+            for turn, news in message.turns:
+                updates = tuple(
+                    Update(self._open[number], token_ids, result) for number, token_ids, result in news
+                )
+                self._forget([number for number, _, result in news if result is not None])
+                self._deliver(replace(turn, updates=updates))
             self._group.balance()
         elif isinstance(message, _GivenBack):
             self._is_asked = not message.numbers
@@ -459,7 +463,7 @@ class EngineProcess:
         else:
             self._warm_up.set_result(None)
 
-    def _forget(self, numbers: Iterator[int] | Sequence[int]) -> list[Request]:
+    def _forget(self, numbers: Sequence[int]) -> list[Request]:
         """Remove requests that have ended; returns them."""
         with self._entrance:
             requests = [self._open.pop(number) for number in numbers]
@@ -574,8 +578,11 @@ def main(connection: int, weights: int) -> None:
 class _Instance:
     """The engine of this process, and its connection to the server.
 
-    Owned by `main`. The main thread starts the engine and waits for its end, the engine's thread sends the
+    Owned by `main`. The main thread starts the engine and waits for its end, the engine's thread reports the
     turns, and a third thread carries out the server's commands.
+
+    Every report interrupts the server's process, which may have to share a core with an engine. So turns that
+    nobody waits for are reported together.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -584,6 +591,10 @@ class _Instance:
         self._sending = threading.Lock()
         self._requests: dict[int, Request] = {}  # those that have not ended
         self._numbers: dict[Request, int] = {}
+        self._calls: dict[Request, set[Request]] = {}  # by request, those of its call that have not ended
+        self._reporting = threading.Lock()  # guards the two below
+        self._held: list[tuple[Turn, _Updates]] = []  # turns that are not reported yet
+        self._held_since = 0.0
         self._engine: Engine | None = None
 
     def run(self, weights: int) -> None:
@@ -635,9 +646,12 @@ class _Instance:
             for request in given:
                 self._forget(request)
             self._send(_GivenBack(numbers))
+            self._report()  # the engine may have no further turn
             return
         self._requests |= zip(command.numbers, command.requests, strict=True)
         self._numbers |= zip(command.requests, command.numbers, strict=True)
+        call = set(command.requests)
+        self._calls |= dict.fromkeys(command.requests, call)
         try:
             self._engine.submit(*command.requests)
         except Exception as raised:
@@ -654,13 +668,33 @@ class _Instance:
         updates = tuple(
             (self._numbers[update.request], update.token_ids, update.result) for update in turn.updates
         )
+        now = time.monotonic()
+        with self._reporting:
+            if not self._held:
+                self._held_since = now
+            self._held.append((replace(turn, updates=()), updates))
+        # Without waiting requests, the server may have some for the free slots.
+        is_urgent = not engine.num_waiting or now - self._held_since >= _HELD_SECONDS
         for update in turn.updates:
-            if update.result is not None:
-                self._forget(update.request)
-        self._send(_Turned(replace(turn, updates=()), updates, engine.load(), engine.is_healthy))
+            is_urgent |= update.result is None or not self._forget(update.request)
+        if is_urgent:
+            self._report()
 
-    def _forget(self, request: Request) -> None:
+    def _report(self) -> None:
+        """Send the turns that are not reported yet."""
+        engine = self._engine
+        assert engine is not None
+        with self._reporting:
+            if self._held:
+                self._send(_Turned(tuple(self._held), engine.load(), engine.is_healthy))
+                self._held.clear()
+
+    def _forget(self, request: Request) -> bool:
+        """Forget a request; returns whether others of its call have not ended."""
         del self._requests[self._numbers.pop(request)]
+        call = self._calls.pop(request)
+        call.remove(request)
+        return bool(call)
 
     def _send(self, report: _Started | _Refused | _GivenBack | _Turned) -> None:
         stream = io.BytesIO()

@@ -278,6 +278,40 @@ def test_an_engine_with_free_slots_takes_over_what_waits_for_another(cancels, do
         assert any(isinstance(result.error, Cancelled) for result in found)
 
 
+def test_turns_are_reported_together_unless_a_call_waits_for_one(double, monkeypatch):
+    first, _ = instances_of(double)
+    messages = []
+    handle = first._handle
+
+    def handle_and_keep(message):
+        ended = {number: first._open[number].caller for number, *_ in news_of(message)}
+        messages.append((message, ended))
+        handle(message)
+
+    def news_of(message):
+        return [new for _, news in getattr(message, "turns", ()) for new in news]
+
+    monkeypatch.setattr(first, "_handle", handle_and_keep)
+
+    async def results() -> None:
+        bulk = [make_request(number, caller="bulk", max_new_tokens=40) for number in range(30)]
+        alone = [make_request(number, caller="alone") for number in range(8)]
+        mailboxes = {request: Mailbox() for request in bulk + alone}
+        double.model.deliveries.mailboxes |= mailboxes
+        first.submit(*bulk)
+        for request in alone:
+            first.submit(request)
+        for request, box in mailboxes.items():
+            assert (await asyncio.wait_for(box.wait_for_result(), 20)).error is None
+            del double.model.deliveries.mailboxes[request]
+
+    asyncio.run_coroutine_threadsafe(results(), double.turns.loop).result(30)
+    assert any(len(getattr(message, "turns", ())) > 1 for message, _ in messages)
+    for message, callers in messages:
+        for _, news in getattr(message, "turns", ())[:-1]:
+            assert not any(callers[number] == "alone" for number, *_ in news)
+
+
 def make_request(number: int, **changes) -> Request:
     request = Request(str(number), {SOURCE_IDS: np.array([5, 6, 2])}, 3, max_new_tokens=3, arrival=0.0)
     return replace(request, **changes)
