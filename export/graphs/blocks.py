@@ -85,8 +85,7 @@ class AddNorm(nn.Module):
         self.is_fused = linear.is_fused
         self.register_buffer("level_scale", None)
         self.register_buffer("level_zero_point", None)
-        is_layer_norm = isinstance(norm, nn.LayerNorm)
-        if isinstance(first, Int8Linear) and is_layer_norm and operators.takes(len(self.weight)):
+        if isinstance(first, Int8Linear) and self.bias is not None and operators.takes(len(self.weight)):
             self.level_scale, self.level_zero_point = first.scale, first.zero_point
         if self.is_fused and isinstance(last, FloatLinear):
             bias = last.take_bias()

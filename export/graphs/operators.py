@@ -101,7 +101,7 @@ def cache_attention(
     attended, key, value = symbolic_multi_out(
         f"{DOMAIN}::CacheAttention",
         [packed, past_key, past_value, last_positions, capacity],
-        {"softcap": 0.0} | _head_attributes(past_key, num_heads, scale, cap),
+        _head_attributes(past_key, num_heads, scale, cap),
         dtypes=(packed.dtype,) * 3,
         shapes=((packed.shape[0], num_heads * past_key.shape[3]), past_key.shape, past_value.shape),
         version=1,
@@ -138,7 +138,7 @@ def memory_attention(
     return symbolic(
         f"{DOMAIN}::MemoryAttention",
         [query, *memory, last_positions, owners, capacity],
-        {"softcap": 0.0} | _head_attributes(memory[0], num_heads, scale, cap),
+        _head_attributes(memory[0], num_heads, scale, cap),
         dtype=query.dtype,
         shape=query.shape,
         version=1,
@@ -178,14 +178,12 @@ def source_attention(
 
 
 def _head_attributes(key: Tensor, num_heads: int, scale: float | None, cap: float | None) -> dict[str, Any]:
-    attributes: dict[str, Any] = {
+    return {
         "num_heads": num_heads,
         "kv_num_heads": key.shape[1],
         "scale": 1 / math.sqrt(key.shape[3]) if scale is None else scale,
+        "softcap": cap or 0.0,
     }
-    if cap is not None:
-        attributes["softcap"] = cap
-    return attributes
 
 
 def multi_head_attention(
