@@ -33,7 +33,7 @@ _IMPORTED_LENGTH = (
 )
 FIRST_WORD, NUM_AFTER_WORDS = 700, 300  # ids between these are ordinary tokens of every checkpoint
 _LABELS = ("greedy", 1), (f"beam {BEAM_SIZE}", BEAM_SIZE)
-_MANY_SLOTS = 160
+_MANY_SLOTS = 128
 _MULTI30K_FILES = "tok/test_2016_flickr.lc.norm.tok.{}.gz"  # lower case, cut into words by Moses
 
 
