@@ -84,7 +84,7 @@ def _copy_positions() -> Any:
     path = library()
     try:
         function = ctypes.CDLL(str(path)).copy_positions if path is not None else None
-    except (OSError, AttributeError):  # `register` logs why a library cannot be loaded
+    except (OSError, AttributeError):  # `register` logs why it cannot be loaded; or it is an older one
         return None
     if function is not None:
         function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64), None

@@ -42,6 +42,6 @@ extern "C" void copy_positions(const Tensors *tensors, const Move *moves, int64_
           __builtin_prefetch(to + byte, 0, 2);
         }
       });
-    tensors->each_piece(moves[i], [](const char *from, char *to, size_t size) { memcpy(to, from, size); });
+    tensors->each_piece(moves[i], [](const char *from, char *to, size_t size) { memmove(to, from, size); });
   }
 }

@@ -126,7 +126,8 @@ def memory_attention(
         query: `(B, HK)`.
         memory: Its keys and values, `(B, G, C, K)` each.
         last_positions: `(B,)` int32: positions of each row, minus one.
-        owners: `(B,)` int64: a row whose memory equals the row's own, and may be read instead.
+        owners: `(B,)` int64: the row whose memory each row reads; it has the row's own, too, if this runs as the
+            definition.
         capacity: `()` int32 on the host: C.
         num_heads: H.
         scale: The factor of the scores.

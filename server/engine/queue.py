@@ -364,7 +364,7 @@ class FairQueue:
                 push(request, line, older)
                 continue
             yield request
-            left[line.caller] += self._work_of(request)
+            left[line.caller] += self._works[request]
             push(next(older, None), line, older)
 
     def _expected_wait(self, requests: Sequence[Request], num_reserved: int) -> float:

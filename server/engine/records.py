@@ -471,7 +471,7 @@ class Move:
     """A copy of one row's live positions into another row.
 
     Attributes:
-        memory_length: 0 copies no memory, because both rows belong to one request.
+        memory_length: 0 copies no memory: both rows belong to one request, or the row has none to read.
         num_shared: Number of first cache positions that are equal in both rows and are not copied.
     """
 

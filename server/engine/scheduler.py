@@ -403,10 +403,11 @@ class Scheduler:
         if forks:
             newcomers = [fork.child for fork in forks if fork.child.row is None]
             self.slots.add(newcomers)
-            copied = () if self.slots.shares_memory else newcomers
-            self._moves += tuple(_copy(fork, has_memory=fork.child not in copied) for fork in forks)
+            copied = set() if self.slots.shares_memory else set(newcomers)
+            self._moves += tuple(_copy(fork, with_memory=fork.child in copied) for fork in forks)
         for search, reason, _ in ends:
-            search.finish_reason = reason
+            # A row that refers to its search must not be kept by it: only a collection would free the two.
+            search.finish_reason, search.keeper = reason, None
             del self.running[search.request]
             self.slots.reserve(-search.num_slots)
             with self._lock:
@@ -416,11 +417,11 @@ class Scheduler:
         return [Finished(search, error) for search, _, error in ends]
 
 
-def _copy(fork: Fork, *, has_memory: bool) -> Move:
+def _copy(fork: Fork, *, with_memory: bool) -> Move:
     parent, child = fork.parent, fork.child
     assert parent.row is not None
     assert child.row is not None
-    memory_length = 0 if has_memory else child.memory_length
+    memory_length = child.memory_length if with_memory else 0
     return Move(parent.row, child.row, child.cache_length, memory_length, fork.num_shared)
 
 

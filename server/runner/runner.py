@@ -116,7 +116,8 @@ class OnnxRunner:
         self.has_decode = Verb.DECODE in self._graphs
         step = self._graphs[Verb.STEP]
         inputs = [spec.name for spec in step.inputs if spec.role is Role.TOKEN]
-        self.shares_memory = names.OWNERS in inputs and self._device.has_operators
+        # A move copies a state whole, so a keeper could not hand over its memory alone.
+        self.shares_memory = names.OWNERS in inputs and self._device.has_operators and not self._state
         attending = {
             verb: spec
             for verb, graph in self._graphs.items()

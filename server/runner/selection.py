@@ -144,8 +144,7 @@ class Selector:
             if sequence.is_plain:
                 continue
             try:
-                if sequence.search.request.is_constrained:
-                    self._keep_penalties(sequence.search.request, rows)
+                self._keep_penalties(sequence.search.request, rows)
                 kind, asks = self._asks(row, sequence)
             except Exception as error:
                 failures[row] = error
@@ -259,8 +258,7 @@ class Selector:
             logits = self._penalized(logits, rows)
         if self._never_ids and kind.graph != "score":
             self._suppress(logits, len(asks))
-        has_times = "times" in self._sessions
-        if has_times and any(ask.sequence.request.constraints.times is not None for ask in asks):
+        if any(ask.sequence.request.constraints.times is not None for ask in asks):
             logits = self._change("times", logits.bind_input, self._time_feeds(asks))
         return logits
 

@@ -56,6 +56,7 @@ def assert_empty(engine: Engine) -> None:
     assert engine.load() == (0, 0, 0, 0)
     queue = scheduler._queue
     assert queue._num_tokens == queue.num_slots_wanted == 0
+    assert not queue._works
     assert not queue._callers, "a caller is remembered of whom nothing waits or runs"
     assert not scheduler._deadlines._keys
     assert not scheduler.running

@@ -157,6 +157,9 @@ class FakeRunner:
             raise RuntimeError("this step was told to fail")
         self.batch_sizes.append(len(rows))
         tokens, branches, attention = [], {}, {}
+        if self.shares_memory:
+            keeping = {sequence.search.keeper.row for sequence in rows if sequence.search.keeper}
+            self.memory = [memory if row in keeping else None for row, memory in enumerate(self.memory)]
         for row, sequence in enumerate(rows):
             assert sequence.row == row
             keeper = sequence.search.keeper if self.shares_memory else sequence

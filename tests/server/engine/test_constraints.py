@@ -1,5 +1,6 @@
 """Which logits change: by hand, and against a definition that looks at every token of the vocabulary."""
 
+import dataclasses
 import math
 
 import pytest
@@ -137,3 +138,21 @@ def test_times_are_in_pairs_around_what_is_said_and_never_decrease(target_ids, m
 
 def test_times_change_logits():
     assert Constraints(times=Timestamps(FIRST, 0.02, FIRST - 1)).change_logits
+
+
+def test_every_rule_of_constraints_changes_logits():
+    """A new field must be listed in `change_logits`, or here among those that are no rules of their own."""
+    values = {
+        "min_new_tokens": 1,
+        "repetition_penalty": 1.5,
+        "no_repeat_ngram_size": 2,
+        "suppressed_token_ids": frozenset({3}),
+        "logit_bias": {3: 1.0},
+        "forbidden_after": {(3,): frozenset({4})},
+        "times": Timestamps(FIRST, 0.02, FIRST - 1),
+    }
+    no_rules = {"repeats_start": True, "is_renormalized": False, "penalizes_log_probabilities": True}
+    assert {field.name for field in dataclasses.fields(Constraints)} == values.keys() | no_rules.keys()
+    assert not Constraints(**no_rules).change_logits
+    for name, value in values.items():
+        assert Constraints(**{name: value}).change_logits

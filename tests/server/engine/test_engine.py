@@ -1,9 +1,11 @@
 """The engine over a fake runner: an answer depends on its request alone, and every slot is given back."""
 
+import gc
 import math
 import random
 import threading
 import time
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -151,6 +153,26 @@ def test_runners_with_states_or_shared_memory_answer_as_one_with_a_cache_does(so
         driver.finish()
         answers.append([described(driver, request) for i, request in enumerate(requests) if i != cancelled])
     assert answers[0] == answers[1] == answers[2]
+
+
+def test_an_ended_request_is_freed_without_a_garbage_collection():
+    """Its sources may be megabytes, and the server collects garbage seldom."""
+    driver = Driver(FakeRunner(4))
+    requests = [make_request((10, 5)), make_request((10, 6), beam=Beam(3)), make_request((10, 7))]
+    left = [weakref.ref(request) for request in requests]
+    gc.disable()
+    try:
+        for request in requests:
+            driver.submit(request)
+        driver.turn(2)
+        driver.engine.cancel(requests[2])
+        driver.finish()
+        driver.results.clear()
+        driver.turns.clear()
+        del request, requests
+        assert [each() for each in left] == [None] * 3
+    finally:
+        gc.enable()
 
 
 DETECTED_IDS = (50, 60, 70)

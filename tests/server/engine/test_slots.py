@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seq2seq_serve.server.engine.records import Search, Sequence
+from seq2seq_serve.server.engine.records import Move, Search, Sequence
 from seq2seq_serve.server.engine.slots import Slots
 from tests.server.fakes import START_ID, make_request
 
@@ -72,3 +72,21 @@ def test_removing_nobody_changes_nothing():
 def test_there_is_at_least_one_slot():
     with pytest.raises(ValueError, match="num_slots is 0, and must be at least 1"):
         Slots(0)
+
+
+@pytest.mark.parametrize("shares_memory", [True, False])
+def test_a_keeper_that_leaves_hands_its_memory_over_before_rows_move(shares_memory):
+    slots = Slots(5, shares_memory=shares_memory)
+    slots.reserve(5)
+    beam, other = Search(make_request((7, 8, 9)), (START_ID,)), Search(make_request((7,)), (START_ID,))
+    beam.rows = [Sequence(beam, START_ID) for _ in range(4)]
+    last = Sequence(other, START_ID)
+    slots.add([*beam.rows, last])
+    keeper, _, third, _ = beam.rows
+    assert beam.keeper is keeper
+    beam.rows = [third, beam.rows[3]]  # the first two hypotheses have ended
+    moves = slots.remove(slots.rows[:2])
+    assert beam.keeper is third
+    handed = [Move(0, 2, cache_length=0, memory_length=3)] if shares_memory else []
+    # Of the last two rows, which fill the first two, the beam's fourth has no memory where it is shared.
+    assert list(moves) == [*handed, Move(3, 0, 0, 0 if shares_memory else 3), Move(4, 1, 0, 1)]

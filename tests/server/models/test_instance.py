@@ -1,7 +1,9 @@
 """Engines in processes of their own, behind a real server."""
 
 import asyncio
+import io
 import os
+import pickle
 import re
 import select
 import signal
@@ -9,10 +11,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -26,7 +29,15 @@ from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
 from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.deliveries import Deliveries, Mailbox
 from seq2seq_serve.server.engine.queue import QueueLimits
-from seq2seq_serve.server.engine.records import Request, Result
+from seq2seq_serve.server.engine.records import (
+    FinishReason,
+    Load,
+    Request,
+    Result,
+    Timings,
+    Turn,
+    Update,
+)
 from seq2seq_serve.server.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -36,7 +47,7 @@ from seq2seq_serve.server.errors import (
     Unavailable,
 )
 from seq2seq_serve.server.metrics import Metrics
-from seq2seq_serve.server.models.instance import EngineProcess, _Outbox
+from seq2seq_serve.server.models.instance import EngineProcess, _GiveBack, _Instance, _Outbox, _Submit
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.runner.sizing import RunnerConfig
 from tests.server.service.harness import Served, on_a_thread, serving_bundles
@@ -278,38 +289,92 @@ def test_an_engine_with_free_slots_takes_over_what_waits_for_another(cancels, do
         assert any(isinstance(result.error, Cancelled) for result in found)
 
 
-def test_turns_are_reported_together_unless_a_call_waits_for_one(double, monkeypatch):
-    first, _ = instances_of(double)
-    messages = []
-    handle = first._handle
+class StubEngine:
+    """Accepts everything, and gives everything back."""
 
-    def handle_and_keep(message):
-        ended = {number: first._open[number].caller for number, *_ in news_of(message)}
-        messages.append((message, ended))
-        handle(message)
+    model_name, is_healthy, num_waiting = "stub", True, 3
 
-    def news_of(message):
-        return [new for _, news in getattr(message, "turns", ()) for new in news]
+    def submit(self, *requests: Request) -> None:
+        self.requests = list(requests)
 
-    monkeypatch.setattr(first, "_handle", handle_and_keep)
+    def give_back(self, num_slots: int) -> list[Request]:
+        return self.requests[:num_slots]
 
-    async def results() -> None:
-        bulk = [make_request(number, caller="bulk", max_new_tokens=40) for number in range(30)]
-        alone = [make_request(number, caller="alone") for number in range(8)]
-        mailboxes = {request: Mailbox() for request in bulk + alone}
-        double.model.deliveries.mailboxes |= mailboxes
-        first.submit(*bulk)
-        for request in alone:
-            first.submit(request)
-        for request, box in mailboxes.items():
-            assert (await asyncio.wait_for(box.wait_for_result(), 20)).error is None
-            del double.model.deliveries.mailboxes[request]
+    def load(self) -> Load:
+        return Load(self.num_waiting, 0, 0, 0)
 
-    asyncio.run_coroutine_threadsafe(results(), double.turns.loop).result(30)
-    assert any(len(getattr(message, "turns", ())) > 1 for message, _ in messages)
-    for message, callers in messages:
-        for _, news in getattr(message, "turns", ())[:-1]:
-            assert not any(callers[number] == "alone" for number, *_ in news)
+
+class Reporting:
+    """The engine's side of a process without an engine, and what it reports."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._connection, its_end = socket.socketpair()
+        self._connection.settimeout(0.0)
+        self.engine, self.instance = StubEngine(), _Instance(its_end)
+        self.instance._engine = self.engine  # type: ignore[assignment]
+        self.instance._handle(_Submit(tuple(range(len(requests))), tuple(requests)))
+
+    def close(self) -> None:
+        for each in (self._connection, self.instance._stream, self.instance._connection):
+            each.close()
+
+    def reported(self, *updates: Update) -> list[int]:
+        """Take a turn; returns the numbers of turns in each report."""
+        self.instance._deliver(Turn(updates))
+        return [len(report.turns) for report in self.reports()]
+
+    def reports(self) -> list[Any]:
+        """Everything that was sent."""
+        with suppress(BlockingIOError):
+            stream = io.BytesIO(self._connection.recv(1 << 20))
+            reports = []
+            while stream.tell() < len(stream.getbuffer()):
+                reports.append(pickle.load(stream))
+            return reports
+        return []
+
+
+def ended(request: Request, error: ServerError | None = None) -> Update:
+    timings = Timings(0.0, 0.0, 0.0, 0.0)
+    return Update(request, {}, Result(FinishReason.EOS, (), 1, 3, timings, error=error))
+
+
+def test_results_are_reported_together_when_their_call_ends():
+    requests = [make_request(number) for number in range(3)]
+    with closing(Reporting(requests)) as process:
+        assert process.reported(ended(requests[1])) == []
+        assert process.reported() == []
+        assert process.reported(ended(requests[0]), ended(requests[2])) == [3]
+        assert process.reported() == []
+        assert not process.instance._calls
+
+
+@pytest.mark.parametrize("reason", ["token", "result of a stream", "error", "free slots", "age"])
+def test_a_turn_that_somebody_waits_for_is_reported_at_once(reason):
+    is_stream = reason in ("token", "result of a stream")
+    first, second = (make_request(number, stream=is_stream) for number in (1, 2))
+    with closing(Reporting([first, second])) as process:
+        assert process.reported() == []
+        update = ended(first)
+        if reason == "token":
+            update = Update(first, {0: [5]}, None)
+        elif reason == "error":
+            update = ended(first, EngineFailed("broken"))
+        elif reason == "free slots":
+            process.engine.num_waiting = 0
+        elif reason == "age":
+            process.instance._held_since -= 1.0
+        assert process.reported(update) == [2]
+
+
+def test_what_was_not_reported_is_when_the_engine_may_have_no_further_turn():
+    requests = [make_request(number) for number in range(3)]
+    with closing(Reporting(requests)) as process:
+        assert process.reported(ended(requests[2])) == []
+        process.instance._handle(_GiveBack(2))
+        given_back, report = process.reports()
+    assert given_back.numbers == (0, 1)
+    assert [number for _, news in report.turns for number, *_ in news] == [2]
 
 
 def make_request(number: int, **changes) -> Request:
