@@ -126,8 +126,7 @@ def memory_attention(
         query: `(B, HK)`.
         memory: Its keys and values, `(B, G, C, K)` each.
         last_positions: `(B,)` int32: positions of each row, minus one.
-        owners: `(B,)` int64: the row whose memory each row reads; it has the row's own, too, if this runs as the
-            definition.
+        owners: `(B,)` int64: the row whose memory each row reads. The definition reads a row's own.
         capacity: `()` int32 on the host: C.
         num_heads: H.
         scale: The factor of the scores.

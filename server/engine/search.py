@@ -31,8 +31,8 @@ from seq2seq_serve.server.engine.records import (
 class Fork:
     """A row, `child`, whose next step continues from the cache of the row `parent`.
 
-    The scheduler copies the cache. A child without a slot first gets one, with a copy of the memory unless the
-    runner shares memory.
+    The scheduler copies the cache. A child without a slot first gets one, with a copy of the memory if the
+    runner does not share it.
 
     Attributes:
         num_shared: Number of first positions in which the two caches are equal already.
