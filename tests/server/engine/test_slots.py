@@ -88,5 +88,5 @@ def test_a_keeper_that_leaves_hands_its_memory_over_before_rows_move(shares_memo
     moves = slots.remove(slots.rows[:2])
     assert beam.keeper is third
     handed = [Move(0, 2, cache_length=0, memory_length=3)] if shares_memory else []
-    # Of the last two rows, which fill the first two, the beam's fourth has no memory where it is shared.
+    # The last two rows fill the first two. Where memory is shared, the beam's fourth row has none to move.
     assert list(moves) == [*handed, Move(3, 0, 0, 0 if shares_memory else 3), Move(4, 1, 0, 1)]
