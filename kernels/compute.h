@@ -33,6 +33,12 @@ INLINE void prefetch(const float *place, size_t count) {
 
 INLINE float sum(Vector x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
 
+INLINE float largest(Vector x) {
+  float most = x[0];
+  for (int i = 1; i < 8; i++) most = most > x[i] ? most : x[i];
+  return most;
+}
+
 // The sums of eight vectors, in their order: pairs of neighbours are added three times.
 INLINE Vector sums(const Vector *x) {
   Vector pairs[4], fours[2];
@@ -45,20 +51,17 @@ INLINE Vector sums(const Vector *x) {
   return SHUFFLE(fours[0], fours[1], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(fours[0], fours[1], 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
-// e to the power of x <= 0, within 2 units in the last place. It is 2^n e^r with |r| <= ln(2) / 2, where a polynomial of
-// degree 7 gives e^r (the coefficients of expf in Cephes). Below -87 the result is that of -87, about 1e-38.
+// e to the power of x <= 0, with a relative error below 3e-7. It is 2^n e^r with |r| <= ln(2) / 2, where a polynomial of
+// degree 5 gives e^r: the one whose largest relative error is least, 9e-8. Below -87 the result is that of -87, about 1e-38.
 INLINE Vector exponential(Vector x) {
-  const Vector least = Vector{} - 87.0f, rounding = Vector{} + 12582912.0f; // 1.5 * 2^23
+  const Vector least = Vector{} - 87.0f, rounding = Vector{} + 12582912.0f; // 1.5 * 2^23: n in the last bits of a sum
   x = x < least ? least : x;
-  const Vector n = (x * 1.44269504f + rounding) - rounding;
-  const Vector r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  Vector power = Vector{} + 1.9875691500e-4f;
-  for (const float coefficient :
-       {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+  const Vector shifted = x * 1.44269504f + rounding;
+  const Vector r = x - (shifted - rounding) * 0.693147182f;
+  Vector power = Vector{} + 8.290314115583897e-3f;
+  for (const float coefficient : {4.189793020486832e-2f, 0.1666763573884964f, 0.4999915063381195f, 0.9999997019767761f, 1.0f})
     power = power * r + coefficient;
-  power = power * (r * r) + r + 1.0f;
-  const Integers exponent = (__builtin_convertvector(n, Integers) + 127) << 23;
-  return power * (Vector)exponent;
+  return (Vector)((Integers)power + ((Integers)shifted << 23)); // n is added to the exponent
 }
 
 // c tanh(x / c), from e^(-2 |x| / c).
@@ -73,17 +76,16 @@ INLINE Vector capped(Vector x, float cap) {
 // becomes s times the scale, then c tanh(s / c) if the cap c is positive. There is room for whole vectors; after the last
 // score it is filled with zeros.
 INLINE float weigh(float *scores, size_t length, float scale, float cap) {
-  Vector largest = Vector{} - INFINITY, totals = {};
+  Vector eights = Vector{} - INFINITY, totals = {};
   for (size_t first = 0; first < length; first += 8) {
     Vector eight = load(scores + first) * scale;
     if (cap > 0) eight = capped(eight, cap);
     const Integers left = Integers{} + static_cast<int32_t>(std::min<size_t>(length - first, 8));
     eight = LANES < left ? eight : Vector{} - INFINITY;
     store(scores + first, eight);
-    largest = largest > eight ? largest : eight;
+    eights = eights > eight ? eights : eight;
   }
-  float most = largest[0];
-  for (int i = 1; i < 8; i++) most = most > largest[i] ? most : largest[i];
+  const float most = largest(eights);
   for (size_t first = 0; first < length; first += 8) {
     const Vector eight = load(scores + first), power = exponential(eight - most);
     const Vector kept = eight == -INFINITY ? Vector{} : power;
@@ -298,9 +300,14 @@ struct Norm {
   }
 };
 
-INLINE bool is_any(Integers x) {
-  const Longs two = (Longs)x;
-  return ((two[0] | two[1]) | (two[2] | two[3])) != 0;
+// The largest of some numbers.
+INLINE float largest(const float *x, size_t count) {
+  Vector eight = Vector{} - INFINITY;
+  size_t i = 0;
+  for (; i + 8 <= count; i += 8) eight = eight > load(x + i) ? eight : load(x + i);
+  float most = largest(eight);
+  for (; i < count; i++) most = most > x[i] ? most : x[i];
+  return most;
 }
 
 // Puts a logit behind those that are at least as large, and drops the last one.
@@ -318,33 +325,46 @@ struct Ranking {
   int64_t *token_ids;       // (N, candidates)
   size_t num_rows, vocab_size, num_candidates;
 
-  size_t num_items() const { return num_rows; }
-  size_t scratch() const { return 0; }
+  static constexpr size_t BLOCK = 64;
 
-  void run(size_t begin, size_t end, float *) const {
+  size_t num_items() const { return num_rows; }
+  size_t num_blocks() const { return (vocab_size + BLOCK - 1) / BLOCK; }
+  size_t scratch() const { return num_blocks(); }
+
+  void run(size_t begin, size_t end, float *most_of_blocks) const {
     for (size_t row = begin; row < end; row++)
-      rank(logits + row * vocab_size, log_probabilities + row * num_candidates, token_ids + row * num_candidates);
+      rank(logits + row * vocab_size, most_of_blocks, log_probabilities + row * num_candidates,
+           token_ids + row * num_candidates);
   }
 
-  void rank(const float *row, float *best, int64_t *ids) const {
+  // As many blocks as there are candidates have a logit that is not below the least of their largest ones: so has each
+  // candidate, and other blocks are not searched.
+  void rank(const float *row, float *most_of_blocks, float *best, int64_t *ids) const {
     const size_t V = vocab_size, count = num_candidates;
-    float &last = best[count - 1];
-    size_t i = 0;
-    for (; i < count; i++) insert(best, ids, i + 1, row[i], i);
-    for (; i + 32 <= V; i += 32) {
-      Integers larger = {};
-      for (size_t j = i; j < i + 32; j += 8) larger |= load(row + j) > last;
-      if (!is_any(larger)) continue;
-      for (size_t j = i; j < i + 32; j++)
-        if (row[j] > last) insert(best, ids, count, row[j], j);
+    size_t found = 0;
+    const auto add = [&](float logit, size_t token_id) {
+      if (found < count) insert(best, ids, ++found, logit, token_id);
+      else if (logit > best[count - 1]) insert(best, ids, count, logit, token_id);
+    };
+    for (size_t block = 0; block < num_blocks(); block++) {
+      most_of_blocks[block] = largest(row + block * BLOCK, std::min(BLOCK, V - block * BLOCK));
+      add(most_of_blocks[block], block);
     }
-    for (; i < V; i++)
-      if (row[i] > last) insert(best, ids, count, row[i], i);
+    const float least = found < count ? -INFINITY : best[count - 1];
+    found = 0;
+    for (size_t block = 0; block < num_blocks(); block++) {
+      if (most_of_blocks[block] < least) continue;
+      for (size_t i = block * BLOCK; i < std::min(V, (block + 1) * BLOCK); i++)
+        if (row[i] >= least) add(row[i], i);
+    }
+    for (; found < count; found++) best[found] = NAN, ids[found] = 0; // a row with logits that are not numbers
     const float most = best[0];
     double total = 0; // of parts: a float would lose small numbers of a large vocabulary
-    for (i = 0; i + 8 <= V;) {
+    size_t i = 0;
+    while (i + 8 <= V) {
       Vector part = {};
-      for (const size_t stop = i + 1024; i < stop && i + 8 <= V; i += 8) part += exponential(load(row + i) - most);
+      const size_t stop = std::min(i + 1024, V & ~size_t{7});
+      for (; i < stop; i += 8) part += exponential(load(row + i) - most);
       total += sum(part);
     }
     for (; i < V; i++) total += std::exp(static_cast<double>(row[i] - most));

@@ -228,6 +228,12 @@ class Request:
         """Whether the logits are changed before a token is selected."""
         return self.constraints.change_logits
 
+    @functools.cached_property
+    def is_free_beam(self) -> bool:
+        """Whether it is a beam that is ranked by the step's own logits."""
+        is_free = self.constraints == NO_CONSTRAINTS and not self.begin_suppressed_ids
+        return self.beam is not None and is_free and not self.is_score
+
     @property
     def is_detailed(self) -> bool:
         """Whether the result contains more than the id of every token."""
@@ -466,8 +472,7 @@ class Sequence:
         return len(self.token_ids) - len(self.search.request.prefix_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """A copy of one row's live positions into another row.
 
     Attributes:

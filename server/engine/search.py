@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -27,8 +26,7 @@ from seq2seq_serve.server.engine.records import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Fork:
+class Fork(NamedTuple):
     """A row, `child`, whose next step continues from the cache of the row `parent`.
 
     The scheduler copies the cache. A child without a slot first gets one, with a copy of the memory if the
@@ -43,21 +41,9 @@ class Fork:
     num_shared: int
 
 
-@dataclass(eq=False, slots=True)
-class _Child:
-    """A hypothesis that extends a row's hypothesis by one token."""
-
-    parent: Sequence
-    token_id: int
-    log_probability: float
-    alternatives: Alternatives
-    index: int
-    tail: bytes = b""
-
-    @property
-    def total(self) -> float:
-        """The log-probability of the whole hypothesis."""
-        return self.parent.log_probability + self.log_probability
+# A hypothesis that extends a row's hypothesis by one token: the row, the token, its log-probability, the
+# alternatives, and the place among the selected extensions
+_Child = tuple[Sequence, int, float, Alternatives, int]
 
 
 class Ranked(NamedTuple):
@@ -208,15 +194,20 @@ def rank(searches: Iterable[Search], tables: Iterable[Candidates]) -> dict[Searc
 def branch(search: Search, branches: Branches, eos_ids: Collection[int]) -> list[Fork]:
     """Continue the only row of a request with several tokens; `extend_beam` does it for a beam."""
     (root,) = search.rows
-    children = []
-    for child in _of_root(root, branches, eos_ids):
-        reason = _end(child, eos_ids)
-        if reason is None and root.num_generated + 1 >= search.request.max_new_tokens:
-            reason = FinishReason.LENGTH
+    selected: Iterable[tuple[int, float]] = zip(branches.token_ids, branches.log_probabilities, strict=True)
+    if _is_end_forced(root):
+        selected = [(next(iter(eos_ids)), 0.0)]
+    is_last = root.num_generated + 1 >= search.request.max_new_tokens
+    children: list[_Child] = []
+    for index, (token_id, log_probability) in enumerate(selected):
+        if not root.log_probability + log_probability > -math.inf:
+            continue
+        child = (root, token_id, log_probability, branches.alternatives, index)
+        reason = _end(root, token_id, eos_ids) or (FinishReason.LENGTH if is_last else None)
         if reason is None:
             children.append(child)
         else:
-            search.ended[child.index] = _ended(child, reason)
+            search.ended[index] = _ended(child, reason)
     forks = _place(search, children)
     for row in search.rows:
         row.num_branches = 1
@@ -275,21 +266,24 @@ def extend_beam(search: Search, ranked: Ranked, eos_ids: Collection[int]) -> lis
         The rows that continue from the cache of another row. `search.rows` contains no row that has ended;
         it is empty if the search is over.
     """
-    request, num_tokens = search.request, search.rows[0].num_generated + 1
-    beam = request.beam
+    request, rows = search.request, search.rows
+    beam, num_tokens = request.beam, rows[0].num_generated + 1
     assert beam is not None
 
     def penalty(number: int) -> float:
         return length_penalty(number + request.num_counted, beam.alpha, beam.formula)
 
     ended, children = list(search.ended.values()), list[_Child]()  # the best first
-    for child in _ranked_children(search.rows, ranked, eos_ids):
-        reason = _end(child, eos_ids)
+    for child in _ranked_children(rows, ranked, eos_ids):
+        row, token_id, log_probability, _, index = child
+        if not row.log_probability + log_probability > -math.inf:
+            continue
+        reason = _end(row, token_id, eos_ids)
         if reason is None:
             children.append(child)
             if len(children) == beam.size:  # later ones are not among the first `size` extensions
                 break
-        elif child.index < beam.size:
+        elif index < beam.size:
             ended.append(_ended(child, reason, penalty(num_tokens)))
     if len(ended) > len(search.ended):
         ended = _best(ended, beam.size)
@@ -297,7 +291,7 @@ def extend_beam(search: Search, ranked: Ranked, eos_ids: Collection[int]) -> lis
         # Further tokens have log-probabilities of at most 0, so only the penalty can raise a score: with a
         # positive alpha most at the limit. At the limit all hypotheses end.
         is_exact = beam.early_stopping == "never" and beam.alpha > 0
-        bound = children[0].total / penalty(request.max_new_tokens if is_exact else num_tokens)
+        bound = _total(children[0]) / penalty(request.max_new_tokens if is_exact else num_tokens)
         if beam.early_stopping is True or bound <= ended[-1].score:
             children = []
     if num_tokens == request.max_new_tokens:
@@ -324,29 +318,17 @@ def _best(hypotheses: list[Hypothesis], number: int) -> list[Hypothesis]:
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:number]
 
 
-def _of_root(root: Sequence, branches: Branches, eos_ids: Collection[int]) -> Iterator[_Child]:
-    """Yields the selected extensions of a row in their order, without forbidden tokens."""
-    if _is_end_forced(root):
-        yield _Child(root, next(iter(eos_ids)), 0.0, (), 0)
-        return
-    ways = zip(branches.token_ids, branches.log_probabilities, strict=True)
-    for index, (token_id, log_probability) in enumerate(ways):
-        if root.log_probability + log_probability > -math.inf:
-            yield _Child(root, token_id, log_probability, branches.alternatives, index)
-
-
-def _ranked_children(rows: list[Sequence], ranked: Ranked, eos_ids: Collection[int]) -> Iterator[_Child]:
-    """Yields the best extensions of a beam's rows, best first, without forbidden tokens."""
+def _ranked_children(rows: list[Sequence], ranked: Ranked, eos_ids: Collection[int]) -> Iterable[_Child]:
+    """Returns the best extensions of a beam's rows, best first."""
     if _is_end_forced(rows[0]):
         eos_id = next(iter(eos_ids))
-        yield from (_Child(row, eos_id, 0.0, (), index) for index, row in enumerate(rows))
-        return
-    num_alternatives = rows[0].request.num_alternatives
-    for index, (parent, token_id, log_probability) in enumerate(zip(*ranked[:3], strict=True)):
-        row = rows[parent]
-        if row.log_probability + log_probability > -math.inf:
-            alternatives = _alternatives(row, ranked.table, num_alternatives) if num_alternatives else ()
-            yield _Child(row, token_id, log_probability, alternatives, index)
+        return [(row, eos_id, 0.0, (), index) for index, row in enumerate(rows)]
+    parents, number = [rows[parent] for parent in ranked.parents], rows[0].request.num_alternatives
+    alternatives: list[Alternatives] = [()] * len(parents)
+    if number:
+        alternatives = [_alternatives(row, ranked.table, number) for row in parents]
+    places = range(len(parents))
+    return zip(parents, ranked.token_ids, ranked.log_probabilities, alternatives, places, strict=True)
 
 
 def _alternatives(row: Sequence, table: Candidates, number: int) -> Alternatives:
@@ -359,18 +341,19 @@ def _alternatives(row: Sequence, table: Candidates, number: int) -> Alternatives
     return tuple(zip(token_ids, log_probabilities, strict=True))
 
 
-def _end(child: _Child, eos_ids: Collection[int]) -> FinishReason | None:
-    """Returns why the token completes its hypothesis; None if it does not."""
-    if child.token_id in eos_ids:
+def _end(row: Sequence, token_id: int, eos_ids: Collection[int]) -> FinishReason | None:
+    """Returns why a token completes the hypothesis of a row; None if it does not."""
+    if token_id in eos_ids:
         return FinishReason.EOS
-    stops = child.parent.search.request.stops
-    if stops is None:
+    stops = row.search.request.stops
+    if stops is None or stops.advance(row.tail, token_id) is not None:
         return None
-    tail = stops.advance(child.parent.tail, child.token_id)
-    if tail is None:
-        return FinishReason.STOP
-    child.tail = tail
-    return None
+    return FinishReason.STOP
+
+
+def _total(child: _Child) -> float:
+    """Returns the log-probability of a whole hypothesis."""
+    return child[0].log_probability + child[2]
 
 
 def _place(search: Search, children: list[_Child]) -> list[Fork]:
@@ -379,14 +362,14 @@ def _place(search: Search, children: list[_Child]) -> list[Fork]:
     The first child of a parent takes its row. Further children take rows of parents without children, or new
     rows.
     """
-    parents = {child.parent for child in children}
-    spare = [row for row in search.rows if row not in parents]
+    unclaimed = {child[0] for child in children}
+    spare = [row for row in search.rows if row not in unclaimed]
     forks: list[Fork] = []
     rows: list[Sequence] = []
     for child in children:
-        parent = child.parent
-        if parent in parents:
-            parents.remove(parent)
+        parent = child[0]
+        if parent in unclaimed:
+            unclaimed.remove(parent)
             rows.append(parent)
             continue
         if not spare:
@@ -396,21 +379,25 @@ def _place(search: Search, children: list[_Child]) -> list[Fork]:
             num_shared = len(search.start_ids) + _num_shared(row.token_ids, parent.token_ids)
         row.token_ids = parent.token_ids.copy()
         row.log_probability = parent.log_probability
+        row.tail = parent.tail
         if parent.choices:
             row.choices = parent.choices.copy()
         if parent.attended:
             row.attended = parent.attended.copy()
         rows.append(row)
         forks.append(Fork(parent, row, num_shared))
-    is_beam, is_detailed = search.request.beam is not None, search.request.is_detailed
-    for child, row in zip(children, rows, strict=True):
-        row.index = 0 if is_beam else child.index
-        row.token_ids.append(child.token_id)
-        row.next_token_id = child.token_id
-        row.tail = child.tail
-        row.log_probability += child.log_probability
+    request = search.request
+    stops, beam, is_detailed = request.stops, request.beam, request.is_detailed
+    for (_, token_id, log_probability, alternatives, index), row in zip(children, rows, strict=True):
+        if beam is None:
+            row.index = index
+        row.token_ids.append(token_id)
+        row.next_token_id = token_id
+        row.log_probability += log_probability
+        if stops is not None:
+            row.tail = stops.advance(row.tail, token_id) or b""
         if is_detailed:
-            row.choices.append(Choice(child.log_probability, child.alternatives))
+            row.choices.append(Choice(log_probability, alternatives))
     search.rows = rows
     return forks
 
@@ -426,12 +413,12 @@ def _new_row(parent: Sequence) -> Sequence:
 
 def _ended(child: _Child, reason: FinishReason, penalty: float = 1.0) -> Hypothesis:
     """Returns the hypothesis of a child whose token completed it."""
-    parent, is_eos = child.parent, reason is FinishReason.EOS
+    parent, token_id, log_probability, alternatives, _ = child
     return Hypothesis(
-        token_ids=(*parent.token_ids, *(() if is_eos else (child.token_id,))),
+        token_ids=(*parent.token_ids, *(() if reason is FinishReason.EOS else (token_id,))),
         finish_reason=reason,
-        score=child.total / penalty,
-        choices=(*parent.choices, Choice(child.log_probability, child.alternatives))
+        score=_total(child) / penalty,
+        choices=(*parent.choices, Choice(log_probability, alternatives))
         if parent.request.is_detailed
         else (),
         attended=parent.attended.copy(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -79,6 +79,8 @@ class _Kind(NamedTuple):
 
 
 _NUM_ALTERNATIVES, _NUM_BRANCHES = attrgetter("search.request.num_alternatives"), attrgetter("num_branches")
+_WAY = attrgetter("search.request.is_free_beam", "is_plain", "detects")
+_FREE_BEAMS = {(True, False, False)}
 _CANDIDATES, _BEAM = _Kind("candidates"), _Kind("candidates", is_beam=True)
 
 
@@ -138,6 +140,8 @@ class Selector:
             rows: The rows of the step.
             token_ids: The most probable id of each row.
         """
+        if set(map(_WAY, rows)) == _FREE_BEAMS:
+            return self._select_beams(rows, token_ids)
         groups: dict[_Kind, list[_Ask]] = defaultdict(list)
         failures: dict[int, Exception] = {}
         for row, sequence in enumerate(rows):
@@ -155,13 +159,21 @@ class Selector:
         for kind, asks in groups.items():
             logits = self._constrained(kind, asks, len(rows))
             if kind.is_beam:
-                token_ids_of, log_probabilities = self._best(kind, asks, logits)
+                best = self._best(kind.graph, [ask.sequence for ask in asks], logits)
                 places = {ask.row: place for place, ask in enumerate(asks)}
-                candidates.append(Candidates(places, token_ids_of, log_probabilities))
+                candidates.append(Candidates(places, *best))
             else:
                 self._branch(kind, asks, logits, token_ids, branches)
         self._columns.write_token_ids(token_ids)
         return Selected(token_ids, branches, tuple(candidates), failures)
+
+    def _select_beams(self, rows: tuple[Sequence, ...], token_ids: list[int]) -> Selected:
+        """Does what `select` does, in less time, if all rows are those of beams without constraints."""
+        logits = self._rows(0, len(rows))
+        if self._never_ids:
+            self._suppress(logits, len(rows))
+        places = {row: row for row in range(len(rows))}
+        return Selected(token_ids, candidates=(Candidates(places, *self._best(_BEAM.graph, rows, logits)),))
 
     def _branch(
         self,
@@ -175,7 +187,8 @@ class Selector:
         best: _Picked | None = None
         is_ranked = kind == _CANDIDATES
         if is_ranked or any(ask.sequence.request.num_alternatives for ask in asks):
-            best = [values.tolist() for values in self._best(kind, asks, logits)]
+            sequences = [ask.sequence for ask in asks]
+            best = [values.tolist() for values in self._best(kind.graph, sequences, logits)]
         picked: _Picked | None
         if kind.graph == "score":
             labels = [self._label(ask.sequence) for ask in asks]
@@ -194,12 +207,11 @@ class Selector:
             branches[ask.row].token_ids.extend(picked[0][i][:num_picked])
             branches[ask.row].log_probabilities.extend(picked[1][i][:num_picked])
 
-    def _best(self, kind: _Kind, asks: list[_Ask], logits: _Logits) -> list[Array]:
+    def _best(self, graph: str, sequences: Collection[Sequence], logits: _Logits) -> list[Array]:
         """Returns the most probable tokens, as many as any row needs, and their log-probabilities: (m, K)."""
-        sequences = [ask.sequence for ask in asks]
         wanted = max(*map(_NUM_ALTERNATIVES, sequences), *map(_NUM_BRANCHES, sequences))
         feeds = {names.NUM_CANDIDATES: np.array([min(wanted, self._vocab_size)])}
-        return self._outputs("best" if kind.graph == "best" else "candidates", logits, feeds)
+        return self._outputs("best" if graph == "best" else "candidates", logits, feeds)
 
     def _asks(self, row: int, sequence: Sequence) -> tuple[_Kind, list[_Ask]]:
         """Returns the way in which a row's tokens are selected, and the row's selections."""

@@ -65,7 +65,8 @@ def read(buffers: Buffers) -> np.ndarray:
 
 def moves_between(num_rows: int) -> st.SearchStrategy[list[Move]]:
     rows, lengths = st.integers(0, num_rows - 1), st.integers(0, 4)
-    return st.lists(st.builds(Move, rows, rows, cache_length=lengths, memory_length=lengths), max_size=12)
+    moves = st.builds(Move, rows, rows, lengths, lengths, num_shared=st.just(0))
+    return st.lists(moves, max_size=12)
 
 
 @given(moves_between(5))
