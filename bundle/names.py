@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 MANIFEST_FILE = "manifest.json"
 CHECKSUM_FILE = "manifest.sha256"  # the manifest's checksum; the manifest has those of all other files
 TOKENIZER_FILE = "tokenizer.json"
@@ -34,6 +34,7 @@ class Role(enum.StrEnum):
     TOKEN = "token"  # one step's ids and lengths
     CAPACITY = "capacity"  # a scalar on the host: the number of positions of a buffer
     LOGITS = "logits"  # one step's output, float32 in every precision
+    CANDIDATES = "candidates"  # of a step on the CPU: how many tokens it chooses for each row, and these
     SCORE = "score"  # decode: log-probabilities of the given target
     ATTENTION = "attention"  # from decode, or from step without decode: target over source positions
 
@@ -60,6 +61,7 @@ class Axis(enum.StrEnum):
     LABEL_LENGTH = "label_length"
     CACHE_CAPACITY = "cache_capacity"
     MEMORY_CAPACITY = "memory_capacity"
+    CANDIDATES = "candidates"
 
 
 class Precision(enum.StrEnum):
@@ -103,7 +105,8 @@ LOGITS = "logits"  # (B, V) float32
 TARGET_IDS = "target_ids"  # (B, T) int64: the tokens that the decoder reads, start token first
 FIRST_POSITION = "first_position"  # () int32 on the host: positions already in the cache, in every row
 LABEL_IDS = "label_ids"  # (B, P) int64: the tokens to score at the first P of the T positions; P may be 0
-LOG_PROBABILITIES = "log_probabilities"  # (B, P) float32
+LOG_PROBABILITIES = "log_probabilities"  # (B, P) float32; from a step (B, candidates), if there are several
+CANDIDATE_IDS = "candidate_ids"  # (B, candidates) int64: the most probable tokens, best first
 ATTENTION = "attention"  # (B, T, memory capacity) float32
 
 
@@ -115,7 +118,7 @@ BIASES = "biases"  # (m, A) float32: added after that; minus infinity forbids a 
 SUPPRESSED_IDS = "suppressed_ids"  # (m, A) int64: the tokens that a model never selects
 PENALTIES = "penalties"  # (N, V) float32: subtracted from logits; infinity forbids a token
 PENALTY_ROWS = "penalty_rows"  # (m,) int64: each row's row of `penalties`
-NUM_CANDIDATES = "num_candidates"  # (1,) int64
+NUM_CANDIDATES = "num_candidates"  # (1,) int64; for a step, 0 leaves the choice to others
 TOP_KS = "top_ks"  # (m, 1) int64: the number of a row's own candidates
 TEMPERATURES = "temperatures"  # (m, 1) float32
 TOP_PS = "top_ps"  # (m, 1) float32

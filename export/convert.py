@@ -75,6 +75,9 @@ def convert(graph: Graph) -> ir.Model:
         finally:
             exporter_log.setLevel(level)
     assert program is not None
+    for value, spec in zip(program.model.graph.outputs, graph.outputs, strict=True):
+        if Axis.CANDIDATES in spec.axes:  # torch does not know how many there will be
+            value.shape = ir.Shape(spec.axes)
     _strip_traces(program.model)
     define(program.model)
     return program.model

@@ -142,6 +142,7 @@ class Graphs:
         feeds |= {
             spec.name: np.array(sizes[spec.name], np.int32) for spec in specs if spec.role is Role.CAPACITY
         }
+        feeds |= {spec.name: np.zeros(1, np.int64) for spec in specs if spec.role is Role.CANDIDATES}
         answers = self._run(Verb.STEP, feeds | rows, sizes)
         buffers |= {name: answers[name] for name in answers if name in rows or name == names.ATTENTION}
         return answers[names.LOGITS]

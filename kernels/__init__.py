@@ -48,6 +48,13 @@ def _warn(path: Path, problem: str) -> None:
     _log.warning("graphs run without the operators of %s, which cannot be loaded: %s", path, problem)
 
 
+@functools.cache
+def computes_products() -> bool:
+    """Whether the library's int8 products run on this processor, and not their definitions."""
+    function = _function("computes_products")
+    return function is not None and bool(function())
+
+
 class _Tensors(ctypes.Structure):
     """The first argument of `copy_positions` in kernels/moves.cpp."""
 
@@ -66,7 +73,7 @@ def copy_positions(tensors: npt.NDArray[Any], moves: npt.NDArray[np.int64]) -> N
         tensors: `(G, N, outer, positions, inner)`; the last two axes have no gaps.
         moves: `(M, 4)`: for each move the row to read, the row to write, the first position, and how many.
     """
-    function = _copy_positions()
+    function = _function("copy_positions")
     if function is None:
         for from_row, to_row, start, count in moves.tolist():
             live = slice(start, start + count)
@@ -78,14 +85,20 @@ def copy_positions(tensors: npt.NDArray[Any], moves: npt.NDArray[np.int64]) -> N
     function(ctypes.byref(described), moves.ctypes.data, len(moves))
 
 
+_TYPES = {
+    "copy_positions": ((ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64), None),
+    "computes_products": ((), ctypes.c_bool),
+}
+
+
 @functools.cache
-def _copy_positions() -> Any:
-    """Returns the library's function; None without it."""
+def _function(name: str) -> Any:
+    """Returns a function of the library; None without it."""
     path = library()
     try:
-        function = ctypes.CDLL(str(path)).copy_positions if path is not None else None
+        function = getattr(ctypes.CDLL(str(path)), name) if path is not None else None
     except (OSError, AttributeError):  # `register` logs why it cannot be loaded; or it is an older one
         return None
     if function is not None:
-        function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64), None
+        function.argtypes, function.restype = _TYPES[name]
     return function

@@ -7,8 +7,6 @@
 typedef float Vector __attribute__((vector_size(32)));
 typedef float Unaligned __attribute__((vector_size(32), aligned(4)));
 typedef int32_t Integers __attribute__((vector_size(32)));
-typedef int64_t Longs __attribute__((vector_size(32)));
-typedef uint8_t Bytes __attribute__((vector_size(32)));
 
 constexpr size_t MAX_WIDTH = 128; // of a head, in vectors: K is at most 1024
 constexpr Integers LANES = {0, 1, 2, 3, 4, 5, 6, 7};
@@ -33,10 +31,12 @@ INLINE void prefetch(const float *place, size_t count) {
 
 INLINE float sum(Vector x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
 
+INLINE Vector larger(Vector a, Vector b) { return a > b ? a : b; }
+
 INLINE float largest(Vector x) {
-  float most = x[0];
-  for (int i = 1; i < 8; i++) most = most > x[i] ? most : x[i];
-  return most;
+  x = larger(x, SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3));
+  x = larger(x, SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5));
+  return larger(x, SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6))[0];
 }
 
 // The sums of eight vectors, in their order: pairs of neighbours are added three times.
@@ -59,7 +59,8 @@ INLINE Vector exponential(Vector x) {
   const Vector shifted = x * 1.44269504f + rounding;
   const Vector r = x - (shifted - rounding) * 0.693147182f;
   Vector power = Vector{} + 8.290314115583897e-3f;
-  for (const float coefficient : {4.189793020486832e-2f, 0.1666763573884964f, 0.4999915063381195f, 0.9999997019767761f, 1.0f})
+  for (const float coefficient :
+       {4.189793020486832e-2f, 0.1666763573884964f, 0.4999915063381195f, 0.9999997019767761f, 1.0f})
     power = power * r + coefficient;
   return (Vector)((Integers)power + ((Integers)shifted << 23)); // n is added to the exponent
 }
@@ -83,7 +84,7 @@ INLINE float weigh(float *scores, size_t length, float scale, float cap) {
     const Integers left = Integers{} + static_cast<int32_t>(std::min<size_t>(length - first, 8));
     eight = LANES < left ? eight : Vector{} - INFINITY;
     store(scores + first, eight);
-    eights = eights > eight ? eights : eight;
+    eights = larger(eights, eight);
   }
   const float most = largest(eights);
   for (size_t first = 0; first < length; first += 8) {
@@ -254,22 +255,13 @@ struct Sources {
   }
 };
 
-// Writes eight floats from 0 to 255 as levels: rounded to the nearest, halves to even.
-INLINE void store_levels(uint8_t *place, Vector x) {
-  const Bytes bytes = (Bytes)(x + 8388608.0f); // 2^23: the last bits of the sum are the integer
-  const Bytes lowest = SHUFFLE(bytes, bytes, 0, 4, 8, 12, 16, 20, 24, 28, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
-                               0, 0, 0, 0, 0, 0, 0, 0);
-  memcpy(place, &lowest, 8);
-}
-
-// The residual connection, the layer norm after it (Ba et al. 2016, arXiv:1607.06450), and its levels.
+// The residual connection, and the layer norm after it (Ba et al. 2016, arXiv:1607.06450).
 struct Norm {
   const float *x, *residual;  // (N, D)
   const float *weight, *bias; // (D,)
-  float *total, *normalized;  // (N, D): the sum, and its norm; one may be null
-  uint8_t *hidden;            // (N, D): the levels of the norm
+  float *total, *normalized;  // (N, D): the sum, which may be null, and its norm
   size_t num_rows, d_model;
-  float epsilon, scale, zero_point;
+  float epsilon;
 
   size_t num_items() const { return num_rows; }
   size_t scratch() const { return 0; }
@@ -289,26 +281,12 @@ struct Norm {
         const Vector centred = load(sum_of_row + i) - mean;
         squares += centred * centred;
       }
-      const float factor = 1 / sqrtf(sum(squares) / D + epsilon), per_scale = 1 / scale;
-      for (size_t i = 0; i < D; i += 8) {
-        const Vector eight = (load(sum_of_row + i) - mean) * factor * load(weight + i) + load(bias + i);
-        if (normalized) store(normalized + place + i, eight);
-        const Vector level = eight * per_scale + zero_point, least = {}, most = Vector{} + 255.0f;
-        store_levels(hidden + place + i, level < least ? least : level > most ? most : level);
-      }
+      const float factor = 1 / sqrtf(sum(squares) / D + epsilon);
+      for (size_t i = 0; i < D; i += 8)
+        store(normalized + place + i, (load(sum_of_row + i) - mean) * factor * load(weight + i) + load(bias + i));
     }
   }
 };
-
-// The largest of some numbers.
-INLINE float largest(const float *x, size_t count) {
-  Vector eight = Vector{} - INFINITY;
-  size_t i = 0;
-  for (; i + 8 <= count; i += 8) eight = eight > load(x + i) ? eight : load(x + i);
-  float most = largest(eight);
-  for (; i < count; i++) most = most > x[i] ? most : x[i];
-  return most;
-}
 
 // Puts a logit behind those that are at least as large, and drops the last one.
 INLINE void insert(float *logits, int64_t *token_ids, size_t count, float logit, size_t token_id) {
@@ -318,60 +296,98 @@ INLINE void insert(float *logits, int64_t *token_ids, size_t count, float logit,
   logits[place] = logit, token_ids[place] = static_cast<int64_t>(token_id);
 }
 
-// The largest logits of each row, the lowest id among equals, and their log-probabilities.
+constexpr size_t BLOCK = 32; // logits whose largest one is kept
+
+// Finds the largest of numbers that lie in blocks, the lowest id among equals. `search(block, add)` calls `add(number, id)`
+// for the numbers of a block in their order. As many blocks as there are candidates have a number that is not below the
+// least of their largest ones; so has each candidate, and other blocks are not searched.
+template <class Search>
+INLINE void find_largest(const float *largest_of_blocks, size_t num_blocks, size_t count, float *best, int64_t *ids,
+                         const Search &search) {
+  size_t found = 0;
+  const auto add = [&](float number, size_t id) {
+    if (found < count)
+      insert(best, ids, ++found, number, id);
+    else if (number > best[count - 1])
+      insert(best, ids, count, number, id);
+  };
+  for (size_t block = 0; block < num_blocks; block++) add(largest_of_blocks[block], block);
+  const float least = found < count ? -INFINITY : best[count - 1];
+  found = 0;
+  for (size_t block = 0; block < num_blocks; block++)
+    if (!(largest_of_blocks[block] < least))
+      search(block, [&](float number, size_t id) {
+        if (number >= least) add(number, id);
+      });
+  for (; found < count; found++) best[found] = NAN, ids[found] = 0; // some are not numbers
+}
+
+// Turns some logits into log-probabilities, by the largest logit of each block, and the sum of the block's powers relative
+// to it.
+INLINE void normalize(float *best, size_t count, const float *largest_of_blocks, const float *powers, size_t num_blocks) {
+  const float most = best[0];
+  double total = 0; // of sums: a float would lose small numbers of a large vocabulary
+  size_t i = 0;
+  while (i + 8 <= num_blocks) {
+    Vector sums = {};
+    for (const size_t stop = std::min(i + 1024, num_blocks & ~size_t{7}); i < stop; i += 8)
+      sums += load(powers + i) * exponential(load(largest_of_blocks + i) - most);
+    total += sum(sums);
+  }
+  for (; i < num_blocks; i++) total += powers[i] * std::exp(static_cast<double>(largest_of_blocks[i] - most));
+  const double normalizer = most + std::log(total);
+  for (i = 0; i < count; i++) best[i] = static_cast<float>(best[i] - normalizer);
+}
+
+// The sum of the powers of a block of logits, relative to its largest one, which may be minus infinity.
+INLINE float sum_of_powers(const Vector (&logits)[BLOCK / 8], float largest) {
+  const float most = std::max(largest, -1e38f);
+  Vector total = {};
+  for (const Vector &eight : logits) total += exponential(eight - most);
+  return sum(total);
+}
+
+// The largest logits of each row, and their log-probabilities.
 struct Ranking {
   const float *logits;      // (N, V)
   float *log_probabilities; // (N, candidates)
   int64_t *token_ids;       // (N, candidates)
   size_t num_rows, vocab_size, num_candidates;
 
-  static constexpr size_t BLOCK = 64;
-
   size_t num_items() const { return num_rows; }
   size_t num_blocks() const { return (vocab_size + BLOCK - 1) / BLOCK; }
-  size_t scratch() const { return num_blocks(); }
+  size_t scratch() const { return 2 * num_blocks(); }
 
-  void run(size_t begin, size_t end, float *most_of_blocks) const {
-    for (size_t row = begin; row < end; row++)
-      rank(logits + row * vocab_size, most_of_blocks, log_probabilities + row * num_candidates,
-           token_ids + row * num_candidates);
+  void run(size_t begin, size_t end, float *scratch) const {
+    float *largest_of_blocks = scratch, *powers = scratch + num_blocks();
+    for (size_t row = begin; row < end; row++) {
+      const float *given = logits + row * vocab_size;
+      float *best = log_probabilities + row * num_candidates;
+      for (size_t block = 0; block < num_blocks(); block++) {
+        Vector eights[BLOCK / 8];
+        load_block(given, block, eights);
+        const Vector most = larger(larger(eights[0], eights[1]), larger(eights[2], eights[3]));
+        largest_of_blocks[block] = largest(most);
+        powers[block] = sum_of_powers(eights, largest_of_blocks[block]);
+      }
+      const auto search = [&](size_t block, const auto &add) {
+        for (size_t i = block * BLOCK; i < std::min(vocab_size, (block + 1) * BLOCK); i++) add(given[i], i);
+      };
+      find_largest(largest_of_blocks, num_blocks(), num_candidates, best, token_ids + row * num_candidates, search);
+      normalize(best, num_candidates, largest_of_blocks, powers, num_blocks());
+    }
   }
 
-  // As many blocks as there are candidates have a logit that is not below the least of their largest ones: so has each
-  // candidate, and other blocks are not searched.
-  void rank(const float *row, float *most_of_blocks, float *best, int64_t *ids) const {
-    const size_t V = vocab_size, count = num_candidates;
-    size_t found = 0;
-    const auto add = [&](float logit, size_t token_id) {
-      if (found < count) insert(best, ids, ++found, logit, token_id);
-      else if (logit > best[count - 1]) insert(best, ids, count, logit, token_id);
-    };
-    for (size_t block = 0; block < num_blocks(); block++) {
-      most_of_blocks[block] = largest(row + block * BLOCK, std::min(BLOCK, V - block * BLOCK));
-      add(most_of_blocks[block], block);
+  // Loads a block of a row, with minus infinity after its end.
+  void load_block(const float *row, size_t block, Vector (&eights)[BLOCK / 8]) const {
+    const float *place = row + block * BLOCK;
+    float copy[BLOCK];
+    if ((block + 1) * BLOCK > vocab_size) {
+      std::fill(std::copy(place, row + vocab_size, copy), copy + BLOCK, -INFINITY);
+      place = copy;
     }
-    const float least = found < count ? -INFINITY : best[count - 1];
-    found = 0;
-    for (size_t block = 0; block < num_blocks(); block++) {
-      if (most_of_blocks[block] < least) continue;
-      for (size_t i = block * BLOCK; i < std::min(V, (block + 1) * BLOCK); i++)
-        if (row[i] >= least) add(row[i], i);
-    }
-    for (; found < count; found++) best[found] = NAN, ids[found] = 0; // a row with logits that are not numbers
-    const float most = best[0];
-    double total = 0; // of parts: a float would lose small numbers of a large vocabulary
-    size_t i = 0;
-    while (i + 8 <= V) {
-      Vector part = {};
-      const size_t stop = std::min(i + 1024, V & ~size_t{7});
-      for (; i < stop; i += 8) part += exponential(load(row + i) - most);
-      total += sum(part);
-    }
-    for (; i < V; i++) total += std::exp(static_cast<double>(row[i] - most));
-    const double normalizer = most + std::log(total);
-    for (i = 0; i < count; i++) best[i] = static_cast<float>(best[i] - normalizer);
+    for (size_t i = 0; i < BLOCK / 8; i++) eights[i] = load(place + 8 * i);
   }
 };
 
-#undef INLINE
 #undef SHUFFLE

@@ -6,8 +6,12 @@
 //   CacheAttention   appends one position to each row's cache, and attends to the cache
 //   MemoryAttention  attends from one position per row to a memory; rows with one owner read its memory
 //   SourceAttention  attends from every token of a source to all of its tokens
-//   AddNormQuantize  adds a residual, normalizes, and quantizes for the next product
+//   AddNorm          adds a residual, and normalizes the sum
 //   Candidates       finds the most probable tokens of each row
+//   QuantizedLinear  quantizes, and multiplies by int8 weights
+//   QuantizedChoice  does the same for logits, or only finds the most probable tokens, without writing logits
+//
+// The last two need AVX-512 VNNI. With AMX, too, ONNX Runtime's own products are left in their place.
 //
 // A row's numbers do not depend on the rows beside it. ONNX Runtime's packages for Python do not have its headers, so its
 // C interface is declared here as far as it is used.
@@ -18,13 +22,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cpuid.h>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
 #include <initializer_list>
+#include <immintrin.h>
 #include <iterator>
 #include <memory>
+#include <vector>
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
@@ -33,16 +40,39 @@
 #pragma GCC target("avx2,fma")
 #endif
 
+// Whether QuantizedLinear and QuantizedChoice run here, and not their definitions.
+extern "C" bool computes_products() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  const bool has_amx = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1u << 25); // tiles of int8
+  return !has_amx && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
 namespace {
 
 #include "compute.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
+#endif
+
+#include "products.h"
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
 
 // ---- ONNX Runtime's C interface (onnxruntime_c_api.h), whose functions keep their places in its table ----
 
 using Status = void; // opaque; null means success
 constexpr uint32_t API_VERSION = 24; // the first with all functions that are used
 constexpr int VERSION = 1;           // of the operators, which the graphs import
-constexpr int FLOAT = 1, UINT8 = 2, INT32 = 6, INT64 = 7, INVALID_ARGUMENT = 2;
+constexpr int FLOAT = 1, UINT8 = 2, INT8 = 3, INT32 = 6, INT64 = 7, INVALID_ARGUMENT = 2;
 
 struct ApiBase {
   void *const *(*get)(uint32_t version);
@@ -112,16 +142,29 @@ template <class T> struct Tensor {
   bool has_shape(int64_t a, int64_t b) const { return num_axes == 2 && shape[0] == a && shape[1] == b; }
 };
 
-template <class T> Tensor<T> input(void *context, size_t index) {
+template <class T> Tensor<T> tensor_of(const void *value) {
   Tensor<T> tensor;
-  const void *value = nullptr;
   int type = 0;
   void *data = nullptr;
-  check(call<90>(context, index, &value));
   check(call<414>(value, &type, &tensor.shape, &tensor.num_axes));
   check(call<51>(const_cast<void *>(value), &data));
   tensor.data = static_cast<const T *>(data);
   return tensor;
+}
+
+template <class T> Tensor<T> input(void *context, size_t index) {
+  const void *value = nullptr;
+  check(call<90>(context, index, &value));
+  return tensor_of<T>(value);
+}
+
+// An input that must be a constant of the graph, when the operator is created.
+template <class T> Tensor<T> constant(const void *info, size_t index) {
+  const void *value = nullptr;
+  int is_constant = 0;
+  check(call<249>(info, index, &is_constant, &value));
+  require(is_constant, "all inputs but the first must be constants");
+  return tensor_of<T>(value);
 }
 
 // Returns null for an optional output that nothing reads, and for an empty one.
@@ -281,33 +324,114 @@ struct SourceAttention : Attention {
   }
 };
 
-// Inputs: x and the residual (N, D); the norm's weight and bias (D,); the scale and zero point of the levels.
-// Outputs: their sum, its norm, and the norm's levels, (N, D) each. Nothing may read one of the first two.
-struct AddNormQuantize {
-  static constexpr const char *NAME = "AddNormQuantize";
-  static constexpr int INPUTS[] = {FLOAT, FLOAT, FLOAT, FLOAT, FLOAT, UINT8}, OUTPUTS[] = {FLOAT, FLOAT, UINT8};
+// Inputs: x and the residual (N, D); the norm's weight and bias (D,). Outputs: their sum, which may be unread, and its
+// norm, (N, D) each.
+struct AddNorm {
+  static constexpr const char *NAME = "AddNorm";
+  static constexpr int INPUTS[] = {FLOAT, FLOAT, FLOAT, FLOAT}, OUTPUTS[] = {FLOAT, FLOAT};
   float epsilon = 0;
 
-  explicit AddNormQuantize(const void *info) { check(call<85>(info, "epsilon", &epsilon)); }
+  explicit AddNorm(const void *info) { check(call<85>(info, "epsilon", &epsilon)); }
 
   void operator()(void *context) const {
     const auto x = input<float>(context, 0), residual = input<float>(context, 1);
-    const auto weight = input<float>(context, 2), bias = input<float>(context, 3), scale = input<float>(context, 4);
-    const auto zero_point = input<uint8_t>(context, 5);
+    const auto weight = input<float>(context, 2), bias = input<float>(context, 3);
     require(x.num_axes == 2, "x must have 2 axes");
     const int64_t N = x.shape[0], D = x.shape[1];
     require(residual.has_shape(N, D), "x and the residual differ in shape");
     require(weight.has_shape(D) && bias.has_shape(D) && D % 8 == 0, "the norm has another width");
-    require(scale.has_shape() && zero_point.has_shape(), "scale and zero point must be scalars");
     Norm work{};
     work.x = x.data, work.residual = residual.data, work.weight = weight.data, work.bias = bias.data;
     work.total = output(context, 0, {N, D});
     work.normalized = output(context, 1, {N, D});
-    work.hidden = output<uint8_t>(context, 2, {N, D});
-    require(N == 0 || ((work.total || work.normalized) && work.hidden), "at most one of the first two outputs may be unread");
+    require(N == 0 || work.normalized, "the norm must be read");
     work.num_rows = N, work.d_model = D;
-    work.epsilon = epsilon, work.scale = *scale.data, work.zero_point = *zero_point.data;
+    work.epsilon = epsilon;
     compute(context, work, 8 * static_cast<size_t>(N * D));
+  }
+};
+
+// Inputs: x (N, I); and, constants, the weights (I, O), the scale of x's levels, those of the columns of the weights (O,),
+// the zero point of x's levels, and the bias (O,). Output: (N, O).
+struct QuantizedLinear {
+  static constexpr const char *NAME = "QuantizedLinear";
+  static constexpr int INPUTS[] = {FLOAT, INT8, FLOAT, FLOAT, UINT8, FLOAT}, OUTPUTS[] = {FLOAT};
+  std::unique_ptr<const Int8Map> map;
+
+  explicit QuantizedLinear(const void *info) {
+    const auto weight = constant<int8_t>(info, 1);
+    const auto scale = constant<float>(info, 2), scales = constant<float>(info, 3), bias = constant<float>(info, 5);
+    const auto zero_point = constant<uint8_t>(info, 4);
+    require(weight.num_axes == 2, "the weights must have 2 axes");
+    require(scale.has_shape() && zero_point.has_shape(), "scale and zero point must be scalars");
+    require(scales.has_shape(weight.shape[1]) && bias.has_shape(weight.shape[1]), "the columns differ in number");
+    map.reset(
+        new Int8Map(weight.data, weight.shape[0], weight.shape[1], *scale.data, *zero_point.data, scales.data, bias.data));
+  }
+
+  void operator()(void *context) const {
+    const auto x = given(context);
+    multiply(context, x, output(context, 0, {x.shape[0], static_cast<int64_t>(map->num_outputs)}));
+  }
+
+  Tensor<float> given(void *context) const {
+    const auto x = input<float>(context, 0);
+    require(x.num_axes == 2 && x.shape[1] == static_cast<int64_t>(map->num_inputs), "x has another width");
+    return x;
+  }
+
+  void multiply(void *context, const Tensor<float> &x, float *outputs) const {
+    run(context, x, Product{map.get(), levels(x), outputs});
+  }
+
+  template <class Tile> void run(void *context, const Tensor<float> &x, const Tile &tile) const {
+    const Tiles<Tile> work{tile, static_cast<size_t>(x.shape[0]), map->num_panels()};
+    compute(context, work, work.num_rows * map->num_inputs * map->num_outputs / 16);
+  }
+
+  // The levels of x, in memory that is kept: new memory of this size would come from the system each time.
+  const uint8_t *levels(const Tensor<float> &x) const {
+    thread_local std::vector<uint8_t> kept;
+    const size_t N = x.shape[0], size = N * 4 * map->num_fours;
+    if (kept.size() < size) kept.resize(size);
+    quantize(*map, x.data, N, kept.data());
+    return kept.data();
+  }
+};
+
+// Inputs: those of QuantizedLinear; constant, what is added to logits before a choice (O,), minus infinity for tokens that
+// are never chosen; and the number of candidates (1,). Outputs: the logits (N, O) if that number is 0, otherwise (0, O); the
+// ids of the candidates (N, candidates), the most probable first; and their log-probabilities, if there are several.
+struct QuantizedChoice : QuantizedLinear {
+  static constexpr const char *NAME = "QuantizedChoice";
+  static constexpr int INPUTS[] = {FLOAT, INT8, FLOAT, FLOAT, UINT8, FLOAT, FLOAT, INT64},
+                       OUTPUTS[] = {FLOAT, INT64, FLOAT};
+  std::vector<float> bias;
+
+  explicit QuantizedChoice(const void *info) : QuantizedLinear(info), bias(map->bias) {
+    const auto added = constant<float>(info, 6);
+    require(added.has_shape(map->num_outputs), "the columns differ in number");
+    for (size_t o = 0; o < map->num_outputs; o++) bias[o] += added.data[o];
+  }
+
+  void operator()(void *context) const {
+    const auto x = given(context);
+    const auto number = input<int64_t>(context, 7);
+    require(number.has_shape(1), "the number must have 1 axis");
+    const int64_t N = x.shape[0], V = map->num_outputs, count = *number.data;
+    require(count >= 0 && count <= V, "the number of candidates must be from 0 to the size of the vocabulary");
+    float *logits = output(context, 0, {count ? 0 : N, V});
+    int64_t *token_ids = output<int64_t>(context, 1, {N, count});
+    float *log_probabilities = output(context, 2, {N, count > 1 ? count : 0});
+    if (!count) return multiply(context, x, logits);
+    require(N == 0 || (token_ids && (count == 1 || log_probabilities)), "the candidates must be read");
+    const size_t size = N * map->num_panels();
+    const std::unique_ptr<float[]> largest(new float[size]), powers(count > 1 ? new float[size] : nullptr);
+    const Summary summary{map.get(), bias.data(), levels(x), largest.get(), powers.get()};
+    run(context, x, summary);
+    const Choice choice{summary, static_cast<size_t>(N), static_cast<size_t>(count), token_ids,
+                        count > 1 ? log_probabilities : nullptr};
+    compute(context, choice, size * 8);
   }
 };
 
@@ -360,7 +484,8 @@ template <class T> Operator described() {
 // The operators, which live as long as the library, because sessions use them.
 struct Domain {
   const Operator operators[5] = {described<CacheAttention>(), described<MemoryAttention>(), described<SourceAttention>(),
-                                 described<AddNormQuantize>(), described<Candidates>()};
+                                 described<AddNorm>(), described<Candidates>()};
+  const Operator products[2] = {described<QuantizedLinear>(), described<QuantizedChoice>()};
   void *domain = nullptr;
   bool is_complete = false;
 
@@ -369,6 +494,8 @@ struct Domain {
     Status *problem = call<26>("seq2seq_serve", &domain);
     for (const Operator &each : operators)
       if (!problem) problem = call<27>(domain, &each);
+    for (const Operator &each : products)
+      if (!problem && computes_products()) problem = call<27>(domain, &each);
     is_complete = !problem;
   }
 };

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from seq2seq_serve.export.graphs import operators
 from seq2seq_serve.export.graphs.architecture import Activation, LayerKind, Stack
 from seq2seq_serve.export.graphs.layout import Layout
-from seq2seq_serve.export.graphs.linear import FloatLinear, Int8Linear, Linear, LinearFactory
+from seq2seq_serve.export.graphs.linear import FloatLinear, Linear, LinearFactory
 
 # B batch rows   S source length   T target length   D d_model   H heads   G heads of keys and values
 # K d_head   C cache capacity
@@ -52,13 +52,7 @@ class AddNorm(nn.Module):
 
     Attributes:
         shift: `(D,)`, the shift of the norm's output; None if it is not shifted.
-        level_scale: `()`, the scale of the levels that `forward` returns for `first`; None if it returns
-            floats.
-        level_zero_point: `()`, their zero point.
     """
-
-    level_scale: Tensor | None
-    level_zero_point: Tensor | None
 
     def __init__(
         self,
@@ -83,10 +77,6 @@ class AddNorm(nn.Module):
         self.epsilon = norm.eps * residual_scale**2
         self.pre_norm = pre_norm
         self.is_fused = linear.is_fused
-        self.register_buffer("level_scale", None)
-        self.register_buffer("level_zero_point", None)
-        if isinstance(first, Int8Linear) and self.bias is not None and operators.takes(len(self.weight)):
-            self.level_scale, self.level_zero_point = first.scale, first.zero_point
         if self.is_fused and isinstance(last, FloatLinear):
             bias = last.take_bias()
             if residual_shift is not None:
@@ -107,21 +97,12 @@ class AddNorm(nn.Module):
         return operators.layer_normalization(x, self.weight, self.bias, epsilon=self.epsilon)
 
     def forward(self, output: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The input of the next sublayer, in levels if its map is quantized, and the next residual."""
-        if self.level_scale is not None:
-            assert self.level_zero_point is not None
-            assert self.bias is not None
-            total, normalized, hidden = operators.add_norm_quantize(
-                output,
-                residual,
-                self.weight,
-                self.bias,
-                self.level_scale,
-                self.level_zero_point,
-                epsilon=self.epsilon,
+        """The input of the next sublayer, and the next residual."""
+        if not self.is_fused and self.bias is not None and operators.takes(len(self.weight)):
+            total, normalized = operators.add_norm(
+                output, residual, self.weight, self.bias, epsilon=self.epsilon
             )
-            return hidden, total if self.pre_norm else normalized
-        if not self.is_fused:  # ONNX Runtime 1.31 runs two nodes faster than the fused one on the CPU
+        elif not self.is_fused:  # ONNX Runtime 1.31 runs two nodes faster than its fused one on the CPU
             total = output + residual
             normalized = self.enter(total)
         elif self.bias is None:

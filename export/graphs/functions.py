@@ -70,13 +70,21 @@ SourceAttention <num_heads, scale, softcap> (packed, lengths, row_numbers, indic
 }}
 """
 
-_ADD_NORM_QUANTIZE = """
+_ADD_NORM = """
 <domain: "{domain}", opset_import: ["": {opset}]>
-AddNormQuantize <epsilon> (x, residual, weight, bias, scale, zero_point) => (total, normalized, hidden)
+AddNorm <epsilon> (x, residual, weight, bias) => (total, normalized)
 {{
     total = Add (x, residual)
     normalized = LayerNormalization <axis = -1, epsilon: float = @epsilon> (total, weight, bias)
-    hidden = QuantizeLinear (normalized, scale, zero_point)
+}}
+"""
+_QUANTIZED_LINEAR = """
+<domain: "{domain}", opset_import: ["": {opset}, "com.microsoft": 1]>
+QuantizedLinear (x, weight, scale, weight_scale, zero_point, bias) => (output)
+{{
+    levels = QuantizeLinear (x, scale, zero_point)
+    output = com.microsoft.MatMulIntegerToFloat
+        (levels, weight, scale, weight_scale, zero_point, , bias)
 }}
 """
 _CANDIDATES = """
@@ -88,11 +96,40 @@ Candidates (logits, num_candidates) => (token_ids, log_probabilities)
     log_probabilities = GatherElements <axis = 1> (all_log_probabilities, token_ids)
 }}
 """
+_QUANTIZED_CHOICE = """
+<domain: "{domain}", opset_import: ["": {opset}, "com.microsoft": 1]>
+QuantizedChoice (x, weight, scale, weight_scale, zero_point, bias, added, num_candidates)
+    => (logits, token_ids, log_probabilities)
+{{
+    levels = QuantizeLinear (x, scale, zero_point)
+    logits = com.microsoft.MatMulIntegerToFloat
+        (levels, weight, scale, weight_scale, zero_point, , bias)
+    zero = Constant <value_ints = [0]> ()
+    are_wanted = Greater (num_candidates, zero)
+    is_choice = Squeeze (are_wanted)
+    token_ids, log_probabilities = If (is_choice) <
+        then_branch = choose () => (best_ids, best_log_probabilities) {{
+            allowed = Add (logits, added)
+            best, best_ids = TopK <axis = 1> (allowed, num_candidates)
+            all_log_probabilities = LogSoftmax <axis = 1> (allowed)
+            best_log_probabilities = GatherElements <axis = 1> (all_log_probabilities, best_ids)
+        }},
+        else_branch = skip () => (no_ids, no_log_probabilities) {{
+            num_rows = Shape <start = 0, end = 1> (x)
+            shape = Concat <axis = 0> (num_rows, zero)
+            no_log_probabilities = ConstantOfShape (shape)
+            no_ids = Cast <to = 7> (no_log_probabilities)
+        }}
+    >
+}}
+"""
 _TEXTS = {
     "CacheAttention": _CACHE_ATTENTION,
     "MemoryAttention": _MEMORY_ATTENTION,
     "SourceAttention": _SOURCE_ATTENTION,
-    "AddNormQuantize": _ADD_NORM_QUANTIZE,
+    "AddNorm": _ADD_NORM,
+    "QuantizedLinear": _QUANTIZED_LINEAR,
+    "QuantizedChoice": _QUANTIZED_CHOICE,
     "Candidates": _CANDIDATES,
 }
 
@@ -105,12 +142,12 @@ def definition(name: str, opset: int, width: int = 0) -> onnx.FunctionProto:
 def define(model: ir.Model) -> None:
     """Add the definitions of the project's operators that a model uses; drop outputs that nothing reads.
 
-    All nodes of an operator must have keys of the same width.
+    All nodes of an attention must have keys of the same width.
     """
     widths: dict[str, int] = {}
     for node in model.graph:
         if node.domain == DOMAIN:
-            width = _width(node)
+            width = _width(node) if node.op_type.endswith("Attention") else 0
             assert widths.setdefault(node.op_type, width) == width
             for output in node.outputs:
                 if not output.uses() and not output.is_graph_output():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -109,8 +109,6 @@ class ActivationRange:
 class Int8Linear(Linear):
     """uint8 inputs with one calibrated scale, int8 weights with one scale per output column.
 
-    An input in float32 is quantized first; an input in uint8 already is.
-
     A constant scale keeps rows independent of each other: if the scale were computed from the whole batch, a
     row's tokens would depend on its neighbours.
     """
@@ -119,7 +117,7 @@ class Int8Linear(Linear):
     weight_scale: Tensor
     scale: Tensor
     zero_point: Tensor
-    bias: Tensor | None
+    bias: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None, activation: ActivationRange) -> None:
         super().__init__()
@@ -131,13 +129,28 @@ class Int8Linear(Linear):
         self.register_buffer("weight_scale", weight_scale)
         self.register_buffer("scale", torch.tensor(scale))
         self.register_buffer("zero_point", torch.tensor(zero_point, dtype=torch.uint8))
-        self.register_buffer("bias", bias)
+        self.register_buffer("bias", torch.zeros_like(weight_scale) if bias is None else bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dtype is not torch.uint8:
-            x = operators.quantize(x, self.scale, self.zero_point)
-        return operators.integer_matmul(
+        return operators.quantized_linear(
             x, self.weight, self.scale, self.weight_scale, self.zero_point, self.bias
+        )
+
+    def choose(
+        self, x: Tensor, num_candidates: Tensor, suppressed_ids: Collection[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The outputs as logits, or the most probable tokens: see `operators.quantized_choice`."""
+        added = torch.zeros_like(self.bias)
+        added[list(suppressed_ids)] = -torch.inf
+        return operators.quantized_choice(
+            x,
+            self.weight,
+            self.scale,
+            self.weight_scale,
+            self.zero_point,
+            self.bias,
+            added,
+            num_candidates,
         )
 
 

@@ -261,26 +261,19 @@ def layer_normalization(x: Tensor, weight: Tensor, bias: Tensor, *, epsilon: flo
     )
 
 
-def add_norm_quantize(
-    x: Tensor,
-    residual: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    scale: Tensor,
-    zero_point: Tensor,
-    *,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`x + residual`, its layer norm, and that quantized, in the project's own operator (AddNormQuantize)."""
-    total, normalized, hidden = symbolic_multi_out(
-        f"{DOMAIN}::AddNormQuantize",
-        [x, residual, weight, bias, scale, zero_point],
+def add_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, *, epsilon: float
+) -> tuple[Tensor, Tensor]:
+    """`x + residual`, and its layer norm, in the project's own operator (AddNorm)."""
+    total, normalized = symbolic_multi_out(
+        f"{DOMAIN}::AddNorm",
+        [x, residual, weight, bias],
         {"epsilon": epsilon},
-        dtypes=(x.dtype, x.dtype, torch.uint8),
-        shapes=(x.shape,) * 3,
+        dtypes=(x.dtype,) * 2,
+        shapes=(x.shape,) * 2,
         version=1,
     )
-    return total, normalized, hidden
+    return total, normalized
 
 
 def rms_normalization(x: Tensor, weight: Tensor, *, epsilon: float) -> Tensor:
@@ -348,28 +341,66 @@ def gemm(
     )
 
 
-def quantize(x: Tensor, scale: Tensor, zero_point: Tensor) -> Tensor:
-    """`clamp(round(x / scale) + zero_point, 0, 255)` with one constant scale (QuantizeLinear)."""
-    return symbolic("QuantizeLinear", [x, scale, zero_point], dtype=torch.uint8, shape=x.shape)
+def quantized_linear(
+    x: Tensor, weight: Tensor, scale: Tensor, weight_scale: Tensor, zero_point: Tensor, bias: Tensor
+) -> Tensor:
+    """A map of levels by int8 weights, in the project's own operator (QuantizedLinear).
+
+    With levels `q = clamp(round(x / scale) + zero_point, 0, 255)` it is
+    `(q - zero_point) @ weight * scale * weight_scale + bias`.
+
+    Args:
+        x: `(rows, I)`.
+        weight: `(I, O)` int8.
+        scale: `()`.
+        weight_scale: `(O,)`.
+        zero_point: `()` uint8.
+        bias: `(O,)`.
+    """
+    return symbolic(
+        f"{DOMAIN}::QuantizedLinear",
+        [x, weight, scale, weight_scale, zero_point, bias],
+        dtype=torch.float32,
+        shape=(*x.shape[:-1], weight.shape[1]),
+        version=1,
+    )
 
 
-def integer_matmul(
+def quantized_choice(
     x: Tensor,
     weight: Tensor,
     scale: Tensor,
     weight_scale: Tensor,
     zero_point: Tensor,
-    bias: Tensor | None,
-) -> Tensor:
-    """uint8 `(..., I)` by int8 `(I, O)` to float32, scaled per output column (MatMulIntegerToFloat)."""
-    weight_zero_point = torch.zeros_like(weight_scale, dtype=torch.int8)
-    return symbolic(
-        "com.microsoft::MatMulIntegerToFloat",
-        [x, weight, scale, weight_scale, zero_point, weight_zero_point, bias],
-        dtype=torch.float32,
-        shape=(*x.shape[:-1], weight.shape[1]),
+    bias: Tensor,
+    added: Tensor,
+    num_candidates: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`quantized_linear` as logits, or the most probable tokens without them (QuantizedChoice, our own).
+
+    Args:
+        x: `(B, D)`.
+        weight: `(D, V)` int8.
+        scale: `()`.
+        weight_scale: `(V,)`.
+        zero_point: `()` uint8.
+        bias: `(V,)`.
+        added: `(V,)`, added to the logits before a choice.
+        num_candidates: `(1,)` int64.
+
+    Returns:
+        The logits `(B, V)`, which may lack all rows if there are candidates; the ids of the candidates `(B,
+        num_candidates)`; and their log-probabilities, which may lack all columns if there is only one.
+    """
+    logits, token_ids, log_probabilities = symbolic_multi_out(
+        f"{DOMAIN}::QuantizedChoice",
+        [x, weight, scale, weight_scale, zero_point, bias, added, num_candidates],
+        {},
+        dtypes=(torch.float32, torch.int64, torch.float32),
+        shapes=((x.shape[0], weight.shape[1]), x.shape, x.shape),
         version=1,
     )
+    return logits, token_ids, log_probabilities
 
 
 def first(x: Tensor, length: int | Tensor, *, axis: int = 1) -> Tensor:

@@ -50,7 +50,7 @@ from seq2seq_serve.export.graphs.blocks import (
     MergedBlock,
 )
 from seq2seq_serve.export.graphs.layout import Layout, PackedLayout, PaddedLayout
-from seq2seq_serve.export.graphs.linear import Linear, LinearFactory
+from seq2seq_serve.export.graphs.linear import Int8Linear, Linear, LinearFactory
 from seq2seq_serve.training.models.base import Layers
 from seq2seq_serve.training.models.transformer import Transformer, alignment_layer
 
@@ -372,13 +372,28 @@ class StepGraph(OneStepGraph):
 
 
 class SharingStepGraph(StepGraph):
-    """The step for the CPU, in which rows may read the memory of another row of their request."""
+    """The step for the CPU, in which rows may read the memory of another row of their request.
+
+    In int8 it also finds the most probable tokens, if the caller wants these instead of logits.
+    """
 
     has_own_operators = True
 
     def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
         super().__init__(model, linear, decoder)
         cache = self._cache_specs()
+        self.suppressed_ids = model.suppressed_token_ids
+        projection = decoder.logits
+        self.chooses = isinstance(projection.linear, Int8Linear) and projection.cap is None
+        choice: list[TensorSpec] = []
+        if self.chooses:
+            choice.append(TensorSpec(names.NUM_CANDIDATES, "int64", (1,), Role.CANDIDATES))
+            axes = (Axis.BATCH, Axis.CANDIDATES)
+            self.answers = (
+                *self.answers,
+                TensorSpec(names.CANDIDATE_IDS, "int64", axes, Role.CANDIDATES),
+                TensorSpec(names.LOG_PROBABILITIES, "float32", axes, Role.CANDIDATES),
+            )
         self.inputs = (
             *self.columns,
             TensorSpec(names.OWNERS, "int64", (Axis.BATCH,), Role.TOKEN),
@@ -386,6 +401,7 @@ class SharingStepGraph(StepGraph):
             TensorSpec(names.MEMORY_CAPACITY, "int32", (), Role.CAPACITY),
             *cache,
             *self._memory_specs(),
+            *choice,
         )
         self.outputs = (*self.answers, *outs(cache))
 
@@ -400,13 +416,16 @@ class SharingStepGraph(StepGraph):
         *buffers: Tensor,
     ) -> tuple[Tensor, ...]:
         num_tensors = 2 * self.num_layers
-        cache, memory = buffers[:num_tensors], buffers[num_tensors:]
+        cache, memory = buffers[:num_tensors], buffers[num_tensors : 2 * num_tensors]
 
         def attend_memory(layer: int, block: DecoderBlock, x: Tensor) -> Tensor:
             pair = memory[2 * layer : 2 * layer + 2]
             return block.attend_memory(x, pair, last_source_positions, owners, memory_capacity)
 
         hidden, new_cache = self.states(token_ids, cache_lengths, cache_capacity, cache, attend_memory)
+        projection = self.decoder.logits.linear
+        if self.chooses and isinstance(projection, Int8Linear):
+            return (*projection.choose(hidden, buffers[-1], self.suppressed_ids), *new_cache)
         return (*self.answer(hidden, cache_lengths), *new_cache)
 
 

@@ -373,10 +373,10 @@ class Columns:
         self.bind_penalties(self._device.bind_output, binding, names.out(names.BUFFER))
         self._writer.run_with_iobinding(binding)
 
-    def bind_selected(self, binding: Any, num_rows: int) -> None:
-        """Bind the ids of the next step as an output of the greedy selection."""
+    def bind_selected(self, binding: Any, num_rows: int, name: str) -> None:
+        """Bind the ids of the next step as the output `name` of a graph that selects one for each row."""
         pointer = self._pointers[names.TOKEN_IDS]
-        self._device.bind_output(binding, names.TOKEN_IDS, np.int64, (num_rows, 1), pointer)
+        self._device.bind_output(binding, name, np.int64, (num_rows, 1), pointer)
 
     def bind_penalties(self, bind: BindPointer, binding: Any, name: str) -> None:
         """Bind all rows of penalties as the graph's input or output `name`."""

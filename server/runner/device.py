@@ -87,6 +87,7 @@ class OnnxDevice:
         is_host: Whether its memory is the process's own, so that numpy may read and write it.
         can_capture: Whether a run can be captured once and replayed, which saves the launch of each kernel.
         has_operators: Whether graphs run with the project's own operators, instead of their definitions.
+        has_products: The same for the operators of int8 products, which need more of the processor.
     """
 
     def __init__(self, provider: str, num_threads: int) -> None:
@@ -95,6 +96,7 @@ class OnnxDevice:
         self.is_host = provider == CPU
         self.can_capture = provider == CUDA
         self.has_operators = self.is_host and kernels.register(ort.SessionOptions())
+        self.has_products = self.has_operators and kernels.computes_products()
         self._provider = provider
         # By address, element type and shape of the host's copy; sessions keep the values alive.
         self._weights: WeakValueDictionary[tuple[Any, ...], ort.OrtValue] = WeakValueDictionary()

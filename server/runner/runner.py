@@ -32,13 +32,14 @@ from seq2seq_serve.server.engine.records import (
 )
 from seq2seq_serve.server.runner.buffers import Buffers, Columns
 from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, share_threads
-from seq2seq_serve.server.runner.selection import Selector
+from seq2seq_serve.server.runner.selection import Selector, num_candidates, table_of
 from seq2seq_serve.server.runner.sizing import RunnerConfig, Sizing, row_shape, size_up, source_specs
 
 _log = logging.getLogger(__name__)
 
 _MEMORY_STEP = 16  # positions by which memory grows
 _FIRST_BETWEEN = 16  # from here on there is a bucket between two powers of two
+_CANDIDATES = (names.CANDIDATE_IDS, names.LOG_PROBABILITIES)
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
@@ -133,6 +134,8 @@ class OnnxRunner:
             self._max_memory_length,
             never_ids,
         )
+        chooses = any(spec.role is Role.CANDIDATES for spec in step.inputs)
+        self._chooses = chooses and self._device.is_host and self._device.has_products
         self._picks_in_step = names.out(names.TOKEN_IDS) in [spec.name for spec in step.outputs]
         if never_ids and not self._picks_in_step and not self._device.is_host:
             raise ValueError(
@@ -159,7 +162,9 @@ class OnnxRunner:
             detects=self._detects,
         )
         self._buckets = buckets_up_to(self.num_slots)
-        self._bindings: dict[tuple[int, int], list[Any]] = {}  # by the number of rows and the state's copy
+        # By the number of rows, the state's copy, and the number of candidates
+        self._bindings: dict[tuple[int, int, int], list[Any]] = {}
+        self._numbers: dict[int, Array] = {}  # of candidates, as the bindings refer to them
         self._select: Session | None = None
         self._rows: tuple[Sequence, ...] = ()  # of the last step, if the columns know what follows it
         self._fitting: tuple[Sequence, ...] = ()  # of the last step
@@ -251,14 +256,20 @@ class OnnxRunner:
         are_growing = all(sequence.num_branches == 1 and not sequence.num_forced for sequence in rows)
         self._columns.fill(rows, is_same=are_growing and rows is self._rows)
         has_plain = any(sequence.is_plain for sequence in rows)
-        self._run_step(num_rows, picks=has_plain)
-        if has_plain and self._device.is_host:
+        number = num_candidates(rows, self.vocab_size) if self._chooses else 0
+        binding = self._run_step(num_rows, picks=has_plain, number=number)
+        if has_plain and self._device.is_host and not number:
             self._columns.pick(num_rows)
         token_ids = self._columns.read_token_ids(num_rows) if has_plain else [self.eos_ids[0]] * num_rows
         self._rows = rows if are_growing else ()
         attention = self._read_attention(rows)
         if all(sequence.is_plain for sequence in rows):
             return Selected(token_ids, attention=attention)
+        if number:
+            names_of = [spec.name for spec in self._graphs[Verb.STEP].outputs]
+            values = binding.get_outputs()
+            best = [values[names_of.index(name)].numpy() for name in _CANDIDATES]
+            return Selected(token_ids, candidates=table_of(rows, *best), attention=attention)
         return replace(self._selector.select(rows, token_ids), attention=attention)
 
     @_on_device
@@ -346,6 +357,7 @@ class OnnxRunner:
                 binding.bind_cpu_input(spec.name, self._capacities[spec.name])
             else:
                 self._columns.bind_input(binding, spec.name, num_rows)
+        number = feeds.get(names.NUM_CANDIDATES, 0)
         for spec in graph.outputs:
             name = names.buffer_of(spec.name)
             if name in self._buffers:
@@ -354,24 +366,35 @@ class OnnxRunner:
             elif spec.role is Role.ATTENTION and verb is Verb.STEP:
                 capacity = self._memory_capacity
                 self._columns.bind_attention(binding, num_rows, capacity)
-            elif spec.role is Role.LOGITS:
+            elif spec.role is Role.LOGITS and not number:
                 self._columns.bind_logits(self._device.bind_output, binding, num_rows)
+            elif spec.name == names.CANDIDATE_IDS and number == 1:
+                self._columns.bind_selected(binding, num_rows, spec.name)
             elif spec.role is Role.TOKEN:
                 self._columns.bind_output(binding, spec, num_rows)
             else:
                 binding.bind_output(spec.name, CPU)
         return binding
 
-    def _run_step(self, num_rows: int, *, picks: bool = True) -> None:
+    def _run_step(self, num_rows: int, *, picks: bool = True, number: int = 0) -> Any:
         """Run the step over the first rows; with `picks` also a device's graph that selects the best tokens.
 
         A captured step runs the smallest bucket that holds the rows; the bucket's other rows are free.
+
+        Args:
+            num_rows: The number of rows.
+            picks: Whether some row needs its most probable token.
+            number: The number of candidates that the step finds itself, in the place of logits; of a single
+                one it writes the id into the next step's input.
+
+        Returns:
+            The step's binding.
         """
         if self.captures_steps:
             num_rows = self._buckets[bisect_left(self._buckets, num_rows)]
-        key = num_rows, self._state_copy
+        key = num_rows, self._state_copy, number
         if key not in self._bindings:
-            self._bindings[key] = self._bind_step(num_rows)
+            self._bindings[key] = self._bind_step(num_rows, number)
         sessions = [self._sessions[Verb.STEP]]
         if picks and self._select is not None:
             sessions.append(self._select)
@@ -383,6 +406,7 @@ class OnnxRunner:
                 session.run_with_iobinding(binding)
         for buffers in self._state:
             buffers.swap()
+        return self._bindings[key][0]
 
     @property
     def _state_copy(self) -> int:
@@ -440,13 +464,14 @@ class OnnxRunner:
             # After the `except` block: inside it the exception's frames would keep the failed sessions alive.
             self._drop_step()
 
-    def _bind_step(self, num_rows: int) -> list[Any]:
+    def _bind_step(self, num_rows: int, number: int) -> list[Any]:
         """Returns the bindings of the step and, if a second graph selects tokens, of that graph."""
-        bindings = [self._bind(Verb.STEP, 0, num_rows, {})]
+        given = self._numbers.setdefault(number, np.array([number]))
+        bindings = [self._bind(Verb.STEP, 0, num_rows, {names.NUM_CANDIDATES: given})]
         if self._select is not None:
             select = self._select.io_binding()
             self._columns.bind_logits(self._device.bind_input, select, num_rows)
-            self._columns.bind_selected(select, num_rows)
+            self._columns.bind_selected(select, num_rows, names.TOKEN_IDS)
             bindings.append(select)
         return bindings
 

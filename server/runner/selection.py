@@ -98,6 +98,20 @@ class _Ask(NamedTuple):
     changes: Mapping[int, tuple[float, float]]
 
 
+def num_candidates(rows: Collection[Sequence], vocab_size: int) -> int:
+    """Returns how many of the most probable tokens decide every row; 0 if some row needs logits."""
+    ways = set(map(_WAY, rows))
+    if ways == _FREE_BEAMS:
+        wanted: int = max(*map(_NUM_ALTERNATIVES, rows), *map(_NUM_BRANCHES, rows))
+        return min(wanted, vocab_size)
+    return int(all(is_plain for _, is_plain, _ in ways))
+
+
+def table_of(rows: Collection[Sequence], token_ids: Array, log_probabilities: Array) -> tuple[Candidates]:
+    """Returns the candidates `(B, K)` of all rows of a step, which are those of beams."""
+    return (Candidates({row: row for row in range(len(rows))}, token_ids, log_probabilities),)
+
+
 class Selector:
     """Selects tokens by the requests' options; it does not know the model. Owned by the runner.
 
@@ -172,8 +186,7 @@ class Selector:
         logits = self._rows(0, len(rows))
         if self._never_ids:
             self._suppress(logits, len(rows))
-        places = {row: row for row in range(len(rows))}
-        return Selected(token_ids, candidates=(Candidates(places, *self._best(_BEAM.graph, rows, logits)),))
+        return Selected(token_ids, candidates=table_of(rows, *self._best(_BEAM.graph, rows, logits)))
 
     def _branch(
         self,

@@ -12,7 +12,7 @@ import pytest
 
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import Bundle
-from seq2seq_serve.bundle.names import Precision, Verb
+from seq2seq_serve.bundle.names import NUM_CANDIDATES, Precision, Verb
 from seq2seq_serve.export import convert, parity
 from seq2seq_serve.export.exporter import TOLERANCES, ExportError, export_bundle, make_graphs
 from seq2seq_serve.export.graphs.transformer import Graph
@@ -121,14 +121,11 @@ def test_the_fused_operators_are_in_place(random_bundle):
     nodes = graph_of(random_bundle, Precision.FP32, Verb.STEP).node
     step = Counter(node.op_type for node in nodes)
     assert (step["CacheAttention"], step["MemoryAttention"]) == (L, L)
-    assert step["LayerNormalization"] == 3 * L
     # Query, key and value together, their output, the two of cross-attention, two of the feed-forward;
     # logits.
     assert step["Gemm"] == 6 * L + 1
-    others = {"Gather": 2, "Mul": 1, "Add": 3 * L + 1, "Relu": L}
-    assert step == Counter(
-        CacheAttention=L, MemoryAttention=L, LayerNormalization=3 * L, Gemm=6 * L + 1, **others
-    )
+    others = {"Gather": 2, "Mul": 1, "Add": 1, "Relu": L}
+    assert step == Counter(CacheAttention=L, MemoryAttention=L, AddNorm=3 * L, Gemm=6 * L + 1, **others)
     assert "SkipLayerNormalization" not in step  # measured several times slower on the CPU
     encode = Counter(node.op_type for node in graph_of(random_bundle, Precision.FP32, Verb.ENCODE).node)
     assert encode["SourceAttention"] == L
@@ -145,7 +142,8 @@ def test_the_fused_operators_are_in_place(random_bundle):
 def test_int8_graphs_quantise_every_map_with_constant_scales(verb, num_maps, random_bundle):
     graph = graph_of(random_bundle, Precision.INT8, verb)
     operators = Counter(node.op_type for node in graph.node)
-    assert operators["MatMulIntegerToFloat"] == num_maps
+    assert operators["QuantizedLinear"] + operators["QuantizedChoice"] == num_maps
+    assert operators["QuantizedChoice"] == (verb is Verb.STEP)
     assert operators["Gemm"] == operators["DynamicQuantizeLinear"] == operators["MatMulInteger"] == 0
     # What is left are no maps by weights: queries by keys and weights by values, in decode's cross-attention.
     assert operators["MatMul"] == (4 if verb is Verb.DECODE else 0)
@@ -154,10 +152,8 @@ def test_int8_graphs_quantise_every_map_with_constant_scales(verb, num_maps, ran
     for node in graph.node:
         if node.op_type == "MatMul":
             assert not constants & set(node.input)
-        if node.op_type == "QuantizeLinear":
-            assert set(node.input[1:]) <= constants
-        if node.op_type == "MatMulIntegerToFloat":
-            assert {name for name in node.input[1:] if name} <= constants
+        if node.op_type.startswith("Quantized"):
+            assert set(node.input[1:]) <= constants | {NUM_CANDIDATES}
 
 
 def test_int8_weights_are_a_quarter(random_bundle):

@@ -32,7 +32,9 @@ SIZES = [(4, 4, 32), (8, 8, 64), (2, 2, 8), (6, 2, 24), (4, 1, 128), (1, 1, 256)
 C = 21
 LAST_POSITIONS = np.array([0, 7, 8, 20, 15], np.int32)
 B = len(LAST_POSITIONS)
-FLOAT, UINT8, INT32, INT64 = (getattr(ir.DataType, name) for name in ("FLOAT", "UINT8", "INT32", "INT64"))
+FLOAT, INT8, UINT8, INT32, INT64 = (
+    getattr(ir.DataType, name) for name in ("FLOAT", "INT8", "UINT8", "INT32", "INT64")
+)
 
 
 def attention_of(name, H, G, K, scale, cap):
@@ -55,7 +57,9 @@ def model_of(name, inputs, attributes, outputs, *, unread=()):
         output.name, output.type = key, ir.TensorType(dtype)
     read = [output for output in node.outputs if output.name not in unread]
     opsets = {"": OPSET, "com.microsoft": 1, DOMAIN: 1}
-    graph = ir.Graph(inputs, read, nodes=[node], opset_imports=opsets, name="one")
+    constants = [value for value in inputs if value.const_value is not None]
+    given = [value for value in inputs if value.const_value is None]
+    graph = ir.Graph(given, read, nodes=[node], initializers=constants, opset_imports=opsets, name="one")
     model = ir.Model(graph, ir_version=10)
     define(model)
     return ir.to_proto(model).SerializeToString()
@@ -210,28 +214,148 @@ def test_wrong_inputs_are_refused_before_memory_is_read(changed, message):
         session.run(None, feeds_of("MemoryAttention", H, G, K) | changed)
 
 
-@pytest.mark.parametrize("unread", ["total", "normalized"])
+@pytest.mark.parametrize("unread", [(), ("total",)])
 @pytest.mark.parametrize(("N", "D"), [(1, 8), (5, 128), (700, 512)])
-def test_kernel_and_definition_add_normalize_and_quantize(N, D, unread):
-    shapes = {"x": ["N", D], "residual": ["N", D], "weight": [D], "bias": [D], "scale": [], "zero_point": []}
-    types = {name: UINT8 if name == "zero_point" else FLOAT for name in shapes}
-    inputs = values_of(types, shapes.values())
-    outputs = {"total": FLOAT, "normalized": FLOAT, "hidden": UINT8}
-    model = model_of("AddNormQuantize", inputs, {"epsilon": 1e-5}, outputs, unread=(unread,))
+def test_kernel_and_definition_add_and_normalize(N, D, unread):
+    shapes = {"x": ["N", D], "residual": ["N", D], "weight": [D], "bias": [D]}
+    inputs = values_of(dict.fromkeys(shapes, FLOAT), shapes.values())
+    outputs = {"total": FLOAT, "normalized": FLOAT}
+    model = model_of("AddNorm", inputs, {"epsilon": 1e-5}, outputs, unread=unread)
     rng = np.random.default_rng(N)
     feeds = {
         name: rng.standard_normal((N, D) if shape[:1] == ["N"] else shape).astype(np.float32)
         for name, shape in shapes.items()
     }
-    feeds |= {"scale": np.array(0.015, np.float32), "zero_point": np.array(101, np.uint8)}
-    (ours, hidden), (theirs, expected_hidden) = (
+    ours, theirs = (
         session_of(model, has_kernels=has_kernels).run(None, feeds) for has_kernels in (True, False)
     )
-    np.testing.assert_allclose(ours, theirs, atol=2e-5, rtol=1e-5)
-    differences = np.abs(hidden.astype(int) - expected_hidden)
-    assert differences.max() <= 1  # numbers halfway between two levels
-    assert differences.mean() < 1e-3
-    assert {0, 255} <= set(hidden.ravel().tolist()) or N * D < 1000  # numbers outside of the levels
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-5, rtol=1e-5)
+
+
+def linear_of(width, num_outputs, zero_point, *, added=None):
+    """A map of levels, or with `added` the choice of tokens by it; and its constants."""
+    rng = np.random.default_rng(width)
+    constants = {
+        "weight": rng.integers(-127, 128, (width, num_outputs)).astype(np.int8),
+        "scale": np.array(0.03, np.float32),
+        "weight_scale": rng.uniform(0.001, 0.01, num_outputs).astype(np.float32),
+        "zero_point": np.array(zero_point, np.uint8),
+        "bias": rng.standard_normal(num_outputs).astype(np.float32),
+    } | ({} if added is None else {"added": added})
+    half = num_outputs // 2
+    for name in ("weight", "weight_scale", "bias"):  # every output has an equal one
+        constants[name][..., half : 2 * half] = constants[name][..., :half]
+    inputs = values_of({"x": FLOAT}, [["N", width]])
+    for name, array in constants.items():
+        inputs.append(ir.val(name, const_value=ir.tensor(array, name=name)))
+    if added is None:
+        return model_of("QuantizedLinear", inputs, {}, {"output": FLOAT}), constants
+    inputs += values_of({"num_candidates": INT64}, [[1]])
+    outputs = {"logits": FLOAT, "token_ids": INT64, "log_probabilities": FLOAT}
+    return model_of("QuantizedChoice", inputs, {}, outputs), constants
+
+
+@pytest.mark.parametrize("zero_point", [0, 101, 255])
+@pytest.mark.parametrize(
+    ("N", "width", "num_outputs"),
+    [(1, 2, 1), (1, 128, 96), (5, 3, 40), (6, 64, 31), (7, 18, 33), (13, 513, 100), (700, 256, 512)],
+)
+def test_kernel_and_definition_quantize_and_multiply(N, width, num_outputs, zero_point):
+    model, constants = linear_of(width, num_outputs, zero_point)
+    rng = np.random.default_rng(N)
+    whole = rng.integers(-300, 300, (N, width))  # beyond the levels, too
+    x = (whole + rng.uniform(-0.4, 0.4, whole.shape)) * constants["scale"]
+    x.ravel()[:2] = np.inf, -np.inf
+    whole.ravel()[:2] = 255, -255
+    levels = np.clip(whole + zero_point, 0, 255) - zero_point
+    factors = constants["scale"] * constants["weight_scale"].astype(np.float64)
+    expected = levels @ constants["weight"].astype(np.float64) * factors + constants["bias"]
+    for has_kernels in (True, False):
+        (output,) = session_of(model, has_kernels=has_kernels).run(None, {"x": x.astype(np.float32)})
+        np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_products_of_many_rows_are_those_of_each_row():
+    session = session_of(linear_of(96, 1000, 101)[0], has_kernels=True)
+    x = np.random.default_rng(0).standard_normal((201, 96)).astype(np.float32)
+    (together,) = session.run(None, {"x": x})
+    for row in (0, 5, 77, 200):
+        np.testing.assert_array_equal(session.run(None, {"x": x[row : row + 1]})[0][0], together[row])
+
+
+@pytest.mark.parametrize(
+    ("N", "width", "V", "K"),
+    [(1, 8, 1, 1), (3, 16, 37, 1), (3, 16, 37, 37), (80, 128, 6000, 10), (13, 64, 20_001, 70)],
+)
+def test_kernel_and_definition_choose_tokens(N, width, V, K):
+    rng = np.random.default_rng(V)
+    added = np.where(rng.random(V) < 0.1, -np.inf, 0).astype(np.float32)
+    model, constants = linear_of(width, V, 101, added=added)
+    levels = rng.integers(0, 256, (N, width)) - 101
+    feeds = {"x": (levels * constants["scale"]).astype(np.float32), "num_candidates": np.array([K])}
+    factors = constants["scale"] * constants["weight_scale"].astype(np.float64)
+    for has_kernels in (True, False):
+        session = session_of(model, has_kernels=has_kernels)
+        all_logits, *nothing = session.run(None, feeds | {"num_candidates": np.array([0])})
+        assert [values.shape for values in nothing] == [(N, 0)] * 2
+        expected = levels @ constants["weight"].astype(np.float64) * factors
+        np.testing.assert_allclose(all_logits, expected + constants["bias"], rtol=1e-5, atol=1e-4)
+        logits, ids, scores = session.run(None, feeds)
+        assert len(logits) == (0 if has_kernels and kernels.computes_products() else N)
+        allowed = all_logits + added
+        order = np.argsort(-allowed, axis=1, kind="stable")[:, :K]
+        finite = np.isfinite(np.take_along_axis(allowed, order, 1))
+        np.testing.assert_array_equal(ids[finite], order[finite])
+        assert all(len(set(row)) == K for row in ids.tolist())
+        if K > 1:
+            shifted = allowed.astype(np.float64) - allowed.max(axis=1, keepdims=True)
+            log_probabilities = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+            expected = np.take_along_axis(log_probabilities, ids, 1)
+            np.testing.assert_allclose(scores, expected, atol=5e-6, rtol=1e-6)
+
+
+def test_choices_of_many_rows_are_those_of_each_row():
+    session = session_of(linear_of(96, 5000, 101, added=np.zeros(5000, np.float32))[0], has_kernels=True)
+    x, number = np.random.default_rng(0).standard_normal((201, 96)).astype(np.float32), np.array([7])
+    together = session.run(None, {"x": x, "num_candidates": number})
+    for row in (0, 5, 77, 200):
+        alone = session.run(None, {"x": x[row : row + 1], "num_candidates": number})
+        for one, many in zip(alone[1:], together[1:], strict=True):
+            np.testing.assert_array_equal(one[0], many[row])
+
+
+@pytest.mark.skipif(not kernels.computes_products(), reason="the definition runs")
+@pytest.mark.parametrize("V", [300, 6001])
+def test_tokens_are_chosen_as_from_logits_bit_for_bit(V):
+    """A row's numbers must not depend on rows beside it, for which the step computes logits."""
+    inputs = values_of({"logits": FLOAT, "num_candidates": INT64}, [["m", "V"], [1]])
+    outputs = {"token_ids": INT64, "log_probabilities": FLOAT}
+    from_logits = session_of(model_of("Candidates", inputs, {}, outputs), has_kernels=True)
+    choice = session_of(linear_of(128, V, 101, added=np.zeros(V, np.float32))[0], has_kernels=True)
+    x = np.random.default_rng(0).standard_normal((77, 128)).astype(np.float32)
+    (logits, *_), (_, *chosen) = (
+        choice.run(None, {"x": x, "num_candidates": np.array([number])}) for number in (0, 6)
+    )
+    expected = from_logits.run(None, {"logits": logits, "num_candidates": np.array([6])})
+    for one, other in zip(chosen, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.skipif(not kernels.computes_products(), reason="the definition runs")
+@pytest.mark.parametrize("count", [-1, 38])
+def test_a_wrong_number_of_chosen_tokens_is_refused(count):
+    session = session_of(linear_of(8, 37, 0, added=np.zeros(37, np.float32))[0], has_kernels=True)
+    with pytest.raises(Exception, match="number of candidates"):
+        session.run(None, {"x": np.zeros((2, 8), np.float32), "num_candidates": np.array([count])})
+
+
+@pytest.mark.skipif(not kernels.computes_products(), reason="the definition runs")
+def test_weights_that_are_not_constant_are_refused():
+    types = {"x": FLOAT, "weight": INT8, "scale": FLOAT, "weight_scale": FLOAT, "zero_point": UINT8}
+    inputs = values_of(types | {"bias": FLOAT}, [["N", 8], [8, 4], [], [4], [], [4]])
+    with pytest.raises(Exception, match="constants"):
+        session_of(model_of("QuantizedLinear", inputs, {}, {"output": FLOAT}), has_kernels=True)
 
 
 @pytest.mark.parametrize(("H", "K"), [(4, 32), (8, 64), (2, 8), (3, 24)])

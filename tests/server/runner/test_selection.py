@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 
+from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import Choice, Timestamps
 from seq2seq_serve.bundle.names import SOURCE_IDS, Form, Precision
 from seq2seq_serve.server.engine.constraints import adjustments
@@ -299,13 +300,39 @@ def test_a_plain_row_of_a_model_with_suppressed_tokens_runs_no_selection(random_
     monkeypatch.setattr(Selector, "select", None)
     source = {SOURCE_IDS: np.array([5, 6, EOS_ID])}
     bundle = suppressing(random_bundle, range(3, 290))
-    runner = OnnxRunner(bundle, RunnerConfig(provider="cpu", num_threads=1, max_slots=1))
-    driver = Driver(runner)
+    # In int8 the graph itself suppresses them.
+    config = RunnerConfig(provider="cpu", precision=Precision.FP32, num_threads=1, max_slots=1)
+    driver = Driver(OnnxRunner(bundle, config))
     request = Request("r", source, 3, LIMIT, arrival=0.0)
     driver.submit(request)
     driver.finish()
     assert driver.results[request].best.token_ids
     assert not {*range(3, 290)} & {*driver.results[request].best.token_ids}
+
+
+@pytest.mark.skipif(not kernels.computes_products(), reason="the step computes logits")
+@pytest.mark.parametrize("beam", [None, Beam(3), Beam(1, alpha=0.0)])
+def test_a_step_that_chooses_tokens_gives_what_the_choice_from_logits_gives(beam, random_bundle, monkeypatch):
+    """In int8 a step writes no logits if all rows are plain or all are beams without constraints."""
+    sources = [np.array([*range(3, 4 + i), EOS_ID]) for i in range(9)]
+    answers = []
+    for has_products in (True, False):
+        monkeypatch.setattr(kernels, "computes_products", lambda has_products=has_products: has_products)
+        runner = OnnxRunner(random_bundle, RunnerConfig("cpu", Precision.INT8, num_threads=1, max_slots=8))
+        assert runner._chooses is has_products
+        driver = Driver(runner)
+        requests = [
+            Request("r", {SOURCE_IDS: source}, len(source), 1 + i, arrival=0.0, beam=beam, stream=True)
+            for i, source in enumerate(sources)
+        ]
+        driver.submit(*requests)
+        with monkeypatch.context() as patch:
+            if has_products:
+                patch.setattr(Selector, "select", None)
+                patch.setattr(Columns, "pick", None)
+            driver.finish()
+        answers.append([driver.results[request].hypotheses for request in requests])
+    assert answers[0] == answers[1]  # scores, too
 
 
 def test_a_device_whose_step_does_not_select_tokens_refuses_to_suppress_some(random_bundle, monkeypatch):
