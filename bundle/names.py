@@ -34,7 +34,7 @@ class Role(enum.StrEnum):
     TOKEN = "token"  # one step's ids and lengths
     CAPACITY = "capacity"  # a scalar on the host: the number of positions of a buffer
     LOGITS = "logits"  # one step's output, float32 in every precision
-    CANDIDATES = "candidates"  # of a step on the CPU: how many tokens it chooses for each row, and these
+    CANDIDATES = "candidates"  # a step's number of candidates, and the candidates; on the CPU only
     SCORE = "score"  # decode: log-probabilities of the given target
     ATTENTION = "attention"  # from decode, or from step without decode: target over source positions
 
@@ -118,7 +118,7 @@ BIASES = "biases"  # (m, A) float32: added after that; minus infinity forbids a 
 SUPPRESSED_IDS = "suppressed_ids"  # (m, A) int64: the tokens that a model never selects
 PENALTIES = "penalties"  # (N, V) float32: subtracted from logits; infinity forbids a token
 PENALTY_ROWS = "penalty_rows"  # (m,) int64: each row's row of `penalties`
-NUM_CANDIDATES = "num_candidates"  # (1,) int64; for a step, 0 leaves the choice to others
+NUM_CANDIDATES = "num_candidates"  # (1,) int64; 0 makes a step return logits instead
 TOP_KS = "top_ks"  # (m, 1) int64: the number of a row's own candidates
 TEMPERATURES = "temperatures"  # (m, 1) float32
 TOP_PS = "top_ps"  # (m, 1) float32

@@ -1,8 +1,15 @@
 // The computation of the operators, in vectors of eight floats. It knows nothing of ONNX Runtime.
 //
-// operators.cpp includes it after the standard headers and within the target of its instructions.
+// operators.cpp includes it after the standard headers.
 //
 // Letters: H heads, G heads of keys and values, K width of a head, D width of a model, V vocabulary.
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
 
 typedef float Vector __attribute__((vector_size(32)));
 typedef float Unaligned __attribute__((vector_size(32), aligned(4)));
@@ -289,7 +296,7 @@ struct Norm {
 };
 
 // Puts a logit behind those that are at least as large, and drops the last one.
-INLINE void insert(float *logits, int64_t *token_ids, size_t count, float logit, size_t token_id) {
+static inline void insert(float *logits, int64_t *token_ids, size_t count, float logit, size_t token_id) {
   size_t place = count - 1;
   for (; place && logits[place - 1] < logit; place--)
     logits[place] = logits[place - 1], token_ids[place] = token_ids[place - 1];
@@ -299,8 +306,8 @@ INLINE void insert(float *logits, int64_t *token_ids, size_t count, float logit,
 constexpr size_t BLOCK = 32; // logits whose largest one is kept
 
 // Finds the largest of numbers that lie in blocks, the lowest id among equals. `search(block, add)` calls `add(number, id)`
-// for the numbers of a block in their order. As many blocks as there are candidates have a number that is not below the
-// least of their largest ones; so has each candidate, and other blocks are not searched.
+// for the numbers of a block in their order. The largest numbers of `count` blocks are `count` numbers, so no candidate is
+// below the least of the `count` largest of these. A block whose largest number is below it is not searched.
 template <class Search>
 INLINE void find_largest(const float *largest_of_blocks, size_t num_blocks, size_t count, float *best, int64_t *ids,
                          const Search &search) {
@@ -391,3 +398,9 @@ struct Ranking {
 };
 
 #undef SHUFFLE
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif

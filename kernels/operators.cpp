@@ -1,4 +1,4 @@
-// Operators for ONNX Runtime on a CPU with AVX2, for what costs more than the products in small models.
+// Operators for ONNX Runtime on a CPU with AVX2.
 //
 // A graph that uses them also has a definition of each in ONNX Runtime's own operators, which ONNX Runtime takes where
 // it does not have this library (export/graphs/functions.py).
@@ -11,7 +11,7 @@
 //   QuantizedLinear  quantizes, and multiplies by int8 weights
 //   QuantizedChoice  does the same for logits, or only finds the most probable tokens, without writing logits
 //
-// The last two need AVX-512 VNNI. With AMX, too, ONNX Runtime's own products are left in their place.
+// The last two need AVX-512 VNNI. On processors with AMX, ONNX Runtime's own products run instead.
 //
 // A row's numbers do not depend on the rows beside it. ONNX Runtime's packages for Python do not have its headers, so its
 // C interface is declared here as far as it is used.
@@ -33,13 +33,6 @@
 #include <memory>
 #include <vector>
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx2,fma")
-#endif
-
 // Whether QuantizedLinear and QuantizedChoice run here, and not their definitions.
 extern "C" bool computes_products() {
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -51,21 +44,7 @@ extern "C" bool computes_products() {
 namespace {
 
 #include "compute.h"
-
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))), apply_to = function)
-#else
-#pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
-#endif
-
 #include "products.h"
-
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
 
 // ---- ONNX Runtime's C interface (onnxruntime_c_api.h), whose functions keep their places in its table ----
 
@@ -163,7 +142,7 @@ template <class T> Tensor<T> constant(const void *info, size_t index) {
   const void *value = nullptr;
   int is_constant = 0;
   check(call<249>(info, index, &is_constant, &value));
-  require(is_constant, "all inputs but the first must be constants");
+  require(is_constant, "weights, scales, zero point and biases must be constants");
   return tensor_of<T>(value);
 }
 
@@ -386,15 +365,21 @@ struct QuantizedLinear {
 
   template <class Tile> void run(void *context, const Tensor<float> &x, const Tile &tile) const {
     const Tiles<Tile> work{tile, static_cast<size_t>(x.shape[0]), map->num_panels()};
-    compute(context, work, work.num_rows * map->num_inputs * map->num_outputs / 16);
+    // Some 16 of these products take as long as one elsewhere, and few rows wait for the weights.
+    compute(context, work, std::max<size_t>(work.num_rows, 4) * map->num_inputs * map->num_outputs / 16);
   }
 
-  // The levels of x, in memory that is kept: new memory of this size would come from the system each time.
   const uint8_t *levels(const Tensor<float> &x) const {
-    thread_local std::vector<uint8_t> kept;
-    const size_t N = x.shape[0], size = N * 4 * map->num_fours;
+    uint8_t *levels = scratch<uint8_t>(x.shape[0] * 4 * map->num_fours);
+    quantize(*map, x.data, x.shape[0], levels);
+    return levels;
+  }
+
+  // Memory of the calling thread, until the next call for the same type. It is kept: new memory of this size would come
+  // from the system each time.
+  template <class T> static T *scratch(size_t size) {
+    thread_local std::vector<T> kept;
     if (kept.size() < size) kept.resize(size);
-    quantize(*map, x.data, N, kept.data());
     return kept.data();
   }
 };
@@ -423,15 +408,16 @@ struct QuantizedChoice : QuantizedLinear {
     float *logits = output(context, 0, {count ? 0 : N, V});
     int64_t *token_ids = output<int64_t>(context, 1, {N, count});
     float *log_probabilities = output(context, 2, {N, count > 1 ? count : 0});
+    require(N == 0 || (count ? token_ids && (count == 1 || log_probabilities) : logits != nullptr),
+            "the outputs must be read");
     if (!count) return multiply(context, x, logits);
-    require(N == 0 || (token_ids && (count == 1 || log_probabilities)), "the candidates must be read");
     const size_t size = N * map->num_panels();
-    const std::unique_ptr<float[]> largest(new float[size]), powers(count > 1 ? new float[size] : nullptr);
-    const Summary summary{map.get(), bias.data(), levels(x), largest.get(), powers.get()};
+    float *largest = scratch<float>(2 * size);
+    const Summary summary{map.get(), bias.data(), levels(x), largest, count > 1 ? largest + size : nullptr};
     run(context, x, summary);
     const Choice choice{summary, static_cast<size_t>(N), static_cast<size_t>(count), token_ids,
                         count > 1 ? log_probabilities : nullptr};
-    compute(context, choice, size * 8);
+    compute(context, choice, size * 8 + N * count * COLUMNS * map->num_inputs / 16);
   }
 };
 
@@ -501,12 +487,6 @@ struct Domain {
 };
 
 } // namespace
-
-#if defined(__clang__)
-#pragma clang attribute pop
-#else
-#pragma GCC pop_options
-#endif
 
 // ONNX Runtime calls this for each session that loads the library. A session that gets an error runs the definitions.
 extern "C" Status *RegisterCustomOps(void *session_options, const ApiBase *base) {

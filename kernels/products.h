@@ -1,8 +1,15 @@
 // Products of levels by int8 weights, with the instructions for them (AVX-512 VNNI). It knows nothing of ONNX Runtime.
 //
-// operators.cpp includes it after compute.h and within the target of its instructions.
+// operators.cpp includes it after compute.h.
 //
 // Letters: I inputs of a map, O outputs.
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
+#endif
 
 constexpr size_t COLUMNS = BLOCK; // of a panel: they are computed together, two vectors of sums for each row
 constexpr size_t MOST_ROWS = 6; // of a tile: the sums of more do not stay in registers as compilers assign them
@@ -12,8 +19,8 @@ struct Int8Map {
   size_t num_inputs, num_outputs, num_fours; // fours: groups of four inputs, whose products one instruction adds
   float scale, zero_point;
   std::vector<int8_t> weights;      // (O / COLUMNS, I / 4, COLUMNS, 4): a panel is read from its beginning to its end
-  std::vector<int32_t> starts;      // (O,): of the sums, the products that the zero point adds to all of them
-  std::vector<float> factors, bias; // (O,): of the sums, and added after them; minus infinity up to whole panels
+  std::vector<int32_t> starts;      // (O,): what each sum starts with: minus the zero point times the column's sum
+  std::vector<float> factors, bias; // (O,): the factor of each sum, and the bias; the padding of the bias is minus infinity
 
   // The weights are (I, O). What lies beyond I and O is zero.
   Int8Map(const int8_t *given, size_t inputs, size_t outputs, float level_scale, uint8_t level_zero_point,
@@ -47,7 +54,7 @@ static void quantize(const Int8Map &map, const float *x, size_t num_rows, uint8_
     }
 }
 
-// The products of some rows of levels with one panel, of which `bias` is added.
+// Multiplies some rows of levels by one panel, scales the sums, and adds `bias`.
 template <int ROWS>
 INLINE void multiply(const Int8Map &map, const float *bias, const uint8_t *levels, size_t panel,
                      __m512 (&products)[ROWS][2]) {
@@ -153,21 +160,33 @@ struct Choice {
   size_t num_items() const { return num_rows; }
   size_t scratch() const { return num_candidates; }
 
+  // Writes the logits of a row in one panel.
+  void logits_of(size_t row, size_t panel, float *logits) const {
+    __m512 products[1][2];
+    multiply<1>(*summary.map, summary.bias, summary.levels + row * 4 * summary.map->num_fours, panel, products);
+    for (int half = 0; half < 2; half++) _mm512_storeu_ps(logits + 16 * half, products[0][half]);
+  }
+
   void run(size_t begin, size_t end, float *scratch) const {
-    const Int8Map &map = *summary.map;
-    const size_t num_panels = map.num_panels();
+    const size_t num_panels = summary.map->num_panels();
     for (size_t row = begin; row < end; row++) {
       const float *largest = summary.largest + row * num_panels;
       float *best = log_probabilities ? log_probabilities + row * num_candidates : scratch;
       const auto search = [&](size_t panel, const auto &add) {
-        __m512 logits[1][2];
-        multiply<1>(map, summary.bias, summary.levels + row * 4 * map.num_fours, panel, logits);
-        float column[COLUMNS];
-        for (int half = 0; half < 2; half++) _mm512_storeu_ps(column + 16 * half, logits[0][half]);
-        for (size_t i = 0; i < COLUMNS; i++) add(column[i], panel * COLUMNS + i);
+        float logits[COLUMNS];
+        logits_of(row, panel, logits);
+        for (size_t i = 0; i < COLUMNS; i++) add(logits[i], panel * COLUMNS + i);
       };
       find_largest(largest, num_panels, num_candidates, best, token_ids + row * num_candidates, search);
       if (log_probabilities) normalize(best, num_candidates, largest, summary.powers + row * num_panels, num_panels);
     }
   }
 };
+
+#undef INLINE
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif

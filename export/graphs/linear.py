@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -136,12 +136,8 @@ class Int8Linear(Linear):
             x, self.weight, self.scale, self.weight_scale, self.zero_point, self.bias
         )
 
-    def choose(
-        self, x: Tensor, num_candidates: Tensor, suppressed_ids: Collection[int]
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def choose(self, x: Tensor, added: Tensor, num_candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The outputs as logits, or the most probable tokens: see `operators.quantized_choice`."""
-        added = torch.zeros_like(self.bias)
-        added[list(suppressed_ids)] = -torch.inf
         return operators.quantized_choice(
             x,
             self.weight,

@@ -382,11 +382,15 @@ class SharingStepGraph(StepGraph):
     def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
         super().__init__(model, linear, decoder)
         cache = self._cache_specs()
-        self.suppressed_ids = model.suppressed_token_ids
         projection = decoder.logits
-        self.chooses = isinstance(projection.linear, Int8Linear) and projection.cap is None
+        self.chooser = projection.linear if isinstance(projection.linear, Int8Linear) else None
+        if projection.cap is not None:
+            self.chooser = None
+        added = torch.zeros(self.vocab_size)
+        added[list(model.suppressed_token_ids)] = -math.inf
+        self.added = nn.Parameter(added, requires_grad=False)
         choice: list[TensorSpec] = []
-        if self.chooses:
+        if self.chooser is not None:
             choice.append(TensorSpec(names.NUM_CANDIDATES, "int64", (1,), Role.CANDIDATES))
             axes = (Axis.BATCH, Axis.CANDIDATES)
             self.answers = (
@@ -423,10 +427,10 @@ class SharingStepGraph(StepGraph):
             return block.attend_memory(x, pair, last_source_positions, owners, memory_capacity)
 
         hidden, new_cache = self.states(token_ids, cache_lengths, cache_capacity, cache, attend_memory)
-        projection = self.decoder.logits.linear
-        if self.chooses and isinstance(projection, Int8Linear):
-            return (*projection.choose(hidden, buffers[-1], self.suppressed_ids), *new_cache)
-        return (*self.answer(hidden, cache_lengths), *new_cache)
+        if self.chooser is None:
+            return (*self.answer(hidden, cache_lengths), *new_cache)
+        chosen = self.chooser.choose(hidden, self.added, buffers[-1])
+        return (*chosen, *new_cache)
 
 
 class SeparateStepGraph(StepGraph):

@@ -195,14 +195,15 @@ def branch(search: Search, branches: Branches, eos_ids: Collection[int]) -> list
     """Continue the only row of a request with several tokens; `extend_beam` does it for a beam."""
     (root,) = search.rows
     selected: Iterable[tuple[int, float]] = zip(branches.token_ids, branches.log_probabilities, strict=True)
+    alternatives = branches.alternatives
     if _is_end_forced(root):
-        selected = [(next(iter(eos_ids)), 0.0)]
+        selected, alternatives = [(next(iter(eos_ids)), 0.0)], ()
     is_last = root.num_generated + 1 >= search.request.max_new_tokens
     children: list[_Child] = []
     for index, (token_id, log_probability) in enumerate(selected):
         if not root.log_probability + log_probability > -math.inf:
             continue
-        child = (root, token_id, log_probability, branches.alternatives, index)
+        child = (root, token_id, log_probability, alternatives, index)
         reason = _end(root, token_id, eos_ids) or (FinishReason.LENGTH if is_last else None)
         if reason is None:
             children.append(child)
@@ -326,7 +327,8 @@ def _ranked_children(rows: list[Sequence], ranked: Ranked, eos_ids: Collection[i
     parents, number = [rows[parent] for parent in ranked.parents], rows[0].request.num_alternatives
     alternatives: list[Alternatives] = [()] * len(parents)
     if number:
-        alternatives = [_alternatives(row, ranked.table, number) for row in parents]
+        of_rows = [_alternatives(row, ranked.table, number) for row in rows]
+        alternatives = [of_rows[parent] for parent in ranked.parents]
     places = range(len(parents))
     return zip(parents, ranked.token_ids, ranked.log_probabilities, alternatives, places, strict=True)
 
@@ -395,7 +397,9 @@ def _place(search: Search, children: list[_Child]) -> list[Fork]:
         row.next_token_id = token_id
         row.log_probability += log_probability
         if stops is not None:
-            row.tail = stops.advance(row.tail, token_id) or b""
+            tail = stops.advance(row.tail, token_id)
+            assert tail is not None  # it would have ended the hypothesis
+            row.tail = tail
         if is_detailed:
             row.choices.append(Choice(log_probability, alternatives))
     search.rows = rows

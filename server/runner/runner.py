@@ -30,9 +30,10 @@ from seq2seq_serve.server.engine.records import (
     Selected,
     Sequence,
 )
+from seq2seq_serve.server.runner import selection
 from seq2seq_serve.server.runner.buffers import Buffers, Columns
 from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, share_threads
-from seq2seq_serve.server.runner.selection import Selector, num_candidates, table_of
+from seq2seq_serve.server.runner.selection import Selector
 from seq2seq_serve.server.runner.sizing import RunnerConfig, Sizing, row_shape, size_up, source_specs
 
 _log = logging.getLogger(__name__)
@@ -164,7 +165,9 @@ class OnnxRunner:
         self._buckets = buckets_up_to(self.num_slots)
         # By the number of rows, the state's copy, and the number of candidates
         self._bindings: dict[tuple[int, int, int], list[Any]] = {}
-        self._numbers: dict[int, Array] = {}  # of candidates, as the bindings refer to them
+        self._num_candidates: dict[int, Array] = {}  # the bindings refer to these arrays
+        outputs = [spec.name for spec in step.outputs]
+        self._candidate_outputs = [outputs.index(name) for name in _CANDIDATES if name in outputs]
         self._select: Session | None = None
         self._rows: tuple[Sequence, ...] = ()  # of the last step, if the columns know what follows it
         self._fitting: tuple[Sequence, ...] = ()  # of the last step
@@ -256,20 +259,20 @@ class OnnxRunner:
         are_growing = all(sequence.num_branches == 1 and not sequence.num_forced for sequence in rows)
         self._columns.fill(rows, is_same=are_growing and rows is self._rows)
         has_plain = any(sequence.is_plain for sequence in rows)
-        number = num_candidates(rows, self.vocab_size) if self._chooses else 0
-        binding = self._run_step(num_rows, picks=has_plain, number=number)
-        if has_plain and self._device.is_host and not number:
+        num_candidates = selection.num_candidates(rows, self.vocab_size) if self._chooses else 0
+        binding = self._run_step(num_rows, picks=has_plain, num_candidates=num_candidates)
+        if has_plain and self._device.is_host and not num_candidates:
             self._columns.pick(num_rows)
         token_ids = self._columns.read_token_ids(num_rows) if has_plain else [self.eos_ids[0]] * num_rows
         self._rows = rows if are_growing else ()
         attention = self._read_attention(rows)
         if all(sequence.is_plain for sequence in rows):
             return Selected(token_ids, attention=attention)
-        if number:
-            names_of = [spec.name for spec in self._graphs[Verb.STEP].outputs]
-            values = binding.get_outputs()
-            best = [values[names_of.index(name)].numpy() for name in _CANDIDATES]
-            return Selected(token_ids, candidates=table_of(rows, *best), attention=attention)
+        if num_candidates:
+            values = binding.get_outputs_as_ortvaluevector()
+            # The binding's next step overwrites them.
+            best = [values[index].numpy() for index in self._candidate_outputs]
+            return Selected(token_ids, candidates=selection.table_of(rows, *best), attention=attention)
         return replace(self._selector.select(rows, token_ids), attention=attention)
 
     @_on_device
@@ -357,7 +360,7 @@ class OnnxRunner:
                 binding.bind_cpu_input(spec.name, self._capacities[spec.name])
             else:
                 self._columns.bind_input(binding, spec.name, num_rows)
-        number = feeds.get(names.NUM_CANDIDATES, 0)
+        num_candidates = feeds.get(names.NUM_CANDIDATES, 0)
         for spec in graph.outputs:
             name = names.buffer_of(spec.name)
             if name in self._buffers:
@@ -366,9 +369,9 @@ class OnnxRunner:
             elif spec.role is Role.ATTENTION and verb is Verb.STEP:
                 capacity = self._memory_capacity
                 self._columns.bind_attention(binding, num_rows, capacity)
-            elif spec.role is Role.LOGITS and not number:
+            elif spec.role is Role.LOGITS and not num_candidates:
                 self._columns.bind_logits(self._device.bind_output, binding, num_rows)
-            elif spec.name == names.CANDIDATE_IDS and number == 1:
+            elif spec.name == names.CANDIDATE_IDS and num_candidates == 1:
                 self._columns.bind_selected(binding, num_rows, spec.name)
             elif spec.role is Role.TOKEN:
                 self._columns.bind_output(binding, spec, num_rows)
@@ -376,7 +379,7 @@ class OnnxRunner:
                 binding.bind_output(spec.name, CPU)
         return binding
 
-    def _run_step(self, num_rows: int, *, picks: bool = True, number: int = 0) -> Any:
+    def _run_step(self, num_rows: int, *, picks: bool = True, num_candidates: int = 0) -> Any:
         """Run the step over the first rows; with `picks` also a device's graph that selects the best tokens.
 
         A captured step runs the smallest bucket that holds the rows; the bucket's other rows are free.
@@ -384,17 +387,19 @@ class OnnxRunner:
         Args:
             num_rows: The number of rows.
             picks: Whether some row needs its most probable token.
-            number: The number of candidates that the step finds itself, in the place of logits; of a single
-                one it writes the id into the next step's input.
+            num_candidates: The number of candidates that the step finds itself, in the place of logits. The
+                id of a single one is the next step's input.
 
         Returns:
             The step's binding.
         """
         if self.captures_steps:
             num_rows = self._buckets[bisect_left(self._buckets, num_rows)]
-        key = num_rows, self._state_copy, number
+        key = num_rows, self._state_copy, num_candidates
         if key not in self._bindings:
-            self._bindings[key] = self._bind_step(num_rows, number)
+            if len(self._bindings) >= 4 * self.num_slots:  # requests choose the number of candidates
+                self._bindings.clear()
+            self._bindings[key] = self._bind_step(num_rows, num_candidates)
         sessions = [self._sessions[Verb.STEP]]
         if picks and self._select is not None:
             sessions.append(self._select)
@@ -420,7 +425,7 @@ class OnnxRunner:
                 self._columns.fill((), is_same=False)
             for _ in range(2 if self._state else 1):  # from either copy
                 with self._device.alone():
-                    self._run_step(num_rows)
+                    self._run_step(num_rows, num_candidates=int(self._chooses))
 
     def _load(self, verb: Verb, *, is_captured: bool = False) -> Session:
         assert self._files is not None
@@ -464,9 +469,9 @@ class OnnxRunner:
             # After the `except` block: inside it the exception's frames would keep the failed sessions alive.
             self._drop_step()
 
-    def _bind_step(self, num_rows: int, number: int) -> list[Any]:
+    def _bind_step(self, num_rows: int, num_candidates: int) -> list[Any]:
         """Returns the bindings of the step and, if a second graph selects tokens, of that graph."""
-        given = self._numbers.setdefault(number, np.array([number]))
+        given = self._num_candidates.setdefault(num_candidates, np.array([num_candidates]))
         bindings = [self._bind(Verb.STEP, 0, num_rows, {names.NUM_CANDIDATES: given})]
         if self._select is not None:
             select = self._select.io_binding()

@@ -79,6 +79,7 @@ class _Kind(NamedTuple):
 
 
 _NUM_ALTERNATIVES, _NUM_BRANCHES = attrgetter("search.request.num_alternatives"), attrgetter("num_branches")
+# What decides how a row's tokens are selected
 _WAY = attrgetter("search.request.is_free_beam", "is_plain", "detects")
 _FREE_BEAMS = {(True, False, False)}
 _CANDIDATES, _BEAM = _Kind("candidates"), _Kind("candidates", is_beam=True)

@@ -288,9 +288,11 @@ def test_products_of_many_rows_are_those_of_each_row():
     ("N", "width", "V", "K"),
     [(1, 8, 1, 1), (3, 16, 37, 1), (3, 16, 37, 37), (80, 128, 6000, 10), (13, 64, 20_001, 70)],
 )
-def test_kernel_and_definition_choose_tokens(N, width, V, K):
+@pytest.mark.parametrize("share", [0.1, 0.97])
+def test_kernel_and_definition_choose_tokens(N, width, V, K, share):
     rng = np.random.default_rng(V)
-    added = np.where(rng.random(V) < 0.1, -np.inf, 0).astype(np.float32)
+    added = np.where(rng.random(V) < share, -np.inf, 0).astype(np.float32)
+    added[0] = 0
     model, constants = linear_of(width, V, 101, added=added)
     levels = rng.integers(0, 256, (N, width)) - 101
     feeds = {"x": (levels * constants["scale"]).astype(np.float32), "num_candidates": np.array([K])}
@@ -391,6 +393,28 @@ def test_no_rows_are_no_error():
     session = session_of(attention_of("CacheAttention", H, G, K, 0.2, 0.0), has_kernels=True)
     attended, keys, _ = session.run(None, feeds_of("CacheAttention", H, G, K, rows=0))
     assert (attended.shape, keys.shape) == ((0, H * K), (0, G, C, K))
+
+
+@pytest.mark.parametrize("count", [None, 0, 1, 3])
+def test_no_rows_have_no_products_and_no_candidates(count):
+    added = None if count is None else np.zeros(37, np.float32)
+    session = session_of(linear_of(8, 37, 101, added=added)[0], has_kernels=True)
+    feeds = {"x": np.zeros((0, 8), np.float32)}
+    if count is not None:
+        feeds["num_candidates"] = np.array([count])
+    first, *chosen = session.run(None, feeds)
+    assert first.shape == (0, 37)
+    assert [values.shape[0] for values in chosen] == ([] if count is None else [0, 0])
+
+
+def test_an_operator_that_the_library_lacks_runs_by_its_definition():
+    """As the products do on a processor without their instructions, beside operators that run there."""
+    model, _ = linear_of(8, 37, 101)
+    x = np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)
+    expected = session_of(model, has_kernels=True).run(None, {"x": x})
+    renamed = model.replace(b"QuantizedLinear", b"NotInTheLibrary")
+    found = session_of(renamed, has_kernels=True).run(None, {"x": x})
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 
 def test_a_row_that_is_not_a_number_does_not_change_the_others():

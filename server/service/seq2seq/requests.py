@@ -20,7 +20,14 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     ScoreRequest,
     Target,
 )
-from seq2seq_serve.server.engine.records import Array, Beam, Constraints, Request, Sampling
+from seq2seq_serve.server.engine.records import (
+    NO_CONSTRAINTS,
+    Array,
+    Beam,
+    Constraints,
+    Request,
+    Sampling,
+)
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import Call
@@ -475,7 +482,10 @@ def _with_source(
     after: dict[tuple[int, ...], set[int]] = {}
     for *before, last in sequences:
         after.setdefault(tuple(before), set()).add(last)
-    return replace(constraints, forbidden_after={key: frozenset(ids) for key, ids in after.items()})
+    constraints = replace(constraints, forbidden_after={key: frozenset(ids) for key, ids in after.items()})
+    defaults = model.generation
+    has_no_effect = not constraints.change_logits and not defaults.suppressed_token_ids
+    return NO_CONSTRAINTS if has_no_effect else constraints
 
 
 def _sampling(options: GenerateOptions) -> Sampling | None:

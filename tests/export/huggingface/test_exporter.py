@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import onnxruntime
@@ -20,6 +21,9 @@ from seq2seq_serve.export.huggingface import exporter, families, reference
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, open_checkpoint
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.export.huggingface.families import Limits
+from seq2seq_serve.server.engine.records import Beam, Request, Sampling
+from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.server.runner.sizing import RunnerConfig
 from tests.export.huggingface.checkpoints import (
     CASES,
     PICTURES,
@@ -32,6 +36,7 @@ from tests.export.huggingface.checkpoints import (
     make_checkpoint,
     read_checkpoint,
 )
+from tests.server.driver import Driver
 
 FP32 = [Precision.FP32]
 
@@ -149,6 +154,35 @@ def test_a_step_that_selects_tokens_never_selects_suppressed_ones(checkpoint, ca
     assert np.isfinite(logits).all()
     assert {*logits.argmax(axis=1).tolist()} <= {*never_ids}
     np.testing.assert_array_equal(token_ids[:, 0], allowed[logits[:, allowed].argmax(axis=1)])
+
+
+def test_a_step_that_chooses_tokens_never_chooses_suppressed_ones(checkpoint, tmp_path):
+    """In int8, also beside a row for which the step writes logits; every row gets the same there."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint("bart")[0], folder)
+    vocab_size = checkpoint("bart")[1].get_input_embeddings().num_embeddings
+    eos_id = checkpoint("bart")[1].generation_config.eos_token_id
+    never_ids = {*range(vocab_size)} - {eos_id, *range(5, 60, 3)}
+    edit(folder / "generation_config.json", suppress_tokens=sorted(never_ids))
+    export_checkpoint(folder, tmp_path / "bundle", [Precision.INT8])
+    config = RunnerConfig("cpu", Precision.INT8, num_threads=1, max_slots=8)
+    runner = OnnxRunner(load_bundle(tmp_path / "bundle"), config)
+    source = np.array([7, 11, 30, eos_id])
+    plain = Request("r", {names.SOURCE_IDS: source}, len(source), 6, arrival=0.0)
+    beams = [replace(plain, beam=Beam(3, alpha=0.0)), replace(plain, beam=Beam(2), num_hypotheses=2)]
+    answers = []
+    for beside in ([], [replace(plain, sampling=Sampling(1.0, 0, 1.0, 0.0, seed=1))]):
+        driver = Driver(runner)
+        given = [replace(request) for request in (plain, *beams)]
+        for request in (*beside, *given):
+            driver.submit(request)
+            driver.turn(0 if beside else 10)
+        driver.finish()
+        answers.append([driver.results[request].hypotheses for request in given])
+    assert answers[0] == answers[1]
+    token_ids = {each for hypotheses in answers[0] for one in hypotheses for each in one.token_ids}
+    assert token_ids
+    assert not token_ids & never_ids
 
 
 # slow: the steps that select tokens, above, are those of t5gemma2 in float16

@@ -51,6 +51,7 @@ class RecordingRunner(OnnxRunner):
 
     def __init__(self, bundle: Bundle, config: RunnerConfig) -> None:
         super().__init__(bundle, config)
+        self.can_choose, self._chooses = self._chooses, False  # a step that chooses tokens writes no logits
         self.logits: dict[Request, list[Array]] = defaultdict(list)
 
     def step(self, rows: tuple[Sequence, ...]) -> Selected:
@@ -145,6 +146,7 @@ def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(
     for seed in range(2):
         chance = random.Random(100 * num_slots + seed)
         runner.logits.clear()
+        runner._chooses = bool(seed) and runner.can_choose
         limits = SchedulerLimits(max_encode_tokens=chance.choice([1, 60, 200, 1000]))
         driver = Driver(runner, limits=limits)  # rows hold what the history before left in them
         # The same request twice would be another object: these copies are compared with the originals.
@@ -164,8 +166,11 @@ def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(
             assert driver.results[copy].best.token_ids == result.best.token_ids
             assert driver.results[copy].finish_reason is result.finish_reason
             assert len(runner.logits[copy]) == len(logits)
-            difference = max(np.abs(a - b).max() for a, b in zip(runner.logits[copy], logits, strict=True))
-            assert difference <= (0 if HAS_AVX512 else 1e-5)
+            if not runner._chooses:
+                difference = max(
+                    np.abs(a - b).max() for a, b in zip(runner.logits[copy], logits, strict=True)
+                )
+                assert difference <= (0 if HAS_AVX512 else 1e-5)
             if copy.stream:
                 assert tuple(driver.told(copy)) == result.best.token_ids
 
