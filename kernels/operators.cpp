@@ -365,8 +365,8 @@ struct QuantizedLinear {
 
   template <class Tile> void run(void *context, const Tensor<float> &x, const Tile &tile) const {
     const Tiles<Tile> work{tile, static_cast<size_t>(x.shape[0]), map->num_panels()};
-    // Some 16 of these products take as long as one elsewhere, and few rows wait for the weights.
-    compute(context, work, std::max<size_t>(work.num_rows, 4) * map->num_inputs * map->num_outputs / 16);
+    // 16 of these products take about as long as one elsewhere; fewer than 32 rows take as long as 32, to read the weights.
+    compute(context, work, std::max<size_t>(work.num_rows, 32) * map->num_inputs * map->num_outputs / 16);
   }
 
   const uint8_t *levels(const Tensor<float> &x) const {
