@@ -240,7 +240,7 @@ class Generation(_Record):
             become better ("never").
         max_new_tokens: The limit of a target, with the tokens of `Frames.forced`; None is the model's limit.
         suppressed_token_ids: Tokens that no target has; a request cannot allow them. A step graph that
-            selects the next token itself never selects one of them; its logits contain them.
+            finds the next tokens itself never finds one of them; its logits contain them.
         forbidden_sequences: Sequences of two tokens or more that no target contains; a request cannot allow
             them.
         begin_suppressed_token_ids: Tokens that are not the first of a target, after `Frames.forced`.
