@@ -183,7 +183,9 @@ class FakeRunner:
                 is_beam, count = sequence.request.beam is not None, sequence.num_branches
                 ways = ways_to_go_on(memory, self.cache[row], None if is_beam else sequence.index)
                 tokens[-1] = ways.token_ids[0]
-                branches[row] = Branches(ways.token_ids[:count], ways.log_probabilities[:count])
+                alternatives = tuple(zip(ways.token_ids, ways.log_probabilities, strict=True))
+                wanted = alternatives[: sequence.request.num_alternatives]
+                branches[row] = Branches(ways.token_ids[:count], ways.log_probabilities[:count], wanted)
         return selected(rows, tokens, branches, attention)
 
     def move(self, moves: Iterable[Move]) -> int:

@@ -446,3 +446,17 @@ def test_a_bug_amid_a_search_leaves_no_row_behind(monkeypatch, caplog):
     driver.submit(later)
     driver.finish()
     assert driver.results[later].error is None
+
+
+@pytest.mark.parametrize("beam", [None, Beam(2)])
+def test_a_forced_end_costs_nothing_and_has_no_alternatives(beam):
+    request = make_request(
+        (5, 6), max_new_tokens=1, num_hypotheses=2, beam=beam, ends_forced=True, num_alternatives=1
+    )
+    driver = Driver(FakeRunner(2))
+    driver.submit(request)
+    driver.finish()
+    first, *others = driver.results[request].hypotheses
+    assert (first.token_ids, first.finish_reason, first.score) == ((), FinishReason.EOS, 0)
+    assert [(choice.log_probability, choice.alternatives) for choice in first.choices] == [(0, ())]
+    assert not others
