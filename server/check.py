@@ -9,7 +9,7 @@ from pathlib import Path
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.models.shelf import Shelf, Version
-from seq2seq_serve.server.runner.device import CPU
+from seq2seq_serve.server.runner.device import CPU, describe_device
 from seq2seq_serve.server.runner.sizing import Sizing, size_up
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.tls import server_credentials
@@ -48,7 +48,8 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
             bound = "at most" if sizing.provider == CPU else "on the GPU at least"
             yield (
                 f"{name}: version {version.version or bundle.version}, {sizing.precision} on "
-                f"{sizing.provider}, {sizing.num_instances * sizing.num_slots} slots, {bound} "
+                f"{describe_device(sizing.provider, sizing.precision)}, "
+                f"{sizing.num_instances * sizing.num_slots} slots, {bound} "
                 f"{sizing.total_bytes / 2**20:.0f} MiB"
             )
             break

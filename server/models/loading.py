@@ -63,11 +63,10 @@ def load_model(
         raise ValueError(f"{path}: {error}") from error
     num_instances, num_slots = sizing.num_instances, sizing.num_instances * sizing.num_slots
     _log.info(
-        "model %s: %s on %s%s, %d slots, %d threads%s",
+        "model %s: %s on %s, %d slots, %d threads%s",
         deliveries.model_name,
         sizing.precision,
-        sizing.provider,
-        f" ({device})" if (device := describe_device(sizing.provider)) else "",
+        describe_device(sizing.provider, sizing.precision),
         num_slots,
         num_instances * sizing.num_threads,
         f", {num_instances} instances" if num_instances > 1 else "",

@@ -228,15 +228,21 @@ def share_threads(num_threads: int) -> None:
         _log.warning("graphs do not get a pool of %d threads: %s", num_threads, error)
 
 
-def describe_device(provider: str) -> str:
-    """Returns a remark for the log: the GPU's name and free memory, if they can be read.
+def describe_device(provider: str, precision: Precision) -> str:
+    """Returns a provider with a remark: the GPU's name and free memory, if they can be read.
 
-    For a CPU it is empty, or says that the operators in C++ are missing.
+    For a CPU the remark says which of the operators in C++ are missing; there is none if all run.
     """
-    if provider == CPU:
-        return "" if kernels.register(ort.SessionOptions()) else "without the compiled operators"
-    with _capturing.reading():
-        return device_description(_PROVIDERS, _DEVICE_ID)
+    if provider != CPU:
+        with _capturing.reading():
+            remark = device_description(_PROVIDERS, _DEVICE_ID)
+    elif not kernels.register(ort.SessionOptions()):
+        remark = "without the compiled operators"
+    elif precision is Precision.INT8 and not kernels.computes_products():
+        remark = "without the compiled products of int8"
+    else:
+        remark = ""
+    return f"{provider} ({remark})" if remark else provider
 
 
 def choose(

@@ -416,15 +416,17 @@ def _source_language(options: GenerateOptions, model: ServedModel) -> str:
 
 def _check_ranges(options: GenerateOptions, model: ServedModel, max_new_tokens: int) -> None:
     """Refuses options out of their range, or without the option that they need."""
-    hypotheses = (
-        options.beam_size if options.beam_size > 1 else min(model.max_request_slots, model.vocab_size)
-    )
+    if 1 < options.beam_size < options.num_hypotheses:
+        raise InvalidRequest(
+            f"num_hypotheses is {options.num_hypotheses}, and a beam of size {options.beam_size} has no more",
+            field="options.num_hypotheses",
+        )
     limits = {
         "min_new_tokens": max_new_tokens,
         "no_repeat_ngram_size": model.max_target_length,
         "top_k": 2**31,
         "beam_size": model.max_request_slots,
-        "num_hypotheses": hypotheses,
+        "num_hypotheses": min(model.max_request_slots, model.vocab_size),
     }
     for descriptor, value in options.ListFields():
         name, option, field = descriptor.name, OPTIONS[descriptor.name], f"options.{descriptor.name}"

@@ -135,7 +135,11 @@ def from_ids(*ids):
                     "length_penalty",
                     "length_penalty is inf, and must be from -10 to 10",
                 ),
-                ({"beam_size": 3, "num_hypotheses": 4}, "num_hypotheses", "num_hypotheses is 4, and must be"),
+                (
+                    {"beam_size": 3, "num_hypotheses": 4},
+                    "num_hypotheses",
+                    "num_hypotheses is 4, and a beam of size 3",
+                ),
                 ({"num_hypotheses": 5}, "num_hypotheses", "num_hypotheses is 5, and must be from 0 to 4"),
             )
         ),
