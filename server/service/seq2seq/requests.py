@@ -486,8 +486,9 @@ def _with_source(
         after.setdefault(tuple(before), set()).add(last)
     constraints = replace(constraints, forbidden_after={key: frozenset(ids) for key, ids in after.items()})
     defaults = model.generation
-    has_no_effect = not constraints.change_logits and not defaults.suppressed_token_ids
-    return NO_CONSTRAINTS if has_no_effect else constraints
+    forbidden = (*defaults.suppressed_token_ids, *defaults.begin_suppressed_token_ids)
+    # If no logit ever changes, it does not matter how changes are made.
+    return constraints if constraints.change_logits or forbidden else NO_CONSTRAINTS
 
 
 def _sampling(options: GenerateOptions) -> Sampling | None:

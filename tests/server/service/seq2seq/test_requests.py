@@ -13,9 +13,9 @@ from seq2seq_serve.bundle.manifest import Choice, Generation, load_bundle, write
 from seq2seq_serve.client import AsyncClient, ClientError, FieldViolation
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import OPTIONS
-from seq2seq_serve.server.engine.records import Beam, Constraints, Sampling
+from seq2seq_serve.server.engine.records import NO_CONSTRAINTS, Beam, Constraints, Sampling
 from seq2seq_serve.server.errors import InvalidRequest
-from seq2seq_serve.server.service.seq2seq.requests import _chosen, _near, with_defaults
+from seq2seq_serve.server.service.seq2seq.requests import _chosen, _near, _with_source, with_defaults
 from tests.server.service.harness import byte_tokenizer, serving, serving_bundles
 
 TEXT = "sources[0].text"
@@ -484,3 +484,15 @@ def test_the_longest_given_target_leaves_room_for_the_forced_tokens(forcing_path
                 assert error.field_violations == (FieldViolation(field, message),)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("settings", "are_kept"),
+    [({}, False), ({"suppressed_token_ids": (7,)}, True), ({"begin_suppressed_token_ids": (7,)}, True)],
+)
+def test_constraints_that_change_nothing_are_dropped(settings, are_kept):
+    """How probabilities change matters also for tokens that are forbidden only at the beginning."""
+    model = SimpleNamespace(generation=Generation(**settings))
+    given = Constraints(is_renormalized=False, repeats_start=True)
+    found = _with_source(given, {}, pb.GenerateOptions(), model)
+    assert found == (given if are_kept else NO_CONSTRAINTS)
