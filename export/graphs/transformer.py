@@ -382,12 +382,11 @@ class SharingStepGraph(StepGraph):
     def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
         super().__init__(model, linear, decoder)
         cache = self._cache_specs()
-        projection = decoder.logits
-        self.chooser = projection.linear if isinstance(projection.linear, Int8Linear) else None
-        if projection.cap is not None:
-            self.chooser = None
+        linear_map, is_capped = decoder.logits.linear, decoder.logits.cap is not None
+        self.chooser = linear_map if isinstance(linear_map, Int8Linear) and not is_capped else None
         added = torch.zeros(self.vocab_size)
-        added[list(model.suppressed_token_ids)] = -math.inf
+        if self.is_suppressed is not None:
+            added.masked_fill_(self.is_suppressed, -math.inf)
         self.added = nn.Parameter(added, requires_grad=False)
         choice: list[TensorSpec] = []
         if self.chooser is not None:

@@ -103,9 +103,14 @@ def num_candidates(rows: Collection[Sequence], vocab_size: int) -> int:
     """Returns how many of the most probable tokens decide every row; 0 if some row needs logits."""
     ways = set(map(_WAY, rows))
     if ways == _FREE_BEAMS:
-        wanted: int = max(*map(_NUM_ALTERNATIVES, rows), *map(_NUM_BRANCHES, rows))
-        return min(wanted, vocab_size)
+        return _num_wanted(rows, vocab_size)
     return int(all(is_plain for _, is_plain, _ in ways))
+
+
+def _num_wanted(rows: Collection[Sequence], vocab_size: int) -> int:
+    """Returns how many of the most probable tokens are as many as any row needs."""
+    wanted: int = max(*map(_NUM_ALTERNATIVES, rows), *map(_NUM_BRANCHES, rows))
+    return min(wanted, vocab_size)
 
 
 def table_of(rows: Collection[Sequence], token_ids: Array, log_probabilities: Array) -> tuple[Candidates]:
@@ -223,8 +228,7 @@ class Selector:
 
     def _best(self, graph: str, sequences: Collection[Sequence], logits: _Logits) -> list[Array]:
         """Returns the most probable tokens, as many as any row needs, and their log-probabilities: (m, K)."""
-        wanted = max(*map(_NUM_ALTERNATIVES, sequences), *map(_NUM_BRANCHES, sequences))
-        feeds = {names.NUM_CANDIDATES: np.array([min(wanted, self._vocab_size)])}
+        feeds = {names.NUM_CANDIDATES: np.array([_num_wanted(sequences, self._vocab_size)])}
         return self._outputs("best" if graph == "best" else "candidates", logits, feeds)
 
     def _asks(self, row: int, sequence: Sequence) -> tuple[_Kind, list[_Ask]]:
