@@ -28,7 +28,7 @@ INSTALLED := $(VENV)/.installed-$(RUNTIME)
 # Else every run of the tests compiles them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo gallery serve test test-all cuda-stub try-cuda-stub pytest coverage lint types bench figures stubs lock install clean
+.PHONY: help wheel demo gallery serve test test-all cuda-stub try-cuda-stub pytest coverage lint types bench figures stubs lock install clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -108,17 +108,22 @@ lock: $(INSTALLED) ## choose anew the versions that the image has
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	  --extra server --extra $$runtime -o deploy/requirements-$$runtime.txt || exit 1; done
 
+wheel: $(INSTALLED) ## build a wheel of everything, for this kind of machine, in dist/
+	rm -rf build dist
+	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
+	rm -rf build
+
 install: $(INSTALLED) ## make the virtual environment and install everything
 
 clean: ## remove the virtual environment, the demo's run and bundle, the CUDA stub, and caches
-	rm -rf $(VENV) $(RUN) $(BUNDLE) .cuda_stub build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RUN) $(BUNDLE) .cuda_stub build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(INSTALLED): pyproject.toml $(wildcard kernels/*.cpp kernels/*.h)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --quiet --no-deps $(TORCH_PIP_ARGS) torch==2.13.0
-	$(PY) -m pip install --quiet -e '.[training,export,server,client,dev,$(RUNTIME)]'
+	$(PY) -m pip install --quiet -e '.[training,export,server,dev,$(RUNTIME)]'
 	touch $@
 
 # A training that was stopped goes on where it stopped.

@@ -5,7 +5,7 @@ Options and answers are the messages of `protos/seq2seq_v1.proto`.
 
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.errors import ClientError, FieldViolation
-from seq2seq_serve.client.many import Translated
+from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.client.sync import Client, Pending
 from seq2seq_serve.client.wire import Tls
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (

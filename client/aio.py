@@ -18,10 +18,9 @@ from seq2seq_serve.client.many import (
     DEFAULT_IN_FLIGHT,
     Call,
     Dispatcher,
-    Translated,
     check_texts,
 )
-from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, documented
+from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, Translated, documented
 from seq2seq_serve.client.wire import Sources
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
 
@@ -71,6 +70,7 @@ class AsyncClient(Connection):
     translate = _awaiting(rpcs.translate)
     generate = _awaiting(rpcs.generate)
     stream = _streaming(rpcs.stream)
+    generate_batch = _streaming(rpcs.generate_batch)
     score = _awaiting(rpcs.score)
     models = _awaiting(rpcs.models)
     model = _awaiting(rpcs.model)

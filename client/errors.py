@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.rpc import error_details_pb2  # type: ignore[import-untyped]
-from grpc_status import rpc_status  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
+
+from seq2seq_serve.protos.details_pb2 import BadRequest, ErrorInfo, RetryInfo, Status
+from seq2seq_serve.protos.seq2seq_v1_pb2 import BatchError
 
 _UNHEALTHY = "backend unhealthy"  # what gRPC reports if the health check answers NOT_SERVING
 _REQUEST_ID = "x-request-id"
+_STATUS = "grpc-status-details-bin"
+_DETAIL = "type.googleapis.com/google.rpc."  # how the type of a detail begins
 _BLANK_SOURCE = "BLANK_SOURCE"  # the reason in the server's ErrorInfo
 
 
@@ -98,33 +102,32 @@ class ClientError(Exception):
         request_id = str(trailers.get(_REQUEST_ID, ""))
         if code is grpc.StatusCode.UNAVAILABLE and not request_id:
             return cls(code.name, _unreached(address, message))
-        violations: tuple[FieldViolation, ...] = ()
-        retry_after_seconds, reason = None, ""
-        try:
-            status = rpc_status.from_call(error)
-        except (
-            ValueError
-        ):  # gRPC ended the call, for example at its deadline, as the server's details came in
-            status = None
-        for detail in status.details if status is not None else ():
-            if detail.Is(error_details_pb2.BadRequest.DESCRIPTOR):
-                bad_request = error_details_pb2.BadRequest.FromString(detail.value)
-                violations += tuple(
-                    FieldViolation(violation.field, violation.description)
-                    for violation in bad_request.field_violations
-                )
-            elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
-                delay = error_details_pb2.RetryInfo.FromString(detail.value).retry_delay
-                retry_after_seconds = delay.ToTimedelta().total_seconds()
-            elif detail.Is(error_details_pb2.ErrorInfo.DESCRIPTOR):
-                reason = error_details_pb2.ErrorInfo.FromString(detail.value).reason
+        details = _details(trailers.get(_STATUS), code)
+        retry_after_seconds = None
+        if "RetryInfo" in details:
+            delay = RetryInfo.FromString(details["RetryInfo"]).retry_delay
+            retry_after_seconds = delay.ToTimedelta().total_seconds()
         return cls(
             code.name,
             message,
-            reason=reason,
-            field_violations=violations,
+            reason=ErrorInfo.FromString(details.get("ErrorInfo", b"")).reason,
+            field_violations=tuple(
+                FieldViolation(violation.field, violation.description)
+                for violation in BadRequest.FromString(details.get("BadRequest", b"")).field_violations
+            ),
             retry_after_seconds=retry_after_seconds,
             request_id=request_id,
+        )
+
+    @classmethod
+    def from_batch(cls, error: BatchError) -> ClientError:
+        """Returns the error of one item of a batch."""
+        violations = (FieldViolation(error.field, error.message),) if error.field else ()
+        return cls(
+            error.code,
+            error.message,
+            reason=error.reason,
+            field_violations=violations,
         )
 
 
@@ -137,6 +140,19 @@ def client_errors(address: str) -> Iterator[None]:
         raise ClientError("CANCELLED", "the caller cancelled") from None
     except grpc.RpcError as error:
         raise ClientError.from_rpc(error, address) from error
+
+
+def _details(given: Any, code: grpc.StatusCode) -> dict[str, bytes]:
+    """Returns the details of the server's status, by the names of their messages in google.rpc."""
+    try:
+        status = Status.FromString(given or b"")
+    except (DecodeError, TypeError):
+        return {}
+    # gRPC may end a call, for example at its deadline, as the server's details come in.
+    is_of_the_call = status.code == code.value[0]
+    return {
+        detail.type_url.removeprefix(_DETAIL): detail.value for detail in status.details if is_of_the_call
+    }
 
 
 def _unreached(address: str, message: str) -> str:

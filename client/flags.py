@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from seq2seq_serve.client.attention import DATA, IMAGE
@@ -15,6 +16,7 @@ from seq2seq_serve.client.files import COMPRESSED, STANDARD
 from seq2seq_serve.client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT
 from seq2seq_serve.client.translate import Translation
 from seq2seq_serve.client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS
+from seq2seq_serve.commands import add_version, install_command, program
 from seq2seq_serve.protos.options import OPTIONS, Option
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SPLIT,
@@ -63,10 +65,11 @@ def make_parser() -> argparse.ArgumentParser:
     add("--tls-key", type=Path, metavar="FILE", help="PEM file: the private key of that certificate")
     add("--token-file", type=Path, metavar="FILE", help="file with the token that identifies this client")
     parser = argparse.ArgumentParser(
-        prog="python -m client",
+        prog=program("client"),
         description="Call a seq2seq server.",
-        epilog='example: python -m client translate "오늘은 금요일 입니다" --attention attention.png',
+        epilog='example: %(prog)s translate "오늘은 금요일 입니다" --attention attention.png',
     )
+    add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str, *, description: str = "", epilog: str = "") -> argparse.ArgumentParser:
@@ -85,7 +88,7 @@ def make_parser() -> argparse.ArgumentParser:
         "score a given translation of a text",
         description="Print the log-probability of every target token and of the end, and their sum, from a "
         "model that translates. A program can score the targets of other models with Client.score.",
-        epilog='example: python -m client score "나는 학생이다" "I am a student."',
+        epilog='example: %(prog)s "나는 학생이다" "I am a student."',
     )
     score.add_argument("source", metavar="SOURCE", help="the source text")
     score.add_argument("target", metavar="TARGET", help="the target text")
@@ -107,7 +110,7 @@ def make_parser() -> argparse.ArgumentParser:
     load = command(
         "load",
         "load a version of a model and start to serve it (needs the role admin)",
-        epilog="example: python -m client load demo --version 2 --timeout-seconds 300",
+        epilog="example: %(prog)s demo --version 2 --timeout-seconds 300",
     )
     load.add_argument("model", metavar="MODEL", help="name of the model")
     load.add_argument(
@@ -142,8 +145,7 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         "text is blank. If a text fails, its line is blank, too, stderr has the error, the client goes on "
         "with the other texts, and the exit code is 1. The answer to a single TEXT keeps its line breaks; if "
         "it fails, stdout stays empty. The client waits for a server that restarts or is overloaded.",
-        epilog="examples: python -m client translate 오늘은 --stream; "
-        "python -m client translate --input corpus.ko --output corpus.en --resume",
+        epilog="examples: %(prog)s 오늘은 --stream; %(prog)s --input corpus.ko --output corpus.en --resume",
     )
     add = translation.add_argument
     add("texts", nargs="*", metavar="TEXT", help="a text to translate (default: the lines of --input)")
@@ -199,7 +201,7 @@ def _add_answer(command: Callable[..., argparse.ArgumentParser]) -> None:
         "answer a question about a story",
         description="Print the answer to a question about a story, from a memory network. The server splits "
         "the story into sentences.",
-        epilog='example: python -m client answer --story story.txt --question "Where is the apple?" --top 3',
+        epilog='example: %(prog)s --story story.txt --question "Where is the apple?" --top 3',
     )
     add = question.add_argument
     add("--story", type=Path, required=True, metavar="FILE", help="file of the story; -: standard input")
@@ -222,7 +224,7 @@ def _add_caption(command: Callable[..., argparse.ArgumentParser]) -> None:
         description="Print the caption, or the text, of a picture (PNG, JPEG, WebP, GIF), of a clip "
         "(animated PNG, WebP or GIF), or of features that you computed (a NumPy array, .npy), as the model "
         "takes them.",
-        epilog="example: python -m client caption picture.png --attention attention.png",
+        epilog="example: %(prog)s picture.png --attention attention.png",
     )
     picture.add_argument("file", type=Path, metavar="FILE", help="the file; -: standard input")
     _add_common_flags(
@@ -241,7 +243,7 @@ def _add_transcribe(command: Callable[..., argparse.ArgumentParser]) -> None:
         "English, with --timestamps one line for each part with its times. The server splits a sound that is "
         "longer than the model takes at quiet places, unless --long-source says otherwise. It refuses such a "
         "sound with --num-hypotheses, --stop-sequences or --target-prefix, which are for a whole target.",
-        epilog="example: python -m client transcribe speech.wav --source-language ko --timestamps",
+        epilog="example: %(prog)s speech.wav --source-language ko --timestamps",
     )
     sound.add_argument("file", type=Path, metavar="FILE", help="the file; -: standard input")
     _add_common_flags(sound, "first that reads sounds")
@@ -287,6 +289,10 @@ def _attention_file(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"{path}: the name must end in {IMAGE} or {DATA}")
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"{path}: there is no folder {path.parent}")
+    if path.suffix == IMAGE and find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError(
+            f"a drawing needs more packages: {install_command('drawing')}; {DATA} files do not need them"
+        )
     return path
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.rpcs import Rpc
+from seq2seq_serve.client.rpcs import Rpc, Translated
 from seq2seq_serve.client.wire import Sources
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 
@@ -41,32 +41,6 @@ def check_texts(texts: object) -> None:
         raise TypeError(
             f"translate_many takes several texts, such as a list, and this is one: {reprlib.repr(texts)}"
         )
-
-
-@dataclass(frozen=True)
-class Translated:
-    """The result of one text of `translate_many`.
-
-    Attributes:
-        source: The text or other source, as given.
-        answer: The whole answer; without hypotheses if the text was blank or failed.
-        error: The error, if the text failed.
-    """
-
-    source: Sources
-    answer: GenerateResponse
-    error: ClientError | None = None
-
-    @property
-    def text(self) -> str:
-        """The best target; empty for a blank text.
-
-        Raises:
-            ClientError: The text failed.
-        """
-        if self.error is not None:
-            raise self.error
-        return self.answer.hypotheses[0].text if self.answer.hypotheses else ""
 
 
 @dataclass(eq=False)

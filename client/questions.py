@@ -23,6 +23,7 @@ from seq2seq_serve.client.forms import (
 from seq2seq_serve.client.output import length_advice, message_dict, one_line, to_json
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.client.wire import Value
+from seq2seq_serve.commands import needs_extra
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     FINISH_REASON_LENGTH,
     LONG_SOURCE_SPLIT,
@@ -150,7 +151,8 @@ def _features(content: bytes, path: Path) -> Value:
     Raises:
         OSError: The file does not hold annotations; the error names it.
     """
-    import numpy as np
+    with needs_extra("drawing"):
+        import numpy as np
 
     stream = io.BytesIO(content)
     try:

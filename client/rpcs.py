@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar
 
 from google.protobuf.message import Message
-from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
+from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.wire import (
     CHANNEL_OPTIONS,
     DEFAULT_ADDRESS,
@@ -24,10 +24,13 @@ from seq2seq_serve.client.wire import (
     Sources,
     TextOrIds,
     Tls,
+    batch_request,
     generate_request,
     score_request,
 )
+from seq2seq_serve.protos.details_pb2 import HealthCheckRequest, HealthCheckResponse
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
+    GenerateBatchResponse,
     GenerateOptions,
     GenerateResponse,
     GenerateStreamResponse,
@@ -65,6 +68,32 @@ class Rpc(Generic[Answer]):
     read: Callable[[Any], Answer]
 
 
+@dataclass(frozen=True)
+class Translated:
+    """The result of one text of `translate_many` or `generate_batch`.
+
+    Attributes:
+        source: The text or other source, as given.
+        answer: The whole answer; without hypotheses if the text was blank or failed.
+        error: The error, if the text failed.
+    """
+
+    source: Sources
+    answer: GenerateResponse
+    error: ClientError | None = None
+
+    @property
+    def text(self) -> str:
+        """The best target; empty for a blank text.
+
+        Raises:
+            ClientError: The text failed.
+        """
+        if self.error is not None:
+            raise self.error
+        return self.answer.hypotheses[0].text if self.answer.hypotheses else ""
+
+
 class Connection:
     """The base class of both clients, with channels, stubs and token. Its arguments are those of `Client`."""
 
@@ -90,7 +119,11 @@ class Connection:
         self._generation: Any = Seq2SeqStub(balanced)  # type: ignore[no-untyped-call]
         self._models: Any = Seq2SeqStub(direct)  # type: ignore[no-untyped-call]
         self._repository: Any = RepositoryStub(direct)  # type: ignore[no-untyped-call]
-        self._health: Any = health_pb2_grpc.HealthStub(direct)
+        self._check: Any = direct.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=HealthCheckRequest.SerializeToString,
+            response_deserializer=HealthCheckResponse.FromString,
+        )
 
     def _rpc(
         self,
@@ -154,6 +187,32 @@ def stream(
     return client._rpc(client._generation.GenerateStream, request, _whole, timeout_seconds, request_id)
 
 
+def generate_batch(
+    client: Connection,
+    sources: Sequence[Sources],
+    *,
+    model: str = "",
+    options: GenerateOptions | None = None,
+    timeout_seconds: float | None = None,
+    request_id: str = "",
+) -> Rpc[tuple[int, Translated]]:
+    """Yields the place of a source and its answer, or its error, in the order in which they are complete.
+
+    One call takes what fits into a message of 4 MiB. `translate_many` takes any number of texts, yields them
+    in order, and sends again what fails for a while.
+    """
+    sources = list(sources)
+    request = batch_request(sources, model, options)
+
+    def read(answer: GenerateBatchResponse) -> tuple[int, Translated]:
+        error = None
+        if answer.WhichOneof("outcome") == "error":
+            error = ClientError.from_batch(answer.error)
+        return answer.index, Translated(sources[answer.index], answer.response, error)
+
+    return client._rpc(client._generation.GenerateBatch, request, read, timeout_seconds, request_id)
+
+
 def score(
     client: Connection,
     source: Sources,
@@ -212,9 +271,9 @@ def unload(client: Connection, model: str) -> Rpc[None]:
 
 def health(client: Connection, service: str = "") -> Rpc[str]:
     """Returns `SERVING` or `NOT_SERVING` for the whole server, a service, or a model."""
-    request = health_pb2.HealthCheckRequest(service=service)
-    name_of = health_pb2.HealthCheckResponse.ServingStatus.Name
-    return client._rpc(client._health.Check, request, lambda answer: name_of(answer.status))
+    name_of = HealthCheckResponse.ServingStatus.Name
+    request = HealthCheckRequest(service=service)
+    return client._rpc(client._check, request, lambda answer: name_of(answer.status))
 
 
 def documented(method: Method, prepare: Callable[..., Any], returned: str = "{}") -> Method:

@@ -19,10 +19,9 @@ from seq2seq_serve.client.many import (
     DEFAULT_IN_FLIGHT,
     Call,
     Dispatcher,
-    Translated,
     check_texts,
 )
-from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, documented
+from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, Translated, documented
 from seq2seq_serve.client.wire import Sources
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
 
@@ -106,6 +105,7 @@ class Client(Connection):
     translate = _blocking(rpcs.translate)
     generate = _blocking(rpcs.generate)
     stream = _streaming(rpcs.stream)
+    generate_batch = _streaming(rpcs.generate_batch)
     score = _blocking(rpcs.score)
     models = _blocking(rpcs.models)
     model = _blocking(rpcs.model)

@@ -21,7 +21,7 @@ from seq2seq_serve.client.attention import save_alignment
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files import STANDARD, count_lines, open_input, open_output, skip_answered
 from seq2seq_serve.client.forms import find_model
-from seq2seq_serve.client.many import STOPPING_CODES, Translated
+from seq2seq_serve.client.many import STOPPING_CODES
 from seq2seq_serve.client.output import (
     error_dict,
     length_advice,
@@ -31,6 +31,7 @@ from seq2seq_serve.client.output import (
     valid_unicode,
 )
 from seq2seq_serve.client.progress import Progress
+from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse
 

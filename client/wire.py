@@ -7,12 +7,14 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import grpc
 
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     DESCRIPTOR,
+    BatchItem,
+    GenerateBatchRequest,
     GenerateOptions,
     GenerateRequest,
     ScoreRequest,
@@ -80,6 +82,8 @@ TextOrIds = str | Sequence[int]
 Value = TextOrIds | bytes | bytearray | memoryview | HasArray
 Sources = Value | Mapping[str, Value]
 
+_Request = TypeVar("_Request", GenerateRequest, GenerateBatchRequest)
+
 
 def generate_request(source: Sources, model: str, options: GenerateOptions | None) -> GenerateRequest:
     """Returns the request to generate from one source, or from several by their names.
@@ -89,12 +93,20 @@ def generate_request(source: Sources, model: str, options: GenerateOptions | Non
         ValueError: The text is not valid Unicode, a token id is not a 64-bit integer, an array has numbers of
             another type than uint8, int64 and float32, or the request is larger than the server accepts.
     """
-    request = GenerateRequest(model=model, sources=_sources(source), options=options)
-    if (num_bytes := request.ByteSize()) > MAX_REQUEST_BYTES:
-        raise ValueError(
-            f"the request has {num_bytes} bytes, and the server accepts at most {MAX_REQUEST_BYTES}"
-        )
-    return request
+    return _fitting(GenerateRequest(model=model, sources=_sources(source), options=options))
+
+
+def batch_request(
+    sources: Sequence[Sources], model: str, options: GenerateOptions | None
+) -> GenerateBatchRequest:
+    """Returns the request to generate from many sources.
+
+    Raises:
+        TypeError: As `generate_request`.
+        ValueError: As `generate_request`.
+    """
+    items = [BatchItem(sources=_sources(source)) for source in sources]
+    return _fitting(GenerateBatchRequest(model=model, items=items, options=options))
 
 
 def score_request(
@@ -124,6 +136,15 @@ def score_request(
         target_language=target_language,
         task=task,
     )
+
+
+def _fitting(request: _Request) -> _Request:
+    """Returns the request, or raises ValueError if it is too large."""
+    if (num_bytes := request.ByteSize()) > MAX_REQUEST_BYTES:
+        raise ValueError(
+            f"the request has {num_bytes} bytes, and the server accepts at most {MAX_REQUEST_BYTES}"
+        )
+    return request
 
 
 def _sources(given: Sources) -> list[Source]:

@@ -14,19 +14,19 @@ from types import FrameType
 # ONNX Runtime reports every session to its maker unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
-from seq2seq_serve.bundle.extras import needs_extra
 from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.commands import add_version, needs_extra, program
 
 _INTERRUPTED = 130  # shells report 128 plus the signal's number, here SIGINT's
 
 _HUGGING_FACE = "huggingface"
 _EXAMPLE = f"""example:
-  python -m export runs/demo bundles/demo --precision fp32,int8
+  %(prog)s runs/demo bundles/demo --precision fp32,int8
 
-A checkpoint of Hugging Face is exported by `python -m export {_HUGGING_FACE} FOLDER BUNDLE`; see its --help.
+A checkpoint of Hugging Face is exported by `%(prog)s {_HUGGING_FACE} FOLDER BUNDLE`; see its --help.
 """
-_HUGGING_FACE_EXAMPLE = f"""example:
-  python -m export {_HUGGING_FACE} opus-mt-ko-en bundles/ko-en --precision fp32,int8 --calibration texts.txt
+_HUGGING_FACE_EXAMPLE = """example:
+  %(prog)s opus-mt-ko-en bundles/ko-en --precision fp32,int8 --calibration texts.txt
 """
 
 
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     is_checkpoint = arguments[:1] == [_HUGGING_FACE]
     options = _parser(is_checkpoint=is_checkpoint).parse_args(arguments[1:] if is_checkpoint else arguments)
     extra = _HUGGING_FACE if is_checkpoint else "export"
-    with needs_extra(extra), _recorded_interrupts() as interrupts:
+    with needs_extra(f"{extra},cpu"), _recorded_interrupts() as interrupts:
         try:
             (_export_checkpoint if is_checkpoint else _export)(options, interrupts)
         except BaseException as error:
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser(*, is_checkpoint: bool) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"python -m export {_HUGGING_FACE}" if is_checkpoint else "python -m export",
+        prog=program("export") + f" {_HUGGING_FACE}" * is_checkpoint,
         description=(
             "Turn an encoder-decoder checkpoint of Hugging Face into a bundle that `python -m server` serves."
             if is_checkpoint
@@ -66,6 +66,7 @@ def _parser(*, is_checkpoint: bool) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_version(parser)
     if is_checkpoint:
         parser.add_argument("folder", type=Path, help="folder that save_pretrained wrote")
     else:

@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'seq2seq_serve/protos/onnx_weights.proto\x12\x0fseq2seq.onnx.v1\".\n\x05Model\x12%\n\x05graph\x18\x07 \x01(\x0b\x32\x16.seq2seq.onnx.v1.Graph\"5\n\x05Graph\x12,\n\x0binitializer\x18\x05 \x03(\x0b\x32\x17.seq2seq.onnx.v1.Tensor\"m\n\x06Tensor\x12\x0c\n\x04\x64ims\x18\x01 \x03(\x03\x12\x11\n\tdata_type\x18\x02 \x01(\x05\x12\x0c\n\x04name\x18\x08 \x01(\t\x12\x34\n\rexternal_data\x18\r \x03(\x0b\x32\x1d.seq2seq.onnx.v1.ExternalData\"*\n\x0c\x45xternalData\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'seq2seq_serve/protos/onnx_weights.proto\x12\x0fseq2seq.onnx.v1\".\n\x05Model\x12%\n\x05graph\x18\x07 \x01(\x0b\x32\x16.seq2seq.onnx.v1.Graph\"5\n\x05Graph\x12,\n\x0binitializer\x18\x05 \x03(\x0b\x32\x17.seq2seq.onnx.v1.Tensor\"m\n\x06Tensor\x12\x0c\n\x04\x64ims\x18\x01 \x03(\x03\x12\x11\n\tdata_type\x18\x02 \x01(\x05\x12\x0c\n\x04name\x18\x08 \x01(\t\x12\x34\n\rexternal_data\x18\r \x03(\x0b\x32\x1d.seq2seq.onnx.v1.ExternalData\"*\n\x0c\x45xternalData\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\tB1\n\x0fseq2seq.onnx.v1P\x01Z\x1cseq2seq_serve/onnx/v1;onnxv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'seq2seq_serve.protos.onnx_weights_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'\n\017seq2seq.onnx.v1P\001Z\034seq2seq_serve/onnx/v1;onnxv1'
   _globals['_MODEL']._serialized_start=60
   _globals['_MODEL']._serialized_end=106
   _globals['_GRAPH']._serialized_start=108

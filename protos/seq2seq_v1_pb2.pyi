@@ -328,6 +328,48 @@ class Piece(_message.Message):
     hypothesis: int
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., hypothesis: _Optional[int] = ...) -> None: ...
 
+class GenerateBatchRequest(_message.Message):
+    __slots__ = ("model", "items", "options")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    items: _containers.RepeatedCompositeFieldContainer[BatchItem]
+    options: GenerateOptions
+    def __init__(self, model: _Optional[str] = ..., items: _Optional[_Iterable[_Union[BatchItem, _Mapping]]] = ..., options: _Optional[_Union[GenerateOptions, _Mapping]] = ...) -> None: ...
+
+class BatchItem(_message.Message):
+    __slots__ = ("tag", "sources")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    sources: _containers.RepeatedCompositeFieldContainer[Source]
+    def __init__(self, tag: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ...) -> None: ...
+
+class GenerateBatchResponse(_message.Message):
+    __slots__ = ("index", "tag", "response", "error")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    tag: str
+    response: GenerateResponse
+    error: BatchError
+    def __init__(self, index: _Optional[int] = ..., tag: _Optional[str] = ..., response: _Optional[_Union[GenerateResponse, _Mapping]] = ..., error: _Optional[_Union[BatchError, _Mapping]] = ...) -> None: ...
+
+class BatchError(_message.Message):
+    __slots__ = ("code", "message", "reason", "field")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FIELD_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    message: str
+    reason: str
+    field: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
+
 class ScoreRequest(_message.Message):
     __slots__ = ("model", "sources", "target", "priority", "source_language", "target_language", "task")
     MODEL_FIELD_NUMBER: _ClassVar[int]

@@ -45,6 +45,11 @@ class Seq2SeqStub:
                 request_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateStreamResponse.FromString,
                 _registered_method=True)
+        self.GenerateBatch = channel.unary_stream(
+                '/seq2seq.v1.Seq2Seq/GenerateBatch',
+                request_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateBatchRequest.SerializeToString,
+                response_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateBatchResponse.FromString,
+                _registered_method=True)
         self.Score = channel.unary_unary(
                 '/seq2seq.v1.Seq2Seq/Score',
                 request_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ScoreRequest.SerializeToString,
@@ -75,6 +80,13 @@ class Seq2SeqServicer:
 
     def GenerateStream(self, request, context):
         """Answers with pieces of the target as they are decoded, and at the end with the answer of Generate.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GenerateBatch(self, request, context):
+        """Generates for many sources, and answers for each of them when its target is complete, in that order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,6 +125,11 @@ def add_Seq2SeqServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateRequest.FromString,
                     response_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateStreamResponse.SerializeToString,
+            ),
+            'GenerateBatch': grpc.unary_stream_rpc_method_handler(
+                    servicer.GenerateBatch,
+                    request_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateBatchRequest.FromString,
+                    response_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateBatchResponse.SerializeToString,
             ),
             'Score': grpc.unary_unary_rpc_method_handler(
                     servicer.Score,
@@ -185,6 +202,33 @@ class Seq2Seq:
             '/seq2seq.v1.Seq2Seq/GenerateStream',
             seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateRequest.SerializeToString,
             seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateStreamResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GenerateBatch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/seq2seq.v1.Seq2Seq/GenerateBatch',
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateBatchRequest.SerializeToString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateBatchResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,3 +1,1 @@
 """The decoding engine and its services: ONNX Runtime, grpcio, prometheus-client and numpy; never torch."""
-
-VERSION = "0.1.0"

@@ -17,11 +17,10 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # The server has its own threads for tokenizing; the library's threads would compete with the engines'.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from seq2seq_serve.bundle.extras import needs_extra
+from seq2seq_serve.commands import add_version, needs_extra, program
 
-with needs_extra("server", is_command=__name__ == "__main__"):
+with needs_extra("server,cpu", __name__):
     from seq2seq_serve.bundle.names import Precision
-    from seq2seq_serve.server import VERSION
     from seq2seq_serve.server.app import serve
     from seq2seq_serve.server.check import check
     from seq2seq_serve.server.config import (
@@ -125,9 +124,9 @@ def _parser() -> argparse.ArgumentParser:
     server = ServerConfig()
     runner, queue = server.runner, server.queue
     parser = argparse.ArgumentParser(
-        prog="python -m server",
+        prog=program("server"),
         description="Serve exported models over gRPC, with metrics and probes over HTTP.",
-        epilog="example: python -m server bundles/demo --port 50051 --memory-budget 512MiB. Every flag is "
+        epilog="example: %(prog)s bundles/demo --port 50051 --memory-budget 512MiB. Every flag is "
         "also a variable of the environment, such as SEQ2SEQ_MEMORY_BUDGET=512MiB.",
         allow_abbrev=False,
     )
@@ -140,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     def seconds(flag: str, default: float, text: str) -> None:
         add(flag, type=float, default=default, metavar="SECONDS", help=f"{text} (default %(default)g)")
 
-    add("--version", action="version", version=f"seq2seq-serve {VERSION}")
+    add_version(parser)
     add(
         "bundles",
         nargs="*",

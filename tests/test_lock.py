@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.mark.parametrize("runtime", ["cpu", "gpu"])
 def test_the_image_installs_what_the_server_needs_pinned_and_hashed(runtime):
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
     text = (ROOT / "deploy" / f"requirements-{runtime}.txt").read_text().replace("\\\n", " ")
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     pinned: dict[str, list[str]] = {}
@@ -21,6 +22,6 @@ def test_the_image_installs_what_the_server_needs_pinned_and_hashed(runtime):
         name, version = re.match(r"(\S+)==([^\s;]+)", line).groups()
         pinned.setdefault(canonicalize_name(name), []).append(version)
         assert " --hash=sha256:" in line, name
-    for wanted in map(Requirement, [*extras["server"], *extras[runtime]]):
+    for wanted in map(Requirement, [*project["dependencies"], *extras["server"], *extras[runtime]]):
         versions = pinned[canonicalize_name(wanted.name)]
         assert all(wanted.specifier.contains(version) for version in versions), (wanted, versions)

@@ -17,20 +17,23 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
-from rich.console import Console
+from seq2seq_serve.commands import add_version, needs_extra, program
 
-from seq2seq_serve.bundle.normalization import Normalization
-from seq2seq_serve.training import commands
-from seq2seq_serve.training.config import Precision
-from seq2seq_serve.training.data.corpus import CorpusFiles
-from seq2seq_serve.training.data.tokenizer import SMALLEST_VOCAB_SIZE
-from seq2seq_serve.training.evaluation.comparison import TOKENIZATIONS, MetricSettings
-from seq2seq_serve.training.interrupt import TrainingInterrupted
-from seq2seq_serve.training.prepare import CHANGEABLE
-from seq2seq_serve.training.presets import PRESETS
-from seq2seq_serve.training.ranks import current_rank, joined_ranks, local_rank, num_local_ranks
-from seq2seq_serve.training.run import RunFolder
+with needs_extra("training", __name__):
+    import torch
+    from rich.console import Console
+
+    from seq2seq_serve.bundle.normalization import Normalization
+    from seq2seq_serve.training import commands
+    from seq2seq_serve.training.config import Precision
+    from seq2seq_serve.training.data.corpus import CorpusFiles
+    from seq2seq_serve.training.data.tokenizer import SMALLEST_VOCAB_SIZE
+    from seq2seq_serve.training.evaluation.comparison import TOKENIZATIONS, MetricSettings
+    from seq2seq_serve.training.interrupt import TrainingInterrupted
+    from seq2seq_serve.training.prepare import CHANGEABLE
+    from seq2seq_serve.training.presets import PRESETS
+    from seq2seq_serve.training.ranks import current_rank, joined_ranks, local_rank, num_local_ranks
+    from seq2seq_serve.training.run import RunFolder
 
 _log = logging.getLogger("training")
 
@@ -48,26 +51,26 @@ _BY_SIGNAL = 128  # shells report 128 plus the signal's number
 
 _EXAMPLES = {
     "train": """examples:
-  python -m training train demo --out runs/demo
-  python -m training train small --out runs/mine --source train.ko.gz --target train.en.gz \\
+  %(prog)s demo --out runs/demo
+  %(prog)s small --out runs/mine --source train.ko.gz --target train.en.gz \\
       --dev-source dev.ko --dev-target dev.en
-  python -m training train small --out runs/mine --resume
-  python -m training train small --out runs/tuned --from runs/mine --tsv own.tsv --set learning_rate_scale=0.2
+  %(prog)s small --out runs/mine --resume
+  %(prog)s small --out runs/tuned --from runs/mine --tsv own.tsv --set learning_rate_scale=0.2
   torchrun --standalone --nproc-per-node gpu -m training train base --out runs/large --tsv large.tsv.gz
-  python -m training train tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none
-  python -m training train captioner --out runs/photos --tsv photos.tsv --dev-tsv dev.tsv --vocab-size 4000
-  python -m training train memory-network --out runs/stories --tsv stories.tsv""",
+  %(prog)s tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none
+  %(prog)s captioner --out runs/photos --tsv photos.tsv --dev-tsv dev.tsv --vocab-size 4000
+  %(prog)s memory-network --out runs/stories --tsv stories.tsv""",
     "score": """examples:
-  python -m training score runs/demo --part test
-  python -m training score runs/mine --source test.ko --reference test.en --beam-size 5
-  python -m training score --hypothesis translations.txt --reference test.en
-  python -m client translate < test.ko | python -m training score --hypothesis - --reference test.en
-  python -m training score --hypothesis new.txt --baseline old.txt --reference a.en b.en --tokenize none""",
+  %(prog)s runs/demo --part test
+  %(prog)s runs/mine --source test.ko --reference test.en --beam-size 5
+  %(prog)s --hypothesis translations.txt --reference test.en
+  python -m client translate < test.ko | %(prog)s --hypothesis - --reference test.en
+  %(prog)s --hypothesis new.txt --baseline old.txt --reference a.en b.en --tokenize none""",
     "corpus": """example:
-  python -m training corpus --out corpora/built-in""",
+  %(prog)s --out corpora/built-in""",
     "attention": """examples:
-  python -m training attention runs/demo "오늘은 금요일 입니다" --json alignment.json --png alignment.png
-  python -m training attention runs/demo "오늘은 금요일 입니다" --encoder --layer 2 --png layer-2.png""",
+  %(prog)s runs/demo "오늘은 금요일 입니다" --json alignment.json --png alignment.png
+  %(prog)s runs/demo "오늘은 금요일 입니다" --encoder --layer 2 --png layer-2.png""",
 }
 
 
@@ -88,9 +91,10 @@ class _ConsoleHandler(logging.Handler):
 def parser() -> argparse.ArgumentParser:
     """Return the parser of every command and flag."""
     root = argparse.ArgumentParser(
-        prog="python -m training",
+        prog=program("training"),
         description="Train and score models that translate, write captions or answer questions.",
     )
+    add_version(root)
     subparsers = root.add_subparsers(dest="command", required=True)
 
     def add(name: str, summary: str) -> argparse.ArgumentParser:

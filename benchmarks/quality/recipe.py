@@ -24,7 +24,7 @@ from benchmarks.quality.choice import server_flags
 from benchmarks.serving import serving
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.client import Client, ClientError, GenerateOptions
-from seq2seq_serve.client.many import Translated
+from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.training.__main__ import add_set_flag
 from seq2seq_serve.training.config import ModelConfig

@@ -90,7 +90,7 @@ class Endpoint:
     ) -> None:
         host, port, tls = config.host, config.port, config.tls
         self._server = aio.server(interceptors=[Interceptor(calls, access, metrics)], options=_OPTIONS)
-        add_Seq2SeqServicer_to_server(Seq2SeqService(models), self._server)  # type: ignore[no-untyped-call]
+        add_Seq2SeqServicer_to_server(Seq2SeqService(models, calls), self._server)  # type: ignore[no-untyped-call]
         add_RepositoryServicer_to_server(  # type: ignore[no-untyped-call]
             RepositoryService(repository), self._server
         )

@@ -95,12 +95,16 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     return _BUG[0], BUG_TEXT
 
 
+def reason_of(error: Exception) -> str:
+    """Returns the name of an error that programs can compare."""
+    return _STATUSES[type(error)][1] if isinstance(error, ServerError) else _BUG[1]
+
+
 def trailers_of(error: Exception, request_id: str) -> Trailers:
     """Returns the trailing metadata of a refused call: the request's id, the rich status, and a push-back."""
     code, text = status_of(error)
-    reason = _STATUSES[type(error)][1] if isinstance(error, ServerError) else _BUG[1]
     details: list[Message] = [
-        error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN),
+        error_details_pb2.ErrorInfo(reason=reason_of(error), domain=ERROR_DOMAIN),
         error_details_pb2.RequestInfo(request_id=request_id),
     ]
     trailers: Trailers = ((REQUEST_ID, request_id),)

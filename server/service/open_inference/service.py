@@ -13,10 +13,10 @@ from typing import Any
 
 import grpc
 
+from seq2seq_serve import __version__
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos import open_inference_pb2_grpc as pb_grpc
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Piece
-from seq2seq_serve.server import VERSION
 from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable, UnknownModel
 from seq2seq_serve.server.models.repository import Repository, State
 from seq2seq_serve.server.models.served import Models, ServedModel
@@ -76,7 +76,7 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
         self, _message: pb.ServerMetadataRequest, _call: Call
     ) -> pb.ServerMetadataResponse:
         """Answers with the server's name, version and extensions."""
-        return pb.ServerMetadataResponse(name=SERVER_NAME, version=VERSION, extensions=EXTENSIONS)
+        return pb.ServerMetadataResponse(name=SERVER_NAME, version=__version__, extensions=EXTENSIONS)
 
     async def ModelMetadata(self, message: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
         """Answers with the tensors of a model."""

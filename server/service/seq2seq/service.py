@@ -7,8 +7,9 @@ from functools import partial
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos import seq2seq_v1_pb2_grpc as pb_grpc
 from seq2seq_serve.server.models.served import Models
-from seq2seq_serve.server.service.calls import Call, sized
+from seq2seq_serve.server.service.calls import Call, Calls, sized
 from seq2seq_serve.server.service.seq2seq.answers import model_message, score_response
+from seq2seq_serve.server.service.seq2seq.batch import generate_batch
 from seq2seq_serve.server.service.seq2seq.generation import generate, generate_pieces, succeeded
 from seq2seq_serve.server.service.seq2seq.requests import score_request
 from seq2seq_serve.server.service.seq2seq.sources import read_sources
@@ -17,8 +18,9 @@ from seq2seq_serve.server.service.seq2seq.sources import read_sources
 class Seq2SeqService(pb_grpc.Seq2SeqServicer):
     """Without state of its own: a call's state is in its `Call` and its mailbox."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, calls: Calls) -> None:
         self._models = models
+        self._calls = calls
 
     async def Generate(self, message: pb.GenerateRequest, call: Call) -> pb.GenerateResponse:
         """Answers once, with the whole target."""
@@ -41,6 +43,11 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
             del message
             answer = await generate_pieces(messages, model, call, write)
             await call.send(pb.GenerateStreamResponse(result=answer))
+
+    async def GenerateBatch(self, message: pb.GenerateBatchRequest, call: Call) -> None:
+        """Answers for each of many sources when its target is complete."""
+        with call.using(message.model) as model:
+            await generate_batch(message, model, call, self._calls)
 
     async def Score(self, message: pb.ScoreRequest, call: Call) -> pb.ScoreResponse:
         """Answers with the log-probabilities of a given target."""

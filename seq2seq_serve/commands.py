@@ -1,0 +1,54 @@
+"""What the four commands share: their names, `--version`, and one line for a missing package."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from seq2seq_serve import __version__
+
+_INSTALLED = {
+    "client": "seq2seq",
+    "training": "seq2seq-train",
+    "export": "seq2seq-export",
+    "server": "seq2seq-server",
+}
+_CLONE = Path(__file__).resolve().parent.parent / "pyproject.toml"
+
+
+def program(package: str) -> str:
+    """Returns the name under which a package's command runs: `seq2seq-server`, or `python -m server`."""
+    called = Path(sys.argv[0]).stem
+    return called if called == _INSTALLED[package] else f"python -m {package}"
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag `--version`."""
+    parser.add_argument("--version", action="version", version=f"seq2seq-serve {__version__}")
+
+
+def install_command(extras: str) -> str:
+    """Returns the command that installs these extras of `pyproject.toml`, in a clone or elsewhere."""
+    return f"pip install -e '.[{extras}]'" if _CLONE.is_file() else f"pip install 'seq2seq-serve[{extras}]'"
+
+
+@contextmanager
+def needs_extra(extras: str, module: str = "__main__") -> Iterator[None]:
+    """Exits with one line in place of a traceback if a package of these extras is missing.
+
+    Args:
+        extras: The extras, separated by commas.
+        module: The module that imports. If it is not the command that runs, it raises the error as Python does.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        is_command = module == "__main__" or Path(sys.argv[0]).stem in _INSTALLED.values()
+        if not is_command or package in ("", "seq2seq_serve"):
+            raise
+        choice = " (or gpu in place of cpu)" if extras.endswith(",cpu") else ""
+        sys.exit(f"error: {package} is missing: {install_command(extras)}{choice}")

@@ -1,0 +1,136 @@
+"""Many sources in one call: each is a request of its own."""
+
+import asyncio
+
+import pytest
+
+from seq2seq_serve.bundle.names import SOURCE_IDS
+from seq2seq_serve.client import AsyncClient, ClientError, GenerateOptions
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.engine.queue import QueueLimits
+from tests.server.service.harness import Served, serving
+
+
+def requests_of(*texts: str) -> pb.GenerateBatchRequest:
+    items = [pb.BatchItem(tag=text[:1], sources=[pb.Source(text=text)]) for text in texts]
+    return pb.GenerateBatchRequest(items=items)
+
+
+def num_ended(served: Served, code: str) -> float:
+    labels = {"model_name": "echo", "method": "GenerateBatch", "code": code}
+    return served.metric("seq2seq_requests_total", **labels)
+
+
+async def answers(client: AsyncClient, sources, **options) -> dict[int, str | ClientError]:
+    found = {}
+    async for index, translated in client.generate_batch(sources, **options):
+        assert translated.source == sources[index]
+        assert index not in found
+        found[index] = translated.error or translated.text
+    return found
+
+
+def test_every_source_gets_the_answer_that_it_gets_alone():
+    texts = ["abc", "오늘은", "x" * 40] * 50
+
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            assert await answers(client, texts) == dict(enumerate(texts))
+            assert num_ended(served, "OK") == 150
+            assert await answers(client, []) == {}
+
+    asyncio.run(run())
+
+
+def test_an_answer_comes_when_it_is_complete_and_carries_its_tag():
+    async def run():
+        async with serving() as served:
+            call = served.stub.GenerateBatch(requests_of("long" * 10, "ab", "c"))
+            received = [answer async for answer in call]
+            assert [(answer.index, answer.tag) for answer in received] == [(2, "c"), (1, "a"), (0, "l")]
+            ids = {answer.response.request_id for answer in received}
+            assert len(ids) == 3
+            assert all(each.rpartition("-")[2] in "012" for each in ids)
+
+    asyncio.run(run())
+
+
+def test_a_source_that_is_refused_does_not_end_the_others():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            found = await answers(client, ["abc", "x" * 100, " ", "d"])
+            assert (found[0], found[3]) == ("abc", "d")
+            assert (found[1].code, found[1].is_about_the_text) == ("INVALID_ARGUMENT", True)
+            assert "100" in found[1].message or "101" in found[1].message
+            assert found[2].is_blank_source
+            assert num_ended(served, "OK") == 2
+            refused = served.metric(
+                "seq2seq_requests_total", model_name="echo", method="GenerateBatch", code="INVALID_ARGUMENT"
+            )
+            assert refused == 2
+
+    asyncio.run(run())
+
+
+def test_wrong_options_and_unknown_models_end_the_call():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            with pytest.raises(ClientError, match=r"INVALID_ARGUMENT.*beam_size"):
+                await answers(client, ["a", "b"], options=GenerateOptions(beam_size=99))
+            with pytest.raises(ClientError, match="NOT_FOUND"):
+                await answers(client, ["a"], model="other")
+
+    asyncio.run(run())
+
+
+def test_a_failed_step_fails_its_own_items_only():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            served.runner.error = RuntimeError("broken")
+            (error,) = (await answers(client, ["a"])).values()
+            assert (error.code, error.reason) == ("INTERNAL", "ENGINE_FAILED")
+            served.runner.error = None
+            assert await answers(client, ["a", "b"]) == {0: "a", 1: "b"}
+
+    asyncio.run(run())
+
+
+def test_a_batch_waits_for_a_full_queue():
+    """The queue takes one request; a batch of many ends anyway, without an error."""
+    texts = [f"text {number}" for number in range(30)]
+
+    async def run():
+        limits = QueueLimits(max_waiting_requests=1)
+        async with serving(queue=limits) as served, AsyncClient(served.address) as client:
+            assert await answers(client, texts) == dict(enumerate(texts))
+
+    asyncio.run(run())
+
+
+def test_a_caller_who_leaves_frees_every_slot():
+    async def run():
+        async with serving() as served:
+            served.runner.gate.clear()
+            call = served.stub.GenerateBatch(requests_of(*("abcdefgh" * 10)))
+            reading = asyncio.ensure_future(call.read())
+            await asyncio.to_thread(served.runner.stepping.wait, 20)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            served.runner.gate.set()
+            async with asyncio.timeout(20):
+                while served.app._calls.num_open:
+                    await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_a_source_of_another_type_is_refused_by_the_client():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            with pytest.raises(TypeError, match="a source must be"):
+                await answers(client, ["a", None])
+            ids = [[5, 6, 2], [7, 2]]
+            assert len(await answers(client, [{SOURCE_IDS: each} for each in ids])) == 2
+
+    asyncio.run(run())

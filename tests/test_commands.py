@@ -1,0 +1,63 @@
+"""A command whose packages are missing says in one line how to install them; all have a version."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from seq2seq_serve import __version__
+from seq2seq_serve.commands import needs_extra
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(arguments: str, path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments.split()],
+        cwd=ROOT,
+        env={"PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "missing", "extra"),
+    [
+        ("export huggingface a b", "safetensors", "huggingface,cpu"),
+        ("export huggingface a b", "torch", "huggingface,cpu"),
+        ("export a b", "pydantic", "export,cpu"),
+        ("server a", "grpc", "server,cpu"),
+        ("server a", "prometheus_client", "server,cpu"),
+        ("training train demo --out a", "torch", "training"),
+    ],
+)
+def test_a_missing_package_is_one_line(tmp_path, arguments, missing, extra):
+    (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError('it is missing', name={missing!r})")
+    done = run(arguments, tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"error: {missing} is missing: pip install -e '.[{extra}]'")
+
+
+def test_a_missing_part_of_ours_is_a_bug():
+    with pytest.raises(ModuleNotFoundError, match="nothing"), needs_extra("server"):
+        import seq2seq_serve.nothing  # noqa: F401
+
+
+@pytest.mark.parametrize("command", ["client", "server", "export", "export huggingface", "training"])
+def test_every_command_has_a_version(tmp_path, command):
+    done = run(f"{command} --version", tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"seq2seq-serve {__version__}\n", "")
+
+
+def test_help_names_the_command_as_it_was_called(monkeypatch, capsys):
+    from seq2seq_serve.client.__main__ import main
+
+    for called, name in (("/venv/bin/seq2seq", "seq2seq"), ("/clone/client/__main__.py", "python -m client")):
+        monkeypatch.setattr(sys, "argv", [called])
+        with pytest.raises(SystemExit):
+            main(["score", "--help"])
+        assert f'example: {name} score "' in capsys.readouterr().out
