@@ -38,7 +38,7 @@ COPY server server
 COPY client client
 COPY --from=kernels /app/kernels kernels
 # Byte code now, as a container can write none; unchecked, as nobody edits it there.
-RUN python -m compileall -q --invalidation-mode unchecked-hash bundle kernels protos server client
+RUN python -m compileall -q --invalidation-mode unchecked-hash seq2seq_serve bundle kernels protos server client
 
 FROM python:${PYTHON_VERSION}-slim-bookworm
 LABEL org.opencontainers.image.title="seq2seq-serve" \

@@ -106,7 +106,7 @@ lock: $(INSTALLED) ## choose anew the versions that the image has
 	$(PY) -m pip install --quiet uv
 	for runtime in cpu gpu; do $(PY) -m uv pip compile pyproject.toml --quiet --upgrade --universal --generate-hashes \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
-	  --extra server --extra $$runtime -o deploy/requirements-$$runtime.txt || exit 1; done
+	  --extra server --extra tracing --extra $$runtime -o deploy/requirements-$$runtime.txt || exit 1; done
 
 wheel: $(INSTALLED) ## build a wheel of everything, for this kind of machine, in dist/
 	rm -rf build dist

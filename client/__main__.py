@@ -24,11 +24,12 @@ from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files import WrongOutput
 from seq2seq_serve.client.flags import generation, make_parser, translation
 from seq2seq_serve.client.forms import CLIP, FEATURES, PICTURE, SENTENCES, SOUND, find_model
-from seq2seq_serve.client.output import message_dict, one_line, to_json
+from seq2seq_serve.client.output import one_line, to_json
 from seq2seq_serve.client.questions import answer, caption, transcribe
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.client.translate import translate
 from seq2seq_serve.client.wire import Tls
+from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Model, Version, VersionState
 
 # What `Model.max_source_length` counts, by form

@@ -6,8 +6,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from google.protobuf.message import Message
-
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Attention, GenerateOptions
 
@@ -17,26 +15,6 @@ _LINE_BREAKS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), "
 def to_json(content: dict[str, Any]) -> str:
     """Returns one line of JSON; characters of every alphabet stay as they are."""
     return json.dumps(content, ensure_ascii=False)
-
-
-def message_dict(message: Message) -> dict[str, Any]:
-    """Returns a message as a dict by field name; zeros are in it, unset optional fields are not.
-
-    protobuf's own JSON format writes 64-bit integers, such as token ids, as strings.
-    """
-    content: dict[str, Any] = {}
-    for field in message.DESCRIPTOR.fields:
-        if field.has_presence and not message.HasField(field.name):
-            continue
-        value = getattr(message, field.name)
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            of_value = field.message_type.fields_by_name["value"]
-            content[field.name] = {key: _value(of_value, each) for key, each in value.items()}
-        elif field.is_repeated:
-            content[field.name] = [_value(field, item) for item in value]
-        else:
-            content[field.name] = _value(field, value)
-    return content
 
 
 def error_dict(error: ClientError) -> dict[str, Any]:
@@ -90,11 +68,3 @@ def _rows(weights: Sequence[float], num_rows: int) -> list[list[float]]:
     width = len(weights) // max(1, num_rows)
     rounded = [round(weight, 6) for weight in weights]
     return [rounded[row * width : (row + 1) * width] for row in range(num_rows)]
-
-
-def _value(field: Any, value: Any) -> Any:
-    if isinstance(value, Message):
-        return message_dict(value)
-    if field.enum_type is not None:
-        return field.enum_type.values_by_number[value].name
-    return value

@@ -20,10 +20,11 @@ from seq2seq_serve.client.forms import (
     find_model,
     source_of,
 )
-from seq2seq_serve.client.output import length_advice, message_dict, one_line, to_json
+from seq2seq_serve.client.output import length_advice, one_line, to_json
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.client.wire import Value
 from seq2seq_serve.commands import needs_extra
+from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     FINISH_REASON_LENGTH,
     LONG_SOURCE_SPLIT,

@@ -25,7 +25,6 @@ from seq2seq_serve.client.many import STOPPING_CODES
 from seq2seq_serve.client.output import (
     error_dict,
     length_advice,
-    message_dict,
     one_line,
     to_json,
     valid_unicode,
@@ -33,6 +32,7 @@ from seq2seq_serve.client.output import (
 from seq2seq_serve.client.progress import Progress
 from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.client.sync import Client
+from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse
 
 

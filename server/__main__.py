@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = _parser()
     options = parse_settings(parser, arguments, os.environ, _MODEL_SETTINGS)
-    if not options.bundles and options.repository is None:
+    if not (options.bundles or options.model_name or options.repository):
         parser.error("there is nothing to serve: name a BUNDLE or a --repository")
     try:
         config = _config(options)
@@ -100,6 +100,11 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         queue=general.queue,
         runner=general.runner,
         models={name: _model_config(own) for name, own in options.models.items()},
+        named_bundles=dict(options.model_name),
+        max_connection_age_seconds=options.max_connection_age_seconds,
+        max_log_lines=options.max_log_lines,
+        slow_seconds=options.slow_seconds,
+        is_traced=options.tracing,
     )
 
 
@@ -146,6 +151,14 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="BUNDLE",
         help="a folder written by `python -m export`, or a folder with one of these for each version",
+    )
+    add(
+        "--model-name",
+        type=_named,
+        action="append",
+        default=[],
+        metavar="NAME=BUNDLE",
+        help="serve a BUNDLE under another name than its folder's; may be given several times",
     )
     add(
         "--repository",
@@ -265,9 +278,37 @@ def _parser() -> argparse.ArgumentParser:
         "load balancers can switch to other servers; Ctrl-C does not wait",
     )
     seconds("--drain-seconds", server.drain_seconds, "time for accepted requests to finish after that")
+    seconds(
+        "--max-connection-age-seconds",
+        server.max_connection_age_seconds,
+        "time after which a caller has to connect again, so that callers behind a balancer of connections "
+        "find new servers",
+    )
     add("--log-level", choices=LOG_LEVELS, default=server.log_level, help="default %(default)s")
     add("--log-format", choices=LOG_FORMATS, default=server.log_format, help="default %(default)s")
+    add(
+        "--max-log-lines",
+        type=int,
+        default=server.max_log_lines,
+        metavar="N",
+        help="log at most N calls in a second, and those that are slow or fail by the server's fault; 0 logs "
+        "only these (default %(default)s)",
+    )
+    seconds("--slow-seconds", server.slow_seconds, "a call that takes longer is slow")
+    add(
+        "--tracing",
+        action="store_true",
+        help="send spans of every call to a collector of OpenTelemetry, by default to http://localhost:4317; "
+        "OpenTelemetry's variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, apply",
+    )
     return parser
+
+
+def _named(text: str) -> tuple[str, Path]:
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=BUNDLE")
+    return name, Path(path)
 
 
 def _size(text: str) -> int:

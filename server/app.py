@@ -24,6 +24,10 @@ from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
 from seq2seq_serve.server.service.endpoint import Endpoint
 from seq2seq_serve.server.service.health import Health
+from seq2seq_serve.server.service.journal import Journal
+from seq2seq_serve.server.service.open_inference.service import InferenceService
+from seq2seq_serve.server.service.rest import RestService
+from seq2seq_serve.server.service.tracing import Tracing
 from seq2seq_serve.server.trimming import Trimmer, spare_what_lives
 
 Loader = Callable[[Path, ServerConfig, Deliveries, int], ServedModel]
@@ -49,7 +53,7 @@ class App:
     """
 
     def __init__(self, bundles: Sequence[Path], config: ServerConfig, loader: Loader) -> None:
-        self._shelf = Shelf(bundles, config.repository)
+        self._shelf = Shelf(bundles, config.repository, config.named_bundles)
         self._shelf.check_names(config.models)
         access = Access(config.access_file, is_repository_open=config.is_repository_open)
         self._config = config
@@ -59,7 +63,16 @@ class App:
         self._models = Models(self._metrics)
         self._health = Health(self._models)
         self._repository = Repository(self._shelf, self._models, self._load, self._health.refresh)
-        self._calls = Calls(self._models, self._metrics, access)
+        self._tracing = Tracing() if config.is_traced else None
+        journal = Journal(
+            self._metrics,
+            self._tracing,
+            max_lines=config.max_log_lines,
+            slow_seconds=config.slow_seconds,
+        )
+        self._calls = Calls(self._models, journal, access)
+        inference = InferenceService(self._models, self._repository, self._calls, self._health)
+        rest = RestService(inference, self._calls, access)
         self.http = HttpServer(
             config.host,
             config.metrics_port,
@@ -67,6 +80,7 @@ class App:
             descriptors=self._descriptors,
             unhealthy=self._health.unhealthy,
             unready=self._health.unready,
+            routes=rest.routes() if config.has_rest else (),
         )
         try:
             self.endpoint = Endpoint(
@@ -75,6 +89,7 @@ class App:
                 repository=self._repository,
                 calls=self._calls,
                 health=self._health,
+                inference=inference,
                 metrics=self._metrics,
                 access=access,
             )
@@ -161,6 +176,8 @@ class App:
         self._health.close()
         await self.endpoint.stop()
         self._calls.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.stop)
         await asyncio.to_thread(self.http.stop)
 
 

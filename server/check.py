@@ -31,7 +31,7 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
     if config.tls is not None:
         server_credentials(config.tls)
     Access(config.access_file)
-    shelf, num_used_bytes, is_any = Shelf(bundles, config.repository), 0, False
+    shelf, num_used_bytes, is_any = Shelf(bundles, config.repository, config.named_bundles), 0, False
     shelf.check_names(config.models)
     problem: ValueError | None = None
     for name in shelf.names:

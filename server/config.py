@@ -19,6 +19,7 @@ LOG_FORMATS = ("text", "json")
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _BYTES = re.compile(r"(\d+) ?(KiB|MiB|GiB|)", re.ASCII)
 _MAX_PORT = 65_535
+_LONGEST_AGE_SECONDS = 10**6  # gRPC counts milliseconds in 32 bits
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class ServerConfig:
         queue: Limits of the requests that wait for a slot of each instance of a model.
         runner: Settings of a model's runners.
         models: By name, models with other `queue` and `runner` settings.
+        named_bundles: By name, bundles whose models do not have the names of their folders.
+        max_connection_age_seconds: Time after which a connection of a caller is renewed.
+        max_log_lines: The most lines in one second about calls that are neither slow nor failed.
+        slow_seconds: Calls that take longer are slow.
+        is_traced: Whether spans of calls are sent to a collector of OpenTelemetry.
     """
 
     host: str = "127.0.0.1"
@@ -92,6 +98,11 @@ class ServerConfig:
     queue: QueueLimits = field(default_factory=QueueLimits)
     runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(shares_threads=True))
     models: Mapping[str, ModelConfig] = field(default_factory=dict)
+    named_bundles: Mapping[str, Path] = field(default_factory=dict)
+    max_connection_age_seconds: float = 600.0
+    max_log_lines: int = 100
+    slow_seconds: float = 10.0
+    is_traced: bool = False
 
     def __post_init__(self) -> None:
         for name in ("port", "metrics_port"):
@@ -104,14 +115,26 @@ class ServerConfig:
             )
         if self.port == self.metrics_port != 0:
             raise ValueError(f"port and metrics_port are both {self.port}, and must differ")
-        for name in ("notice_seconds", "drain_seconds"):
+        for name in ("notice_seconds", "drain_seconds", "slow_seconds"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 0 and finite")
+        if not 1 <= self.max_connection_age_seconds <= _LONGEST_AGE_SECONDS:
+            raise ValueError(
+                f"max_connection_age_seconds is {self.max_connection_age_seconds}, and must be from 1 to "
+                f"{_LONGEST_AGE_SECONDS}"
+            )
+        if self.max_log_lines < 0:
+            raise ValueError(f"max_log_lines is {self.max_log_lines}, and must be at least 0")
         for name, choices in (("log_level", LOG_LEVELS), ("log_format", LOG_FORMATS)):
             if getattr(self, name) not in choices:
                 raise ValueError(
                     f"{name} is {getattr(self, name)!r}, and must be one of {', '.join(choices)}"
                 )
+
+    @property
+    def has_rest(self) -> bool:
+        """Whether the HTTP port answers callers: not if others could read there what TLS encrypts."""
+        return self.tls is None or self.is_insecure or _is_loopback(self.host)
 
     def of_model(self, name: str) -> Self:
         """Returns the settings for one model."""

@@ -1,84 +1,91 @@
-"""The metrics port: /metrics for Prometheus, /healthz and /readyz for orchestrators and load balancers.
+"""The HTTP port: /metrics for Prometheus, /healthz and /readyz for orchestrators, and routes for callers.
 
-It is a small threaded WSGI server, so that it answers even while the event loop is busy.
+It has a thread and an event loop of its own, so that it answers probes even while the loop of gRPC is busy.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import socket
-import sys
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from socketserver import ThreadingMixIn
-from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
-from wsgiref.types import StartResponse, WSGIEnvironment
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import Any, TypeAlias
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry, make_asgi_app
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+from uvicorn import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from seq2seq_serve.server.descriptors import Descriptors
 
-_MAX_CONNECTIONS = 64
-_POLL_SECONDS = 0.1  # the thread checks this often whether it should end
-
-_log = logging.getLogger(__name__)
+_MAX_CONNECTIONS = 512
+_SILENT_SECONDS = 5  # a client has to send something, or a connection without a request is closed
+_BACKLOG = 128
 
 Probe = Callable[[], str | None]
+_Message: TypeAlias = MutableMapping[str, Any]
+_Receive: TypeAlias = Callable[[], Awaitable[_Message]]
+_Send: TypeAlias = Callable[[_Message], Awaitable[None]]
 
 
-class _ThreadingServer(ThreadingMixIn, WSGIServer):
-    """Has one thread for each connection; beyond a limit a new connection closes the oldest one."""
+class _Listener(socket.socket):
+    """Accepts a connection even if gRPC callers use all other descriptors."""
 
-    daemon_threads = True
-    request_queue_size = 128
     descriptors: Descriptors
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._open: dict[socket.socket, None] = {}  # in the order of their arrival
-        self._lock = threading.Lock()
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        """Accept a connection, even if gRPC callers use all other descriptors."""
+    def accept(self) -> tuple[socket.socket, Any]:
         with self.descriptors.reserved():
-            connection, address = super().get_request()
-        with self._lock:
-            if len(self._open) >= _MAX_CONNECTIONS:
-                oldest = next(iter(self._open))
-                del self._open[oldest]
-                with suppress(OSError):  # its client has closed it already
-                    oldest.shutdown(socket.SHUT_RDWR)  # this ends its thread
-            self._open[connection] = None
-        return connection, address
-
-    def handle_error(self, *_: Any) -> None:
-        """Log a bug; an error of the connection is not one."""
-        if not isinstance(sys.exception(), OSError):
-            _log.exception("the metrics port: a bug")
-
-    def close_request(self, request: Any) -> None:
-        """Remove a connection before the system can reuse its descriptor."""
-        with self._lock:
-            self._open.pop(request, None)
-        super().close_request(request)
+            return super().accept()
 
 
-class _ThreadingServer6(_ThreadingServer):
-    address_family = socket.AF_INET6
+class _Connection(H11Protocol):
+    """Closes itself if it is silent. Beyond a limit a new one closes the oldest, if possible an idle one."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.opened = self.loop.time()
+        self._close_if_silent()
+        if len(self.connections) > _MAX_CONNECTIONS:
+            others = (other for other in self.connections if isinstance(other, _Connection))
+            min(others, key=lambda other: (other.is_busy, other.opened)).transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._close_if_silent()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _close_if_silent(self) -> None:
+        if not self.is_busy and self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
 
-class _QuietHandler(WSGIRequestHandler):
-    timeout = 5.0  # seconds in which a client has to send something
+class _MetricsPage:
+    """The metrics of the process are read from files, which needs descriptors."""
 
-    def log_message(self, *args: object) -> None:
-        """Log nothing: a scrape every few seconds would fill the log."""
+    def __init__(self, registry: CollectorRegistry, descriptors: Descriptors) -> None:
+        self._page: Any = make_asgi_app(registry)
+        self._descriptors = descriptors
+
+    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        with self._descriptors.reserved():
+            await self._page(scope, receive, send)
 
 
 class HttpServer:
-    """Serves the metrics port from a thread of its own.
+    """Serves the HTTP port from a thread of its own.
 
     Owned by the app.
 
@@ -87,6 +94,7 @@ class HttpServer:
         descriptors: Their reserve is for this port.
         unhealthy: Returns why /healthz should answer 503, or None.
         unready: Returns the same for /readyz.
+        routes: Other pages.
 
     Raises:
         OSError: Another process uses the port, or the address cannot be used; the message names the case.
@@ -101,49 +109,78 @@ class HttpServer:
         descriptors: Descriptors,
         unhealthy: Probe,
         unready: Probe,
+        routes: Sequence[BaseRoute] = (),
     ) -> None:
-        self._metrics = make_wsgi_app(registry)
-        self._descriptors = descriptors
-        self._probes = {"/healthz": unhealthy, "/readyz": unready}
-        server_class = _ThreadingServer6 if ":" in host else _ThreadingServer
-        try:
-            self._server = make_server(
-                host, port, self._answer, server_class=server_class, handler_class=_QuietHandler
-            )
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise OSError(f"port {port} on {host} is in use: choose another --metrics-port") from error
-            raise OSError(f"cannot listen on port {port} of {host}: {error.strerror}") from error
-        self._server.descriptors = descriptors
-        self.port = self._server.server_port
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_SECONDS,), name="metrics-http", daemon=True
+        pages = [
+            Route("/metrics", _MetricsPage(registry, descriptors)),
+            Route("/healthz", _page(unhealthy)),
+            Route("/readyz", _page(unready)),
+            *routes,
+        ]
+        app = Starlette(routes=pages, exception_handlers={HTTPException: _refuse})
+        app.router.redirect_slashes = False
+        self._config = Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=_SILENT_SECONDS,
+            ws="none",
         )
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # callers can cause its warnings
+        self._listener = _listener(host, port)
+        self._listener.descriptors = descriptors
+        self.port: int = self._listener.getsockname()[1]
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Close the port and end the thread. Blocks for a moment."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        """Close the port and its connections, and end the thread. Blocks for a moment."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join()
 
-    def _answer(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        path = environ.get("PATH_INFO", "/")
-        if path == "/metrics":
-            with self._descriptors.reserved():  # the process metrics are read from files
-                body: Iterable[bytes] = self._metrics(environ, start_response)
-            return body
-        if path not in self._probes:
-            return _text(start_response, "404 Not Found", "try /metrics, /healthz or /readyz")
-        problem = self._probes[path]()
-        if problem is None:
-            return _text(start_response, "200 OK", "ok")
-        return _text(start_response, "503 Service Unavailable", problem)
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        state = ServerState()
+        server = await self._loop.create_server(
+            lambda: _Connection(self._config, state, {}), sock=self._listener, backlog=_BACKLOG
+        )
+        await self._stopping.wait()
+        server.close()
+        for connection in list(state.connections):
+            connection.transport.close()
 
 
-def _text(start_response: StartResponse, status: str, text: str) -> list[bytes]:
-    body = (text + "\n").encode()
-    start_response(
-        status, [("Content-Type", "text/plain; charset=utf-8"), ("Content-Length", str(len(body)))]
-    )
-    return [body]
+def _listener(host: str, port: int) -> _Listener:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = _Listener(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise OSError(f"port {port} on {host} is in use: choose another --metrics-port") from error
+        raise OSError(f"cannot listen on port {port} of {host}: {error.strerror}") from error
+    return listener
+
+
+def _page(probe: Probe) -> Callable[[Request], Awaitable[Response]]:
+    async def page(_request: Request) -> Response:
+        problem = probe()
+        return PlainTextResponse(f"{problem or 'ok'}\n", 200 if problem is None else 503)
+
+    return page
+
+
+async def _refuse(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    hint = "try /metrics, /healthz, /readyz or /v2" if error.status_code == 404 else error.detail
+    return PlainTextResponse(f"{hint}\n", error.status_code, error.headers)

@@ -37,6 +37,9 @@ STEP_BOUNDS = (
 # Rows of a step.
 BATCH_BOUNDS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024)
 
+# Tokens of a source or a target.
+LENGTH_BOUNDS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
+
 # Seconds of any RPC, as in gRPC's own middlewares.
 RPC_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -50,6 +53,7 @@ _RPC_TYPES = {
 
 _GO_NAMES = {"OK": "OK", "CANCELLED": "Canceled"}
 
+_MODES = ("greedy", "beam", "sampling", "score")
 _SUCCESS_REASONS = ("stop", "length", "abort")
 _FINISHED = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _WASTED_REASONS = {FinishReason.CANCELLED: "cancelled", FinishReason.DEADLINE: "deadline"}
@@ -94,6 +98,18 @@ class Metrics:
         self._requests = self._counter(
             "seq2seq_requests", "RPCs that reached a handler, by how they ended.", "method", "code"
         )
+        self._caller_requests = Counter(
+            "seq2seq_caller_requests",
+            "Calls by the name of the caller's token, and by how they ended.",
+            ("caller", "code"),
+            registry=self.registry,
+        )
+        self._caller_tokens = Counter(
+            "seq2seq_caller_tokens",
+            "Source and target tokens of these calls.",
+            ("caller", "side"),
+            registry=self.registry,
+        )
         self._rpcs_started = self._rpc_counter("started", "RPCs that began.")
         self._rpcs_handled = self._rpc_counter("handled", "RPCs that ended.", "grpc_code")
         self._rpc_messages_received = self._rpc_counter("msg_received", "Messages that were received.")
@@ -115,6 +131,16 @@ class Metrics:
             "seq2seq_e2e_request_latency_seconds",
             "From arrival to the end, of every accepted request, however it ended.",
             LATENCY_BOUNDS,
+            "mode",
+        )
+        self._source_length = self._histogram(
+            "seq2seq_request_prompt_tokens", "Source tokens of an accepted request.", LENGTH_BOUNDS
+        )
+        self._target_length = self._histogram(
+            "seq2seq_request_generation_tokens",
+            "Target tokens of an accepted request, of all its hypotheses.",
+            LENGTH_BOUNDS,
+            "mode",
         )
         self._queue = self._histogram(
             "seq2seq_request_queue_time_seconds", "From arrival to admission.", LATENCY_BOUNDS
@@ -146,6 +172,7 @@ class Metrics:
             "seq2seq_request_success",
             "Accepted requests that ended, by how: stop, length, abort.",
             "finished_reason",
+            "mode",
         )
         self._bounded = self._counter(
             "seq2seq_bounded_targets",
@@ -169,8 +196,8 @@ class Metrics:
             "seq2seq_engine_heartbeat_timestamp_seconds", "Unix time of the engine's last sign of life."
         )
 
-    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, (_MODEL,), buckets=bounds, registry=self.registry)
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...], *labels: str) -> Histogram:
+        return Histogram(name, text, (_MODEL, *labels), buckets=bounds, registry=self.registry)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, (_MODEL, *labels), registry=self.registry)
@@ -219,6 +246,12 @@ class Metrics:
         """
         self._requests.labels(model_name, method, code).inc()
 
+    def record_caller(self, name: str, code: str, num_source_tokens: int, num_target_tokens: int) -> None:
+        """Count a call of a caller with a token; `name` is the token's, from the access file."""
+        self._caller_requests.labels(name, code).inc()
+        self._caller_tokens.labels(name, "source").inc(num_source_tokens)
+        self._caller_tokens.labels(name, "target").inc(num_target_tokens)
+
     def rpc_series(self, service: str, method: str, *, is_stream_in: bool, is_stream_out: bool) -> RpcSeries:
         """Creates the time series of one method of one service."""
         return RpcSeries(self, (_RPC_TYPES[is_stream_in, is_stream_out], service, method))
@@ -239,12 +272,17 @@ class Metrics:
             for seconds in values:
                 histogram.observe(seconds)
         model.moved.inc(turn.moved_bytes)
-        for result in turn.results:
+        for update in turn.updates:
+            result, mode = update.result, update.request.mode
+            if result is None:
+                continue
             reason = result.finish_reason
-            model.e2e.observe(result.timings.total_seconds)
+            model.e2e[mode].observe(result.timings.total_seconds)
+            model.source_length.observe(result.num_source_tokens)
+            model.target_length[mode].observe(result.num_target_tokens)
             model.prompt_tokens.inc(result.num_source_tokens)
             model.generation_tokens.inc(result.num_target_tokens)
-            model.success[_FINISHED.get(reason, "abort")].inc()
+            model.success[_FINISHED.get(reason, "abort"), mode].inc()
             model.bounded.inc(result.num_bounded)
             if reason in _WASTED_REASONS:
                 model.wasted[_WASTED_REASONS[reason]].inc(result.num_target_tokens)
@@ -272,7 +310,9 @@ class _ModelSeries:
     """One model's time series, looked up once, because a look-up takes longer than a turn of the engine."""
 
     def __init__(self, metrics: Metrics, name: str) -> None:
-        self.e2e = metrics._e2e.labels(name)
+        self.e2e = {mode: metrics._e2e.labels(name, mode) for mode in _MODES}
+        self.source_length = metrics._source_length.labels(name)
+        self.target_length = {mode: metrics._target_length.labels(name, mode) for mode in _MODES}
         self.queue = metrics._queue.labels(name)
         self.encode = metrics._encode.labels(name)
         self.first_token = metrics._first_token.labels(name)
@@ -283,5 +323,9 @@ class _ModelSeries:
         self.generation_tokens = metrics._generation_tokens.labels(name)
         self.bounded = metrics._bounded.labels(name)
         self.moved = metrics._moved.labels(name)
-        self.success = {reason: metrics._success.labels(name, reason) for reason in _SUCCESS_REASONS}
+        self.success = {
+            (reason, mode): metrics._success.labels(name, reason, mode)
+            for reason in _SUCCESS_REASONS
+            for mode in _MODES
+        }
         self.wasted = {reason: metrics._wasted.labels(name, reason) for reason in _WASTED_REASONS.values()}

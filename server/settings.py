@@ -67,7 +67,7 @@ def parse_settings(
         variable = PREFIX + name.upper()
         if variable in environment:
             value = environment[variable]
-            given = value.split(os.pathsep) if action.nargs == "*" else value
+            given = value.split(os.pathsep) if _is_list(action) else value
             parser.set_defaults(**{action.dest: _checked(parser, action, given, variable)})
     options = parser.parse_args(arguments)
     options.models = {}
@@ -126,11 +126,15 @@ def _converted(action: argparse.Action, value: Any) -> Any:
         if truth is None:
             raise ValueError(f"{value!r} is neither true nor false")
         return action.const if truth else not action.const
-    if action.nargs == "*":
+    if _is_list(action):
         if not isinstance(value, list):
             raise TypeError(f"{value!r} is not a list")
         return [_one(action, one) for one in value]
     return _one(action, value)
+
+
+def _is_list(action: argparse.Action) -> bool:
+    return action.nargs == "*" or isinstance(action, argparse._AppendAction)
 
 
 def _one(action: argparse.Action, value: Any) -> Any:

@@ -22,6 +22,8 @@ def test_the_image_installs_what_the_server_needs_pinned_and_hashed(runtime):
         name, version = re.match(r"(\S+)==([^\s;]+)", line).groups()
         pinned.setdefault(canonicalize_name(name), []).append(version)
         assert " --hash=sha256:" in line, name
-    for wanted in map(Requirement, [*project["dependencies"], *extras["server"], *extras[runtime]]):
+    for wanted in map(
+        Requirement, [*project["dependencies"], *extras["server"], *extras["tracing"], *extras[runtime]]
+    ):
         versions = pinned[canonicalize_name(wanted.name)]
         assert all(wanted.specifier.contains(version) for version in versions), (wanted, versions)

@@ -212,6 +212,13 @@ class Request:
     num_alternatives: int = 0
     is_bounded: bool = False
 
+    @property
+    def mode(self) -> str:
+        """How it is decoded: greedy, beam, sampling or score."""
+        if self.is_score:
+            return "score"
+        return "beam" if self.beam is not None else "sampling" if self.sampling is not None else "greedy"
+
     @functools.cached_property
     def is_plain(self) -> bool:
         """Whether a step only has to select its most probable token."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,20 +41,24 @@ class Shelf:
         bundles: One folder for each model, whose name is the folder's: a bundle, or a folder with one bundle
             for each version.
         folder: A repository: it contains such a folder for each further model; None is off.
+        named: Such folders by the names of their models, which come first.
 
     Raises:
         ValueError: Two bundles have the same name, a name is not UTF-8, or `folder` is not a folder.
     """
 
-    def __init__(self, bundles: Sequence[Path], folder: Path | None) -> None:
-        self._bundles = {path.resolve().name: path for path in bundles}
+    def __init__(
+        self, bundles: Sequence[Path], folder: Path | None, named: Mapping[str, Path] | None = None
+    ) -> None:
+        given = [*(named or {}).items(), *((path.resolve().name, path) for path in bundles)]
+        self._bundles = dict(given)
         self._folder = folder
         self._skipped: set[Path] = set()
         for name in self._bundles:
             if not _is_text(name):
                 raise ValueError(f"the name of the bundle {name!a} is not UTF-8: rename the folder")
-        if len(self._bundles) < len(bundles):
-            raise ValueError("two bundles have the same name: rename one of the folders")
+        if len(self._bundles) < len(given):
+            raise ValueError("two bundles have the same name: name one of them by --model-name NAME=FOLDER")
         if folder is not None and not folder.is_dir():
             raise ValueError(f"the repository {folder} is not a folder: name an existing one")
         hidden = [path.name for path in self._children(folder)] if folder is not None else []

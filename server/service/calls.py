@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,11 +16,11 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
-from seq2seq_serve.server.errors import InvalidRequest, Overloaded, Unavailable
+from seq2seq_serve.server.errors import InvalidRequest, LoadFailed, Overloaded, ServerError, Unavailable
 from seq2seq_serve.server.futures import retrieve
-from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.served import Models, ServedModel
 from seq2seq_serve.server.service.access import Access, Caller
+from seq2seq_serve.server.service.journal import Journal, Work
 from seq2seq_serve.server.service.lanes import Lane, has_room
 from seq2seq_serve.server.service.status import (
     MAX_REQUEST_ID_LENGTH,
@@ -27,14 +28,16 @@ from seq2seq_serve.server.service.status import (
     Metadata,
     given_request_id,
     request_id_of,
+    status_of,
 )
 from seq2seq_serve.server.service.text_threads import Checkpoint, TextThreads
 
-Context = aio.ServicerContext[Any, Any]
 _Message = TypeVar("_Message")
 _Answer = TypeVar("_Answer", bound=Message)
 _Built = TypeVar("_Built")
 
+# The size of a message after decompression: gRPC's own default, far more than a text that can be served.
+MAX_REQUEST_BYTES = 4 * 2**20
 MAX_ANSWER_BYTES = 16 * 2**20
 _SMALL_ANSWER_BYTES = 2**16  # built in about a millisecond
 _MAX_HELD_BYTES = 2**28  # of large requests whose calls are open
@@ -54,15 +57,18 @@ class Call:
     """One RPC while it is handled; owned by its handler.
 
     Attributes:
+        service: The full name of its service.
         method: The name of the RPC.
         request_id: The id that the caller sent, or a new one.
         caller: The sender.
         arrival: `time.monotonic()` when the call came.
         deadline: The time on the same clock when the caller stops waiting; None for never.
-        context: gRPC's context of the call.
+        metadata: The metadata that the caller sent.
+        write: Sends a message of a stream.
         models: The served models.
         answers: The thread that builds large answers.
         texts: The threads that cut long texts and decode pictures.
+        work: What the engine did for it so far.
         is_probe: Whether the call is for the health or reflection service. Probes are not counted as
             requests, and a server that drains does not wait for them.
         model_name: The name of the served model, once it is known.
@@ -70,24 +76,33 @@ class Call:
         is_counted_by_request: Whether the handler counts each request in the call, in place of the call.
     """
 
+    service: str
     method: str
     request_id: str
     caller: Caller
     arrival: float
     deadline: float | None
-    context: Context
+    metadata: Metadata
+    write: Callable[[Message], Awaitable[None]]
     models: Models
     answers: Lane
     texts: TextThreads
+    work: Work
     is_probe: bool = False
     model_name: str = ""
     num_held_bytes: int = 0
     is_counted_by_request: bool = False
 
     @property
-    def metadata(self) -> Metadata:
-        """The metadata that the caller sent."""
-        return self.context.invocation_metadata() or ()
+    def names(self) -> dict[str, Any]:
+        """The fields of every log line about it."""
+        return {"request_id": self.request_id, "method": self.method}
+
+    def part(self, number: int) -> Call:
+        """Returns a call for one of the requests that this call brings, which is counted by itself."""
+        return dataclasses.replace(
+            self, request_id=f"{self.request_id}-{number}", arrival=time.monotonic(), work=Work()
+        )
 
     def check_id(self) -> None:
         """Refuses an id that cannot be logged and sent back.
@@ -147,7 +162,7 @@ class Call:
             InvalidRequest: The message is too long.
         """
         try:
-            await self.context.write(sized(message))
+            await self.write(sized(message))
         except aio.InternalError as error:  # gRPC fails a write that waits before it cancels the handler
             raise asyncio.CancelledError from error
 
@@ -158,9 +173,9 @@ class Calls:
     Owned by the app; used on the event loop only.
     """
 
-    def __init__(self, models: Models, metrics: Metrics, access: Access) -> None:
-        self._models = models
-        self._metrics = metrics
+    def __init__(self, models: Models, journal: Journal, access: Access) -> None:
+        self.models = models
+        self._journal = journal
         self._access = access
         self.num_open = 0
         self._num_opened = 0
@@ -171,20 +186,40 @@ class Calls:
         self._answers = Lane("answers")
         self._texts = TextThreads()
 
-    def open(self, service: str, method: str, context: Context) -> Call:
-        """Returns the record of a new call; `close_call` must follow."""
+    def open(
+        self,
+        service: str,
+        method: str,
+        *,
+        metadata: Metadata | None,
+        peer: str,
+        remaining_seconds: float | None,
+        write: Callable[[Message], Awaitable[None]],
+    ) -> Call:
+        """Returns the record of a new call; `close_call` must follow.
+
+        Args:
+            service: The full name of the service.
+            method: The name of the method.
+            metadata: The metadata that the caller sent.
+            peer: gRPC's name of the other end of the connection, such as `ipv4:10.0.0.7:50124`.
+            remaining_seconds: The time until the caller stops waiting; None for ever.
+            write: Sends a message of a stream.
+        """
         arrival = time.monotonic()
-        remaining: float | None = context.time_remaining()
         call = Call(
+            service,
             method,
-            request_id_of(context.invocation_metadata()),
-            self._access.caller_of(context.invocation_metadata(), context.peer()),
+            request_id_of(metadata),
+            self._access.caller_of(metadata, peer),
             arrival,
-            None if remaining is None else arrival + remaining,
-            context,
-            self._models,
+            None if remaining_seconds is None else arrival + remaining_seconds,
+            metadata or (),
+            write,
+            self.models,
             self._answers,
             self._texts,
+            Work(),
             is_probe=service.startswith(_PROBES),
         )
         if not call.is_probe:
@@ -271,13 +306,43 @@ class Calls:
             if num_quiet == num_needed:
                 return
 
+    async def settle(self, call: Call, answering: Awaitable[_Built]) -> _Built | Exception:
+        """Awaits the answer of a call, and counts the call. Returns the error of one that fails.
+
+        A call with `is_counted_by_request` set is counted here only if it fails.
+
+        Raises:
+            CancelledError: The caller has left.
+        """
+        try:
+            try:
+                answered = await answering
+            except aio.InternalError:  # gRPC fails a write that waits before it cancels the handler
+                raise asyncio.CancelledError from None
+        except asyncio.CancelledError:
+            self.count(call, call.code_of_leaving())
+            raise
+        except Exception as error:
+            code, _ = status_of(error)
+            if not isinstance(error, ServerError):
+                _log.error(
+                    "%s %s: a bug",
+                    call.request_id,
+                    call.method,
+                    exc_info=error,
+                    extra={"fields": call.names},
+                )
+            elif isinstance(error, LoadFailed):
+                _log.error("%s %s: %s", call.request_id, call.method, error, extra={"fields": call.names})
+            self.count(call, code)  # before the answer, because the caller may read the metrics next
+            return error
+        if not call.is_counted_by_request:
+            self.count(call, grpc.StatusCode.OK)
+        return answered
+
     def count(self, call: Call, code: grpc.StatusCode) -> None:
-        """Records how a call, or a request of it, ended in the metrics and the log."""
-        if call.is_probe:
-            return
-        self._metrics.record_rpc(model_name=call.model_name, method=call.method, code=code.name)
-        seconds = time.monotonic() - call.arrival
-        _log.debug("%s %s %s in %.6f s", call.request_id, call.method, code.name, seconds)
+        """Records how a call, or a request of it, ended."""
+        self._journal.record(call, code)
 
 
 def check_answer_bytes(num_bytes: int) -> None:

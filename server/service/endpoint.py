@@ -21,7 +21,7 @@ from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.repository import Repository
 from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.access import Access
-from seq2seq_serve.server.service.calls import MAX_ANSWER_BYTES, Calls
+from seq2seq_serve.server.service.calls import MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, Calls
 from seq2seq_serve.server.service.health import HEALTH_SERVICE, SERVICE_NAMES, Health, HealthService
 from seq2seq_serve.server.service.interception import Interceptor
 from seq2seq_serve.server.service.open_inference.service import InferenceService
@@ -29,8 +29,6 @@ from seq2seq_serve.server.service.seq2seq.repository import RepositoryService
 from seq2seq_serve.server.service.seq2seq.service import Seq2SeqService
 from seq2seq_serve.server.service.tls import server_credentials
 
-# The size of a message after decompression: gRPC's own default, far more than a text that can be served.
-MAX_REQUEST_BYTES = 4 * 2**20
 _MAX_PENDING_CALLS = 100_000
 # Open calls of one connection; its client makes further calls wait. This is four times the default size of a
 # queue: a gateway with one connection can fill queues and slots, and then gets refusals with a retry delay
@@ -56,9 +54,7 @@ _OPTIONS = (
     # Clients open another one for their next call.
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.max_connection_idle_ms", 120_000),
-    # Connections are renewed, so that clients behind a connection balancer spread over new servers. Calls get
-    # another ten minutes to end.
-    ("grpc.max_connection_age_ms", 600_000),
+    # Calls of a connection that is renewed get ten minutes to end.
     ("grpc.max_connection_age_grace_ms", 600_000),
 )
 
@@ -85,17 +81,22 @@ class Endpoint:
         repository: Repository,
         calls: Calls,
         health: Health,
+        inference: InferenceService,
         metrics: Metrics,
         access: Access,
     ) -> None:
         host, port, tls = config.host, config.port, config.tls
-        self._server = aio.server(interceptors=[Interceptor(calls, access, metrics)], options=_OPTIONS)
+        # Connections are renewed, so that clients behind a connection balancer spread over new servers.
+        age = ("grpc.max_connection_age_ms", round(1000 * config.max_connection_age_seconds))
+        self._server = aio.server(
+            interceptors=[Interceptor(calls, access, metrics)], options=(*_OPTIONS, age)
+        )
         add_Seq2SeqServicer_to_server(Seq2SeqService(models, calls), self._server)  # type: ignore[no-untyped-call]
         add_RepositoryServicer_to_server(  # type: ignore[no-untyped-call]
             RepositoryService(repository), self._server
         )
         add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            InferenceService(models, repository, calls, health), self._server
+            inference, self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(HealthService(health), self._server)
         if config.has_reflection:

@@ -16,14 +16,15 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
-from seq2seq_serve.server.errors import InvalidRequest, LoadFailed, ServerError
+from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.metrics import Metrics, RpcSeries
 from seq2seq_serve.server.service.access import Access
-from seq2seq_serve.server.service.calls import Call, Calls, Context
+from seq2seq_serve.server.service.calls import Call, Calls
 from seq2seq_serve.server.service.status import abort, status_of
 from seq2seq_serve.server.service.wire import MAX_FIELDS, TooManyElements, check_elements
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the types only
+Context: TypeAlias = "aio.ServicerContext[Any, Any]"
 Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable["Handler | None"]]
 
 # A field takes at least two bytes, so a message of this length cannot have too many, and is not checked.
@@ -96,45 +97,38 @@ class Interceptor(aio.ServerInterceptor):
             return None
 
         async def handle(given: Any, context: Context) -> Any:
-            call = self._calls.open(service, method, context)
+            call = self._calls.open(
+                service,
+                method,
+                metadata=context.invocation_metadata(),
+                peer=context.peer(),
+                remaining_seconds=context.time_remaining(),
+                write=context.write,
+            )
             answering = answer(given, call)
             del given
-            return await self._ended(answering, call, series)
+            return await self._ended(answering, call, series, context)
 
         received = _counting(None, series.note_received)
         wrapped: Handler = make(handle, received, _counting(handler.response_serializer, series.note_sent))
         return wrapped
 
-    async def _ended(self, answering: Awaitable[Any], call: Call, series: RpcSeries) -> Any:
-        """Returns the answer of a call. An error that its handler raises becomes the call's status.
-
-        A call with `is_counted_by_request` set is counted here only if it fails.
-        """
+    async def _ended(self, answering: Awaitable[Any], call: Call, series: RpcSeries, context: Context) -> Any:
+        """Returns the answer of a call. An error that its handler raises becomes the call's status."""
         series.note_start()
         refusal: Exception | None = None
         code = grpc.StatusCode.OK
         try:
-            try:
-                answered = await answering
-            except aio.InternalError:  # gRPC fails a write that waits before it cancels the handler
-                raise asyncio.CancelledError from None
-            except Exception as error:
-                refusal = error
-            if refusal is None:
-                if not call.is_counted_by_request:
-                    self._calls.count(call, code)
-                return answered
+            outcome = await self._calls.settle(call, answering)
+            if not isinstance(outcome, Exception):
+                return outcome
+            refusal = outcome
+            del outcome
             code, _ = status_of(refusal)
-            if not isinstance(refusal, ServerError):
-                _log.error("%s %s: a bug", call.request_id, call.method, exc_info=refusal)
-            elif isinstance(refusal, LoadFailed):
-                _log.error("%s %s: %s", call.request_id, call.method, refusal)
-            self._calls.count(call, code)  # first, because the caller may read the metrics next
-            await abort(call.context, refusal, call.request_id)
+            await abort(context, refusal, call.request_id)
         except (asyncio.CancelledError, aio.AbortError) as error:
             if refusal is None:
                 code = call.code_of_leaving()
-                self._calls.count(call, code)
             # gRPC keeps the error that ended a call. Without this, the error's frames would keep the caller's
             # message alive until the garbage collector runs.
             error.__context__ = None

@@ -3,8 +3,9 @@ import json
 import pytest
 
 from seq2seq_serve.client import ClientError, FieldViolation
-from seq2seq_serve.client.output import attention_dict, error_dict, message_dict, one_line, to_json
+from seq2seq_serve.client.output import attention_dict, error_dict, one_line, to_json
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.dicts import message_dict
 
 
 def test_a_message_keeps_its_field_names_its_zeros_and_its_numbers():

@@ -20,10 +20,22 @@ from seq2seq_serve.server.engine.records import (
     Selected,
     Sequence,
 )
+from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.training.evaluation import selection
 
 START_ID, EOS_ID, VOCAB_SIZE = 1, 2, 97
 SOURCE = "source_ids"
+
+
+def sample_value(metrics: Metrics, name: str, labels: Mapping[str, str]) -> float | None:
+    """The sum of all values with these labels, whatever others they have; None without any."""
+    found = [
+        sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    return sum(found) if found else None
 
 
 def next_token(source: tuple[int, ...], fed: list[int]) -> int:

@@ -9,7 +9,7 @@ import pytest
 from grpc import aio
 
 from seq2seq_serve.client import AsyncClient, ClientError
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, Source
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, ListModelsRequest, Source
 from seq2seq_serve.server.app import App
 from seq2seq_serve.server.config import ModelConfig
 from seq2seq_serve.server.models.loading import load_model
@@ -147,8 +147,18 @@ def test_a_repository_without_a_model_is_worth_a_warning(tmp_path, caplog):
 
 def test_two_bundles_of_one_name_are_refused():
     bundles = [Path("a/echo"), Path("b/echo")]
-    with pytest.raises(ValueError, match="two bundles have the same name: rename one of the folders"):
+    with pytest.raises(ValueError, match="two bundles have the same name: name one of them by --model-name"):
         App(bundles, local_config(), loader=load_model)
+
+
+def test_a_bundle_is_served_under_a_name_of_its_own():
+    async def run():
+        named = {"ko-en": Path("a/echo")}
+        async with serving(names=("echo", "ko-en"), bundles=[Path("echo")], named_bundles=named) as served:
+            answer = await served.stub.ListModels(ListModelsRequest())
+            assert [model.name for model in answer.models] == ["ko-en", "echo"]
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("which", ["port", "metrics_port"])

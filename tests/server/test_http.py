@@ -51,7 +51,7 @@ def test_probe_says_what_is_wrong_and_recovers(server, problems, path, name):
 def test_unknown_page_names_the_known_ones(server):
     status, text = fetch(server.port, "/")
     assert status == 404
-    assert text == "try /metrics, /healthz or /readyz\n"
+    assert text == "try /metrics, /healthz, /readyz or /v2\n"
 
 
 def test_port_in_use_is_said_in_one_line(server):
@@ -96,7 +96,7 @@ def test_probes_answer_when_callers_have_taken_every_descriptor(server, path):
         lowest = os.dup(client.fileno())
         callers.callback(os.close, lowest)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 3, hard))
-        server._descriptors.limit = lowest + 3
+        server._listener.descriptors.limit = lowest + 3
         try:
             with suppress(OSError):
                 while True:
@@ -107,10 +107,12 @@ def test_probes_answer_when_callers_have_taken_every_descriptor(server, path):
 
 
 def test_a_newcomer_takes_the_place_of_the_connection_that_is_open_longest(server, monkeypatch, capfd):
-    monkeypatch.setattr(http._QuietHandler, "timeout", 0.01)
-    with socket.create_connection(("127.0.0.1", server.port), 20) as silent:
-        assert silent.recv(1) == b""
-    monkeypatch.setattr(http._QuietHandler, "timeout", 20)
+    for begun in (b"", b"GET /heal"):
+        server._config.timeout_keep_alive = 0.01
+        with socket.create_connection(("127.0.0.1", server.port), 20) as silent:
+            silent.sendall(begun)
+            assert silent.recv(1) == b""
+    server._config.timeout_keep_alive = 20
     monkeypatch.setattr(http, "_MAX_CONNECTIONS", 3)
     with ExitStack() as stack:
         idle = [

@@ -181,6 +181,9 @@ def test_flags_of_the_provider_reach_the_runner():
         (["b", "--threads", "0"], "--threads: it is 0, and must be at least 1"),
         (["b", "--prov", "cpu"], "unrecognized arguments: --prov"),
         (["b", "--provider", "tpu"], "argument --provider: invalid choice: 'tpu'"),
+        (["--model-name", "demo"], "argument --model-name: 'demo' is not NAME=BUNDLE"),
+        (["b", "--max-connection-age-seconds", "0"], "max_connection_age_seconds is 0.0, and must be from 1"),
+        (["b", "--max-log-lines", "-1"], "max_log_lines is -1, and must be at least 0"),
         (["b", "--max-waiting-requests", "0"], "--max-waiting-requests: it is 0, and must be at least 1"),
     ],
 )

@@ -8,11 +8,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from seq2seq_serve.server.engine.records import FinishReason, Load, Result, Timings, Turn, Update
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFailed
 from seq2seq_serve.server.metrics import LATENCY_BOUNDS, STEP_BOUNDS, Metrics
+from tests.server.fakes import make_request, sample_value
 
 GRPC_NAMES = {f"grpc_server_{name}": "counter" for name in ("started", "handled", "msg_received", "msg_sent")}
 NAMES = GRPC_NAMES | {
     "grpc_server_handling_seconds": "histogram",
     "seq2seq_requests": "counter",
+    "seq2seq_caller_requests": "counter",
+    "seq2seq_caller_tokens": "counter",
+    "seq2seq_request_prompt_tokens": "histogram",
+    "seq2seq_request_generation_tokens": "histogram",
     "seq2seq_e2e_request_latency_seconds": "histogram",
     "seq2seq_request_queue_time_seconds": "histogram",
     "seq2seq_encode_time_seconds": "histogram",
@@ -72,16 +77,17 @@ def result(reason: FinishReason, num_target_tokens: int, error: Exception | None
 
 
 def turn_of(*results: Result) -> Turn:
-    return Turn(tuple(Update(None, {}, each) for each in results))  # type: ignore[arg-type]
+    return Turn(tuple(Update(make_request((5, 2)), {}, each) for each in results))
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
-    return metrics.registry.get_sample_value(name, {"model_name": "echo"} | labels)
+    return sample_value(metrics, name, {"model_name": "echo"} | labels)
 
 
 def test_the_names_and_types_are_those_of_the_design_and_no_others():
     metrics = metrics_of()
     metrics.record_rpc(model_name="echo", method="Generate", code="OK")
+    metrics.record_caller("shop", "OK", 3, 4)
     families = list(text_string_to_metric_families(generate_latest(metrics.registry).decode()))
     assert {family.name: family.type for family in families} == NAMES
 

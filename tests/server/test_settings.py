@@ -28,6 +28,14 @@ def test_the_command_line_comes_before_the_environment_and_that_before_the_file(
     assert (options.max_slots, options.port, options.host) == (1, 2, "c")
 
 
+def test_bundles_with_names_are_lists_everywhere(settings):
+    named = [("a", Path("b")), ("c", Path("d=e"))]
+    assert settings('model_name = ["a=b", "c=d=e"]').model_name == named
+    assert settings("", {"SEQ2SEQ_MODEL_NAME": "a=b:c=d=e"}).model_name == named
+    assert settings("", {}, "--model-name", "a=b", "--model-name", "c=d=e").model_name == named
+    assert _config(settings("", {}, "--model-name", "a=b")).named_bundles == {"a": Path("b")}
+
+
 def test_every_kind_of_setting_can_come_from_either(settings, tmp_path):
     file = """
         bundles = ["one", "two"]

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import itertools
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -44,7 +43,7 @@ _MAX_OPEN_IN_STREAM = 64  # requests; the next one is read when one of them is a
 
 _log = logging.getLogger(__name__)
 
-_Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
+Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
 
 
 class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
@@ -155,10 +154,9 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
             code = grpc.StatusCode.OK
             failed = pb.ModelInferResponse(model_name=message.model_name, id=message.id)
             try:
-                with call.using(message.model_name, message.model_version) as model:
-                    inference = read_inference(message, model)
-                    del message
-                    await self._answer_in_stream(inference, model, call, write)
+                answering = self.answer_in_stream(message, call, write)
+                del message
+                await answering
             except asyncio.CancelledError:
                 code = call.code_of_leaving()
                 raise
@@ -167,7 +165,7 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
                 if is_strict:
                     raise
                 if not isinstance(error, ServerError):
-                    _log.exception("%s ModelStreamInfer: a bug", call.request_id)
+                    _log.exception("%s %s: a bug", call.request_id, call.method, extra={"fields": call.names})
                 await write(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
             finally:
                 self._calls.count(call, code)
@@ -188,9 +186,7 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
                         if message is None:
                             break
                         await room.acquire()
-                        request_id = f"{call.request_id}-{number}"
-                        its = dataclasses.replace(call, request_id=request_id, arrival=time.monotonic())
-                        tasks.create_task(answer(message, its))
+                        tasks.create_task(answer(message, call.part(number)))
                         del message
             except ExceptionGroup as group:
                 refusal = group.with_traceback(None).exceptions[0]
@@ -199,8 +195,19 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
         finally:
             del refusal  # its frames refer to it and to messages
 
+    async def answer_in_stream(self, message: pb.ModelInferRequest, call: Call, write: Write) -> None:
+        """Answers one request with a response for each piece.
+
+        Raises:
+            ServerError: The request is refused or fails.
+        """
+        with call.using(message.model_name, message.model_version) as model:
+            inference = read_inference(message, model)
+            del message  # its inputs would take memory while the request waits
+            await self._answer_in_stream(inference, model, call, write)
+
     async def _answer_in_stream(
-        self, inference: Inference, model: ServedModel, call: Call, write: _Write
+        self, inference: Inference, model: ServedModel, call: Call, write: Write
     ) -> None:
         if len(inference.rows) != 1 or inference.rows[0].options.num_hypotheses > 1:
             raise InvalidRequest(

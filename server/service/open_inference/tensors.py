@@ -7,6 +7,7 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from seq2seq_serve.server.errors import InvalidRequest
 BYTES, INT64, INT32, UINT8, FP32 = "BYTES", "INT64", "INT32", "UINT8", "FP32"
 
 _RAW_DTYPES = {INT64: "<i8", INT32: "<i4", UINT8: "u1", FP32: "<f4"}
-_TYPED_FIELDS = {
+TYPED_FIELDS = {
     INT64: "int64_contents",
     INT32: "int_contents",
     UINT8: "uint_contents",
@@ -28,6 +29,9 @@ _LENGTH = struct.Struct("<I")  # precedes every element of BYTES in raw contents
 _MAX_AXES = 8
 _MAX_RAW, _MAX_TYPED = 2**22, 2**20  # elements of a tensor; each typed one becomes an object
 MAX_ROWS = 256  # rows of a request, and elements of a BYTES tensor
+
+
+_Spec: TypeAlias = pb.ModelInferRequest.InferInputTensor | pb.ModelInferResponse.InferOutputTensor
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,9 @@ def read_tensors(message: pb.ModelInferRequest) -> dict[str, Tensor]:
         field = f"inputs[{index}]"
         if spec.name in tensors:
             raise InvalidRequest(f"two inputs are named {spec.name[:100]!r}", field=f"{field}.name")
-        if spec.datatype not in _TYPED_FIELDS:
+        if spec.datatype not in TYPED_FIELDS:
             raise InvalidRequest(
-                f"datatype is {spec.datatype[:100]!r}, and must be one of {', '.join(_TYPED_FIELDS)}",
+                f"datatype is {spec.datatype[:100]!r}, and must be one of {', '.join(TYPED_FIELDS)}",
                 field=f"{field}.datatype",
             )
         if len(spec.shape) > _MAX_AXES or any(size < 0 for size in spec.shape):
@@ -91,13 +95,29 @@ def write_tensors(message: pb.ModelInferResponse, tensors: Sequence[Tensor], *, 
     for tensor in tensors:
         output = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.array.shape)
         elements = tensor.array.ravel()
-        if not is_raw:
-            getattr(output.contents, _TYPED_FIELDS[tensor.datatype]).extend(elements.tolist())
-        elif tensor.datatype == BYTES:
-            raw = b"".join(_LENGTH.pack(len(element)) + element for element in elements)
-            message.raw_output_contents.append(raw)
+        if is_raw:
+            message.raw_output_contents.append(raw_contents(tensor))
         else:
-            message.raw_output_contents.append(elements.astype(_RAW_DTYPES[tensor.datatype]).tobytes())
+            getattr(output.contents, TYPED_FIELDS[tensor.datatype]).extend(elements.tolist())
+
+
+def raw_contents(tensor: Tensor) -> bytes:
+    """Returns the elements, little-endian; an element of BYTES follows its length."""
+    elements = tensor.array.ravel()
+    if tensor.datatype == BYTES:
+        return b"".join(_LENGTH.pack(len(element)) + element for element in elements)
+    raw: bytes = elements.astype(_RAW_DTYPES[tensor.datatype]).tobytes()
+    return raw
+
+
+def read_outputs(message: pb.ModelInferResponse) -> list[Tensor]:
+    """Returns the outputs that `write_tensors` appended."""
+    tensors = []
+    for index, spec in enumerate(message.outputs):
+        size, raw = math.prod(spec.shape), message.raw_output_contents
+        array = _from_raw(raw[index], spec.datatype, size, "") if raw else _from_typed(spec, size, "")
+        tensors.append(Tensor(spec.name, spec.datatype, array.reshape(tuple(spec.shape))))
+    return tensors
 
 
 def bytes_array(texts: Sequence[str], shape: tuple[int, ...]) -> Array:
@@ -105,8 +125,8 @@ def bytes_array(texts: Sequence[str], shape: tuple[int, ...]) -> Array:
     return _objects([text.encode() for text in texts]).reshape(shape)
 
 
-def _from_typed(spec: pb.ModelInferRequest.InferInputTensor, size: int, field: str) -> Array:
-    name = _TYPED_FIELDS[spec.datatype]
+def _from_typed(spec: _Spec, size: int, field: str) -> Array:
+    name = TYPED_FIELDS[spec.datatype]
     for other, _ in spec.contents.ListFields():
         if other.name != name:
             raise InvalidRequest(

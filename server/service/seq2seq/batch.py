@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
-import time
 
 import grpc
 
@@ -38,7 +36,7 @@ async def generate_batch(
     room, writing = asyncio.Semaphore(max(_LEAST_OPEN, 2 * model.num_slots)), asyncio.Lock()
 
     async def answer(index: int, item: pb.BatchItem) -> None:
-        its = dataclasses.replace(call, request_id=f"{call.request_id}-{index}", arrival=time.monotonic())
+        its = call.part(index)
         response = pb.GenerateBatchResponse(index=index, tag=item.tag)
         request = pb.GenerateRequest(model=message.model, sources=item.sources, options=message.options)
         code = grpc.StatusCode.OK
@@ -50,7 +48,7 @@ async def generate_batch(
                 if _ends_the_batch(error):
                     raise
                 if not isinstance(error, ServerError):
-                    _log.exception("%s GenerateBatch: a bug", its.request_id)
+                    _log.exception("%s %s: a bug", its.request_id, its.method, extra={"fields": its.names})
                 field = error.field if isinstance(error, InvalidRequest) else ""
                 response.error.code, response.error.message = code.name, text
                 response.error.reason, response.error.field = reason_of(error), field

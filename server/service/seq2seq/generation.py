@@ -43,7 +43,9 @@ async def generate(
         await asyncio.sleep(0)  # lets other calls run before the next sources are read
     with model.submitted(requests, call.is_expired) as mailboxes:
         boxes = iter(mailboxes)
-        results_of_all = [[await succeeded(next(boxes)) for _ in jobs] for jobs, _ in read]
+        results_of_all = [
+            [await succeeded(job.request, next(boxes), call) for job in jobs] for jobs, _ in read
+        ]
 
     def build() -> list[pb.GenerateResponse]:
         return [
@@ -80,7 +82,7 @@ async def generate_pieces(
             async for piece in _pieces(job, mailbox, model):
                 if piece.hypothesis == 0 or len(jobs) == 1:  # a split source streams the best ones only
                     await write(piece)
-            results.append(await succeeded(mailbox))
+            results.append(await succeeded(job.request, mailbox, call))
     return await call.built(num_bytes, partial(generate_response, jobs, results, model, options))
 
 
@@ -93,13 +95,14 @@ async def _read(
     return jobs, with_defaults(message.options, model)
 
 
-async def succeeded(mailbox: Mailbox) -> Result:
-    """Returns the result of a request.
+async def succeeded(request: Request, mailbox: Mailbox, call: Call) -> Result:
+    """Returns the result of a request, and adds it to the work of its call.
 
     Raises:
         ServerError: The request failed.
     """
     result = await mailbox.wait_for_result()
+    call.work.add(request, result)
     if result.error is not None:
         raise result.error
     return result

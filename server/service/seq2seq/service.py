@@ -56,7 +56,7 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
             request = await read_sources(work, message, model, call)
             del work, message  # their sources would take memory while the request waits
             with model.submitted([request], call.is_expired) as (mailbox,):
-                result = await succeeded(mailbox)
+                result = await succeeded(request, mailbox, call)
             return score_response(request, result, model)
 
     async def ListModels(self, _message: pb.ListModelsRequest, _call: Call) -> pb.ListModelsResponse:

@@ -24,6 +24,7 @@ from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.server.service.seq2seq.stopping import StopSequences
 from tests.server.driver import assert_empty
+from tests.server.fakes import sample_value
 
 _MODEL = "random"
 _NUM_SLOTS, _MAX_WAITING = 16, 24
@@ -192,7 +193,7 @@ class LongRun:
             assert self.value(name) == expected, name
 
     def value(self, name: str, **labels: str) -> float:
-        found = self.metrics.registry.get_sample_value(f"seq2seq_{name}", {"model_name": _MODEL} | labels)
+        found = sample_value(self.metrics, f"seq2seq_{name}", {"model_name": _MODEL} | labels)
         assert found is not None, name
         return found
 

@@ -41,7 +41,8 @@ from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
 from seq2seq_serve.server.service.interception import Interceptor
-from tests.server.fakes import selected
+from seq2seq_serve.server.service.journal import Journal
+from tests.server.fakes import sample_value, selected
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS = 0, 1, 2
@@ -190,8 +191,8 @@ class Served:
         return await asyncio.to_thread(fetch, self.app.http.port, path)
 
     def metric(self, name: str, **labels: str) -> float:
-        """One value as Prometheus would scrape it; 0 where there is no such time series."""
-        return self.app._metrics.registry.get_sample_value(name, labels) or 0.0
+        """The sum of the values with these labels, as Prometheus would scrape them; 0 without any."""
+        return sample_value(self.app._metrics, name, labels) or 0.0
 
     async def until_calls_are_over(self) -> None:
         """Wait until no handler runs, and every request that an engine took has ended."""
@@ -215,7 +216,7 @@ class Served:
 def make_interceptor(metrics: Metrics) -> Interceptor:
     """An interceptor without a server, for calls that need no model."""
     access = Access(None)
-    return Interceptor(Calls(Models(metrics), metrics, access), access, metrics)
+    return Interceptor(Calls(Models(metrics), Journal(metrics), access), access, metrics)
 
 
 def fetch(port: int, path: str) -> tuple[int, str]:
@@ -285,14 +286,17 @@ async def serving(
     *,
     names: Sequence[str] = ("echo",),
     num_instances: int = 1,
+    bundles: Sequence[Path] | None = None,
     **changes: Any,
 ) -> AsyncIterator[Served]:
-    """A server with a model for each name; at the end every slot must be back."""
+    """A server with a model for each name; at the end every slot must be back.
+
+    The names are those of `bundles`, by default, and of `named_bundles`.
+    """
     runners = {name: (runner or EchoRunner()) if name == names[0] else EchoRunner() for name in names}
     turns = Turns()
-    app = App(
-        [Path(name) for name in names], local_config(**changes), loader_of(runners, turns, num_instances)
-    )
+    bundles = [Path(name) for name in names] if bundles is None else bundles
+    app = App(bundles, local_config(**changes), loader_of(runners, turns, num_instances))
     await app.start()
     try:
         async with aio.insecure_channel(f"127.0.0.1:{app.endpoint.port}") as channel:

@@ -16,6 +16,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.service import calls, interception
+from seq2seq_serve.server.service.calls import Call, Calls
 from seq2seq_serve.server.service.seq2seq import answers
 from tests.server.service.harness import make_interceptor, serving
 
@@ -99,20 +100,20 @@ def test_a_bug_is_internal_with_a_fixed_text_and_its_traceback_is_in_the_log(met
     assert "RuntimeError: secret customer text" in caplog.text
 
 
-class GoneContext:
-    """Of a call whose caller has just left."""
+def abandoned(calls: Calls) -> Call:
+    """A call whose caller has just left."""
 
-    def time_remaining(self) -> None:
-        return None
-
-    def invocation_metadata(self) -> tuple:
-        return ()
-
-    def peer(self) -> str:
-        return "ipv4:127.0.0.1:50124"
-
-    async def write(self, message: object) -> None:
+    async def write(_message: object) -> None:
         raise aio.InternalError('Failed "execute_batch"')
+
+    return calls.open(
+        "seq2seq.v1.Seq2Seq",
+        "GenerateStream",
+        metadata=(),
+        peer="ipv4:127.0.0.1:50124",
+        remaining_seconds=None,
+        write=write,
+    )
 
 
 def test_who_leaves_while_the_server_waits_for_them_to_read_has_cancelled_and_is_no_bug(caplog):
@@ -121,10 +122,10 @@ def test_who_leaves_while_the_server_waits_for_them_to_read_has_cancelled_and_is
     async def run():
         metrics = Metrics()
         interceptor, service = make_interceptor(metrics), "seq2seq.v1.Seq2Seq"
-        call = interceptor._calls.open(service, "GenerateStream", GoneContext())
+        call = abandoned(interceptor._calls)
         series = metrics.rpc_series(service, "GenerateStream", is_stream_in=False, is_stream_out=True)
         with pytest.raises(asyncio.CancelledError):
-            await interceptor._ended(call.send(pb.GenerateStreamResponse()), call, series)
+            await interceptor._ended(call.send(pb.GenerateStreamResponse()), call, series, None)
         labels = {"model_name": "", "method": "GenerateStream", "code": "CANCELLED"}
         assert metrics.registry.get_sample_value("seq2seq_requests_total", labels) == 1
         assert interceptor._calls.num_open == 0
@@ -138,7 +139,7 @@ def test_the_end_does_not_wait_for_calls_that_nobody_reads():
 
     async def run():
         calls = make_interceptor(Metrics())._calls
-        calls.open("seq2seq.v1.Seq2Seq", "GenerateStream", GoneContext())
+        abandoned(calls)
         async with asyncio.timeout(10):
             await calls.wait_until_quiet()
 

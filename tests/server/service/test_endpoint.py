@@ -70,6 +70,20 @@ def test_a_connection_has_a_bounded_number_of_open_calls_and_the_next_ones_wait(
     asyncio.run(run())
 
 
+def test_a_connection_is_renewed_at_its_age():
+    async def run():
+        async with serving(max_connection_age_seconds=1.0) as served:
+            await served.stub.ListModels(pb.ListModelsRequest())
+            state = served.channel.get_state()
+            async with asyncio.timeout(20):
+                while state is not grpc.ChannelConnectivity.IDLE:
+                    await served.channel.wait_for_state_change(state)
+                    state = served.channel.get_state()
+            await served.stub.ListModels(pb.ListModelsRequest())
+
+    asyncio.run(run())
+
+
 def test_an_unknown_method_is_unimplemented():
     async def run():
         async with serving() as served:

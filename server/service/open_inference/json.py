@@ -1,0 +1,229 @@
+"""Turns JSON of the Open Inference Protocol over HTTP into its messages of gRPC, and answers back into JSON.
+
+A request may have raw contents after the JSON, and an answer, too (Triton's extension of binary data), with
+the length of the JSON in a header.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from seq2seq_serve.bundle.names import Form
+from seq2seq_serve.protos import open_inference_pb2 as pb
+from seq2seq_serve.server.errors import InvalidRequest
+from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.open_inference.requests import INPUT_IDS, TEXT_INPUT
+from seq2seq_serve.server.service.open_inference.tensors import (
+    BYTES,
+    INT64,
+    TYPED_FIELDS,
+    Tensor,
+    raw_contents,
+    read_outputs,
+)
+
+_BINARY_SIZE, _BINARY_OUTPUT, _BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
+_MAX_DEPTH = 8  # of nested lists
+_LARGEST = 2**63
+_PARAMETER_KINDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+
+
+def read_json(raw: bytes) -> dict[str, Any]:
+    """Returns the object that a body holds.
+
+    Raises:
+        InvalidRequest: It is not a JSON object.
+    """
+    try:
+        content = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not JSON: {error}", field="") from error
+    if not isinstance(content, dict):
+        raise InvalidRequest("the body must be a JSON object", field="")
+    return content
+
+
+def infer_request(content: Mapping[str, Any], rest: bytes) -> pb.ModelInferRequest:
+    """Returns the message for the body of `infer`; the model's name is not in it.
+
+    Args:
+        content: The JSON.
+        rest: The raw contents that follow it.
+
+    Raises:
+        InvalidRequest: A value is missing or of a wrong type.
+    """
+    _check_names(content, ("id", "parameters", "inputs", "outputs"), "")
+    message = pb.ModelInferRequest(id=_text(content.get("id", ""), "id"))
+    _set_parameters(message.parameters, content.get("parameters", {}), "parameters")
+    message.parameters.pop(_BINARY_ALL, None)
+    for index, given in enumerate(_objects(content.get("inputs", []), "inputs")):
+        field = f"inputs[{index}]"
+        _check_names(given, ("name", "shape", "datatype", "parameters", "data"), field)
+        datatype = _text(given.get("datatype", ""), f"{field}.datatype")
+        tensor = message.inputs.add(name=_text(given.get("name", ""), f"{field}.name"), datatype=datatype)
+        _extend(tensor.shape, given.get("shape", []), f"{field}.shape")
+        size = _parameters(given, field).get(_BINARY_SIZE)
+        if size is None:
+            name = TYPED_FIELDS.get(datatype)  # an unknown datatype is refused with the message
+            if name is not None:
+                _extend(getattr(tensor.contents, name), given.get("data", []), f"{field}.data")
+            continue
+        if type(size) is not int or not 0 <= size <= len(rest):
+            raise InvalidRequest(
+                f"{_BINARY_SIZE} is {size!r}, and {len(rest)} bytes are left after the JSON",
+                field=f"{field}.parameters",
+            )
+        message.raw_input_contents.append(rest[:size])
+        rest = rest[size:]
+    if rest:
+        raise InvalidRequest(
+            f"{len(rest)} bytes after the JSON belong to no input: set {_BINARY_SIZE}", field="inputs"
+        )
+    for index, given in enumerate(_objects(content.get("outputs", []), "outputs")):
+        _check_names(given, ("name", "parameters"), f"outputs[{index}]")
+        message.outputs.add(name=_text(given.get("name", ""), f"outputs[{index}].name"))
+    return message
+
+
+def binary_outputs(content: Mapping[str, Any]) -> set[str] | None:
+    """Returns the outputs that the caller of `infer` wants as raw contents; None for all of them."""
+    parameters = content.get("parameters")
+    if isinstance(parameters, dict) and parameters.get(_BINARY_ALL) is True:
+        return None
+    outputs = content.get("outputs", [])
+    return {one["name"] for one in outputs if one.get("parameters", {}).get(_BINARY_OUTPUT) is True}
+
+
+def generate_request(content: Mapping[str, Any], model: ServedModel) -> pb.ModelInferRequest:
+    """Returns the message for the body of `generate`: inputs of one row by their names, and parameters.
+
+    Raises:
+        InvalidRequest: A value is of a wrong type.
+    """
+    message = pb.ModelInferRequest()
+    names = (TEXT_INPUT, INPUT_IDS) if model.reads_text else tuple(model.sources)
+    for name, value in content.items():
+        if name == "id":
+            message.id = _text(value, "id")
+        elif name == "parameters":
+            _set_parameters(message.parameters, value, "parameters")
+        elif name not in names:
+            _set_parameters(message.parameters, {name: value}, "parameters")
+        elif isinstance(value, str) and (model.reads_text or _is_text(model, name)):
+            tensor = message.inputs.add(name=name, datatype=BYTES, shape=[1])
+            _extend(tensor.contents.bytes_contents, [value], name)
+        elif isinstance(value, list) and (model.reads_text or model.sources[name].form is Form.TEXT):
+            tensor = message.inputs.add(name=name, datatype=INT64, shape=[1, len(value)])
+            _extend(tensor.contents.int64_contents, value, name)
+        else:
+            raise InvalidRequest(
+                f"{name} must be a text or a list of token ids; `infer` takes every form of source",
+                field=name,
+            )
+    return message
+
+
+def infer_answer(response: pb.ModelInferResponse, binary: set[str] | None) -> tuple[dict[str, Any], bytes]:
+    """Returns the JSON for an answer, and the raw contents of its `binary` outputs, which follow it."""
+    outputs, raws = [], []
+    for tensor in read_outputs(response):
+        shape = list(tensor.array.shape)
+        output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": shape}
+        if binary is None or tensor.name in binary:
+            raws.append(raw_contents(tensor))
+            output["parameters"] = {_BINARY_SIZE: len(raws[-1])}
+        else:
+            output["data"] = _elements(tensor)
+        outputs.append(output)
+    return _head(response) | {"outputs": outputs}, b"".join(raws)
+
+
+def generate_answer(response: pb.ModelInferResponse) -> dict[str, Any]:
+    """Returns the JSON for an answer of one row; a tensor of one element per hypothesis is that element."""
+    answer = _head(response)
+    for tensor in read_outputs(response):
+        elements = _elements(tensor)
+        is_list = tensor.array.ndim > 2 or len(elements) != 1
+        answer[tensor.name] = elements if is_list else elements[0]
+    return answer
+
+
+def _head(response: pb.ModelInferResponse) -> dict[str, Any]:
+    head = {"model_name": response.model_name, "model_version": response.model_version}
+    return head | ({"id": response.id} if response.id else {})
+
+
+def _elements(tensor: Tensor) -> list[Any]:
+    elements: list[Any] = tensor.array.ravel().tolist()
+    return [element.decode() for element in elements] if tensor.datatype == BYTES else elements
+
+
+def _is_text(model: ServedModel, name: str) -> bool:
+    return model.sources[name].form in (Form.TEXT, Form.SENTENCES)
+
+
+def _check_names(given: Mapping[str, Any], known: Sequence[str], field: str) -> None:
+    for name in given:
+        if name not in known:
+            raise InvalidRequest(
+                f"there is no field {name[:100]!r} here: send {', '.join(known)}",
+                field=f"{field}.{name[:100]}".lstrip("."),
+            )
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{field} must be a string", field=field)
+    return value
+
+
+def _objects(value: Any, field: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise InvalidRequest(f"{field} must be a list of objects", field=field)
+    return value
+
+
+def _parameters(given: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    parameters = given.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InvalidRequest("parameters must be an object", field=f"{field}.parameters")
+    return parameters
+
+
+def _set_parameters(target: Any, given: Any, field: str) -> None:
+    if not isinstance(given, dict):
+        raise InvalidRequest("parameters must be an object", field=field)
+    for name, value in given.items():
+        kind = _PARAMETER_KINDS.get(type(value))
+        if kind is None or (type(value) is int and not -_LARGEST <= value < _LARGEST):
+            raise InvalidRequest(
+                f"the parameter {name[:100]} must be true, false, a number or a string",
+                field=f"{field}[{name[:100]}]",
+            )
+        try:
+            setattr(target[name], kind, value)
+        except ValueError as error:  # a surrogate
+            raise InvalidRequest(f"{name[:100]!a} is not Unicode", field=field) from error
+
+
+def _extend(target: Any, given: Any, field: str) -> None:
+    """Appends the elements of a list, in which lists may be nested, to a field."""
+    if not isinstance(given, list):
+        raise InvalidRequest(f"{field} must be a list", field=field)
+    flat: Iterable[Any] = given
+    for _ in range(_MAX_DEPTH):
+        flat = list(flat)
+        if not any(isinstance(one, list) for one in flat):
+            break
+        flat = itertools.chain.from_iterable(one if isinstance(one, list) else [one] for one in flat)
+    try:
+        if any(isinstance(one, bool) for one in flat):
+            raise TypeError
+        target.extend([one.encode() if isinstance(one, str) else one for one in flat])
+    except (TypeError, ValueError) as error:
+        text = f"an element of {field} does not have the type of the datatype"
+        raise InvalidRequest(text, field=field) from error

@@ -1,0 +1,222 @@
+"""What the log, the metrics of callers, and spans say of a call."""
+
+import asyncio
+import json
+import logging
+
+import grpc
+import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from seq2seq_serve.client import AsyncClient, ClientError
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.open_inference_pb2 import ModelInferRequest
+from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from seq2seq_serve.server.logs import configure_logging
+from seq2seq_serve.server.service.tracing import Tracing, trace_id_of
+from tests.server.service.harness import serving
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TRACED = (("traceparent", f"00-{TRACE}-{PARENT}-01"), ("x-request-id", "mine"))
+TOKEN = "secret"
+SHA256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"
+
+
+def request(text: str = "abc", **options) -> pb.GenerateRequest:
+    return pb.GenerateRequest(sources=[pb.Source(text=text)], options=pb.GenerateOptions(**options))
+
+
+def lines_of(caplog) -> list[dict[str, object]]:
+    return [record.fields for record in caplog.records if record.name.endswith("journal")]
+
+
+def test_a_call_is_one_line_with_what_it_took(caplog):
+    caplog.set_level(logging.INFO)
+
+    async def run():
+        async with serving() as served:
+            answer = await served.stub.Generate(request(beam_size=2), metadata=TRACED)
+            return answer.usage
+
+    usage = asyncio.run(run())
+    (line,) = lines_of(caplog)
+    durations = {name: line.pop(name) for name in ("queue_ms", "encode_ms", "decode_ms", "total_ms")}
+    assert line == {
+        "request_id": "mine",
+        "method": "Generate",
+        "code": "OK",
+        "model": "echo",
+        "caller": "127.0.0.1",
+        "mode": "beam",
+        "source_tokens": 4,
+        "target_tokens": usage.target_tokens,
+        "finish_reason": "eos",
+        "trace_id": TRACE,
+    }
+    total = durations.pop("total_ms")
+    assert 0 < sum(durations.values()) <= total
+
+
+def test_every_protocol_has_its_lines(caplog):
+    """Each request of a batch and of a stream has its own; probes and lists of models are not requests."""
+    caplog.set_level(logging.INFO)
+    infer = ModelInferRequest(model_name="echo", id="7")
+    text = infer.inputs.add(name="text_input", datatype="BYTES", shape=[2])
+    text.contents.bytes_contents.extend([b"a", b"bc"])
+    one = ModelInferRequest(model_name="echo")
+    one.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"a")
+
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            triton = GRPCInferenceServiceStub(served.channel)
+            await client.score("abc", "ab", request_id="scored")
+            await triton.ModelInfer(infer, metadata=(("x-request-id", "rows"),))
+            stream = triton.ModelStreamInfer(iter([one, one]), metadata=(("x-request-id", "stream"),))
+            assert [each async for each in stream]
+            batch = client.generate_batch(["a", "b"], request_id="batch")
+            assert [each async for each in batch]
+            with pytest.raises(ClientError):
+                await client.generate(" ", request_id="refused")
+
+    asyncio.run(run())
+    found = {line["request_id"]: line for line in lines_of(caplog)}
+    assert set(found) == {"scored", "rows", "stream-1", "stream-2", "batch-0", "batch-1", "refused"}
+    assert (found["scored"]["mode"], found["rows"]["source_tokens"]) == ("score", 5)
+    assert (found["refused"]["code"], "mode" in found["refused"]) == ("INVALID_ARGUMENT", False)
+    assert {line["mode"] for name, line in found.items() if name[-1].isdigit()} == {"greedy"}
+
+
+def test_a_limit_leaves_out_lines_and_counts_them_but_never_slow_calls(caplog):
+    caplog.set_level(logging.INFO)
+
+    async def run():
+        async with serving(max_log_lines=2, slow_seconds=3600.0) as served:
+            journal = served.app._calls._journal
+            journal._clock = lambda: 5.0
+            for _ in range(5):
+                await served.stub.Generate(request())
+            journal._slow_seconds = -(10.0**9)
+            await served.stub.Generate(request())
+            journal._slow_seconds = 10.0**9
+            served.runner.error = RuntimeError("broken")
+            with pytest.raises(grpc.aio.AioRpcError):
+                await served.stub.Generate(request())
+
+    asyncio.run(run())
+    lines = lines_of(caplog)
+    assert [line["code"] for line in lines] == ["OK", "OK", "OK", "INTERNAL"]
+    assert [line.get("left_out", 0) for line in lines] == [0, 0, 3, 0]
+    assert [line.get("slow", False) for line in lines] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_a_line_is_written_in_both_formats(capsys, log_format):
+    configure_logging("info", log_format)
+
+    async def run():
+        async with serving() as served:
+            await served.stub.Generate(request("텍스트"), metadata=TRACED)
+
+    asyncio.run(run())
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "mine" in line)
+    assert "텍스트" not in line
+    if log_format == "json":
+        content = json.loads(line)
+        assert (content["message"], content["request_id"]) == ("mine Generate OK", "mine")
+        assert (content["trace_id"], content["source_tokens"]) == (TRACE, 10)
+    else:
+        assert "INFO    mine Generate OK model=echo caller=127.0.0.1 mode=greedy source_tokens=10 " in line
+        assert line.endswith(f"trace_id={TRACE}")
+
+
+def test_callers_with_tokens_are_counted_by_name(tmp_path):
+    file = tmp_path / "access.toml"
+    file.write_text(f'[[token]]\nname = "shop"\nsha256 = "{SHA256}"\nroles = ["predict"]\n')
+
+    async def run():
+        async with serving(access_file=file) as served:
+            async with AsyncClient(served.address, token=TOKEN) as client:
+                await client.generate("abc")
+            async with AsyncClient(served.address) as client:
+                with pytest.raises(ClientError, match="UNAUTHENTICATED"):
+                    await client.generate("abc")
+            assert served.metric("seq2seq_caller_requests_total", caller="shop", code="OK") == 1
+            assert served.metric("seq2seq_caller_requests_total") == 1
+            assert served.metric("seq2seq_caller_tokens_total", caller="shop", side="source") == 4
+            assert served.metric("seq2seq_caller_tokens_total", caller="shop", side="target") == 4
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def exporter(monkeypatch) -> InMemorySpanExporter:
+    """What the spans of every server of the test are sent to."""
+    exporter = InMemorySpanExporter()
+    monkeypatch.setattr("seq2seq_serve.server.app.Tracing", lambda: Tracing(exporter))
+    return exporter
+
+
+def test_a_call_has_spans_of_its_phases_in_the_trace_of_its_caller(exporter):
+    async def run():
+        async with serving(is_traced=True) as served:
+            await served.stub.Generate(request(), metadata=TRACED)
+
+    asyncio.run(run())
+    spans = {span.name: span for span in exporter.get_finished_spans()}
+    assert set(spans) == {"seq2seq.v1.Seq2Seq/Generate", "queue", "encode", "decode"}
+    call = spans.pop("seq2seq.v1.Seq2Seq/Generate")
+    assert (f"{call.context.trace_id:032x}", f"{call.parent.span_id:016x}") == (TRACE, PARENT)
+    assert (call.kind, call.status.status_code) == (SpanKind.SERVER, StatusCode.UNSET)
+    assert call.attributes["seq2seq.request_id"] == "mine"
+    assert call.attributes["seq2seq.source_tokens"] == 4
+    assert call.resource.attributes["service.name"] == "seq2seq-serve"
+    times = [call.start_time]
+    for name in ("queue", "encode", "decode"):
+        assert spans[name].parent.span_id == call.context.span_id
+        times += [spans[name].start_time, spans[name].end_time]
+    assert [*times, call.end_time] == sorted([*times, call.end_time])
+    (event,) = spans["decode"].events
+    assert event.name == "first token"
+    assert spans["decode"].start_time <= event.timestamp <= spans["decode"].end_time
+
+
+def test_a_call_without_a_trace_begins_one_and_errors_of_ours_are_marked(exporter, caplog):
+    caplog.set_level(logging.INFO)
+
+    async def run():
+        async with serving(is_traced=True) as served:
+            served.runner.error = RuntimeError("broken")
+            for text in ("abc", " "):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await served.stub.Generate(request(text))
+
+    asyncio.run(run())
+    calls = [span for span in exporter.get_finished_spans() if span.kind is SpanKind.SERVER]
+    assert [call.status.status_code for call in calls] == [StatusCode.ERROR, StatusCode.UNSET]
+    assert [line["trace_id"] for line in lines_of(caplog)] == [
+        f"{call.context.trace_id:032x}" for call in calls
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (f"00-{TRACE}-{PARENT}-01", TRACE),
+        (f"01-{TRACE}-{PARENT}-01-more", TRACE),
+        (f"00-{'0' * 32}-{PARENT}-01", ""),
+        (f"00-{TRACE}-{'0' * 16}-01", ""),
+        (f"00-{TRACE.upper()}-{PARENT}-01", ""),
+        ("nonsense", ""),
+        (b"bytes", ""),
+    ],
+)
+def test_the_trace_of_a_caller_is_read_as_w3c_writes_it(given, expected):
+    assert trace_id_of((("traceparent", given),)) == expected
+
+
+def test_spans_are_made_by_the_standard_exporter_by_default():
+    made = Tracing()
+    (processor,) = made._provider._active_span_processor._span_processors
+    assert type(processor.span_exporter).__name__ == "OTLPSpanExporter"
+    made.stop()

@@ -1,0 +1,297 @@
+"""The Open Inference Protocol over HTTP: what curl, tritonclient and browsers send."""
+
+import asyncio
+import http.client
+import json
+import socket
+
+import numpy as np
+import pytest
+from tritonclient import http as triton
+
+from seq2seq_serve.server.config import ServerConfig, TlsFiles
+from seq2seq_serve.server.engine.queue import QueueLimits
+from tests.server.service.harness import serving
+
+SHA256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
+
+
+def ask(port: int, method: str, path: str, content=None, **headers: str) -> tuple[int, dict, object]:
+    """Status, headers and JSON of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    body = content if isinstance(content, bytes | None) else json.dumps(content)
+    connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    is_json = answer.headers.get_content_type() == "application/json"
+    return answer.status, dict(answer.headers), json.loads(text) if is_json else text
+
+
+def request_of(path: str, body: bytes) -> bytes:
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def serve_and(ask_it, **changes):
+    """Runs a function of the HTTP port on a thread, beside a server."""
+
+    async def run():
+        async with serving(**changes) as served:
+            return await asyncio.to_thread(ask_it, served.app.http.port), served
+
+    return asyncio.run(run())[0]
+
+
+def infer_body(*texts: str, **parameters) -> dict:
+    return {
+        "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [len(texts)], "data": list(texts)}],
+        "parameters": parameters,
+    }
+
+
+INFER, GENERATE, STREAM = (f"/v2/models/echo/{name}" for name in ("infer", "generate", "generate_stream"))
+
+
+def test_infer_answers_with_the_targets_of_all_rows():
+    def asking(port):
+        return ask(port, "POST", INFER, infer_body("오늘은", "ab") | {"id": "7"}, x_request_id="mine")
+
+    status, headers, content = serve_and(asking)
+    outputs = {one.pop("name"): one for one in content.pop("outputs")}
+    assert (status, headers["x-request-id"]) == (200, "mine")
+    assert content == {"model_name": "echo", "model_version": "0123456789ab", "id": "7"}
+    assert outputs["text_output"] == {"datatype": "BYTES", "shape": [2, 1], "data": ["오늘은", "ab"]}
+    assert outputs["output_lengths"]["data"] == [9, 2]
+    assert outputs["output_ids"]["shape"] == [2, 1, 9]
+    assert outputs["finish_reason"]["data"] == ["eos", "eos"]
+
+
+def test_generate_takes_names_and_options_side_by_side():
+    def asking(port):
+        plain = ask(port, "POST", GENERATE, {"text_input": "abc", "max_new_tokens": 2, "id": "x"})
+        nested = ask(port, "POST", GENERATE, {"input_ids": [70, 71, 2], "parameters": {"num_hypotheses": 2}})
+        version = ask(port, "POST", "/v2/models/echo/versions/0123456789ab/generate", {"text_input": "a"})
+        return plain, nested, version
+
+    plain, nested, version = serve_and(asking)
+    assert plain[2] == {
+        "model_name": "echo",
+        "model_version": "0123456789ab",
+        "id": "x",
+        "text_output": "ab",
+        "output_ids": plain[2]["output_ids"],
+        "output_lengths": 2,
+        "finish_reason": "length",
+    }
+    assert len(plain[2]["output_ids"]) == 2
+    assert len(nested[2]["text_output"]) == 2
+    assert version[2]["text_output"] == "a"
+
+
+def events_of(text: bytes) -> list[dict]:
+    assert text.endswith(b"\n\n")
+    lines = text[:-2].split(b"\n\n")
+    assert all(line.startswith(b"data: ") for line in lines)
+    return [json.loads(line.removeprefix(b"data: ")) for line in lines]
+
+
+def test_a_stream_is_the_answer_in_pieces():
+    status, headers, text = serve_and(lambda port: ask(port, "POST", STREAM, {"text_input": "오늘은 ab"}))
+    events = events_of(text)
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert "".join(event["text_output"] for event in events) == "오늘은 ab"
+    assert len(events) > 1
+    assert events[-1]["finish_reason"] == "eos"
+
+
+def test_pieces_come_while_the_rest_is_decoded():
+    """The engine is held after the first piece has come."""
+
+    async def run():
+        async with serving() as served:
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
+            body = json.dumps({"text_input": "a" * 60}).encode()
+            writer.write(request_of(STREAM, body))
+            await asyncio.wait_for(reader.readuntil(b"data: "), 20)
+            served.runner.gate.clear()
+            await asyncio.wait_for(reader.readuntil(b"\r\n"), 20)
+            writer.close()  # a caller who leaves in the middle: the slot comes back, which `serving` checks
+            served.runner.gate.set()
+            await served.until_calls_are_over()
+
+    asyncio.run(run())
+
+
+def test_a_caller_who_leaves_is_counted_as_cancelled():
+    async def run():
+        async with serving() as served:
+            served.runner.gate.clear()
+            _, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
+            body = json.dumps({"text_input": "abc"}).encode()
+            writer.write(request_of(GENERATE, body))
+            await asyncio.to_thread(served.runner.stepping.wait, 20)
+            writer.close()
+            labels = {"model_name": "echo", "method": "ModelInfer", "code": "CANCELLED"}
+            async with asyncio.timeout(20):
+                while not served.metric("seq2seq_requests_total", **labels):
+                    await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "status", "code", "text"),
+    [
+        ("/v2/models/none/infer", infer_body("a"), 404, "NOT_FOUND", "no model is named 'none'"),
+        (INFER, b"{", 400, "INVALID_ARGUMENT", "the body is not JSON"),
+        (INFER, b"\xff", 400, "INVALID_ARGUMENT", "the body is not JSON"),
+        (INFER, b"[" * 100_000, 400, "INVALID_ARGUMENT", "the body is not JSON"),
+        (INFER, b"[]", 400, "INVALID_ARGUMENT", "must be a JSON object"),
+        (INFER, {"input": []}, 400, "INVALID_ARGUMENT", "no field 'input' here"),
+        (INFER, {"inputs": [5]}, 400, "INVALID_ARGUMENT", "inputs must be a list of objects"),
+        (INFER, {"inputs": []}, 400, "INVALID_ARGUMENT", "the inputs are missing"),
+        (INFER, infer_body("a", beam_size=99), 400, "INVALID_ARGUMENT", "beam_size"),
+        (INFER, infer_body("a", colour=1), 400, "INVALID_ARGUMENT", "no parameter is named 'colour'"),
+        (INFER, infer_body("a", seed=[1]), 400, "INVALID_ARGUMENT", "parameter seed must be"),
+        (INFER, infer_body("a", seed=2**70), 400, "INVALID_ARGUMENT", "parameter seed must be"),
+        (INFER, infer_body("x" * 100), 400, "INVALID_ARGUMENT", "tokens"),
+        (INFER, b" " * (4 * 2**20 + 1), 400, "INVALID_ARGUMENT", "more than 4194304 bytes"),
+        (GENERATE, {"text_input": 5}, 400, "INVALID_ARGUMENT", "text_input must be a text"),
+        (GENERATE, {"input_ids": ["a"]}, 400, "INVALID_ARGUMENT", "does not have the type"),
+        (GENERATE, {"input_ids": [True]}, 400, "INVALID_ARGUMENT", "does not have the type"),
+        (GENERATE, {"text_input": "\ud800"}, 400, "INVALID_ARGUMENT", "does not have the type"),
+        (STREAM, {"text_input": " "}, 400, "INVALID_ARGUMENT", "visible"),
+        (STREAM, {"text_input": "a", "num_hypotheses": 2}, 400, "INVALID_ARGUMENT", "one hypothesis"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_status(path, content, status, code, text):
+    found, headers, answer = serve_and(lambda port: ask(port, "POST", path, content))
+    assert (found, answer["code"]) == (status, code)
+    assert text in answer["error"]
+    assert headers["x-request-id"]
+
+
+def test_a_wrong_type_of_a_tensor_names_its_field():
+    body = infer_body("a")
+    body["inputs"][0] |= {"datatype": "INT64", "name": "input_ids", "data": [[1.5]]}
+    _, _, answer = serve_and(lambda port: ask(port, "POST", INFER, body))
+    assert answer["field"] == "inputs[0].data"
+
+
+def test_nested_lists_are_row_major():
+    body = {
+        "inputs": [
+            {"name": "input_ids", "datatype": "INT64", "shape": [2, 2], "data": [[70, 2], [71, 2]]},
+            {"name": "input_lengths", "datatype": "INT64", "shape": [2], "data": [2, 2]},
+        ],
+        "outputs": [{"name": "output_ids"}],
+    }
+    _, _, answer = serve_and(lambda port: ask(port, "POST", INFER, body))
+    assert answer["outputs"] == [
+        {"name": "output_ids", "datatype": "INT64", "shape": [2, 1, 1], "data": [70, 71]}
+    ]
+
+
+def test_a_full_queue_says_when_to_come_back():
+    async def run():
+        async with serving(queue=QueueLimits(max_waiting_requests=1)) as served:
+            served.runner.gate.clear()
+            port = served.app.http.port
+            calls = [
+                asyncio.create_task(asyncio.to_thread(ask, port, "POST", GENERATE, {"text_input": "abc"}))
+                for _ in range(12)
+            ]
+            done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            served.runner.gate.set()
+            status, headers, answer = done.pop().result()
+            await asyncio.wait(calls)
+            assert (status, answer["code"]) == (429, "RESOURCE_EXHAUSTED")
+            assert int(headers["retry-after"]) >= 1
+
+    asyncio.run(run())
+
+
+def test_rights_are_those_of_grpc(tmp_path):
+    file = tmp_path / "access.toml"
+    file.write_text(f'[[token]]\nname = "shop"\nsha256 = "{SHA256}"\nroles = ["predict"]\n')
+
+    def asking(port):
+        body = {"text_input": "abc"}
+        return (
+            ask(port, "POST", GENERATE, body),
+            ask(port, "POST", GENERATE, body, authorization="Bearer secret"),
+            ask(port, "GET", "/v2"),
+            ask(port, "GET", "/readyz"),
+        )
+
+    refused, answered, listed, probed = serve_and(asking, access_file=file)
+    assert (refused[0], refused[1]["www-authenticate"]) == (401, "Bearer")
+    assert (answered[0], listed[0], probed[0]) == (200, 401, 200)
+
+
+def test_pages_describe_the_server_and_its_models():
+    paths = ("", "/health/live", "/health/ready", "/models/echo", "/models/echo/ready", "/models/echo/config")
+
+    def asking(port):
+        return [ask(port, "GET", f"/v2{path}") for path in (*paths, "/models/none", "/models/none/ready")]
+
+    *answers, none, unready = serve_and(asking)
+    assert [status for status, *_ in answers] == [200] * len(paths)
+    server, live, ready, model, model_ready, config = (content for *_, content in answers)
+    assert server["name"]
+    assert live == {"live": True}
+    assert ready == model_ready == {"ready": True}
+    assert model["inputs"][0]["shape"] == [-1]
+    assert config["config"]["name"] == "echo"
+    assert none[0] == 404
+    assert (unready[0], unready[2]) == (503, {"ready": False})
+
+
+def test_the_client_of_triton_works_over_http():
+    """It sends raw contents after the JSON, and asks for them, unless it is told otherwise."""
+
+    def asking(port):
+        client = triton.InferenceServerClient(f"127.0.0.1:{port}")
+        assert client.is_server_live()
+        assert client.is_model_ready("echo")
+        assert client.get_model_metadata("echo")["name"] == "echo"
+        found = []
+        for is_binary in (True, False):
+            texts = triton.InferInput("text_input", [2], "BYTES")
+            texts.set_data_from_numpy(
+                np.array(["오늘은".encode(), b"ab"], dtype=object), binary_data=is_binary
+            )
+            wanted = [triton.InferRequestedOutput("text_output", binary_data=is_binary)]
+            for outputs in (wanted, None):
+                answer = client.infer("echo", [texts], outputs=outputs)
+                elements = answer.as_numpy("text_output").ravel()
+                found.append([one.decode() if isinstance(one, bytes) else one for one in elements])
+        with pytest.raises(triton.InferenceServerException, match="no model is named"):
+            client.infer("none", [texts])
+        client.close()
+        return found
+
+    assert serve_and(asking) == [["오늘은", "ab"]] * 4
+
+
+@pytest.mark.parametrize(
+    ("host", "is_insecure", "expected"),
+    [("127.0.0.1", False, True), ("0.0.0.0", False, False), ("0.0.0.0", True, True)],
+)
+def test_texts_that_tls_encrypts_are_not_sent_in_the_clear_elsewhere(tmp_path, host, is_insecure, expected):
+    tls = TlsFiles(tmp_path / "certificate.pem", tmp_path / "key.pem")
+    assert ServerConfig(host=host, tls=tls, is_insecure=is_insecure).has_rest is expected
+
+
+def test_a_body_that_does_not_come_is_refused(monkeypatch):
+    monkeypatch.setattr("seq2seq_serve.server.service.rest._BODY_SECONDS", 0.05)
+
+    def asking(port):
+        with socket.create_connection(("127.0.0.1", port), 20) as client:
+            client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{".encode())
+            received = b""
+            while b"seconds" not in received and (more := client.recv(4096)):
+                received += more
+            return received
+
+    assert b"did not come within" in serve_and(asking)
