@@ -1,6 +1,7 @@
 """Rules, dashboard and metrics, by Prometheus' own programs, which Debian has as the package `prometheus`."""
 
 import asyncio
+import hashlib
 import json
 import re
 import shutil
@@ -94,7 +95,7 @@ def test_every_metric_is_told_in_the_operations_guide():
 def parts_of_alert(expression: str) -> list[str]:
     """What an alert compares: the comparison itself is empty while all is well."""
     expression = re.sub(r"^absent\((.*) == 1\)$", r"\1", expression.strip())
-    return [part.rsplit(" > ", 1)[0] for part in re.split(r"\sand\s", expression)]
+    return [re.split(r" > | == ", part)[0] for part in re.split(r"\sand\s", expression)]
 
 
 class Prometheus:
@@ -144,15 +145,21 @@ def test_every_query_returns_data_from_a_server_under_load(tmp_path):
     for name, expression in rules("alert").items():
         queries |= {f"alert {name}, {i}": part for i, part in enumerate(parts_of_alert(expression))}
 
+    digest = hashlib.sha256(b"secret").hexdigest()
+    (tmp_path / "access.toml").write_text(
+        f'[[token]]\nname = "shop"\nsha256 = "{digest}"\nroles = ["predict"]\n'
+    )
+
     async def drive(served, stopping: asyncio.Event) -> None:
         request = pb.GenerateRequest(sources=[pb.Source(text="abc")])
+        token = (("authorization", "Bearer secret"),)
         while not stopping.is_set():
-            await asyncio.gather(*(served.stub.Generate(request) for _ in range(4)))
+            await asyncio.gather(*(served.stub.Generate(request, metadata=token) for _ in range(4)))
             await asyncio.sleep(0.05)
 
     async def run() -> dict[str, str]:
         """The queries that are still without data."""
-        async with serving() as served:
+        async with serving(access_file=tmp_path / "access.toml") as served:
             prometheus = Prometheus(tmp_path, f"127.0.0.1:{served.app.http.port}")
             stopping = asyncio.Event()
             driving = asyncio.create_task(drive(served, stopping))
