@@ -12,6 +12,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from google.protobuf.message import Message
 # gRPC's own log would repeat our errors in other words. gRPC reads this when it opens the first channel.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
+from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files import WrongOutput
 from seq2seq_serve.client.flags import generation, make_parser, translation
@@ -29,6 +31,7 @@ from seq2seq_serve.client.questions import answer, caption, transcribe
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.client.translate import translate
 from seq2seq_serve.client.wire import Tls
+from seq2seq_serve.commands import needs_extra
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Model, Version, VersionState
 
@@ -59,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.command == "health" and options.metrics_url:
             return _readiness(options.metrics_url, options.timeout_seconds)
         token = _token(options.token_file) if options.token_file else ""
+        if options.command == "web":
+            return _web(options, token)
         with Client(
             options.address, timeout_seconds=options.timeout_seconds, tls=_tls(options), token=token
         ) as client:
@@ -89,6 +94,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         _report(error)
         return 130
+
+
+def _web(options: argparse.Namespace, token: str) -> int:
+    with needs_extra("web"):
+        from seq2seq_serve.client.web.app import serve
+    connect = partial(
+        AsyncClient, options.address, timeout_seconds=options.timeout_seconds, tls=_tls(options), token=token
+    )
+    serve(connect, options.metrics_url.rstrip("/"), options.host, options.port)
+    return 0
 
 
 def _token(path: Path) -> str:

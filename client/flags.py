@@ -131,6 +131,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="name of a service or model (default: the whole server)",
     )
+    _add_web(command)
     for each in commands.choices.values():
         each.set_defaults(parser=each)  # an error shows its usage
     return parser
@@ -249,6 +250,35 @@ def _add_transcribe(command: Callable[..., argparse.ArgumentParser]) -> None:
     _add_common_flags(sound, "first that reads sounds")
     sound.set_defaults(attention=None)
     _add_generation_flags(sound, [name for name in _FLAGS if name != "word_alignment"])
+
+
+def _add_web(command: Callable[..., argparse.ArgumentParser]) -> None:
+    web = command(
+        "web",
+        "show a page in the browser that asks the server",
+        description="Serve a page that asks the server, for a browser on this machine: translations appear "
+        "while they are decoded, with alignments, alternatives and times; captions, answers, the server's "
+        "latencies. Ctrl-C ends it.",
+        epilog="example: %(prog)s --address localhost:50051 --port 8080",
+    )
+    web.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address that the page listens on; who reaches it uses the token of this command (default: "
+        "%(default)s)",
+    )
+    web.add_argument(
+        "--port",
+        type=int,
+        default=8080,
+        help="port of the page; 0 takes any free port (default: %(default)s)",
+    )
+    web.add_argument(
+        "--metrics-url",
+        default="http://localhost:9464",
+        metavar="URL",
+        help="metrics port of the server (default: %(default)s)",
+    )
 
 
 def _add_common_flags(parser: argparse.ArgumentParser, what: str) -> None:

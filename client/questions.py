@@ -76,7 +76,7 @@ def caption(client: Client, options: argparse.Namespace, generate_options: Gener
         hint = f"which cannot be drawn: write the attention to a {DATA} file"
         raise ClientError("INVALID_ARGUMENT", f"{model.name} takes features, {hint}")
     try:
-        value: Value = _features(content, options.file) if form == FEATURES else content
+        value: Value = read_features(content, options.file) if form == FEATURES else content
         response = _generate(client, {name: value}, model.name, generate_options)
         if options.json:
             _print(to_json(message_dict(response)))
@@ -144,7 +144,7 @@ def _warn_of_limit(what: str, response: GenerateResponse, options: GenerateOptio
         sys.stderr.write(f"warning: the {what} ended at its length limit ({advice})\n")
 
 
-def _features(content: bytes, path: Path) -> Value:
+def read_features(content: bytes, path: Path) -> Value:
     """Returns the array of a file as float32.
 
     The header is read first: `numpy.load` would allocate whatever memory it declares.

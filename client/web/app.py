@@ -1,0 +1,381 @@
+"""The web server of the page: `python -m client web`.
+
+It serves the page's own files, and passes its requests on to a model server. The page's policy forbids the
+browser to fetch anything from elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import io
+import json
+import math
+import socket
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageOps
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from uvicorn import Config, Server
+
+from seq2seq_serve import __version__
+from seq2seq_serve.client.aio import AsyncClient
+from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.client.forms import FEATURES, command_of
+from seq2seq_serve.client.output import attention_dict, error_dict
+from seq2seq_serve.client.questions import read_features
+from seq2seq_serve.client.wire import MAX_REQUEST_BYTES, Value
+from seq2seq_serve.protos.dicts import message_dict
+from seq2seq_serve.protos.options import OPTIONS
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Target, TokenIds
+
+PAGE = Path(__file__).parent / "page"
+LOCAL_HOSTS = ("localhost", "127.0.0.1")
+_MAX_BODY_BYTES = 2 * MAX_REQUEST_BYTES  # files are base64 in JSON
+_MAX_FRAMES, _FRAME_PIXELS = 64, 160
+_METRICS_SECONDS = 3.0
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "Cache-Control": "no-cache",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+# What the panel of the server shows
+_SHOWN = (
+    "seq2seq_time_to_first_token_seconds",
+    "seq2seq_inter_token_latency_seconds",
+    "seq2seq_e2e_request_latency_seconds",
+    "seq2seq_request_queue_time_seconds",
+    "seq2seq_generation_tokens",
+    "seq2seq_num_requests_running",
+    "seq2seq_num_requests_waiting",
+    "seq2seq_slots_in_use",
+    "seq2seq_slots",
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request of the page.
+
+    Attributes:
+        sources: By the names of the model's inputs.
+        grows: Whether the alignment is wanted while the target is decoded.
+    """
+
+    model: str
+    sources: Mapping[str, Value]
+    options: GenerateOptions
+    grows: bool
+
+    @classmethod
+    def from_json(cls, content: Any) -> Asked:
+        """Reads a request.
+
+        Raises:
+            ValueError: It is malformed; the message says what is wrong.
+        """
+        try:
+            sources = {str(name): _source(value) for name, value in content["sources"].items()}
+            options = GenerateOptions()
+            for name, value in content.get("options", {}).items():
+                options.MergeFrom(_option(str(name), value))
+            return cls(str(content.get("model", "")), sources, options, bool(content.get("grows")))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError("a request has `model`, `sources` and `options`") from error
+
+
+def _source(value: Mapping[str, str]) -> Value:
+    if "text" in value:
+        return value["text"]
+    try:
+        content = base64.b64decode(value["file"], validate=True)
+    except binascii.Error as error:
+        raise ValueError("a file must be in base64") from error
+    if value.get("form") == FEATURES:
+        try:
+            return read_features(content, Path("the file"))
+        except OSError as error:
+            raise ValueError(str(error.strerror)) from error
+    return content
+
+
+def _option(name: str, value: Any) -> GenerateOptions:
+    if name not in OPTIONS:
+        raise ValueError(f"there is no option {name[:100]!r}")
+    if name == "target_prefix" and isinstance(value, list):
+        return GenerateOptions(target_prefix=Target(token_ids=TokenIds(values=value)))
+    try:
+        return OPTIONS[name].read(value)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from error
+
+
+class Page:
+    """Answers the requests of the page.
+
+    Args:
+        client: Is closed with the app.
+        metrics_url: The metrics port of the model server.
+    """
+
+    def __init__(self, client: AsyncClient, metrics_url: str) -> None:
+        self._client = client
+        self._metrics_url = metrics_url
+
+    async def models(self, _request: Request) -> Response:
+        """Answers with the served models, and the command that asks each."""
+        models = await self._client.models()
+        content = [message_dict(model) | {"command": command_of(model)} for model in models]
+        return JSONResponse({"models": content, "address": self._client.address, "version": __version__})
+
+    async def generate(self, request: Request) -> Response:
+        """Answers with events: pieces of the target, alignments while it grows, and the whole answer."""
+        asked = Asked.from_json(json.loads(await _body(request)))
+        return StreamingResponse(self._events(asked), media_type="text/event-stream", headers=_HEADERS)
+
+    async def frames(self, request: Request) -> Response:
+        """Answers with the frames of a clip as pictures of at most 160 pixels."""
+        content = await _body(request)
+        return JSONResponse({"frames": await asyncio.to_thread(_frames, content)})
+
+    async def metrics(self, _request: Request) -> Response:
+        """Answers with the samples of the server's metrics that the page shows."""
+        text = await asyncio.to_thread(_fetched, f"{self._metrics_url}/metrics")
+        samples = [
+            {"name": sample.name, "labels": sample.labels, "value": sample.value}
+            for family in text_string_to_metric_families(text)
+            if family.name in _SHOWN
+            for sample in family.samples
+            if math.isfinite(sample.value)
+        ]
+        return JSONResponse({"samples": samples})
+
+    async def _events(self, asked: Asked) -> AsyncIterator[bytes]:
+        events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        growth = _Growth(self._client, asked, events)
+
+        async def stream() -> None:
+            try:
+                answers = self._client.stream(asked.sources, model=asked.model, options=asked.options)
+                async with aclosing(answers):  # type: ignore[type-var]  # a generator
+                    async for answer in answers:
+                        if answer.HasField("piece"):
+                            events.put_nowait({"piece": message_dict(answer.piece)})
+                            growth.add(answer.piece.token_ids, answer.piece.hypothesis)
+                        else:
+                            events.put_nowait({"result": _result(answer.result)})
+            except ValueError as error:
+                events.put_nowait({"error": error_dict(ClientError.from_value_error(error))})
+            except ClientError as error:
+                events.put_nowait({"error": error_dict(error)})
+            finally:
+                events.put_nowait(None)
+
+        tasks = [asyncio.create_task(stream()), asyncio.create_task(growth.run())]
+        try:
+            while (event := await events.get()) is not None:
+                yield b"data: " + json.dumps(event, ensure_ascii=False).encode() + b"\n\n"
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Growth:
+    """Asks for the alignment of the tokens so far, one request at a time, while a target is decoded.
+
+    The engine aligns finished targets, so the tokens so far become the forced prefix of one more token.
+    """
+
+    def __init__(
+        self, client: AsyncClient, asked: Asked, events: asyncio.Queue[dict[str, Any] | None]
+    ) -> None:
+        self._client = client
+        self._asked = asked
+        self._events = events
+        self._token_ids = list(asked.options.target_prefix.token_ids.values)
+        self._news = asyncio.Event()
+
+    def add(self, token_ids: Any, hypothesis: int) -> None:
+        """Adds new tokens of the first hypothesis."""
+        if hypothesis == 0 and token_ids:
+            self._token_ids.extend(token_ids)
+            self._news.set()
+
+    async def run(self) -> None:
+        """Puts alignments among the events until it is cancelled, or the server refuses one."""
+        given = self._asked.options
+        while self._asked.grows:
+            await self._news.wait()
+            self._news.clear()
+            options = GenerateOptions(
+                target_prefix=Target(token_ids=TokenIds(values=self._token_ids)),
+                max_new_tokens=1,
+                attention=True,
+                source_language=given.source_language,
+                target_language=given.target_language,
+                task=given.task,
+            )
+            num_tokens = len(self._token_ids)
+            try:
+                answer = await self._client.generate(
+                    self._asked.sources, model=self._asked.model, options=options
+                )
+            except (ClientError, ValueError):
+                return  # the whole alignment comes with the answer
+            attention = attention_dict(answer.hypotheses[0].attention)
+            for name in ("target_tokens", "weights"):
+                attention[name] = attention[name][:num_tokens]
+            self._events.put_nowait({"alignment": attention})
+
+
+def _result(answer: GenerateResponse) -> dict[str, Any]:
+    """Returns an answer in which attention is a list of rows."""
+    content = message_dict(answer)
+    for hypothesis, shown in zip(answer.hypotheses, content["hypotheses"], strict=True):
+        if hypothesis.HasField("attention"):
+            shown["attention"] = attention_dict(hypothesis.attention)
+    return content
+
+
+async def _body(request: Request) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _MAX_BODY_BYTES:
+            raise ValueError(f"the file is too large: a request may have {MAX_REQUEST_BYTES} bytes")
+    return bytes(body)
+
+
+def _frames(content: bytes) -> list[str]:
+    try:
+        with Image.open(io.BytesIO(content)) as file:
+            frames = []
+            for number in range(min(getattr(file, "n_frames", 1), _MAX_FRAMES)):
+                file.seek(number)
+                frame = ImageOps.exif_transpose(file).convert("RGB")
+                frame.thumbnail((_FRAME_PIXELS, _FRAME_PIXELS))
+                written = io.BytesIO()
+                frame.save(written, "PNG")
+                frames.append("data:image/png;base64," + base64.b64encode(written.getvalue()).decode())
+            return frames
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError("the file is not a picture or clip that can be shown") from error
+
+
+def _fetched(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=_METRICS_SECONDS) as answer:
+            text: str = answer.read().decode()
+            return text
+    except (OSError, ValueError) as error:
+        raise ValueError(f"no metrics at {url} ({error}): name them with --metrics-url") from error
+
+
+def _refusing(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Returns an endpoint that answers with the error that another one raises."""
+
+    async def endpoint(request: Request) -> Response:
+        if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            return Response("other pages may not ask here", 403)
+        try:
+            response = await answer(request)
+        except ClientError as error:
+            response = JSONResponse({"error": error_dict(error)}, 502)
+        except ValueError as error:
+            response = JSONResponse({"error": error_dict(ClientError("INVALID_ARGUMENT", str(error)))}, 400)
+        response.headers.update(_HEADERS)
+        return response
+
+    return endpoint
+
+
+async def _index(_request: Request) -> Response:
+    return FileResponse(PAGE / "index.html")
+
+
+class _Files(StaticFiles):
+    """Files of the page, with its policy."""
+
+    def file_response(self, *arguments: Any, **settings: Any) -> Response:
+        response = super().file_response(*arguments, **settings)
+        response.headers.update(_HEADERS)
+        return response
+
+
+def make_app(make_client: Callable[[], AsyncClient], metrics_url: str, hosts: list[str]) -> Starlette:
+    """Returns the web application.
+
+    Args:
+        make_client: Connects to the model server; called on the event loop.
+        metrics_url: The metrics port of that server, such as `http://localhost:9464`.
+        hosts: The names under which browsers may ask for the page: another page must not reach it by a name
+            that leads here (DNS rebinding).
+    """
+    page: Page
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        nonlocal page
+        client = make_client()
+        page = Page(client, metrics_url)
+        yield
+        await client.close()
+
+    def of_page(name: str) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            response: Response = await getattr(page, name)(request)
+            return response
+
+        return _refusing(answer)
+
+    return Starlette(
+        routes=[
+            Route("/", _refusing(_index)),
+            Route("/api/models", of_page("models")),
+            Route("/api/metrics", of_page("metrics")),
+            Route("/api/generate", of_page("generate"), methods=["POST"]),
+            Route("/api/frames", of_page("frames"), methods=["POST"]),
+            Mount("/page", _Files(directory=PAGE)),
+        ],
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
+        lifespan=lifespan,
+    )
+
+
+def serve(make_client: Callable[[], AsyncClient], metrics_url: str, host: str, port: int) -> None:
+    """Serves the page until SIGINT or SIGTERM; prints its address.
+
+    Raises:
+        OSError: The address cannot be listened on.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, f"port {port} of {host}") from error
+    with listener:
+        port = listener.getsockname()[1]
+        sys.stderr.write(f"open http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends it)\n")
+        sys.stderr.flush()
+        app = make_app(make_client, metrics_url, [*LOCAL_HOSTS] if host in LOCAL_HOSTS else ["*"])
+        Server(Config(app, log_level="error", timeout_graceful_shutdown=1)).run(sockets=[listener])

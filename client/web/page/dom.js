@@ -1,0 +1,26 @@
+// Small helpers for the elements of the page. Texts are never parsed as HTML.
+
+export const by = (id) => document.getElementById(id);
+
+// An element with properties (or attributes, where the name has a dash), classes and children.
+export function el(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name.includes("-") || name === "role" || name === "scope") element.setAttribute(name, value);
+    else if (name === "style") Object.assign(element.style, value);
+    else element[name] = value;
+  }
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+export function replace(parent, ...children) {
+  parent.replaceChildren(...children.flat().filter(Boolean));
+}
+
+// Shows spaces at the edges of a token, and line breaks, which a token may consist of.
+export const visible = (token) => token.replace(/\n/g, "⏎").replace(/^ | $/g, "·") || "∅";
+
+export const milliseconds = (seconds) => (seconds === undefined || Number.isNaN(seconds) ? "–"
+  : seconds < 0.0995 ? `${(1000 * seconds).toFixed(1)} ms` : seconds < 0.9995 ? `${(1000 * seconds).toFixed(0)} ms`
+  : `${seconds.toFixed(2)} s`);

@@ -1,0 +1,131 @@
+// The page: which model is asked, what is sent, and what of the answer is shown where.
+
+import * as api from "./api.js";
+import { by, el, replace } from "./dom.js";
+import { readOptions, readSources, showFields, showInputs } from "./request.js";
+import { showAlignment, showHops, showLooks, showSegments } from "./attention.js";
+import { showText, showTimings, showHypotheses } from "./answer.js";
+import { watchServer } from "./latency.js";
+
+const state = { models: [], model: null, request: null, stopping: null, result: null, shown: 0, prefix: [] };
+const VERBS = { translate: "Translate", caption: "Describe", answer: "Answer", transcribe: "Transcribe" };
+
+function choose(name) {
+  state.model = state.models.find((model) => model.name === name) ?? state.models[0];
+  const { model } = state;
+  by("about").textContent = `${model.kind}, version ${model.version}, ${model.precision} on ${model.provider}, `
+    + `${model.num_slots} slots, ${model.has_attention ? "with" : "without"} attention`;
+  by("go").textContent = VERBS[model.command] ?? "Send";
+  showInputs(model);
+  showFields(model);
+  forget();
+}
+
+function forget() {
+  state.stopping?.abort();
+  Object.assign(state, { request: null, result: null, shown: 0, prefix: [] });
+  replace(by("answer"), el("p", { className: "hint" }, "The answer appears here while it is decoded."));
+  replace(by("timings"));
+  by("hypotheses").hidden = by("look").hidden = by("prefix").hidden = by("error").hidden = true;
+}
+
+async function send(prefix) {
+  state.stopping?.abort();
+  const stopping = new AbortController();
+  Object.assign(state, { stopping, result: null, shown: 0, prefix });
+  by("error").hidden = by("look").hidden = by("hypotheses").hidden = true;
+  by("stop").disabled = false;
+  replace(by("timings"));
+  let text = "", alignment = null;
+  const began = performance.now();
+  const draw = () => {
+    showText(text, true);
+    if (alignment) { by("look").hidden = false; showAlignment(alignment, [], null); }
+  };
+  try {
+    if (!prefix.length) state.request = { model: state.model.name, sources: await readSources(state.model) };
+    showPrefix();
+    draw();
+    const options = readOptions(state.model);
+    if (prefix.length) options.target_prefix = prefix;
+    const grows = state.model.command === "translate" && state.model.has_attention;
+    for await (const event of api.generate({ ...state.request, options, grows }, stopping.signal)) {
+      if (event.piece?.hypothesis === 0) text += event.piece.text;
+      if (event.alignment) alignment = event.alignment;
+      if (event.result) { state.result = event.result; break; }
+      draw();
+    }
+    if (state.result) show(0, (performance.now() - began) / 1000);
+  } catch (error) {
+    if (stopping.signal.aborted) { if (state.stopping === stopping) showText(`${text} …`, false); return; }
+    replace(by("answer"));
+    by("error").textContent = error.message;
+    by("error").hidden = false;
+  } finally {
+    if (state.stopping === stopping) by("stop").disabled = true;
+  }
+}
+
+function show(place, seconds) {
+  const { result, model } = state;
+  state.shown = place;
+  const best = result.hypotheses[place];
+  showText(best.text, false, best.word_alignment, best.finish_reason);
+  showHypotheses(result.hypotheses, place, (chosen) => show(chosen, state.seconds));
+  state.seconds = seconds;
+  showTimings(result, seconds);
+  const isText = model.command === "translate";
+  by("look").hidden = !(best.attention || best.segments.length || (best.alternatives ?? []).length);
+  if (best.segments.length) showSegments(best.segments);
+  else if (model.command === "answer") showHops(best);
+  else if (model.command === "caption" && best.attention) showLooks(best, state.request, model);
+  else if (isText || best.alternatives.length) showAlignment(best.attention ?? null, tokensOf(best), goOn);
+}
+
+// The tokens of a hypothesis, each with its alternatives; the end of sequence is the last one if there was one.
+function tokensOf(best) {
+  const ended = best.finish_reason === "FINISH_REASON_EOS" ? 1 : 0;
+  const first = best.token_ids.length + ended - best.alternatives.length;
+  return Array.from({ length: best.token_ids.length + ended }, (_, place) => ({
+    alternatives: best.alternatives[place - first]?.tokens ?? [],
+    before: best.token_ids.slice(0, place),
+    id: best.token_ids[place],
+    logProbability: best.log_probabilities[place - first],
+  }));
+}
+
+function goOn(token, alternative) {
+  state.prefixText = alternative.text;
+  send([...token.before, alternative.token_id]);
+}
+
+function showPrefix() {
+  by("prefix").hidden = !state.prefix.length;
+  const clear = el("button", { type: "button", onclick: () => send([]) }, "without it");
+  replace(by("prefix"), `The answer has to begin with ${state.prefix.length} chosen tokens. Decode `, clear);
+}
+
+async function begin() {
+  try {
+    const { models, address, version } = await api.models();
+    state.models = models.filter((model) => model.command);
+    if (!state.models.length) throw new Error(`the server at ${address} has no model that this page can ask`);
+    replace(by("model"), state.models.map((model) => el("option", { value: model.name }, model.name)));
+    by("model").title = `served at ${address}, seq2seq-serve ${version}`;
+    choose(state.models[0].name);
+    watchServer(() => state.model.name);
+    by("error").hidden = true;
+  } catch (error) {
+    by("error").textContent = error.message;
+    by("error").hidden = false;
+    setTimeout(begin, 3000);
+  }
+}
+
+by("model").addEventListener("change", () => choose(by("model").value));
+by("form").addEventListener("submit", (event) => { event.preventDefault(); send([]); });
+by("form").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); send([]); }
+});
+by("stop").addEventListener("click", () => state.stopping?.abort());
+begin();
