@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from seq2seq_serve.protos.details_pb2 import BadRequest, ErrorInfo, RetryInfo, Status
 from seq2seq_serve.protos.seq2seq_v1_pb2 import BatchError
@@ -17,6 +17,7 @@ _UNHEALTHY = "backend unhealthy"  # what gRPC reports if the health check answer
 _REQUEST_ID = "x-request-id"
 _STATUS = "grpc-status-details-bin"
 _DETAIL = "type.googleapis.com/google.rpc."  # how the type of a detail begins
+_Message = TypeVar("_Message", bound=Message)
 _BLANK_SOURCE = "BLANK_SOURCE"  # the reason in the server's ErrorInfo
 
 
@@ -105,15 +106,15 @@ class ClientError(Exception):
         details = _details(trailers.get(_STATUS), code)
         retry_after_seconds = None
         if "RetryInfo" in details:
-            delay = RetryInfo.FromString(details["RetryInfo"]).retry_delay
+            delay = _read(RetryInfo, details["RetryInfo"]).retry_delay
             retry_after_seconds = delay.ToTimedelta().total_seconds()
         return cls(
             code.name,
             message,
-            reason=ErrorInfo.FromString(details.get("ErrorInfo", b"")).reason,
+            reason=_read(ErrorInfo, details.get("ErrorInfo")).reason,
             field_violations=tuple(
                 FieldViolation(violation.field, violation.description)
-                for violation in BadRequest.FromString(details.get("BadRequest", b"")).field_violations
+                for violation in _read(BadRequest, details.get("BadRequest")).field_violations
             ),
             retry_after_seconds=retry_after_seconds,
             request_id=request_id,
@@ -128,6 +129,7 @@ class ClientError(Exception):
             error.message,
             reason=error.reason,
             field_violations=violations,
+            request_id=error.request_id,
         )
 
 
@@ -144,15 +146,20 @@ def client_errors(address: str) -> Iterator[None]:
 
 def _details(given: Any, code: grpc.StatusCode) -> dict[str, bytes]:
     """Returns the details of the server's status, by the names of their messages in google.rpc."""
-    try:
-        status = Status.FromString(given or b"")
-    except (DecodeError, TypeError):
-        return {}
+    status = _read(Status, given)
     # gRPC may end a call, for example at its deadline, as the server's details come in.
     is_of_the_call = status.code == code.value[0]
     return {
         detail.type_url.removeprefix(_DETAIL): detail.value for detail in status.details if is_of_the_call
     }
+
+
+def _read(message_class: type[_Message], given: Any) -> _Message:
+    """Returns a message of the server; an empty one if there is none, or it is damaged."""
+    try:
+        return message_class.FromString(given or b"")
+    except (DecodeError, TypeError):
+        return message_class()
 
 
 def _unreached(address: str, message: str) -> str:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import heapq
 import logging
 import random
-import reprlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from seq2seq_serve.client.errors import ClientError
@@ -29,18 +28,6 @@ _LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.2, 5.0
 STOPPING_CODES = ("UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND", "UNIMPLEMENTED")
 
 _log = logging.getLogger(__name__)
-
-
-def check_texts(texts: object) -> None:
-    """Refuses a single source, because its letters or names would be translated one by one.
-
-    Raises:
-        TypeError: `texts` is a text, bytes or a mapping.
-    """
-    if isinstance(texts, str | bytes | Mapping):
-        raise TypeError(
-            f"translate_many takes several texts, such as a list, and this is one: {reprlib.repr(texts)}"
-        )
 
 
 @dataclass(eq=False)

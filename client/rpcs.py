@@ -198,10 +198,9 @@ def generate_batch(
 ) -> Rpc[tuple[int, Translated]]:
     """Yields the place of a source and its answer, or its error, in the order in which they are complete.
 
-    One call takes what fits into a message of 4 MiB. `translate_many` takes any number of texts, yields them
-    in order, and sends again what fails for a while.
+    One call takes 4 MiB, at most 2,700 texts. `translate_many` takes any number of texts, yields them in
+    order, and sends again what fails for a while.
     """
-    sources = list(sources)
     request = batch_request(sources, model, options)
 
     def read(answer: GenerateBatchResponse) -> tuple[int, Translated]:

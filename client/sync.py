@@ -19,10 +19,9 @@ from seq2seq_serve.client.many import (
     DEFAULT_IN_FLIGHT,
     Call,
     Dispatcher,
-    check_texts,
 )
 from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, Translated, documented
-from seq2seq_serve.client.wire import Sources
+from seq2seq_serve.client.wire import Sources, check_texts
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
 
 Arguments = ParamSpec("Arguments")

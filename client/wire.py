@@ -85,6 +85,16 @@ Sources = Value | Mapping[str, Value]
 _Request = TypeVar("_Request", GenerateRequest, GenerateBatchRequest)
 
 
+def check_texts(texts: object) -> None:
+    """Refuses a single source, because its letters or names would be translated one by one.
+
+    Raises:
+        TypeError: `texts` is a text, bytes or a mapping.
+    """
+    if isinstance(texts, str | bytes | Mapping):
+        raise TypeError(f"the texts must be several, such as a list, and this is one: {reprlib.repr(texts)}")
+
+
 def generate_request(source: Sources, model: str, options: GenerateOptions | None) -> GenerateRequest:
     """Returns the request to generate from one source, or from several by their names.
 
@@ -105,6 +115,7 @@ def batch_request(
         TypeError: As `generate_request`.
         ValueError: As `generate_request`.
     """
+    check_texts(sources)
     items = [BatchItem(sources=_sources(source)) for source in sources]
     return _fitting(GenerateBatchRequest(model=model, items=items, options=options))
 

@@ -359,16 +359,18 @@ class GenerateBatchResponse(_message.Message):
     def __init__(self, index: _Optional[int] = ..., tag: _Optional[str] = ..., response: _Optional[_Union[GenerateResponse, _Mapping]] = ..., error: _Optional[_Union[BatchError, _Mapping]] = ...) -> None: ...
 
 class BatchError(_message.Message):
-    __slots__ = ("code", "message", "reason", "field")
+    __slots__ = ("code", "message", "reason", "field", "request_id")
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     FIELD_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     code: str
     message: str
     reason: str
     field: str
-    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ..., field: _Optional[str] = ...) -> None: ...
+    request_id: str
+    def __init__(self, code: _Optional[str] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ..., field: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
     __slots__ = ("model", "sources", "target", "priority", "source_language", "target_language", "task")

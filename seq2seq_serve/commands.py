@@ -1,4 +1,4 @@
-"""What the four commands share: their names, `--version`, and one line for a missing package."""
+"""Helpers of the four commands: their names, `--version`, and one line for a missing package."""
 
 from __future__ import annotations
 

@@ -62,6 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         config = _config(options)
     except ValueError as error:
         parser.error(str(error))
+    if config.is_traced:
+        with needs_extra("tracing", __name__):
+            import opentelemetry.exporter.otlp.proto.grpc.trace_exporter
+            import opentelemetry.sdk.trace  # noqa: F401
     configure_logging(config.log_level, config.log_format)
     try:
         if options.check:
@@ -100,7 +104,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         queue=general.queue,
         runner=general.runner,
         models={name: _model_config(own) for name, own in options.models.items()},
-        named_bundles=dict(options.model_name),
+        named_bundles=tuple(options.model_name),
         max_connection_age_seconds=options.max_connection_age_seconds,
         max_log_lines=options.max_log_lines,
         slow_seconds=options.slow_seconds,

@@ -72,7 +72,7 @@ class App:
         )
         self._calls = Calls(self._models, journal, access)
         inference = InferenceService(self._models, self._repository, self._calls, self._health)
-        rest = RestService(inference, self._calls, access)
+        self._rest = RestService(inference, self._calls, access)
         self.http = HttpServer(
             config.host,
             config.metrics_port,
@@ -80,7 +80,7 @@ class App:
             descriptors=self._descriptors,
             unhealthy=self._health.unhealthy,
             unready=self._health.unready,
-            routes=rest.routes() if config.has_rest else (),
+            routes=self._rest.routes() if config.has_rest else (),
         )
         try:
             self.endpoint = Endpoint(

@@ -74,7 +74,7 @@ class ServerConfig:
         queue: Limits of the requests that wait for a slot of each instance of a model.
         runner: Settings of a model's runners.
         models: By name, models with other `queue` and `runner` settings.
-        named_bundles: By name, bundles whose models do not have the names of their folders.
+        named_bundles: Names of models that are not those of their folders, with their bundles.
         max_connection_age_seconds: Time after which a connection of a caller is renewed.
         max_log_lines: The most lines in one second about calls that are neither slow nor failed.
         slow_seconds: Calls that take longer are slow.
@@ -98,7 +98,7 @@ class ServerConfig:
     queue: QueueLimits = field(default_factory=QueueLimits)
     runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(shares_threads=True))
     models: Mapping[str, ModelConfig] = field(default_factory=dict)
-    named_bundles: Mapping[str, Path] = field(default_factory=dict)
+    named_bundles: tuple[tuple[str, Path], ...] = ()
     max_connection_age_seconds: float = 600.0
     max_log_lines: int = 100
     slow_seconds: float = 10.0
@@ -133,7 +133,7 @@ class ServerConfig:
 
     @property
     def has_rest(self) -> bool:
-        """Whether the HTTP port answers callers: not if others could read there what TLS encrypts."""
+        """Whether the HTTP port answers callers, because nobody can read there what TLS would encrypt."""
         return self.tls is None or self.is_insecure or _is_loopback(self.host)
 
     def of_model(self, name: str) -> Self:

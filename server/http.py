@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, make_asgi_app
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -53,7 +53,7 @@ class _Connection(H11Protocol):
         self.opened = self.loop.time()
         self._close_if_silent()
         if len(self.connections) > _MAX_CONNECTIONS:
-            others = (other for other in self.connections if isinstance(other, _Connection))
+            others = (one for one in self.connections if isinstance(one, _Connection) and one is not self)
             min(others, key=lambda other: (other.is_busy, other.opened)).transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -120,10 +120,12 @@ class HttpServer:
         app = Starlette(routes=pages, exception_handlers={HTTPException: _refuse})
         app.router.redirect_slashes = False
         self._config = Config(
+            # A header must not choose the name of a caller.
             app,
             log_config=None,
             access_log=False,
             lifespan="off",
+            proxy_headers=False,
             timeout_keep_alive=_SILENT_SECONDS,
             ws="none",
         )
@@ -180,7 +182,9 @@ def _page(probe: Probe) -> Callable[[Request], Awaitable[Response]]:
     return page
 
 
-async def _refuse(_request: Request, error: Exception) -> Response:
+async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     hint = "try /metrics, /healthz, /readyz or /v2" if error.status_code == 404 else error.detail
+    if request.url.path.startswith("/v2"):
+        return JSONResponse({"error": hint}, error.status_code, error.headers)
     return PlainTextResponse(f"{hint}\n", error.status_code, error.headers)

@@ -69,7 +69,13 @@ def parse_settings(
             value = environment[variable]
             given = value.split(os.pathsep) if _is_list(action) else value
             parser.set_defaults(**{action.dest: _checked(parser, action, given, variable)})
+    # The flags of a list would be appended to its default.
+    lists = [action.dest for action in actions.values() if isinstance(action, argparse._AppendAction)]
+    defaults = {name: parser.get_default(name) for name in lists}
+    parser.set_defaults(**{name: [] for name in lists})
     options = parser.parse_args(arguments)
+    for name, value in defaults.items():
+        setattr(options, name, getattr(options, name) or value)
     options.models = {}
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         parser.error(f"{file}: write a table [{_MODELS}.NAME] for each model with settings of its own")

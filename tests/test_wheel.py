@@ -47,8 +47,8 @@ class Environment:
         self.bin = folder / "venv" / "bin"
         self.folder = folder / "work"
         (self.folder / "server").mkdir(parents=True)
-        (self.folder / "client.py").write_text("raise RuntimeError('this is the user's own')")
-        (self.folder / "server" / "__init__.py").write_text("raise RuntimeError('this is the user's own')")
+        (self.folder / "client.py").write_text("raise RuntimeError('a file of the user')")
+        (self.folder / "server" / "__init__.py").write_text("raise RuntimeError('a file of the user')")
 
     def run(self, *command: object, returns: int = 0) -> str:
         """The output of a command of the environment, errors included."""

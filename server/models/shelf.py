@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,16 +41,16 @@ class Shelf:
         bundles: One folder for each model, whose name is the folder's: a bundle, or a folder with one bundle
             for each version.
         folder: A repository: it contains such a folder for each further model; None is off.
-        named: Such folders by the names of their models, which come first.
+        named: Such folders, each after the name of its model; they come first.
 
     Raises:
         ValueError: Two bundles have the same name, a name is not UTF-8, or `folder` is not a folder.
     """
 
     def __init__(
-        self, bundles: Sequence[Path], folder: Path | None, named: Mapping[str, Path] | None = None
+        self, bundles: Sequence[Path], folder: Path | None, named: Sequence[tuple[str, Path]] = ()
     ) -> None:
-        given = [*(named or {}).items(), *((path.resolve().name, path) for path in bundles)]
+        given = [*named, *((path.resolve().name, path) for path in bundles)]
         self._bundles = dict(given)
         self._folder = folder
         self._skipped: set[Path] = set()

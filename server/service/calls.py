@@ -68,7 +68,7 @@ class Call:
         models: The served models.
         answers: The thread that builds large answers.
         texts: The threads that cut long texts and decode pictures.
-        work: What the engine did for it so far.
+        work: The work of the engine for it so far.
         is_probe: Whether the call is for the health or reflection service. Probes are not counted as
             requests, and a server that drains does not wait for them.
         model_name: The name of the served model, once it is known.

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Work:
-    """What the engine did for a call so far. Owned by the call.
+    """The work of the engine for a call so far. Owned by the call.
 
     Attributes:
         mode: Of the last request: greedy, beam, sampling or score; empty before the first result.

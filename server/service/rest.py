@@ -10,6 +10,7 @@ import asyncio
 import json
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -40,12 +41,16 @@ from seq2seq_serve.server.service.status import (
     request_id_of,
     status_of,
 )
+from seq2seq_serve.server.service.text_threads import BYTES_PER_TEXT_BYTE, Checkpoint
 
-_SERVICE = "inference.GRPCInferenceService"
+_SERVICE, _GRPC_SERVICE = "http", "inference.GRPCInferenceService"
+_JSON = "application/json"
 _JSON_LENGTH = "Inference-Header-Content-Length"
 _BODY_SECONDS = 30.0  # for a caller to send a body
 _MAX_UNSENT = 16  # events of a stream
 _LARGE_BYTES = 2**16
+_MAX_OPEN = 256  # requests
+_MAX_DIGITS = 12  # of a length
 
 # The statuses of google.rpc.Code
 _STATUSES = {
@@ -70,13 +75,13 @@ _READS: tuple[tuple[str, str, type[Message]], ...] = (
     ("{model}/stats", "ModelStatistics", pb.ModelStatisticsRequest),
 )
 _MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
-_TRUTHS = ("live", "ready")  # fields of answers that decide over the status
+_STATES = ("live", "ready")  # fields of answers that decide over the status
 
 _Answer = TypeVar("_Answer")
 
 
 class RestService:
-    """Owned by the app. Its state belongs to the loop of gRPC, on which it is made.
+    """Owned by the app. Its routes run on the loop of the HTTP port.
 
     Args:
         inference: Answers the calls.
@@ -88,7 +93,8 @@ class RestService:
         self._inference = inference
         self._calls = calls
         self._access = access
-        self._loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()  # of gRPC
+        self._num_open = 0
 
     def routes(self) -> list[Route]:
         """Returns the routes of every page."""
@@ -113,12 +119,18 @@ class RestService:
     ) -> Callable[[Request], Awaitable[Response]]:
         async def page(request: Request) -> Response:
             request.state.request_id = request_id = request_id_of(request.headers.items())
+            request.state.is_read = asyncio.Event()
+            self._num_open += 1
             try:
+                if self._num_open > _MAX_OPEN:  # the other connections of the port are for probes
+                    raise Overloaded(f"{_MAX_OPEN} requests are open here", retry_after_seconds=1.0)
                 response = await answer(request)
             except ClientDisconnect:
                 response = Response(status_code=_STATUSES[grpc.StatusCode.CANCELLED])
             except Exception as error:
                 response = _error_response(error)
+            finally:
+                self._num_open -= 1
             response.headers[REQUEST_ID] = request_id
             return response
 
@@ -126,48 +138,41 @@ class RestService:
 
     async def _read(self, method: str, message_class: type[Message], request: Request) -> Response:
         message = message_class(**request.path_params)
+        request.state.is_read.set()
 
-        async def work(call: Call) -> Message:
-            answer: Message = await getattr(self._inference, method)(message, call)
-            return answer
+        async def work(call: Call) -> dict[str, Any]:
+            return message_dict(await getattr(self._inference, method)(message, call))
 
-        content = message_dict(await self._answered(request, method, 0, work))
-        is_good = all(content.get(name, True) for name in _TRUTHS)
+        content = await self._answered(request, method, work)
+        is_good = all(content.get(name, True) for name in _STATES)
         return JSONResponse(content, 200 if is_good else 503)
 
     async def _infer(self, request: Request) -> Response:
-        body = await _body(request)
-        length = request.headers.get(_JSON_LENGTH, str(len(body)))
-        if not (length.isascii() and length.isdigit() and int(length) <= len(body)):
-            raise InvalidRequest(f"{_JSON_LENGTH} is {length[:100]!r}, of {len(body)} bytes", field="")
-        content = read_json(body[: int(length)])
-        message = infer_request(content, body[int(length) :])
-        binary = binary_outputs(content)
-        _name(message, request)
-        response = await self._answered(
-            request, "ModelInfer", len(body), partial(self._inference.ModelInfer, message)
-        )
-        answer, raw = infer_answer(response, binary)
-        text = _dumped(answer)
-        if not raw:
-            return Response(text, media_type="application/json")
-        headers = {_JSON_LENGTH: str(len(text))}
-        return Response(text + raw, media_type="application/octet-stream", headers=headers)
+        async def work(call: Call) -> Response:
+            body = await self._body(request, call)
+            read = partial(_infer_message, body, request.headers.get(_JSON_LENGTH))
+            message, binary = await call.read(read, len(body) // BYTES_PER_TEXT_BYTE)
+            del body, read
+            _set_model(message, request)
+            response = await self._inference.ModelInfer(message, call)
+            return await call.built(response.ByteSize(), partial(_infer_response, response, binary))
+
+        return await self._answered(request, "ModelInfer", work)
 
     async def _generate(self, request: Request) -> Response:
-        body = await _body(request)
-        content = read_json(body)
+        async def work(call: Call) -> Response:
+            message = await self._generate_message(request, call)
+            response = await self._inference.ModelInfer(message, call)
 
-        async def work(call: Call) -> pb.ModelInferResponse:
-            return await self._inference.ModelInfer(self._message(content, request), call)
+            def build() -> Response:
+                return Response(_dumped(generate_answer(response)), media_type=_JSON)
 
-        response = await self._answered(request, "ModelInfer", len(body), work)
-        return Response(_dumped(generate_answer(response)), media_type="application/json")
+            return await call.built(response.ByteSize(), build)
+
+        return await self._answered(request, "ModelInfer", work)
 
     async def _generate_stream(self, request: Request) -> Response:
         """Answers with an event for each piece. An error before the first one is the status of the answer."""
-        body = await _body(request)
-        content = read_json(body)
         events: asyncio.Queue[pb.ModelInferResponse | Exception | None] = asyncio.Queue(_MAX_UNSENT)
         here = asyncio.get_running_loop()
 
@@ -176,18 +181,25 @@ class RestService:
             await asyncio.wrap_future(putting)
 
         async def work(call: Call) -> None:
-            await self._inference.answer_in_stream(self._message(content, request), call, write)
+            message = await self._generate_message(request, call)
+            await self._inference.answer_in_stream(message, call, write)
 
         async def run() -> None:
+            self._num_open += 1
             try:
-                await self._answered(request, "ModelStreamInfer", len(body), work)
+                await self._answered(request, "ModelStreamInfer", work)
+            except ClientDisconnect as error:
+                with suppress(asyncio.QueueFull):  # nobody reads the events then
+                    events.put_nowait(error)
             except Exception as error:
                 await events.put(error)
             else:
                 await events.put(None)
+            finally:
+                self._num_open -= 1
 
         running = asyncio.create_task(run())
-        first = await _unless_gone(request, running, events.get())
+        first = await events.get()
         if isinstance(first, Exception):
             raise first
 
@@ -205,30 +217,58 @@ class RestService:
         headers = {"Cache-Control": "no-cache"}
         return StreamingResponse(stream(), media_type="text/event-stream", headers=headers)
 
-    def _message(self, content: dict[str, Any], request: Request) -> pb.ModelInferRequest:
-        """Returns the message for `generate`; on the loop of gRPC, because it needs the model."""
-        name, version = request.path_params["name"], request.path_params.get("version", "")
-        message = generate_request(content, self._calls.models.get(name, version))
-        _name(message, request)
+    async def _generate_message(self, request: Request, call: Call) -> pb.ModelInferRequest:
+        body = await self._body(request, call)
+        with call.using(request.path_params["name"], request.path_params.get("version", "")) as model:
+
+            def read(_: Checkpoint) -> pb.ModelInferRequest:
+                return generate_request(read_json(body), model)
+
+            message = await call.read(read, len(body) // BYTES_PER_TEXT_BYTE)
+        _set_model(message, request)
         return message
 
+    async def _body(self, request: Request, call: Call) -> bytes:
+        """Reads the body of a request, whose length counts as that of a message.
+
+        Raises:
+            CancelledError: The caller has left.
+            InvalidRequest: The body is larger than a message of gRPC may be, or does not come.
+            Overloaded: Too many large requests are open.
+        """
+        length = request.headers.get("content-length", str(MAX_REQUEST_BYTES))
+        if len(length) > _MAX_DIGITS or int(length) > MAX_REQUEST_BYTES:
+            raise _too_large()
+        if int(length) > _LARGE_BYTES:
+            self._calls.hold(call, int(length))
+        reading = asyncio.run_coroutine_threadsafe(_read_body(request), request.state.loop)
+        try:
+            return await asyncio.wrap_future(reading)
+        except ClientDisconnect:
+            raise asyncio.CancelledError from None
+
     async def _answered(
-        self,
-        request: Request,
-        method: str,
-        num_bytes: int,
-        work: Callable[[Call], Coroutine[Any, Any, _Answer]],
+        self, request: Request, method: str, work: Callable[[Call], Coroutine[Any, Any, _Answer]]
     ) -> _Answer:
         """Runs a call on the loop of gRPC, and returns its answer; a caller who leaves cancels it.
 
         Raises:
             ServerError: The call failed.
+            ClientDisconnect: The caller has left.
         """
-        running = asyncio.run_coroutine_threadsafe(
-            self._settled(_metadata(request), _peer(request), method, num_bytes, work), self._loop
-        )
-        answering = asyncio.ensure_future(asyncio.wrap_future(running))
-        outcome = await _unless_gone(request, answering, answering)
+        request.state.loop = asyncio.get_running_loop()
+        settling = self._settled(_metadata(request), _peer(request), method, work)
+        answering = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(settling, self._loop))
+        leaving = asyncio.create_task(_left(request))
+        waiting: set[asyncio.Future[Any]] = {answering, leaving}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done() or answering.cancelled():
+                raise ClientDisconnect
+            outcome = answering.result()
+        finally:
+            leaving.cancel()
+            answering.cancel()
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -238,7 +278,6 @@ class RestService:
         metadata: tuple[tuple[str, str], ...],
         peer: str,
         method: str,
-        num_bytes: int,
         work: Callable[[Call], Coroutine[Any, Any, _Answer]],
     ) -> _Answer | Exception:
         call = self._calls.open(
@@ -246,10 +285,8 @@ class RestService:
         )
 
         async def answer() -> _Answer:
-            self._access.check(f"/{_SERVICE}/{method}", call.caller)
+            self._access.check(f"/{_GRPC_SERVICE}/{method}", call.caller)
             call.check_id()
-            if num_bytes > _LARGE_BYTES:
-                self._calls.hold(call, num_bytes)
             return await work(call)
 
         try:
@@ -258,55 +295,55 @@ class RestService:
             self._calls.close_call(call)
 
 
-def _name(message: pb.ModelInferRequest, request: Request) -> None:
+def _set_model(message: pb.ModelInferRequest, request: Request) -> None:
     """Sets the model of a message from the path."""
     message.model_name = request.path_params["name"]
     message.model_version = request.path_params.get("version", "")
 
 
-async def _body(request: Request) -> bytes:
-    """Returns the body of a request.
-
-    Raises:
-        InvalidRequest: It is larger than a message of gRPC may be, or does not come.
-    """
+async def _read_body(request: Request) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(_BODY_SECONDS):
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_REQUEST_BYTES:
-                    raise InvalidRequest(
-                        f"the request has more than {MAX_REQUEST_BYTES} bytes: send a smaller one", field=""
-                    )
+                    raise _too_large()
     except TimeoutError:
         raise InvalidRequest(f"the body did not come within {_BODY_SECONDS:g} seconds", field="") from None
+    request.state.is_read.set()
     return bytes(body)
 
 
-async def _unless_gone(request: Request, running: asyncio.Future[Any], wanted: Awaitable[_Answer]) -> _Answer:
-    """Returns the result of `wanted`; cancels `running` if the caller leaves first.
-
-    Raises:
-        ClientDisconnect: The caller has left.
-    """
-    waiting = asyncio.ensure_future(wanted)
-    leaving = asyncio.ensure_future(_left(request))
-    try:
-        await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            running.cancel()
-            raise ClientDisconnect
-        return waiting.result()
-    finally:
-        leaving.cancel()
-        if not waiting.done():
-            waiting.cancel()
+def _too_large() -> InvalidRequest:
+    return InvalidRequest(f"the request has more than {MAX_REQUEST_BYTES} bytes: send less", field="")
 
 
 async def _left(request: Request) -> None:
+    """Waits until the caller has left; while the body is read, its reader notices that."""
+    await request.state.is_read.wait()
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _infer_message(
+    body: bytes, given_length: str | None, _: Checkpoint
+) -> tuple[pb.ModelInferRequest, set[str] | None]:
+    length = str(len(body)) if given_length is None else given_length
+    is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_DIGITS
+    if not is_number or int(length) > len(body):
+        raise InvalidRequest(f"{_JSON_LENGTH} is {length[:100]!r}, of {len(body)} bytes", field="")
+    content = read_json(body[: int(length)])
+    return infer_request(content, body[int(length) :]), binary_outputs(content)
+
+
+def _infer_response(response: pb.ModelInferResponse, binary: set[str] | None) -> Response:
+    answer, raw = infer_answer(response, binary)
+    text = _dumped(answer)
+    if not raw:
+        return Response(text, media_type=_JSON)
+    headers = {_JSON_LENGTH: str(len(text))}
+    return Response(text + raw, media_type="application/octet-stream", headers=headers)
 
 
 async def _write_nothing(_message: Message) -> None:

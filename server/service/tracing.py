@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from seq2seq_serve.server.service.status import Metadata
 
 _TRACE_PARENT, _TRACE_STATE = "traceparent", "tracestate"
-_PARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_VERSION = "00"  # which has nothing after the flags
 _SERVICE_NAME, _UNNAMED = "seq2seq-serve", "unknown_service"
 _CALLERS_FAULT = (
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -36,7 +37,9 @@ def trace_id_of(metadata: Metadata) -> str:
     """Returns the id of the trace that a call belongs to; empty if its metadata has none."""
     given = dict(metadata).get(_TRACE_PARENT, "")
     match = _PARENT.fullmatch(given) if isinstance(given, str) else None
-    return match[1] if match else ""
+    if match is None or (match[1] == _VERSION and match[3]):
+        return ""
+    return match[2]
 
 
 class Tracing:
@@ -116,7 +119,6 @@ def _attributes(call: Call, code: grpc.StatusCode) -> dict[str, Any]:
     """Returns the attributes of a call, by OpenTelemetry's names where it has some."""
     work = call.work
     given = {
-        "rpc.system": "grpc",
         "rpc.service": call.service,
         "rpc.method": call.method,
         "rpc.grpc.status_code": code.value[0],

@@ -411,5 +411,5 @@ def test_many_sources_of_any_form_are_answered_in_order(client):
     first, wrong, last = client.translate_many(given, model="picture")
     assert first.text == last.text
     assert "the file is not PNG" in str(wrong.error)
-    with pytest.raises(TypeError, match="takes several texts, such as a list, and this is one"):
+    with pytest.raises(TypeError, match="must be several, such as a list, and this is one"):
         next(client.translate_many({"picture": PICTURE}))

@@ -165,7 +165,7 @@ def test_texts_may_come_asynchronously(server):
 
 @pytest.mark.parametrize("text", ["abc", b"abc"])
 def test_a_single_text_is_not_taken_letter_by_letter(kind, server, text):
-    with pytest.raises(TypeError, match=r"takes several texts, such as a list, and this is one: b?'abc'"):
+    with pytest.raises(TypeError, match=r"must be several, such as a list, and this is one: b?'abc'"):
         list(each(kind, server.address, text))
 
 

@@ -151,9 +151,15 @@ def test_two_bundles_of_one_name_are_refused():
         App(bundles, local_config(), loader=load_model)
 
 
+def test_two_names_that_are_equal_are_refused():
+    named = (("a", Path("x")), ("a", Path("y")))
+    with pytest.raises(ValueError, match="two bundles have the same name"):
+        App([], local_config(named_bundles=named), loader=load_model)
+
+
 def test_a_bundle_is_served_under_a_name_of_its_own():
     async def run():
-        named = {"ko-en": Path("a/echo")}
+        named = (("ko-en", Path("a/echo")),)
         async with serving(names=("echo", "ko-en"), bundles=[Path("echo")], named_bundles=named) as served:
             answer = await served.stub.ListModels(ListModelsRequest())
             assert [model.name for model in answer.models] == ["ko-en", "echo"]

@@ -33,7 +33,9 @@ def test_bundles_with_names_are_lists_everywhere(settings):
     assert settings('model_name = ["a=b", "c=d=e"]').model_name == named
     assert settings("", {"SEQ2SEQ_MODEL_NAME": "a=b:c=d=e"}).model_name == named
     assert settings("", {}, "--model-name", "a=b", "--model-name", "c=d=e").model_name == named
-    assert _config(settings("", {}, "--model-name", "a=b")).named_bundles == {"a": Path("b")}
+    environment = {"SEQ2SEQ_MODEL_NAME": "x=y"}
+    assert settings("", environment, "--model-name", "a=b", "--model-name", "c=d=e").model_name == named
+    assert _config(settings("", {}, "--model-name", "a=b")).named_bundles == (("a", Path("b")),)
 
 
 def test_every_kind_of_setting_can_come_from_either(settings, tmp_path):

@@ -24,8 +24,10 @@ from seq2seq_serve.server.service.open_inference.tensors import (
     raw_contents,
     read_outputs,
 )
+from seq2seq_serve.server.service.wire import MAX_FIELDS, MAX_NUMBERS
 
 _BINARY_SIZE, _BINARY_OUTPUT, _BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
+_SURROGATE = "\\ud"
 _MAX_DEPTH = 8  # of nested lists
 _LARGEST = 2**63
 _PARAMETER_KINDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
@@ -37,10 +39,20 @@ def read_json(raw: bytes) -> dict[str, Any]:
     Raises:
         InvalidRequest: It is not a JSON object.
     """
+    num_containers, num_commas = raw.count(b"{") + raw.count(b"["), raw.count(b",")
+    if num_containers > MAX_FIELDS or num_commas > MAX_NUMBERS:
+        raise InvalidRequest(
+            f"the JSON has {num_containers} brackets and {num_commas} commas: send at most {MAX_FIELDS} and "
+            f"{MAX_NUMBERS}",
+            field="",
+        )
     try:
-        content = json.loads(raw)
+        text = raw.decode()
+        content = json.loads(text)
+        if _SURROGATE in text.lower():  # may be half of a character, which JSON can write and UTF-8 cannot
+            json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not JSON: {error}", field="") from error
+        raise InvalidRequest(f"the body is not JSON in UTF-8: {error}", field="") from error
     if not isinstance(content, dict):
         raise InvalidRequest("the body must be a JSON object", field="")
     return content
@@ -60,6 +72,7 @@ def infer_request(content: Mapping[str, Any], rest: bytes) -> pb.ModelInferReque
     message = pb.ModelInferRequest(id=_text(content.get("id", ""), "id"))
     _set_parameters(message.parameters, content.get("parameters", {}), "parameters")
     message.parameters.pop(_BINARY_ALL, None)
+    start = 0
     for index, given in enumerate(_objects(content.get("inputs", []), "inputs")):
         field = f"inputs[{index}]"
         _check_names(given, ("name", "shape", "datatype", "parameters", "data"), field)
@@ -72,16 +85,16 @@ def infer_request(content: Mapping[str, Any], rest: bytes) -> pb.ModelInferReque
             if name is not None:
                 _extend(getattr(tensor.contents, name), given.get("data", []), f"{field}.data")
             continue
-        if type(size) is not int or not 0 <= size <= len(rest):
+        if type(size) is not int or not 0 <= size <= len(rest) - start:
             raise InvalidRequest(
-                f"{_BINARY_SIZE} is {size!r}, and {len(rest)} bytes are left after the JSON",
+                f"{_BINARY_SIZE} is {size!r}, and {len(rest) - start} bytes are left after the JSON",
                 field=f"{field}.parameters",
             )
-        message.raw_input_contents.append(rest[:size])
-        rest = rest[size:]
-    if rest:
+        message.raw_input_contents.append(rest[start : start + size])
+        start += size
+    if start < len(rest):
         raise InvalidRequest(
-            f"{len(rest)} bytes after the JSON belong to no input: set {_BINARY_SIZE}", field="inputs"
+            f"{len(rest) - start} bytes after the JSON belong to no input: set {_BINARY_SIZE}", field="inputs"
         )
     for index, given in enumerate(_objects(content.get("outputs", []), "outputs")):
         _check_names(given, ("name", "parameters"), f"outputs[{index}]")
@@ -91,11 +104,14 @@ def infer_request(content: Mapping[str, Any], rest: bytes) -> pb.ModelInferReque
 
 def binary_outputs(content: Mapping[str, Any]) -> set[str] | None:
     """Returns the outputs that the caller of `infer` wants as raw contents; None for all of them."""
-    parameters = content.get("parameters")
-    if isinstance(parameters, dict) and parameters.get(_BINARY_ALL) is True:
+    if _parameters(content, "").get(_BINARY_ALL) is True:
         return None
     outputs = content.get("outputs", [])
-    return {one["name"] for one in outputs if one.get("parameters", {}).get(_BINARY_OUTPUT) is True}
+    return {
+        one.get("name", "")
+        for index, one in enumerate(outputs)
+        if _parameters(one, f"outputs[{index}]").get(_BINARY_OUTPUT) is True
+    }
 
 
 def generate_request(content: Mapping[str, Any], model: ServedModel) -> pb.ModelInferRequest:
@@ -190,7 +206,7 @@ def _objects(value: Any, field: str) -> list[dict[str, Any]]:
 def _parameters(given: Mapping[str, Any], field: str) -> Mapping[str, Any]:
     parameters = given.get("parameters", {})
     if not isinstance(parameters, dict):
-        raise InvalidRequest("parameters must be an object", field=f"{field}.parameters")
+        raise InvalidRequest("parameters must be an object", field=f"{field}.parameters".lstrip("."))
     return parameters
 
 
@@ -204,10 +220,7 @@ def _set_parameters(target: Any, given: Any, field: str) -> None:
                 f"the parameter {name[:100]} must be true, false, a number or a string",
                 field=f"{field}[{name[:100]}]",
             )
-        try:
-            setattr(target[name], kind, value)
-        except ValueError as error:  # a surrogate
-            raise InvalidRequest(f"{name[:100]!a} is not Unicode", field=field) from error
+        setattr(target[name], kind, value)
 
 
 def _extend(target: Any, given: Any, field: str) -> None:

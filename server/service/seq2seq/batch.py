@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 
 import grpc
 
@@ -34,8 +35,10 @@ async def generate_batch(
         ServerError: The whole batch is refused, for example because of its options.
     """
     room, writing = asyncio.Semaphore(max(_LEAST_OPEN, 2 * model.num_slots)), asyncio.Lock()
+    is_refused = False
 
     async def answer(index: int, item: pb.BatchItem) -> None:
+        nonlocal is_refused
         its = call.part(index)
         response = pb.GenerateBatchResponse(index=index, tag=item.tag)
         request = pb.GenerateRequest(model=message.model, sources=item.sources, options=message.options)
@@ -46,19 +49,22 @@ async def generate_batch(
             except Exception as error:
                 code, text = status_of(error)
                 if _ends_the_batch(error):
+                    is_refused = True  # the call is counted once, in place of its items
                     raise
                 if not isinstance(error, ServerError):
                     _log.exception("%s %s: a bug", its.request_id, its.method, extra={"fields": its.names})
                 field = error.field if isinstance(error, InvalidRequest) else ""
                 response.error.code, response.error.message = code.name, text
                 response.error.reason, response.error.field = reason_of(error), field
+                response.error.request_id = its.request_id
             async with writing:
                 await call.send(response)
         except asyncio.CancelledError:
             code = call.code_of_leaving()
             raise
         finally:
-            calls.count(its, code)
+            if not is_refused:
+                calls.count(its, code)
             room.release()
 
     call.is_counted_by_request = True
@@ -78,7 +84,7 @@ async def _generated(request: pb.GenerateRequest, model: ServedModel, call: Call
             (answer,) = await generate([request], model, call)
             return sized(answer)
         except Overloaded as error:
-            await asyncio.sleep(error.retry_after_seconds)
+            await asyncio.sleep(error.retry_after_seconds * random.uniform(0.5, 1.5))
 
 
 def _ends_the_batch(error: Exception) -> bool:

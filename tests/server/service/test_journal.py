@@ -1,4 +1,4 @@
-"""What the log, the metrics of callers, and spans say of a call."""
+"""The log, the metrics of callers, and the spans of a call."""
 
 import asyncio
 import json
@@ -59,7 +59,7 @@ def test_a_call_is_one_line_with_what_it_took(caplog):
 
 
 def test_every_protocol_has_its_lines(caplog):
-    """Each request of a batch and of a stream has its own; probes and lists of models are not requests."""
+    """Each request of a batch and of a stream has its own; probes have none."""
     caplog.set_level(logging.INFO)
     infer = ModelInferRequest(model_name="echo", id="7")
     text = infer.inputs.add(name="text_input", datatype="BYTES", shape=[2])
@@ -206,6 +206,8 @@ def test_a_call_without_a_trace_begins_one_and_errors_of_ours_are_marked(exporte
         (f"01-{TRACE}-{PARENT}-01-more", TRACE),
         (f"00-{'0' * 32}-{PARENT}-01", ""),
         (f"00-{TRACE}-{'0' * 16}-01", ""),
+        (f"00-{TRACE}-{PARENT}-01-more", ""),
+        (f"ff-{TRACE}-{PARENT}-01", ""),
         (f"00-{TRACE.upper()}-{PARENT}-01", ""),
         ("nonsense", ""),
         (b"bytes", ""),

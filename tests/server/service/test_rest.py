@@ -3,7 +3,10 @@
 import asyncio
 import http.client
 import json
+import logging
 import socket
+import threading
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ from tritonclient import http as triton
 
 from seq2seq_serve.server.config import ServerConfig, TlsFiles
 from seq2seq_serve.server.engine.queue import QueueLimits
-from tests.server.service.harness import serving
+from tests.server.service.harness import EchoRunner, serving
 
 SHA256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
 
@@ -104,22 +107,97 @@ def test_a_stream_is_the_answer_in_pieces():
     assert events[-1]["finish_reason"] == "eos"
 
 
+class SteppedRunner(EchoRunner):
+    """Makes one step for each permit."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.permits = threading.Semaphore(0)
+
+    def step(self, rows):
+        assert self.permits.acquire(timeout=20)
+        return super().step(rows)
+
+
+async def streaming(served, text: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
+    writer.write(request_of(STREAM, json.dumps({"text_input": text}).encode()))
+    return reader, writer
+
+
+async def next_event(reader: asyncio.StreamReader) -> dict:
+    async with asyncio.timeout(20):
+        while not (line := await reader.readline()).startswith(b"data: "):
+            assert line
+    return json.loads(line.removeprefix(b"data: "))
+
+
 def test_pieces_come_while_the_rest_is_decoded():
-    """The engine is held after the first piece has come."""
+    """The engine makes no second step before the first piece has come."""
 
     async def run():
-        async with serving() as served:
-            reader, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
-            body = json.dumps({"text_input": "a" * 60}).encode()
-            writer.write(request_of(STREAM, body))
-            await asyncio.wait_for(reader.readuntil(b"data: "), 20)
-            served.runner.gate.clear()
-            await asyncio.wait_for(reader.readuntil(b"\r\n"), 20)
-            writer.close()  # a caller who leaves in the middle: the slot comes back, which `serving` checks
-            served.runner.gate.set()
-            await served.until_calls_are_over()
+        runner = SteppedRunner()
+        async with serving(runner) as served:
+            reader, writer = await streaming(served, "ab")
+            for text in ("a", "b"):
+                runner.permits.release()
+                assert (await next_event(reader))["text_output"] == text
+            runner.permits.release()
+            assert (await next_event(reader))["finish_reason"] == "eos"
+            writer.close()
 
     asyncio.run(run())
+
+
+def test_an_error_after_the_first_piece_is_an_event():
+    async def run():
+        runner = SteppedRunner()
+        async with serving(runner) as served:
+            reader, writer = await streaming(served, "ab")
+            runner.permits.release()
+            assert (await next_event(reader))["text_output"] == "a"
+            runner.error = RuntimeError("broken")
+            runner.permits.release()
+            event = await next_event(reader)
+            assert (event["code"], event["reason"]) == ("INTERNAL", "ENGINE_FAILED")
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_a_reader_who_leaves_in_the_middle_frees_the_slot():
+    async def run():
+        runner = SteppedRunner()
+        async with serving(runner) as served:
+            reader, writer = await streaming(served, "a" * 60)
+            runner.permits.release()
+            await next_event(reader)
+            writer.close()
+            labels = {"model_name": "echo", "method": "ModelStreamInfer", "code": "CANCELLED"}
+            async with asyncio.timeout(20):
+                while not served.metric("seq2seq_requests_total", **labels):
+                    await asyncio.sleep(0)
+            runner.permits.release()  # for the step that was under way
+            await served.until_calls_are_over()
+            assert served.app._rest._num_open == 0
+
+    asyncio.run(run())
+
+
+def test_a_reader_who_is_slow_holds_few_events(monkeypatch):
+    """The events that wait on the way to a caller are bounded; tokens are collected in its mailbox."""
+    monkeypatch.setattr("seq2seq_serve.server.service.rest._MAX_UNSENT", 2)
+    sizes = []
+    put = asyncio.Queue.put
+
+    async def counted(queue, item):
+        await put(queue, item)
+        sizes.append(queue.qsize())
+
+    monkeypatch.setattr(asyncio.Queue, "put", counted)
+    _, _, text = serve_and(lambda port: ask(port, "POST", STREAM, {"text_input": "ab" * 20}))
+    assert "".join(event["text_output"] for event in events_of(text)) == "ab" * 20
+    assert max(sizes) <= 2
 
 
 def test_a_caller_who_leaves_is_counted_as_cancelled():
@@ -145,7 +223,7 @@ def test_a_caller_who_leaves_is_counted_as_cancelled():
         ("/v2/models/none/infer", infer_body("a"), 404, "NOT_FOUND", "no model is named 'none'"),
         (INFER, b"{", 400, "INVALID_ARGUMENT", "the body is not JSON"),
         (INFER, b"\xff", 400, "INVALID_ARGUMENT", "the body is not JSON"),
-        (INFER, b"[" * 100_000, 400, "INVALID_ARGUMENT", "the body is not JSON"),
+        (INFER, b"[" * 8_000, 400, "INVALID_ARGUMENT", "the body is not JSON"),
         (INFER, b"[]", 400, "INVALID_ARGUMENT", "must be a JSON object"),
         (INFER, {"input": []}, 400, "INVALID_ARGUMENT", "no field 'input' here"),
         (INFER, {"inputs": [5]}, 400, "INVALID_ARGUMENT", "inputs must be a list of objects"),
@@ -156,15 +234,39 @@ def test_a_caller_who_leaves_is_counted_as_cancelled():
         (INFER, infer_body("a", seed=2**70), 400, "INVALID_ARGUMENT", "parameter seed must be"),
         (INFER, infer_body("x" * 100), 400, "INVALID_ARGUMENT", "tokens"),
         (INFER, b" " * (4 * 2**20 + 1), 400, "INVALID_ARGUMENT", "more than 4194304 bytes"),
+        (INFER, b"[" + b"{}," * 9000 + b"{}]", 400, "INVALID_ARGUMENT", "9002 brackets"),
+        (
+            INFER,
+            b"[" + b"1," * (2**20 + 1) + b"1]",
+            400,
+            "INVALID_ARGUMENT",
+            "1048577 commas",
+        ),
+        (
+            INFER,
+            infer_body("a") | {"outputs": [{"name": "x", "parameters": 5}]},
+            400,
+            "INVALID_ARGUMENT",
+            "object",
+        ),
+        (
+            INFER,
+            infer_body("a") | {"outputs": [{"parameters": {"binary_data": True}}]},
+            400,
+            "INVALID_ARGUMENT",
+            "''",
+        ),
+        (INFER, infer_body("a") | {"id": "\ud800"}, 400, "INVALID_ARGUMENT", "not JSON in UTF-8"),
+        (INFER, infer_body("a") | {"\udfff": 1}, 400, "INVALID_ARGUMENT", "not JSON in UTF-8"),
         (GENERATE, {"text_input": 5}, 400, "INVALID_ARGUMENT", "text_input must be a text"),
         (GENERATE, {"input_ids": ["a"]}, 400, "INVALID_ARGUMENT", "does not have the type"),
         (GENERATE, {"input_ids": [True]}, 400, "INVALID_ARGUMENT", "does not have the type"),
-        (GENERATE, {"text_input": "\ud800"}, 400, "INVALID_ARGUMENT", "does not have the type"),
+        (GENERATE, {"text_input": "\ud800"}, 400, "INVALID_ARGUMENT", "not JSON in UTF-8"),
         (STREAM, {"text_input": " "}, 400, "INVALID_ARGUMENT", "visible"),
         (STREAM, {"text_input": "a", "num_hypotheses": 2}, 400, "INVALID_ARGUMENT", "one hypothesis"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_status(path, content, status, code, text):
+def test_a_wrong_request_gets_its_status_and_the_reason(path, content, status, code, text):
     found, headers, answer = serve_and(lambda port: ask(port, "POST", path, content))
     assert (found, answer["code"]) == (status, code)
     assert text in answer["error"]
@@ -227,6 +329,89 @@ def test_rights_are_those_of_grpc(tmp_path):
     refused, answered, listed, probed = serve_and(asking, access_file=file)
     assert (refused[0], refused[1]["www-authenticate"]) == (401, "Bearer")
     assert (answered[0], listed[0], probed[0]) == (200, 401, 200)
+
+
+def test_rights_come_before_the_body(tmp_path):
+    file = tmp_path / "access.toml"
+    file.write_text(f'[[token]]\nname = "shop"\nsha256 = "{SHA256}"\nroles = ["predict"]\n')
+
+    def asking(port):
+        with socket.create_connection(("127.0.0.1", port), 20) as client:
+            client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n".encode())
+            return client.recv(4096)
+
+    assert serve_and(asking, access_file=file).startswith(b"HTTP/1.1 401")
+
+
+def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
+    monkeypatch.setattr("seq2seq_serve.server.service.calls._MAX_HELD_BYTES", 10**6)
+    head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n".encode()
+
+    async def run():
+        async with serving() as served:
+            _, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
+            writer.write(head)  # its body does not come
+            async with asyncio.timeout(20):
+                while not served.app._calls._held:
+                    await asyncio.sleep(0)
+            body = b" " * 2_000_000
+            status, _, answer = await asyncio.to_thread(ask, served.app.http.port, "POST", INFER, body)
+            assert (status, answer["code"]) == (429, "RESOURCE_EXHAUSTED")
+            assert "large requests of 2000000 bytes" in answer["error"]
+            writer.close()
+
+    asyncio.run(run())
+
+
+def test_a_wrong_id_is_refused_and_a_given_one_keeps_the_other_headers(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    body = {"text_input": "abc"}
+
+    def asking(port):
+        traced = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01", "x_request_id": "mine"}
+        return ask(port, "POST", GENERATE, body, x_request_id="x" * 200), ask(
+            port, "POST", GENERATE, body, **traced
+        )
+
+    refused, answered = serve_and(asking)
+    assert (refused[0], refused[2]["field"]) == (400, "x-request-id")
+    assert answered[1]["x-request-id"] == "mine"
+    lines = [record.fields for record in caplog.records if record.name.endswith("journal")]
+    assert [line["code"] for line in lines] == ["INVALID_ARGUMENT", "OK"]
+    assert (lines[1]["request_id"], lines[1]["trace_id"], lines[1]["caller"]) == ("mine", trace, "127.0.0.1")
+
+
+def test_a_header_does_not_choose_the_name_of_the_caller(caplog):
+    caplog.set_level(logging.INFO)
+    serve_and(lambda port: ask(port, "POST", GENERATE, {"text_input": "a"}, x_forwarded_for="evil"))
+    (line,) = (record.fields for record in caplog.records if record.name.endswith("journal"))
+    assert line["caller"] == "127.0.0.1"
+
+
+def test_a_malformed_body_is_counted_and_logged(caplog):
+    caplog.set_level(logging.INFO)
+    _, _, answer = serve_and(lambda port: ask(port, "POST", INFER, b"{", x_request_id="mine"))
+    (line,) = (record.fields for record in caplog.records if record.name.endswith("journal"))
+    assert (line["request_id"], line["code"]) == ("mine", answer["code"])
+
+
+def test_unfinished_requests_leave_room_for_probes(monkeypatch):
+    monkeypatch.setattr("seq2seq_serve.server.service.rest._MAX_OPEN", 3)
+    monkeypatch.setattr("seq2seq_serve.server.http._MAX_CONNECTIONS", 6)
+    unfinished = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{".encode()
+
+    def asking(port):
+        with ExitStack() as stack:
+            for _ in range(12):
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+                client.sendall(unfinished)
+            probed = ask(port, "GET", "/readyz")[0]
+            refused = ask(port, "POST", GENERATE, {"text_input": "a"})
+        return probed, refused
+
+    probed, (status, headers, _) = serve_and(asking)
+    assert (probed, status, headers["retry-after"]) == (200, 429, "1")
 
 
 def test_pages_describe_the_server_and_its_models():

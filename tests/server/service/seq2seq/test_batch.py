@@ -8,12 +8,17 @@ from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.client import AsyncClient, ClientError, GenerateOptions
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.queue import QueueLimits
-from tests.server.service.harness import Served, serving
+from seq2seq_serve.server.service.seq2seq import batch
+from tests.server.service.harness import EOS, EchoRunner, Served, serving
 
 
 def requests_of(*texts: str) -> pb.GenerateBatchRequest:
     items = [pb.BatchItem(tag=text[:1], sources=[pb.Source(text=text)]) for text in texts]
     return pb.GenerateBatchRequest(items=items)
+
+
+async def all_of(call) -> list[pb.GenerateBatchResponse]:
+    return [each async for each in call]
 
 
 def num_ended(served: Served, code: str) -> float:
@@ -76,7 +81,9 @@ def test_wrong_options_and_unknown_models_end_the_call():
     async def run():
         async with serving() as served, AsyncClient(served.address) as client:
             with pytest.raises(ClientError, match=r"INVALID_ARGUMENT.*beam_size"):
-                await answers(client, ["a", "b"], options=GenerateOptions(beam_size=99))
+                await answers(client, ["a", "b"] * 50, options=GenerateOptions(beam_size=99))
+            assert num_ended(served, "INVALID_ARGUMENT") == 1
+            assert num_ended(served, "CANCELLED") == 0
             with pytest.raises(ClientError, match="NOT_FOUND"):
                 await answers(client, ["a"], model="other")
 
@@ -84,13 +91,25 @@ def test_wrong_options_and_unknown_models_end_the_call():
 
 
 def test_a_failed_step_fails_its_own_items_only():
+    class FailingOnce(EchoRunner):
+        """Its second step fails; the first one ends the target of the first item."""
+
+        num_steps = 0
+
+        def step(self, rows):
+            self.num_steps += 1
+            if self.num_steps == 2:
+                raise RuntimeError("broken")
+            return super().step(rows)
+
     async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            served.runner.error = RuntimeError("broken")
-            (error,) = (await answers(client, ["a"])).values()
-            assert (error.code, error.reason) == ("INTERNAL", "ENGINE_FAILED")
-            served.runner.error = None
-            assert await answers(client, ["a", "b"]) == {0: "a", 1: "b"}
+        runner = FailingOnce(num_slots=1)
+        async with serving(runner) as served, AsyncClient(served.address) as client:
+            ids = [[EOS], [70, EOS], [71, EOS]]
+            found = await answers(client, ids, request_id="mine")
+            assert (found[0], found[2]) == ("", "d")
+            assert (found[1].code, found[1].reason) == ("INTERNAL", "ENGINE_FAILED")
+            assert found[1].request_id == "mine-1"
 
     asyncio.run(run())
 
@@ -121,6 +140,31 @@ def test_a_caller_who_leaves_frees_every_slot():
             async with asyncio.timeout(20):
                 while served.app._calls.num_open:
                     await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
+def test_few_items_are_open_at_once():
+    async def run():
+        async with serving() as served:
+            served.runner.gate.clear()
+            call = served.stub.GenerateBatch(requests_of(*["abc"] * 200))
+            reading = asyncio.create_task(all_of(call))
+            await served.turns.until(lambda: served.turns.num_submitted == batch._LEAST_OPEN)
+            for _ in range(3):  # the loop has gone on, and takes no more
+                await served.stub.ListModels(pb.ListModelsRequest())
+            assert served.turns.num_submitted == batch._LEAST_OPEN
+            served.runner.gate.set()
+            assert len(await reading) == 200
+
+    asyncio.run(run())
+
+
+def test_a_single_text_is_not_many():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            with pytest.raises(TypeError, match="the texts must be several"):
+                await answers(client, "abc")
 
     asyncio.run(run())
 
