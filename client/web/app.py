@@ -12,6 +12,7 @@ import binascii
 import io
 import json
 import math
+import os
 import socket
 import sys
 import urllib.request
@@ -215,6 +216,11 @@ class _Growth:
         self._token_ids = list(asked.options.target_prefix.token_ids.values)
         self._news = asyncio.Event()
 
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens so far."""
+        return len(self._token_ids)
+
     def add(self, token_ids: Any, hypothesis: int) -> None:
         """Adds new tokens of the first hypothesis."""
         if hypothesis == 0 and token_ids:
@@ -235,7 +241,7 @@ class _Growth:
                 target_language=given.target_language,
                 task=given.task,
             )
-            num_tokens = len(self._token_ids)
+            num_tokens = self.num_tokens
             try:
                 answer = await self._client.generate(
                     self._asked.sources, model=self._asked.model, options=options
@@ -372,7 +378,7 @@ def serve(make_client: Callable[[], AsyncClient], metrics_url: str, host: str, p
     try:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, f"port {port} of {host}") from error
+        raise OSError(error.errno, os.strerror(error.errno or 0), f"port {port} of {host}") from error
     with listener:
         port = listener.getsockname()[1]
         sys.stderr.write(f"open http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends it)\n")

@@ -16,7 +16,8 @@ export function showAlignment(attention, tokens, goOn) {
   const choices = el("div", { id: "choices" });
   const rows = labels.map((label, row) => {
     const button = el("button", { type: "button", disabled: !tokens[row]?.alternatives.length,
-      title: "what else the model might have written", onclick: () => showAlternatives(choices, label, tokens[row], goOn) }, visible(label));
+      title: "what else the model might have written",
+      onclick: () => showAlternatives(choices, labels.slice(0, row).join(""), label, tokens[row], goOn) }, visible(label));
     const head = el("th", { scope: "row" }, button);
     const cells = sources.map((source, column) => {
       const weight = weights[row]?.[column];
@@ -54,12 +55,12 @@ function move(event, body) {
   next.focus();
 }
 
-function showAlternatives(place, label, token, goOn) {
+function showAlternatives(place, before, label, token, goOn) {
   const most = Math.exp(token.alternatives[0].log_probability);
   const items = token.alternatives.map((one) => {
     const share = Math.exp(one.log_probability);
     const bar = el("span", { className: "share", style: { width: `${(100 * share) / most}%` } });
-    return el("li", {}, el("button", { type: "button", onclick: () => goOn(token, one), disabled: one.token_id === token.id },
+    return el("li", {}, el("button", { type: "button", onclick: () => goOn(token, one, (before + one.text).trim()), disabled: one.token_id === token.id },
       el("span", {}, visible(one.text)), bar, el("span", {}, percent(share))));
   });
   replace(place, el("div", { className: "alternatives", role: "group", "aria-label": `alternatives to ${label}` },

@@ -18,8 +18,8 @@ export function replace(parent, ...children) {
   parent.replaceChildren(...children.flat().filter(Boolean));
 }
 
-// Shows spaces at the edges of a token, and line breaks, which a token may consist of.
-export const visible = (token) => token.replace(/\n/g, "⏎").replace(/^ | $/g, "·") || "∅";
+// A token without the space before it; what cannot be seen has a sign.
+export const visible = (token) => token.trim() || (token === "" ? "∅" : token.includes("\n") ? "⏎" : "␣");
 
 export const milliseconds = (seconds) => (seconds === undefined || Number.isNaN(seconds) ? "–"
   : seconds < 0.0995 ? `${(1000 * seconds).toFixed(1)} ms` : seconds < 0.9995 ? `${(1000 * seconds).toFixed(0)} ms`

@@ -94,15 +94,15 @@ function tokensOf(best) {
   }));
 }
 
-function goOn(token, alternative) {
-  state.prefixText = alternative.text;
+function goOn(token, alternative, text) {
+  state.prefixText = text;
   send([...token.before, alternative.token_id]);
 }
 
 function showPrefix() {
   by("prefix").hidden = !state.prefix.length;
   const clear = el("button", { type: "button", onclick: () => send([]) }, "without it");
-  replace(by("prefix"), `The answer has to begin with ${state.prefix.length} chosen tokens. Decode `, clear);
+  replace(by("prefix"), `The answer begins with “${state.prefixText}”. Decode it again `, clear);
 }
 
 async function begin() {

@@ -1,0 +1,187 @@
+"""The web server of the page, without a browser."""
+
+import asyncio
+import base64
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from seq2seq_serve.client import AsyncClient, GenerateOptions
+from seq2seq_serve.client.__main__ import main
+from seq2seq_serve.client.output import attention_dict
+from seq2seq_serve.client.web import app
+from seq2seq_serve.client.web.app import PAGE, Asked, make_app
+from tests.server.service.harness import on_a_thread, serving_bundles, serving_on_a_thread
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving_on_a_thread() as served:
+        yield served
+
+
+@pytest.fixture
+def page(server):
+    metrics_url = f"http://127.0.0.1:{server.app.http.port}"
+    its_app = make_app(lambda: AsyncClient(server.address), metrics_url, ["testserver"])
+    with TestClient(its_app) as client:
+        yield client
+
+
+def events_of(page, **request) -> list[dict]:
+    content = {"model": "echo", "sources": {"source_ids": {"text": "오늘은 ab"}}} | request
+    answer = page.post("/api/generate", json=content)
+    assert answer.status_code == 200
+    return [json.loads(line.removeprefix("data: ")) for line in answer.text.strip().split("\n\n")]
+
+
+def test_the_models_are_listed_with_the_command_that_asks_them(page, server):
+    content = page.get("/api/models").json()
+    assert content["address"] == server.address
+    (model,) = content["models"]
+    assert (model["name"], model["command"], model["sources"]) == (
+        "echo",
+        "translate",
+        {"source_ids": "text"},
+    )
+
+
+def test_pieces_come_first_and_the_whole_answer_last(page):
+    *pieces, last = events_of(page, options={"attention": True, "num_alternatives": 2})
+    assert "".join(event["piece"]["text"] for event in pieces) == "오늘은 ab"
+    (best,) = last["result"]["hypotheses"]
+    assert best["text"] == "오늘은 ab"
+    assert len(best["attention"]["weights"]) == len(best["token_ids"]) + 1 == len(best["alternatives"])
+    assert len(best["attention"]["weights"][0]) == last["result"]["usage"]["source_tokens"]
+    assert last["result"]["timings"]["total_seconds"] > 0
+
+
+def test_the_alignment_grows_with_the_target(server):
+    """The alignment of the first tokens is the beginning of the whole one."""
+    asked = Asked("echo", {"source_ids": "abcdef"}, GenerateOptions(), grows=True)
+
+    async def run():
+        events = asyncio.Queue()
+        async with AsyncClient(server.address) as client:
+            answer = await client.generate("abcdef", options=GenerateOptions(attention=True))
+            whole = attention_dict(answer.hypotheses[0].attention)
+            growth = app._Growth(client, asked, events)
+            growing = asyncio.create_task(growth.run())
+            for num_tokens in (2, 5):
+                growth.add(answer.hypotheses[0].token_ids[growth.num_tokens : num_tokens], 0)
+                grown = (await asyncio.wait_for(events.get(), 20))["alignment"]
+                assert grown["target_tokens"] == whole["target_tokens"][:num_tokens]
+                assert grown["weights"] == whole["weights"][:num_tokens]
+            growing.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_forced_prefix_is_a_list_of_ids(page):
+    *_, last = events_of(page, options={"target_prefix": [70, 71]})
+    assert last["result"]["hypotheses"][0]["token_ids"][:2] == [70, 71]
+
+
+def test_an_error_of_the_server_is_an_event(page):
+    (event,) = events_of(page, sources={"source_ids": {"text": "x" * 100}})
+    assert event["error"]["code"] == "INVALID_ARGUMENT"
+    (event,) = events_of(page, model="none")
+    assert event["error"]["code"] == "NOT_FOUND"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "a request has"),
+        ({"sources": {"x": 5}}, "a request has"),
+        ({"sources": {"x": {"file": "%"}}}, "must be in base64"),
+        ({"sources": {}, "options": {"colour": 1}}, "there is no option 'colour'"),
+        ({"sources": {}, "options": {"beam_size": "x"}}, "beam_size must be an integer"),
+        ({"sources": {"x": {"file": "", "form": "features"}}}, "not a NumPy array"),
+    ],
+)
+def test_what_the_page_would_not_send_is_refused(page, content, message):
+    answer = page.post("/api/generate", json=content)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
+def test_a_server_that_is_gone_is_an_error_of_one_line(server):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    its_app = make_app(lambda: AsyncClient(f"127.0.0.1:{port}"), f"http://127.0.0.1:{port}", ["testserver"])
+    with TestClient(its_app) as page:
+        assert "no server answers" in page.get("/api/models").json()["error"]["message"]
+        assert "name them with --metrics-url" in page.get("/api/metrics").json()["error"]["message"]
+
+
+def test_the_metrics_are_those_that_the_page_shows(page):
+    events_of(page)
+    samples = page.get("/api/metrics").json()["samples"]
+    names = {sample["name"] for sample in samples}
+    assert {"seq2seq_slots", "seq2seq_time_to_first_token_seconds_bucket"} <= names
+    assert "process_open_fds" not in names
+    script = (PAGE / "latency.js").read_text()
+    for name in set(re.findall(r'"(seq2seq_\w+)"', script)):
+        assert name in names or f"{name}_bucket" in names, name
+
+
+def test_frames_of_a_clip_are_pictures(page, tmp_path):
+    from PIL import Image
+
+    frames = [Image.new("RGB", (400, 200), colour) for colour in ("red", "blue", "green")]
+    frames[0].save(tmp_path / "clip.gif", save_all=True, append_images=frames[1:], duration=100)
+    shown = page.post("/api/frames", content=(tmp_path / "clip.gif").read_bytes()).json()["frames"]
+    assert len(shown) == 3
+    assert all(
+        base64.b64decode(one.removeprefix("data:image/png;base64,")).startswith(b"\x89PNG") for one in shown
+    )
+    assert page.post("/api/frames", content=b"no picture").status_code == 400
+
+
+def test_the_page_fetches_nothing_from_elsewhere(page):
+    answer = page.get("/")
+    assert answer.status_code == 200
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    for file in PAGE.iterdir():
+        assert page.get(f"/page/{file.name}").headers["content-security-policy"]
+        text = file.read_text()
+        links = re.findall(r"""(?:src|href|from|import|url)\s*[=(]?\s*["']([^"']+)["']""", text)
+        assert all(link.startswith(("/", "./", "data:", "http://www.w3.org/")) for link in links), links
+        assert "innerHTML" not in text
+
+
+def test_other_pages_and_other_names_are_refused(page):
+    """A page elsewhere could ask by the browser of somebody who has this page open."""
+    assert page.get("/api/models", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert page.get("/api/models", headers={"Host": "elsewhere.example"}).status_code == 400
+
+
+def test_the_command_prints_the_address_and_ends_by_a_signal(server):
+    flags = ["--address", server.address, "--port", "0"]
+    command = [sys.executable, "-m", "client", "web", *flags]
+    root = Path(__file__).parent.parent.parent
+    with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True) as process:
+        assert re.fullmatch(r"open http://127.0.0.1:\d+/ \(Ctrl-C ends it\)\n", process.stderr.readline())
+        process.terminate()
+        assert process.stderr.read() == ""
+
+
+def test_a_port_in_use_is_one_line(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["web", "--port", str(taken.getsockname()[1])]) == 1
+    assert re.fullmatch(r"error: port \d+ of 127.0.0.1: Address already in use\n", capsys.readouterr().err)
+
+
+def test_every_family_can_be_asked(toy_paths):
+    with on_a_thread(serving_bundles(*toy_paths.values())) as served:
+        its_app = make_app(lambda: AsyncClient(served.address), "http://127.0.0.1:1", ["testserver"])
+        with TestClient(its_app) as page:
+            models = page.get("/api/models").json()["models"]
+    assert {model["command"] for model in models} >= {"translate", "caption", "answer"}
