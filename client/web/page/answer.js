@@ -2,16 +2,24 @@
 
 import { by, el, milliseconds, replace } from "./dom.js";
 
-const ENDS = { FINISH_REASON_LENGTH: "It ended at its length limit.", FINISH_REASON_STOP: "It ended at a stop sequence." };
+const ENDS = {
+  FINISH_REASON_LENGTH: "It ended at its length limit.",
+  FINISH_REASON_STOP: "It ended at a stop sequence.",
+};
 
 // Words of source and target that belong together are marked while one of them has the pointer or the focus.
 export function showText(text, isDecoding, words = null, end = "") {
   if (!words) {
-    replace(by("answer"), el("p", { className: "text" }, text, isDecoding ? el("span", { className: "caret" }) : null), note(end));
+    replace(
+      by("answer"),
+      el("p", { className: "text" }, text, isDecoding ? el("span", { className: "caret" }) : null),
+      note(end),
+    );
     return;
   }
   const make = (word) => el("span", { className: "word", tabIndex: 0 }, word);
-  const sources = words.source_words.map(make), targets = words.target_words.map(make);
+  const sources = words.source_words.map(make),
+    targets = words.target_words.map(make);
   const join = (element, others) => {
     const mark = (is) => () => [element, ...others].forEach((one) => one.classList.toggle("is-linked", is));
     for (const name of ["pointerenter", "focus"]) element.addEventListener(name, mark(true));
@@ -19,15 +27,27 @@ export function showText(text, isDecoding, words = null, end = "") {
   };
   targets.forEach((element, place) => {
     const links = words.links.filter((link) => link.target_word === place);
-    element.title = links.map((link) => `${words.source_words[link.source_word]}: ${link.weight.toFixed(2)}`).join(", ");
-    join(element, links.map((link) => sources[link.source_word]));
+    element.title = links
+      .map((link) => `${words.source_words[link.source_word]}: ${link.weight.toFixed(2)}`)
+      .join(", ");
+    join(
+      element,
+      links.map((link) => sources[link.source_word]),
+    );
   });
   sources.forEach((element, place) => {
-    join(element, words.links.filter((link) => link.source_word === place).map((link) => targets[link.target_word]));
+    join(
+      element,
+      words.links.filter((link) => link.source_word === place).map((link) => targets[link.target_word]),
+    );
   });
   const line = (elements) => elements.flatMap((element) => [element, " "]);
-  replace(by("answer"), el("p", { className: "text", id: "target-words" }, line(targets)),
-    el("p", { className: "text source", id: "source-words" }, line(sources)), note(end));
+  replace(
+    by("answer"),
+    el("p", { className: "text", id: "target-words" }, line(targets)),
+    el("p", { className: "text source", id: "source-words" }, line(sources)),
+    note(end),
+  );
 }
 
 const note = (end) => (ENDS[end] ? el("p", { className: "hint" }, ENDS[end]) : null);
@@ -35,20 +55,60 @@ const note = (end) => (ENDS[end] ? el("p", { className: "hint" }, ENDS[end]) : n
 export function showHypotheses(hypotheses, shown, choose) {
   const list = by("hypotheses");
   list.hidden = hypotheses.length < 2;
-  replace(list, hypotheses.map((one, place) => el("li", {}, el("button", { type: "button", "aria-pressed": String(place === shown),
-    onclick: () => choose(place) }, one.text || "(empty)", el("span", { className: "score" }, one.score?.toFixed(3) ?? "")))));
+  replace(
+    list,
+    hypotheses.map((one, place) =>
+      el(
+        "li",
+        {},
+        el(
+          "button",
+          { type: "button", "aria-pressed": String(place === shown), onclick: () => choose(place) },
+          one.text || "(empty)",
+          el("span", { className: "score" }, one.score?.toFixed(3) ?? ""),
+        ),
+      ),
+    ),
+  );
 }
 
 export function showTimings(result, seconds) {
-  const { queue_seconds: queue, encode_seconds: encode, first_token_seconds: first, total_seconds: total } = result.timings;
-  const decode = Math.max(0, total - queue - encode), tokens = result.usage.target_tokens;
-  const parts = [["queue", queue], ["encode", encode], ["decode", decode]];
-  const bar = el("div", { className: "bar", role: "img", "aria-label": parts.map(([name, time]) => `${name} ${milliseconds(time)}`).join(", ") },
-    parts.map(([name, time]) => el("div", { className: name, style: { width: `${(100 * time) / total}%` } })));
-  const item = (text, name) => el("li", {}, name ? el("i", { className: name, style: { background: `var(--${name})` } }) : null, text);
-  replace(by("timings"), bar, el("ul", { className: "legend" },
-    parts.map(([name, time]) => item(`${name} ${milliseconds(time)}`, name)),
-    item(`first token ${milliseconds(first)}`), item(`total ${milliseconds(total)}`),
-    item(`${result.usage.source_tokens} → ${tokens} tokens`), item(`${(tokens / total).toFixed(0)} tokens/s`),
-    item(`seen by this page ${milliseconds(seconds)}`)));
+  const {
+    queue_seconds: queue,
+    encode_seconds: encode,
+    first_token_seconds: first,
+    total_seconds: total,
+  } = result.timings;
+  const decode = Math.max(0, total - queue - encode),
+    tokens = result.usage.target_tokens;
+  const parts = [
+    ["queue", queue],
+    ["encode", encode],
+    ["decode", decode],
+  ];
+  const bar = el(
+    "div",
+    {
+      className: "bar",
+      role: "img",
+      "aria-label": parts.map(([name, time]) => `${name} ${milliseconds(time)}`).join(", "),
+    },
+    parts.map(([name, time]) => el("div", { className: name, style: { width: `${(100 * time) / total}%` } })),
+  );
+  const item = (text, name) =>
+    el("li", {}, name ? el("i", { className: name, style: { background: `var(--${name})` } }) : null, text);
+  replace(
+    by("timings"),
+    bar,
+    el(
+      "ul",
+      { className: "legend" },
+      parts.map(([name, time]) => item(`${name} ${milliseconds(time)}`, name)),
+      item(`first token ${milliseconds(first)}`),
+      item(`total ${milliseconds(total)}`),
+      item(`${result.usage.source_tokens} → ${tokens} tokens`),
+      item(`${(tokens / total).toFixed(0)} tokens/s`),
+      item(`seen by this page ${milliseconds(seconds)}`),
+    ),
+  );
 }

@@ -4,12 +4,19 @@ export class ApiError extends Error {}
 
 async function refuse(response) {
   let text = `${response.status} ${response.statusText}`;
-  try { text = describe((await response.json()).error); } catch { /* not JSON: the status says enough */ }
+  try {
+    text = describe((await response.json()).error);
+  } catch {
+    /* not JSON: the status says enough */
+  }
   throw new ApiError(text);
 }
 
 export function describe(error) {
-  const fields = (error.field_violations ?? []).map((one) => one.field).filter(Boolean).join(", ");
+  const fields = (error.field_violations ?? [])
+    .map((one) => one.field)
+    .filter(Boolean)
+    .join(", ");
   return `${error.code}: ${error.message}` + (fields ? ` (${fields})` : "");
 }
 
@@ -25,7 +32,12 @@ export const frames = (file) => json("/api/frames", { method: "POST", body: file
 // Yields the events of a request: `piece`, `alignment`, `result`; raises an error that the server reports.
 export async function* generate(request, signal) {
   const headers = { "Content-Type": "application/json" };
-  const response = await fetch("/api/generate", { method: "POST", headers, body: JSON.stringify(request), signal });
+  const response = await fetch("/api/generate", {
+    method: "POST",
+    headers,
+    body: JSON.stringify(request),
+    signal,
+  });
   if (!response.ok) await refuse(response);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -45,6 +57,7 @@ export async function* generate(request, signal) {
 export async function base64(file) {
   const bytes = new Uint8Array(await file.arrayBuffer());
   let text = "";
-  for (let at = 0; at < bytes.length; at += 32768) text += String.fromCharCode(...bytes.subarray(at, at + 32768));
+  for (let at = 0; at < bytes.length; at += 32768)
+    text += String.fromCharCode(...bytes.subarray(at, at + 32768));
   return btoa(text);
 }

@@ -4,26 +4,54 @@ import { frames } from "./api.js";
 import { by, el, replace, visible } from "./dom.js";
 import { chosenFile } from "./request.js";
 
-const say = (text) => { by("status").textContent = text; };
+const say = (text) => {
+  by("status").textContent = text;
+};
 const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
 
 // Rows are target tokens; columns source tokens. Tokens have buttons that show their alternatives.
 export function showAlignment(attention, tokens, goOn) {
-  const sources = attention?.source_tokens ?? [], weights = attention?.weights ?? [];
-  const labels = attention?.target_tokens ?? tokens.map((token) =>
-    token.alternatives.find((one) => one.token_id === token.id)?.text ?? (token.id === undefined ? "(end)" : `#${token.id}`));
+  const sources = attention?.source_tokens ?? [],
+    weights = attention?.weights ?? [];
+  const labels =
+    attention?.target_tokens ??
+    tokens.map(
+      (token) =>
+        token.alternatives.find((one) => one.token_id === token.id)?.text ??
+        (token.id === undefined ? "(end)" : `#${token.id}`),
+    );
+  const end = tokens.at(-1)?.id === undefined ? labels.at(-1) : null; // which cannot be gone on from
   const heads = sources.map((token) => el("th", { scope: "col" }, el("span", {}, visible(token))));
   const choices = el("div", { id: "choices" });
   const rows = labels.map((label, row) => {
-    const button = el("button", { type: "button", disabled: !tokens[row]?.alternatives.length,
-      title: "what else the model might have written",
-      onclick: () => showAlternatives(choices, labels.slice(0, row).join(""), label, tokens[row], goOn) }, visible(label));
+    const button = el(
+      "button",
+      {
+        type: "button",
+        disabled: !tokens[row]?.alternatives.length,
+        title: "what else the model might have written",
+        onclick: () =>
+          showAlternatives(choices, {
+            before: labels.slice(0, row).join(""),
+            label,
+            end,
+            token: tokens[row],
+            goOn,
+          }),
+      },
+      visible(label),
+    );
     const head = el("th", { scope: "row" }, button);
     const cells = sources.map((source, column) => {
       const weight = weights[row]?.[column];
-      const cell = el("td", { className: weight === undefined ? "waits" : "", tabIndex: row || column ? -1 : 0,
-        "aria-label": weight === undefined ? "not known yet" : `${label} looks at ${source}: ${percent(weight)}` });
-      if (weight !== undefined) cell.style.background = `color-mix(in oklab, var(--decode) ${(100 * Math.sqrt(weight)).toFixed(0)}%, var(--ground))`;
+      const cell = el("td", {
+        className: weight === undefined ? "waits" : "",
+        tabIndex: row || column ? -1 : 0,
+        "aria-label":
+          weight === undefined ? "not known yet" : `${label} looks at ${source}: ${percent(weight)}`,
+      });
+      if (weight !== undefined)
+        cell.style.background = `color-mix(in oklab, var(--decode) ${(100 * Math.sqrt(weight)).toFixed(0)}%, var(--ground))`;
       const mark = (is) => () => {
         head.classList.toggle("is-linked", is);
         heads[column].classList.toggle("is-linked", is);
@@ -37,8 +65,12 @@ export function showAlignment(attention, tokens, goOn) {
   });
   const body = el("tbody", {}, rows);
   body.addEventListener("keydown", (event) => move(event, body));
-  const table = el("table", { className: "grid", "aria-label": "attention of each target token over the source tokens" },
-    el("thead", {}, el("tr", {}, el("th"), heads)), body);
+  const table = el(
+    "table",
+    { className: "grid", "aria-label": "attention of each target token over the source tokens" },
+    el("thead", {}, el("tr", {}, el("th"), heads)),
+    body,
+  );
   replace(by("attention"), el("div", { className: "scroll" }, table), choices);
 }
 
@@ -55,66 +87,162 @@ function move(event, body) {
   next.focus();
 }
 
-function showAlternatives(place, before, label, token, goOn) {
+function showAlternatives(place, { before, label, end, token, goOn }) {
   const most = Math.exp(token.alternatives[0].log_probability);
   const items = token.alternatives.map((one) => {
     const share = Math.exp(one.log_probability);
     const bar = el("span", { className: "share", style: { width: `${(100 * share) / most}%` } });
-    return el("li", {}, el("button", { type: "button", onclick: () => goOn(token, one, (before + one.text).trim()), disabled: one.token_id === token.id },
-      el("span", {}, visible(one.text)), bar, el("span", {}, percent(share))));
+    return el(
+      "li",
+      {},
+      el(
+        "button",
+        {
+          type: "button",
+          onclick: () => goOn(token, one, (before + one.text).trim()),
+          disabled: one.token_id === token.id || one.text === end,
+        },
+        el("span", {}, visible(one.text)),
+        bar,
+        el("span", {}, percent(share)),
+      ),
+    );
   });
-  replace(place, el("div", { className: "alternatives", role: "group", "aria-label": `alternatives to ${label}` },
-    el("p", { className: "hint" }, `In place of “${visible(label)}”: choose one to go on from it.`), el("ol", {}, items)));
+  replace(
+    place,
+    el(
+      "div",
+      { className: "alternatives", role: "group", "aria-label": `alternatives to ${label}` },
+      el("p", { className: "hint" }, `In place of “${visible(label)}”: choose one to go on from it.`),
+      el("ol", {}, items),
+    ),
+  );
   (place.querySelector("button:not(:disabled)") ?? place).focus();
 }
 
 // The weights of a story's sentences for the answer, a column for each hop.
 export function showHops(best) {
   const { attention } = best;
-  const top = el("div", { className: "alternatives" }, el("p", { className: "hint" }, "The most probable answers"), el("ol", {},
-    (best.alternatives[0]?.tokens ?? []).map((one) => {
-      const share = Math.exp(one.log_probability);
-      return el("li", {}, el("button", { type: "button", disabled: true }, el("span", {}, one.text),
-        el("span", { className: "share", style: { width: percent(share) } }), el("span", {}, percent(share))));
-    })));
-  if (!attention) { replace(by("attention"), top); return; }
+  const top = el(
+    "div",
+    { className: "alternatives" },
+    el("p", { className: "hint" }, "The most probable answers"),
+    el(
+      "ol",
+      {},
+      (best.alternatives[0]?.tokens ?? []).map((one) => {
+        const share = Math.exp(one.log_probability);
+        return el(
+          "li",
+          {},
+          el(
+            "button",
+            { type: "button", disabled: true },
+            el("span", {}, one.text),
+            el("span", { className: "share", style: { width: percent(share) } }),
+            el("span", {}, percent(share)),
+          ),
+        );
+      }),
+    ),
+  );
+  if (!attention) {
+    replace(by("attention"), top);
+    return;
+  }
   const hops = (attention.hops ?? [attention.weights]).map((rows) => rows[0]);
   const heads = hops.map((_, hop) => el("th", { scope: "col" }, `hop ${hop + 1}`));
-  const rows = attention.source_tokens.map((sentence, row) => el("tr", {}, el("th", { scope: "row" }, sentence),
-    hops.map((weights) => el("td", { style: { background: `color-mix(in oklab, var(--decode) ${(100 * weights[row]).toFixed(0)}%, var(--ground))` } },
-      percent(weights[row])))));
-  replace(by("attention"), el("div", { className: "scroll" }, el("table", { className: "grid hops" },
-    el("thead", {}, el("tr", {}, el("th"), heads)), el("tbody", {}, rows))), top);
+  const rows = attention.source_tokens.map((sentence, row) =>
+    el(
+      "tr",
+      {},
+      el("th", { scope: "row" }, sentence),
+      hops.map((weights) =>
+        el(
+          "td",
+          {
+            style: {
+              background: `color-mix(in oklab, var(--decode) ${(100 * weights[row]).toFixed(0)}%, var(--ground))`,
+            },
+          },
+          percent(weights[row]),
+        ),
+      ),
+    ),
+  );
+  replace(
+    by("attention"),
+    el(
+      "div",
+      { className: "scroll" },
+      el(
+        "table",
+        { className: "grid hops" },
+        el("thead", {}, el("tr", {}, el("th"), heads)),
+        el("tbody", {}, rows),
+      ),
+    ),
+    top,
+  );
 }
 
 // A picture or a film strip for each word, bright where the model looked.
 export async function showLooks(best, request, model) {
   const ended = best.finish_reason === "FINISH_REASON_EOS" ? 1 : 0;
   const { target_tokens: labels, weights } = best.attention;
-  const file = chosenFile(model), isClip = Object.values(model.sources)[0] === "clip";
+  const file = chosenFile(model),
+    isClip = Object.values(model.sources)[0] === "clip";
   const words = labels.slice(0, labels.length - ended);
-  if (!file || Object.values(model.sources)[0] === "features") { replace(by("attention")); by("look").hidden = true; return; }
+  if (!file || Object.values(model.sources)[0] === "features") {
+    replace(by("attention"));
+    by("look").hidden = true;
+    return;
+  }
   let draw;
   if (isClip) {
     const { frames: pictures } = await frames(file);
-    draw = (row) => el("div", { className: "film" }, pictures.map((src, place) => el("img", { src, alt: `frame ${place + 1}: ${percent(row[place] ?? 0)}`,
-      style: { opacity: 0.12 + (0.88 * (row[place] ?? 0)) / Math.max(...row) } })));
+    draw = (row) =>
+      el(
+        "div",
+        { className: "film" },
+        pictures.map((src, place) =>
+          el("img", {
+            src,
+            alt: `frame ${place + 1}: ${percent(row[place] ?? 0)}`,
+            style: { opacity: 0.12 + (0.88 * (row[place] ?? 0)) / Math.max(...row) },
+          }),
+        ),
+      );
   } else {
     const picture = await createImageBitmap(file);
     draw = (row) => lookAt(picture, row);
   }
-  replace(by("attention"), el("div", { className: isClip ? "looks clip" : "looks" },
-    words.map((word, place) => el("figure", {}, draw(weights[place]), el("figcaption", {}, word)))));
+  replace(
+    by("attention"),
+    el(
+      "div",
+      { className: isClip ? "looks clip" : "looks" },
+      words.map((word, place) => el("figure", {}, draw(weights[place]), el("figcaption", {}, word))),
+    ),
+  );
 }
 
 function lookAt(picture, row) {
-  const size = Math.floor(Math.sqrt(row.length)), places = row.slice(row.length - size * size), most = Math.max(...places);
+  const size = Math.floor(Math.sqrt(row.length)),
+    places = row.slice(row.length - size * size),
+    most = Math.max(...places);
   const mask = new ImageData(size, size);
-  places.forEach((weight, place) => { mask.data[4 * place + 3] = 225 * (1 - weight / most); });
+  places.forEach((weight, place) => {
+    mask.data[4 * place + 3] = 225 * (1 - weight / most);
+  });
   const small = el("canvas", { width: size, height: size });
   small.getContext("2d").putImageData(mask, 0, 0);
-  const canvas = el("canvas", { width: 320, height: Math.round((320 * picture.height) / picture.width), role: "img",
-    "aria-label": "the picture, bright where the model looked" });
+  const canvas = el("canvas", {
+    width: 320,
+    height: Math.round((320 * picture.height) / picture.width),
+    role: "img",
+    "aria-label": "the picture, bright where the model looked",
+  });
   const context = canvas.getContext("2d");
   context.drawImage(picture, 0, 0, canvas.width, canvas.height);
   context.drawImage(small, 0, 0, canvas.width, canvas.height);
@@ -123,6 +251,23 @@ function lookAt(picture, row) {
 
 export function showSegments(segments) {
   const clock = (seconds) => `${Math.floor(seconds / 60)}:${(seconds % 60).toFixed(2).padStart(5, "0")}`;
-  replace(by("attention"), el("table", { className: "segments" }, el("tbody", {}, segments.map((one) =>
-    el("tr", {}, el("td", {}, `${clock(one.begin_seconds)} – ${clock(one.end_seconds)}`), el("td", {}, one.text.trim()))))));
+  replace(
+    by("attention"),
+    el(
+      "table",
+      { className: "segments" },
+      el(
+        "tbody",
+        {},
+        segments.map((one) =>
+          el(
+            "tr",
+            {},
+            el("td", {}, `${clock(one.begin_seconds)} – ${clock(one.end_seconds)}`),
+            el("td", {}, one.text.trim()),
+          ),
+        ),
+      ),
+    ),
+  );
 }

@@ -21,6 +21,11 @@ export function replace(parent, ...children) {
 // A token without the space before it; what cannot be seen has a sign.
 export const visible = (token) => token.trim() || (token === "" ? "∅" : token.includes("\n") ? "⏎" : "␣");
 
-export const milliseconds = (seconds) => (seconds === undefined || Number.isNaN(seconds) ? "–"
-  : seconds < 0.0995 ? `${(1000 * seconds).toFixed(1)} ms` : seconds < 0.9995 ? `${(1000 * seconds).toFixed(0)} ms`
-  : `${seconds.toFixed(2)} s`);
+export const milliseconds = (seconds) =>
+  seconds === undefined || Number.isNaN(seconds)
+    ? "–"
+    : seconds < 0.0995
+      ? `${(1000 * seconds).toFixed(1)} ms`
+      : seconds < 0.9995
+        ? `${(1000 * seconds).toFixed(0)} ms`
+        : `${seconds.toFixed(2)} s`;

@@ -13,8 +13,9 @@ const VERBS = { translate: "Translate", caption: "Describe", answer: "Answer", t
 function choose(name) {
   state.model = state.models.find((model) => model.name === name) ?? state.models[0];
   const { model } = state;
-  by("about").textContent = `${model.kind}, version ${model.version}, ${model.precision} on ${model.provider}, `
-    + `${model.num_slots} slots, ${model.has_attention ? "with" : "without"} attention`;
+  by("about").textContent =
+    `${model.kind}, version ${model.version}, ${model.precision} on ${model.provider}, ` +
+    `${model.num_slots} slots, ${model.has_attention ? "with" : "without"} attention`;
   by("go").textContent = VERBS[model.command] ?? "Send";
   showInputs(model);
   showFields(model);
@@ -36,11 +37,15 @@ async function send(prefix) {
   by("error").hidden = by("look").hidden = by("hypotheses").hidden = true;
   by("stop").disabled = false;
   replace(by("timings"));
-  let text = "", alignment = null;
+  let text = "",
+    alignment = null;
   const began = performance.now();
   const draw = () => {
     showText(text, true);
-    if (alignment) { by("look").hidden = false; showAlignment(alignment, [], null); }
+    if (alignment) {
+      by("look").hidden = false;
+      showAlignment(alignment, [], null);
+    }
   };
   try {
     if (!prefix.length) state.request = { model: state.model.name, sources: await readSources(state.model) };
@@ -52,12 +57,18 @@ async function send(prefix) {
     for await (const event of api.generate({ ...state.request, options, grows }, stopping.signal)) {
       if (event.piece?.hypothesis === 0) text += event.piece.text;
       if (event.alignment) alignment = event.alignment;
-      if (event.result) { state.result = event.result; break; }
+      if (event.result) {
+        state.result = event.result;
+        break;
+      }
       draw();
     }
     if (state.result) show(0, (performance.now() - began) / 1000);
   } catch (error) {
-    if (stopping.signal.aborted) { if (state.stopping === stopping) showText(`${text} …`, false); return; }
+    if (stopping.signal.aborted) {
+      if (state.stopping === stopping) showText(`${text} …`, false);
+      return;
+    }
     replace(by("answer"));
     by("error").textContent = error.message;
     by("error").hidden = false;
@@ -110,7 +121,10 @@ async function begin() {
     const { models, address, version } = await api.models();
     state.models = models.filter((model) => model.command);
     if (!state.models.length) throw new Error(`the server at ${address} has no model that this page can ask`);
-    replace(by("model"), state.models.map((model) => el("option", { value: model.name }, model.name)));
+    replace(
+      by("model"),
+      state.models.map((model) => el("option", { value: model.name }, model.name)),
+    );
     by("model").title = `served at ${address}, seq2seq-serve ${version}`;
     choose(state.models[0].name);
     watchServer(() => state.model.name);
@@ -123,9 +137,15 @@ async function begin() {
 }
 
 by("model").addEventListener("change", () => choose(by("model").value));
-by("form").addEventListener("submit", (event) => { event.preventDefault(); send([]); });
+by("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  send([]);
+});
 by("form").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); send([]); }
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    send([]);
+  }
 });
 by("stop").addEventListener("click", () => state.stopping?.abort());
 begin();

@@ -6,7 +6,8 @@ import { by, el, replace } from "./dom.js";
 const EXAMPLES = {
   text: "오늘은 금요일 입니다",
   question: "Where is the apple?",
-  sentences: "Sam walks into the kitchen. Sam picks up an apple. Sam walks into the bedroom. Sam drops the apple.",
+  sentences:
+    "Sam walks into the kitchen. Sam picks up an apple. Sam walks into the bedroom. Sam drops the apple.",
 };
 const FILES = {
   picture: "image/png,image/jpeg,image/webp,image/gif",
@@ -16,24 +17,51 @@ const FILES = {
 };
 
 export function showInputs(model) {
-  const names = Object.keys(model.sources).sort((a, b) => (model.sources[b] === "sentences") - (model.sources[a] === "sentences"));
-  replace(by("inputs"), names.map((name) => {
-    const form = model.sources[name], id = `source-${name}`;
-    const label = names.length > 1 ? name : { text: "Text", picture: "Picture", clip: "Clip", sound: "Sound", features: "Features (.npy)" }[form] ?? name;
-    if (form in FILES) return fileInput(id, label, form);
-    const isLine = names.length > 1 && form === "text";
-    const box = el(isLine ? "input" : "textarea", { id, name, required: true, spellcheck: false,
-      value: isLine ? EXAMPLES.question : EXAMPLES[form] });
-    return el("div", {}, el("label", { htmlFor: id }, label), box);
-  }));
+  const names = Object.keys(model.sources).sort(
+    (a, b) => (model.sources[b] === "sentences") - (model.sources[a] === "sentences"),
+  );
+  replace(
+    by("inputs"),
+    names.map((name) => {
+      const form = model.sources[name],
+        id = `source-${name}`;
+      const label =
+        names.length > 1
+          ? name
+          : ({ text: "Text", picture: "Picture", clip: "Clip", sound: "Sound", features: "Features (.npy)" }[
+              form
+            ] ?? name);
+      if (form in FILES) return fileInput(id, label, form);
+      const isLine = names.length > 1 && form === "text";
+      const box = el(isLine ? "input" : "textarea", {
+        id,
+        name,
+        required: true,
+        spellcheck: false,
+        value: isLine ? EXAMPLES.question : EXAMPLES[form],
+      });
+      return el("div", {}, el("label", { htmlFor: id }, label), box);
+    }),
+  );
 }
 
 function fileInput(id, label, form) {
-  const preview = el(form === "sound" ? "audio" : "img", { className: "preview", hidden: true, alt: "the chosen file", controls: true });
-  const input = el("input", { id, type: "file", accept: FILES[form], required: true, onchange: () => {
-    preview.hidden = form === "features" || !input.files.length;
-    if (!preview.hidden) preview.src = URL.createObjectURL(input.files[0]);
-  } });
+  const preview = el(form === "sound" ? "audio" : "img", {
+    className: "preview",
+    hidden: true,
+    alt: "the chosen file",
+    controls: true,
+  });
+  const input = el("input", {
+    id,
+    type: "file",
+    accept: FILES[form],
+    required: true,
+    onchange: () => {
+      preview.hidden = form === "features" || !input.files.length;
+      if (!preview.hidden) preview.src = URL.createObjectURL(input.files[0]);
+    },
+  });
   return el("div", {}, el("label", { htmlFor: id }, label), input, preview);
 }
 
@@ -51,22 +79,38 @@ export const chosenFile = (model) => by(`source-${Object.keys(model.sources)[0]}
 
 // Each field: its option, its label, an input, and when it applies.
 export function showFields(model) {
-  const number = (name, label, value, settings = {}) => field(name, label, el("input", { type: "number", value, ...settings }));
+  const number = (name, label, value, settings = {}) =>
+    field(name, label, el("input", { type: "number", value, ...settings }));
   const fields = [];
   if (model.command !== "answer") {
-    const search = el("select", {}, ["greedy", "beam search", "sampling"].map((one) => el("option", {}, one)));
-    search.addEventListener("change", () => { by("fields").dataset.search = search.value; apply(); });
-    fields.push(field("search", "Search", search),
-      number("beam_size", "Beams", 4, { min: 2, max: 16 }), number("length_penalty", "Length penalty", 0.6, { step: 0.1 }),
-      number("temperature", "Temperature", 1, { min: 0.01, step: 0.1 }), number("top_k", "Top k (empty: all)", "", { min: 1 }),
+    const search = el(
+      "select",
+      {},
+      ["greedy", "beam search", "sampling"].map((one) => el("option", {}, one)),
+    );
+    search.addEventListener("change", () => {
+      by("fields").dataset.search = search.value;
+      apply();
+    });
+    fields.push(
+      field("search", "Search", search),
+      number("beam_size", "Beams", 4, { min: 2, max: 16 }),
+      number("length_penalty", "Length penalty", 0.6, { step: "any" }),
+      number("temperature", "Temperature", 1, { min: 0.01, step: "any" }),
+      number("top_k", "Top k (empty: all)", "", { min: 1 }),
       number("seed", "Seed", 1, { min: 0 }),
-      number("num_hypotheses", "Answers", 1, { min: 1, max: 16 }), number("max_new_tokens", "Most tokens", "", { min: 1 }));
+      number("num_hypotheses", "Answers", 1, { min: 1, max: 16 }),
+      number("max_new_tokens", "Most tokens", "", { min: 1 }),
+    );
   }
   for (const [name, choice] of Object.entries(model.choices)) {
-    const options = ["", ...choice.names].map((one) => el("option", { value: one }, one || `(${choice.default || "detected"})`));
+    const options = ["", ...choice.names].map((one) =>
+      el("option", { value: one }, one || `(${choice.default || "detected"})`),
+    );
     fields.push(field(name, name.replace("_", " "), el("select", {}, options)));
   }
-  if (model.command === "transcribe") fields.push(field("timestamps", "Times", el("input", { type: "checkbox" })));
+  if (model.command === "transcribe")
+    fields.push(field("timestamps", "Times", el("input", { type: "checkbox" })));
   replace(by("fields"), fields);
   by("fields").dataset.search = "greedy";
   by("options").hidden = !fields.length;
@@ -78,7 +122,13 @@ function field(name, label, input) {
   return el("div", { id: `field-${name}` }, el("label", { htmlFor: input.id }, label), input);
 }
 
-const APPLIES = { beam_size: "beam search", length_penalty: "beam search", temperature: "sampling", top_k: "sampling", seed: "sampling" };
+const APPLIES = {
+  beam_size: "beam search",
+  length_penalty: "beam search",
+  temperature: "sampling",
+  top_k: "sampling",
+  seed: "sampling",
+};
 
 function apply() {
   for (const [name, search] of Object.entries(APPLIES)) {
@@ -90,16 +140,19 @@ function apply() {
 export function readOptions(model) {
   const options = {};
   for (const element of by("fields").children) {
-    const name = element.id.replace("field-", ""), input = by(`option-${name}`);
+    const name = element.id.replace("field-", ""),
+      input = by(`option-${name}`);
     if (element.hidden || name === "search") continue;
-    if (input.type === "checkbox") { if (input.checked) options[name] = true; }
-    else if (input.value !== "" && !(name === "num_hypotheses" && input.value === "1")) {
+    if (input.type === "checkbox") {
+      if (input.checked) options[name] = true;
+    } else if (input.value !== "" && !(name === "num_hypotheses" && input.value === "1")) {
       options[name] = input.type === "number" ? Number(input.value) : input.value;
     }
   }
   if (model.has_attention) options.attention = true;
   if (model.command === "translate" && model.has_attention) options.word_alignment = true;
-  if (model.command !== "transcribe") Object.assign(options, { num_alternatives: 6, log_probabilities: true });
+  if (model.command !== "transcribe")
+    Object.assign(options, { num_alternatives: 6, log_probabilities: true });
   else options.long_source = "split";
   return options;
 }

@@ -1,0 +1,207 @@
+"""The page in Debian's Chromium."""
+
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.service.harness import Served, on_a_thread, serving_bundles, serving_on_a_thread
+
+sync_api = pytest.importorskip("playwright.sync_api")
+
+ROOT = Path(__file__).parent.parent.parent
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextlib.contextmanager
+def serving_page(served: Served) -> Iterator[str]:
+    flags = [
+        "--address",
+        served.address,
+        "--port",
+        "0",
+        "--metrics-url",
+        f"http://127.0.0.1:{served.app.http.port}",
+    ]
+    command = [sys.executable, "-m", "client", "web", *flags]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        yield process.stderr.readline().split()[1]
+        process.terminate()
+        process.stderr.read()
+
+
+@pytest.fixture(scope="module")
+def url():
+    """Of a page whose model echoes its source, and aligns each token with itself."""
+    with serving_on_a_thread() as served, serving_page(served) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def toys(toy_paths):
+    """Of a page with a tiny model of every family."""
+    with on_a_thread(serving_bundles(*toy_paths.values())) as served, serving_page(served) as url:
+        yield url
+
+
+@pytest.fixture
+def page(browser, url):
+    with opened(browser, url) as page:
+        yield page
+
+
+@contextlib.contextmanager
+def opened(browser, url: str, **settings):
+    """A page that has loaded; errors of its scripts, and of its policy, fail the test."""
+    context = browser.new_context(**settings)
+    page, problems = context.new_page(), []
+    page.set_default_timeout(20_000)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.goto(url)
+    page.wait_for_selector("#about:not(:empty)")
+    yield page
+    context.close()
+    assert problems == []
+
+
+def ask(page, text: str) -> None:
+    page.fill("textarea", text)
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector("#timings .bar")
+
+
+def test_a_text_is_translated_and_its_words_are_joined(page):
+    ask(page, "오늘은 금요일 입니다")
+    words = page.locator("#target-words .word")
+    assert words.all_inner_texts() == ["오늘은", "금요일", "입니다"]
+    words.nth(1).hover()
+    linked = page.locator("#source-words .word.is-linked")
+    assert linked.all_inner_texts() == ["금요일"]
+    page.mouse.move(0, 0)
+    page.locator("#source-words .word").nth(2).focus()
+    assert page.locator("#target-words .word.is-linked").all_inner_texts() == ["입니다"]
+
+
+def test_the_heatmap_has_a_row_for_each_token_and_arrow_keys_move_in_it(page):
+    ask(page, "abc")
+    table = page.locator("table.grid")
+    assert table.locator("thead th").all_inner_texts() == ["", "a", "b", "c", "</s>"]
+    assert table.locator("tbody th").all_inner_texts() == ["a", "b", "c", "</s>"]
+    table.locator("td").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert page.inner_text("#status") == "b looks at b: 100 %"
+    assert table.locator("th.is-linked").all_inner_texts() == ["b", "b"]
+
+
+def test_an_alternative_is_gone_on_from(browser, toys):
+    with opened(browser, toys) as page:
+        page.select_option("#model", "text")
+        ask(page, "w1 w2 w3")
+        page.click("table.grid tbody tr:nth-child(2) th button")
+        items = page.locator(".alternatives li button:not(:disabled)")
+        assert items.count() > 2
+        chosen = items.nth(1).locator("span").first.inner_text()
+        assert re.search(r"\d %", items.nth(1).inner_text())
+        items.first.press("Tab")  # the first one has the focus
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#prefix:not([hidden])")
+        page.wait_for_selector("#timings .bar")
+        assert page.locator("table.grid tbody th").nth(1).inner_text() == chosen
+        assert page.inner_text("#prefix").startswith("The answer begins with “")
+        page.click("#prefix button")
+        page.wait_for_selector("#prefix", state="hidden")
+
+
+def test_an_end_is_no_alternative_to_go_on_from(page):
+    ask(page, "abc")
+    page.click("table.grid tbody tr:nth-child(2) th button")
+    assert page.locator(".alternatives li button").nth(1).inner_text().startswith("</s>")
+    assert page.locator(".alternatives li button").nth(1).is_disabled()
+
+
+def test_several_answers_have_scores_and_can_be_chosen(page):
+    page.click("summary")
+    page.select_option("#option-search", "beam search")
+    page.fill("#option-num_hypotheses", "2")
+    ask(page, "abcd")
+    buttons = page.locator("#hypotheses button")
+    assert buttons.count() == 2
+    assert buttons.first.get_attribute("aria-pressed") == "true"
+    assert re.search(r"-\d+\.\d{3}", buttons.last.inner_text())
+    buttons.last.click()
+    assert buttons.last.get_attribute("aria-pressed") == "true"
+
+
+def test_an_error_is_said_and_the_next_request_works(page):
+    page.fill("textarea", "x" * 200)
+    page.click("#go")
+    page.wait_for_selector("#error:not([hidden])")
+    assert "INVALID_ARGUMENT" in page.inner_text("#error")
+    ask(page, "abc")
+    assert page.is_hidden("#error")
+
+
+def test_the_server_panel_shows_rates_and_latencies(page):
+    ask(page, "abc")
+    page.wait_for_selector("#latency .tile")
+    assert "4" in page.locator("#latency .tile", has_text="slots in use").inner_text()
+    sync_api.expect(page.locator("#latency td").first).to_contain_text("ms")
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_nothing_sticks_out(browser, url, width):
+    with opened(browser, url, viewport={"width": width, "height": 800}) as page:
+        ask(page, "아" * 15)
+        page.click("summary")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_keyboard_alone_reaches_everything(page):
+    names = []
+    for _ in range(8):
+        page.keyboard.press("Tab")
+        names.append(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
+    assert names[:4] == ["model", "source-source_ids", "SUMMARY", "go"]
+
+
+def test_a_story_is_answered_with_its_hops(browser, toys):
+    with opened(browser, toys) as page:
+        page.select_option("#model", "story")
+        page.fill("textarea", "w1 w2. w3 w1.")
+        page.fill("input[name]", "w1")
+        page.click("#go")
+        page.wait_for_selector("table.hops")
+        assert page.locator("table.hops tbody tr").count() == 2
+        assert page.locator("table.hops thead th").count() > 1
+        assert page.locator(".alternatives li").count() > 1
+
+
+@pytest.mark.parametrize(("name", "drawn"), [("picture", "figure canvas"), ("clip", "figure .film img")])
+def test_a_picture_or_clip_has_its_attention_laid_over_it(browser, toys, tmp_path, name, drawn):
+    from PIL import Image
+
+    frames = [Image.new("RGB", (64, 64), colour) for colour in ("red", "blue")]
+    frames[0].save(tmp_path / "file.gif", save_all=True, append_images=frames[1:], duration=100)
+    with opened(browser, toys) as page:
+        page.select_option("#model", name)
+        page.set_input_files("input[type=file]", tmp_path / "file.gif")
+        page.click("#go")
+        page.wait_for_selector(drawn)
+        num_words = len(page.inner_text("#answer .text").split())
+        assert page.locator("figure").count() >= num_words
