@@ -70,7 +70,13 @@ def main() -> int:
         return 130
     if options.out:
         options.out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report))
+    print(json.dumps(report), flush=True)
+    console.print(
+        f"to see it in a browser: {sys.executable} -m server {options.bundle}, and in another terminal "
+        f"{sys.executable} -m client web",
+        soft_wrap=True,
+        highlight=False,
+    )
     return 0
 
 

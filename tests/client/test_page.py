@@ -16,7 +16,10 @@ sync_api = pytest.importorskip("playwright.sync_api")
 
 ROOT = Path(__file__).parent.parent.parent
 CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium"),
+]
 
 
 @pytest.fixture(scope="module")

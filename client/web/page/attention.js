@@ -139,7 +139,7 @@ export function showHops(best) {
             "button",
             { type: "button", disabled: true },
             el("span", {}, one.text),
-            el("span", { className: "share", style: { width: percent(share) } }),
+            el("span", { className: "share", style: { width: `${100 * share}%` } }),
             el("span", {}, percent(share)),
           ),
         );
@@ -163,6 +163,7 @@ export function showHops(best) {
           {
             style: {
               background: `color-mix(in oklab, var(--decode) ${(100 * weights[row]).toFixed(0)}%, var(--ground))`,
+              color: weights[row] > 0.5 ? "var(--on-accent)" : "inherit",
             },
           },
           percent(weights[row]),
@@ -233,7 +234,7 @@ function lookAt(picture, row) {
     most = Math.max(...places);
   const mask = new ImageData(size, size);
   places.forEach((weight, place) => {
-    mask.data[4 * place + 3] = 225 * (1 - weight / most);
+    mask.data[4 * place + 3] = 200 * (1 - weight / most);
   });
   const small = el("canvas", { width: size, height: size });
   small.getContext("2d").putImageData(mask, 0, 0);
