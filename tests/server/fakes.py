@@ -31,7 +31,7 @@ def sample_value(metrics: Metrics, name: str, labels: Mapping[str, str]) -> floa
     """The sum of all values with these labels, whatever others they have; None without any."""
     found = [
         sample.value
-        for family in metrics.registry.collect()
+        for family in metrics.registry.restricted_registry([name]).collect()
         for sample in family.samples
         if sample.name == name and labels.items() <= sample.labels.items()
     ]

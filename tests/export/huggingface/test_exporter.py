@@ -106,8 +106,8 @@ def test_padding_is_not_encoded_in_any_family(imported, case):
             np.testing.assert_allclose(one, all_rows[here], atol=1e-5)
 
 
-# slow: families whose maps are like those of the quick ones
-@pytest.mark.parametrize("case", slow_if(TEXTS, lambda case: case not in ("marian", "byt5", "t5gemma2")))
+# slow: families whose maps are like those of the quick ones, and T5Gemma 2, whose export takes longest
+@pytest.mark.parametrize("case", slow_if(TEXTS, lambda case: case not in ("marian", "byt5")))
 def test_int8_is_calibrated_on_texts_and_the_models_own_targets(checkpoint, case, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("a first text\n\nanother one, longer than it\nthe third\nand the last one\n")
@@ -134,7 +134,8 @@ def test_float16_of_t5_keeps_large_residuals_in_its_range(tmp_path):
     assert proof.max_log_probability_difference < TOLERANCES[Precision.FP16]
 
 
-@pytest.mark.parametrize("case", ["bart", "t5gemma2"])
+# slow: the same with softcapped logits; its graphs are proved above
+@pytest.mark.parametrize("case", ["bart", pytest.param("t5gemma2", marks=pytest.mark.slow)])
 def test_a_step_that_selects_tokens_never_selects_suppressed_ones(checkpoint, case, tmp_path):
     folder = tmp_path / "checkpoint"
     shutil.copytree(checkpoint(case)[0], folder)
@@ -401,6 +402,7 @@ class TestPictures:
         given, number = (names_file, 3) if is_named else (None, 8)
         check_calibration(checkpoint("trocr")[0], tmp_path / "bundle", given, number)
 
+    @pytest.mark.slow  # the products are those of the sounds above
     def test_float16_is_near(self, checkpoint, tmp_path):
         export_checkpoint(checkpoint("trocr-deit")[0], tmp_path / "bundle", [Precision.FP16])
         proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].parity
