@@ -54,7 +54,7 @@ class _Connection(H11Protocol):
         self._close_if_silent()
         if len(self.connections) > _MAX_CONNECTIONS:
             others = (one for one in self.connections if isinstance(one, _Connection) and one is not self)
-            min(others, key=lambda other: (other.is_busy, other.opened)).transport.close()
+            min(others, key=lambda other: (other.is_busy, other.opened)).transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -120,12 +120,11 @@ class HttpServer:
         app = Starlette(routes=pages, exception_handlers={HTTPException: _refuse})
         app.router.redirect_slashes = False
         self._config = Config(
-            # A header must not choose the name of a caller.
             app,
             log_config=None,
             access_log=False,
             lifespan="off",
-            proxy_headers=False,
+            proxy_headers=False,  # a header must not choose the name of a caller
             timeout_keep_alive=_SILENT_SECONDS,
             ws="none",
         )

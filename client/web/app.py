@@ -10,7 +10,9 @@ import asyncio
 import base64
 import binascii
 import io
+import ipaddress
 import json
+import logging
 import math
 import os
 import socket
@@ -21,16 +23,18 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from PIL import Image, ImageOps
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config, Server
 
 from seq2seq_serve import __version__
@@ -45,10 +49,11 @@ from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Target, TokenIds
 
 PAGE = Path(__file__).parent / "page"
-LOCAL_HOSTS = ("localhost", "127.0.0.1")
+_LOCAL_NAMES = ("localhost",)
 _MAX_BODY_BYTES = 2 * MAX_REQUEST_BYTES  # files are base64 in JSON
 _MAX_FRAMES, _FRAME_PIXELS = 64, 160
 _METRICS_SECONDS = 3.0
+_LEAST_URGENT = 10
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -64,13 +69,15 @@ _SHOWN = (
     "seq2seq_time_to_first_token_seconds",
     "seq2seq_inter_token_latency_seconds",
     "seq2seq_e2e_request_latency_seconds",
-    "seq2seq_request_queue_time_seconds",
     "seq2seq_generation_tokens",
     "seq2seq_num_requests_running",
     "seq2seq_num_requests_waiting",
     "seq2seq_slots_in_use",
     "seq2seq_slots",
 )
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,7 @@ class Asked:
 
 
 def _source(value: Mapping[str, str]) -> Value:
-    if "text" in value:
+    if isinstance(value.get("text"), str):
         return value["text"]
     try:
         content = base64.b64decode(value["file"], validate=True)
@@ -150,7 +157,11 @@ class Page:
 
     async def generate(self, request: Request) -> Response:
         """Answers with events: pieces of the target, alignments while it grows, and the whole answer."""
-        asked = Asked.from_json(json.loads(await _body(request)))
+        try:
+            content = json.loads(await _body(request))
+        except RecursionError as error:
+            raise ValueError("the JSON is nested too deeply") from error
+        asked = Asked.from_json(content)
         return StreamingResponse(self._events(asked), media_type="text/event-stream", headers=_HEADERS)
 
     async def frames(self, request: Request) -> Response:
@@ -160,15 +171,7 @@ class Page:
 
     async def metrics(self, _request: Request) -> Response:
         """Answers with the samples of the server's metrics that the page shows."""
-        text = await asyncio.to_thread(_fetched, f"{self._metrics_url}/metrics")
-        samples = [
-            {"name": sample.name, "labels": sample.labels, "value": sample.value}
-            for family in text_string_to_metric_families(text)
-            if family.name in _SHOWN
-            for sample in family.samples
-            if math.isfinite(sample.value)
-        ]
-        return JSONResponse({"samples": samples})
+        return JSONResponse({"samples": await asyncio.to_thread(_samples, f"{self._metrics_url}/metrics")})
 
     async def _events(self, asked: Asked) -> AsyncIterator[bytes]:
         events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -188,6 +191,9 @@ class Page:
                 events.put_nowait({"error": error_dict(ClientError.from_value_error(error))})
             except ClientError as error:
                 events.put_nowait({"error": error_dict(error)})
+            except Exception as error:
+                _log.exception("a bug")
+                events.put_nowait({"error": error_dict(ClientError("INTERNAL", repr(error)))})
             finally:
                 events.put_nowait(None)
 
@@ -213,7 +219,7 @@ class _Growth:
         self._client = client
         self._asked = asked
         self._events = events
-        self._token_ids = list(asked.options.target_prefix.token_ids.values)
+        self._token_ids: list[int] = []  # a forced prefix is in the first piece
         self._news = asyncio.Event()
 
     @property
@@ -237,6 +243,7 @@ class _Growth:
                 target_prefix=Target(token_ids=TokenIds(values=self._token_ids)),
                 max_new_tokens=1,
                 attention=True,
+                priority=_LEAST_URGENT,
                 source_language=given.source_language,
                 target_language=given.target_language,
                 task=given.task,
@@ -288,21 +295,26 @@ def _frames(content: bytes) -> list[str]:
         raise ValueError("the file is not a picture or clip that can be shown") from error
 
 
-def _fetched(url: str) -> str:
+def _samples(url: str) -> list[dict[str, Any]]:
     try:
         with urllib.request.urlopen(url, timeout=_METRICS_SECONDS) as answer:
             text: str = answer.read().decode()
-            return text
+        families = list(text_string_to_metric_families(text))
     except (OSError, ValueError) as error:
         raise ValueError(f"no metrics at {url} ({error}): name them with --metrics-url") from error
+    return [
+        {"name": sample.name, "labels": sample.labels, "value": sample.value}
+        for family in families
+        if family.name in _SHOWN
+        for sample in family.samples
+        if math.isfinite(sample.value)
+    ]
 
 
 def _refusing(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
     """Returns an endpoint that answers with the error that another one raises."""
 
     async def endpoint(request: Request) -> Response:
-        if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            return Response("other pages may not ask here", 403)
         try:
             response = await answer(request)
         except ClientError as error:
@@ -319,6 +331,38 @@ async def _index(_request: Request) -> Response:
     return FileResponse(PAGE / "index.html")
 
 
+class _OwnPageOnly:
+    """Refuses requests of other pages, also by names that these may have pointed here (DNS rebinding).
+
+    An address is not a name, so nobody can point it here.
+    """
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self._app = app
+        self._names = (*_LOCAL_NAMES, host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            host, origin = headers.get("host", ""), headers.get("origin")
+            name = urlsplit(f"//{host}").hostname or ""
+            is_own = origin is None or urlsplit(origin).netloc == host
+            if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+                is_own = False
+            if not (is_own and (name in self._names or _is_address(name))):
+                await PlainTextResponse("only the page itself may ask here\n", 403)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
 class _Files(StaticFiles):
     """Files of the page, with its policy."""
 
@@ -328,14 +372,13 @@ class _Files(StaticFiles):
         return response
 
 
-def make_app(make_client: Callable[[], AsyncClient], metrics_url: str, hosts: list[str]) -> Starlette:
+def make_app(make_client: Callable[[], AsyncClient], metrics_url: str, host: str) -> Starlette:
     """Returns the web application.
 
     Args:
         make_client: Connects to the model server; called on the event loop.
         metrics_url: The metrics port of that server, such as `http://localhost:9464`.
-        hosts: The names under which browsers may ask for the page: another page must not reach it by a name
-            that leads here (DNS rebinding).
+        host: The name that the page listens on.
     """
     page: Page
 
@@ -363,7 +406,7 @@ def make_app(make_client: Callable[[], AsyncClient], metrics_url: str, hosts: li
             Route("/api/frames", of_page("frames"), methods=["POST"]),
             Mount("/page", _Files(directory=PAGE)),
         ],
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
+        middleware=[Middleware(_OwnPageOnly, host=host)],
         lifespan=lifespan,
     )
 
@@ -383,5 +426,5 @@ def serve(make_client: Callable[[], AsyncClient], metrics_url: str, host: str, p
         port = listener.getsockname()[1]
         sys.stderr.write(f"open http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends it)\n")
         sys.stderr.flush()
-        app = make_app(make_client, metrics_url, [*LOCAL_HOSTS] if host in LOCAL_HOSTS else ["*"])
+        app = make_app(make_client, metrics_url, host)
         Server(Config(app, log_level="error", timeout_graceful_shutdown=1)).run(sockets=[listener])

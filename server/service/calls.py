@@ -309,7 +309,7 @@ class Calls:
     async def settle(self, call: Call, answering: Awaitable[_Built]) -> _Built | Exception:
         """Awaits the answer of a call, and counts the call. Returns the error of one that fails.
 
-        A call with `is_counted_by_request` set is counted here only if it fails.
+        A call with `is_counted_by_request` set is counted here only if it is refused as a whole.
 
         Raises:
             CancelledError: The caller has left.
@@ -320,7 +320,8 @@ class Calls:
             except aio.InternalError:  # gRPC fails a write that waits before it cancels the handler
                 raise asyncio.CancelledError from None
         except asyncio.CancelledError:
-            self.count(call, call.code_of_leaving())
+            if not call.is_counted_by_request:
+                self.count(call, call.code_of_leaving())
             raise
         except Exception as error:
             code, _ = status_of(error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -22,7 +23,7 @@ from starlette.routing import Route
 
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.dicts import message_dict
-from seq2seq_serve.server.errors import InvalidRequest, Overloaded
+from seq2seq_serve.server.errors import InvalidRequest, Overloaded, ServerError
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Call, Calls
 from seq2seq_serve.server.service.open_inference.json import (
@@ -41,7 +42,7 @@ from seq2seq_serve.server.service.status import (
     request_id_of,
     status_of,
 )
-from seq2seq_serve.server.service.text_threads import BYTES_PER_TEXT_BYTE, Checkpoint
+from seq2seq_serve.server.service.text_threads import Checkpoint
 
 _SERVICE, _GRPC_SERVICE = "http", "inference.GRPCInferenceService"
 _JSON = "application/json"
@@ -51,6 +52,7 @@ _MAX_UNSENT = 16  # events of a stream
 _LARGE_BYTES = 2**16
 _MAX_OPEN = 256  # requests
 _MAX_DIGITS = 12  # of a length
+_JSON_BYTES = 4  # take as long to read as a byte of text
 
 # The statuses of google.rpc.Code
 _STATUSES = {
@@ -78,6 +80,8 @@ _MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
 _STATES = ("live", "ready")  # fields of answers that decide over the status
 
 _Answer = TypeVar("_Answer")
+
+_log = logging.getLogger(__name__)
 
 
 class RestService:
@@ -120,6 +124,7 @@ class RestService:
         async def page(request: Request) -> Response:
             request.state.request_id = request_id = request_id_of(request.headers.items())
             request.state.is_read = asyncio.Event()
+            request.state.is_streamed = request.state.is_logged = False
             self._num_open += 1
             try:
                 if self._num_open > _MAX_OPEN:  # the other connections of the port are for probes
@@ -128,9 +133,12 @@ class RestService:
             except ClientDisconnect:
                 response = Response(status_code=_STATUSES[grpc.StatusCode.CANCELLED])
             except Exception as error:
+                if not (isinstance(error, ServerError) or request.state.is_logged):
+                    _log.exception("%s: a bug", request_id)
                 response = _error_response(error)
             finally:
-                self._num_open -= 1
+                if not request.state.is_streamed:
+                    self._num_open -= 1
             response.headers[REQUEST_ID] = request_id
             return response
 
@@ -151,7 +159,7 @@ class RestService:
         async def work(call: Call) -> Response:
             body = await self._body(request, call)
             read = partial(_infer_message, body, request.headers.get(_JSON_LENGTH))
-            message, binary = await call.read(read, len(body) // BYTES_PER_TEXT_BYTE)
+            message, binary = await call.read(read, len(body) // _JSON_BYTES)
             del body, read
             _set_model(message, request)
             response = await self._inference.ModelInfer(message, call)
@@ -185,7 +193,6 @@ class RestService:
             await self._inference.answer_in_stream(message, call, write)
 
         async def run() -> None:
-            self._num_open += 1
             try:
                 await self._answered(request, "ModelStreamInfer", work)
             except ClientDisconnect as error:
@@ -198,6 +205,7 @@ class RestService:
             finally:
                 self._num_open -= 1
 
+        request.state.is_streamed = True
         running = asyncio.create_task(run())
         first = await events.get()
         if isinstance(first, Exception):
@@ -224,7 +232,7 @@ class RestService:
             def read(_: Checkpoint) -> pb.ModelInferRequest:
                 return generate_request(read_json(body), model)
 
-            message = await call.read(read, len(body) // BYTES_PER_TEXT_BYTE)
+            message = await call.read(read, len(body) // _JSON_BYTES)
         _set_model(message, request)
         return message
 
@@ -270,6 +278,7 @@ class RestService:
             leaving.cancel()
             answering.cancel()
         if isinstance(outcome, Exception):
+            request.state.is_logged = True
             raise outcome
         return outcome
 
@@ -332,7 +341,10 @@ def _infer_message(
     length = str(len(body)) if given_length is None else given_length
     is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_DIGITS
     if not is_number or int(length) > len(body):
-        raise InvalidRequest(f"{_JSON_LENGTH} is {length[:100]!r}, of {len(body)} bytes", field="")
+        raise InvalidRequest(
+            f"{_JSON_LENGTH} is {length[:100]!r}, and must be a number of the body's {len(body)} bytes",
+            field="",
+        )
     content = read_json(body[: int(length)])
     return infer_request(content, body[int(length) :]), binary_outputs(content)
 

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.service.harness import Served, on_a_thread, serving_bundles, serving_on_a_thread
+from tests.server.service.harness import (
+    Served,
+    on_a_thread,
+    serving,
+    serving_bundles,
+    serving_on_a_thread,
+)
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
@@ -132,6 +138,8 @@ def test_an_alternative_is_gone_on_from(browser, toys):
 
 
 def test_an_end_is_no_alternative_to_go_on_from(page):
+    page.click("summary")
+    page.fill("#option-max_new_tokens", "2")  # a target that does not end by itself
     ask(page, "abc")
     page.click("table.grid tbody tr:nth-child(2) th button")
     assert page.locator(".alternatives li button").nth(1).inner_text().startswith("</s>")
@@ -160,6 +168,35 @@ def test_an_error_is_said_and_the_next_request_works(page):
     assert page.is_hidden("#error")
 
 
+def test_stop_ends_the_request_and_keeps_what_came(browser):
+    with serving_on_a_thread() as served, serving_page(served) as url, opened(browser, url) as page:
+        served.runner.gate.clear()
+        page.fill("textarea", "abc")
+        page.click("#go")
+        assert served.runner.stepping.wait(20)
+        page.press("#stop", "Enter")
+        sync_api.expect(page.locator("#answer .text")).to_have_text(" …")
+        assert page.evaluate("document.activeElement.id") == "go"
+        served.runner.gate.set()
+        ask(page, "abc")
+
+
+def test_another_model_begins_anew_while_the_first_one_decodes(browser):
+    """The answer of the first one was printed below the second one."""
+    server = on_a_thread(serving(names=("echo", "other")))
+    with server as served, serving_page(served) as url, opened(browser, url) as page:
+        served.runner.gate.clear()
+        page.fill("textarea", "abc")
+        page.click("#go")
+        assert served.runner.stepping.wait(20)
+        page.select_option("#model", "other")
+        served.runner.gate.set()
+        assert page.inner_text("#answer") == "The answer appears here while it is decoded."
+        assert page.is_disabled("#stop")
+        ask(page, "de")
+        assert page.locator("#target-words .word").all_inner_texts() == ["de"]
+
+
 def test_the_server_panel_shows_rates_and_latencies(page):
     ask(page, "abc")
     page.wait_for_selector("#latency .tile")
@@ -177,10 +214,17 @@ def test_nothing_sticks_out(browser, url, width):
 
 def test_the_keyboard_alone_reaches_everything(page):
     names = []
-    for _ in range(8):
+    ask(page, "ab cd")
+    page.locator("#model").focus()
+    for _ in range(18):
         page.keyboard.press("Tab")
-        names.append(page.evaluate("document.activeElement.id || document.activeElement.tagName"))
-    assert names[:4] == ["model", "source-source_ids", "SUMMARY", "go"]
+        look = (
+            "(one => one.id || one.className.split(' ')[0] || one.parentElement.tagName + ' ' + one.tagName)"
+        )
+        names.append(page.evaluate(f"{look}(document.activeElement)"))
+    assert names[:3] == ["source-source_ids", "DETAILS SUMMARY", "go"]
+    assert names[3:7] == ["word"] * 4
+    assert names[7:10] == ["scroll", "TH BUTTON", "TR TD"] or names[7:9] == ["TH BUTTON", "TR TD"]
 
 
 def test_a_story_is_answered_with_its_hops(browser, toys):
@@ -201,10 +245,11 @@ def test_a_picture_or_clip_has_its_attention_laid_over_it(browser, toys, tmp_pat
 
     frames = [Image.new("RGB", (64, 64), colour) for colour in ("red", "blue")]
     frames[0].save(tmp_path / "file.gif", save_all=True, append_images=frames[1:], duration=100)
-    with opened(browser, toys) as page:
+    with opened(browser, toys, viewport={"width": 400, "height": 800}, color_scheme="dark") as page:
         page.select_option("#model", name)
         page.set_input_files("input[type=file]", tmp_path / "file.gif")
         page.click("#go")
         page.wait_for_selector(drawn)
         num_words = len(page.inner_text("#answer .text").split())
         assert page.locator("figure").count() >= num_words
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400

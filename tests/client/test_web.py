@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import io
 import json
 import re
 import socket
@@ -9,7 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from starlette.testclient import TestClient
 
 from seq2seq_serve.client import AsyncClient, GenerateOptions
@@ -17,6 +20,7 @@ from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.output import attention_dict
 from seq2seq_serve.client.web import app
 from seq2seq_serve.client.web.app import PAGE, Asked, make_app
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Target
 from tests.server.service.harness import on_a_thread, serving_bundles, serving_on_a_thread
 
 
@@ -29,7 +33,7 @@ def server():
 @pytest.fixture
 def page(server):
     metrics_url = f"http://127.0.0.1:{server.app.http.port}"
-    its_app = make_app(lambda: AsyncClient(server.address), metrics_url, ["testserver"])
+    its_app = make_app(lambda: AsyncClient(server.address), metrics_url, "testserver")
     with TestClient(its_app) as client:
         yield client
 
@@ -64,12 +68,14 @@ def test_pieces_come_first_and_the_whole_answer_last(page):
 
 def test_the_alignment_grows_with_the_target(server):
     """The alignment of the first tokens is the beginning of the whole one."""
-    asked = Asked("echo", {"source_ids": "abcdef"}, GenerateOptions(), grows=True)
+    prefix = Target(text="ab")  # which comes with the first piece
+    asked = Asked("echo", {"source_ids": "abcdef"}, GenerateOptions(target_prefix=prefix), grows=True)
 
     async def run():
         events = asyncio.Queue()
         async with AsyncClient(server.address) as client:
-            answer = await client.generate("abcdef", options=GenerateOptions(attention=True))
+            options = GenerateOptions(attention=True, target_prefix=prefix)
+            answer = await client.generate("abcdef", options=options)
             whole = attention_dict(answer.hypotheses[0].attention)
             growth = app._Growth(client, asked, events)
             growing = asyncio.create_task(growth.run())
@@ -100,6 +106,7 @@ def test_an_error_of_the_server_is_an_event(page):
     [
         ([], "a request has"),
         ({"sources": {"x": 5}}, "a request has"),
+        ({"sources": {"x": {"text": 5}}}, "a request has"),
         ({"sources": {"x": {"file": "%"}}}, "must be in base64"),
         ({"sources": {}, "options": {"colour": 1}}, "there is no option 'colour'"),
         ({"sources": {}, "options": {"beam_size": "x"}}, "beam_size must be an integer"),
@@ -115,7 +122,7 @@ def test_what_the_page_would_not_send_is_refused(page, content, message):
 def test_a_server_that_is_gone_is_an_error_of_one_line(server):
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    its_app = make_app(lambda: AsyncClient(f"127.0.0.1:{port}"), f"http://127.0.0.1:{port}", ["testserver"])
+    its_app = make_app(lambda: AsyncClient(f"127.0.0.1:{port}"), f"http://127.0.0.1:{port}", "testserver")
     with TestClient(its_app) as page:
         assert "no server answers" in page.get("/api/models").json()["error"]["message"]
         assert "name them with --metrics-url" in page.get("/api/metrics").json()["error"]["message"]
@@ -133,8 +140,6 @@ def test_the_metrics_are_those_that_the_page_shows(page):
 
 
 def test_frames_of_a_clip_are_pictures(page, tmp_path):
-    from PIL import Image
-
     frames = [Image.new("RGB", (400, 200), colour) for colour in ("red", "blue", "green")]
     frames[0].save(tmp_path / "clip.gif", save_all=True, append_images=frames[1:], duration=100)
     shown = page.post("/api/frames", content=(tmp_path / "clip.gif").read_bytes()).json()["frames"]
@@ -159,8 +164,16 @@ def test_the_page_fetches_nothing_from_elsewhere(page):
 
 def test_other_pages_and_other_names_are_refused(page):
     """A page elsewhere could ask by the browser of somebody who has this page open."""
-    assert page.get("/api/models", headers={"Sec-Fetch-Site": "cross-site"}).status_code == 403
-    assert page.get("/api/models", headers={"Host": "elsewhere.example"}).status_code == 400
+    for wrong in (
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Host": "elsewhere.example"},
+        {"Origin": "http://elsewhere.example"},
+        {"Host": ""},
+    ):
+        assert page.get("/api/models", headers=wrong).status_code == 403, wrong
+        assert page.get("/", headers=wrong).status_code == 403, wrong
+    for right in ({"Host": "127.0.0.1:8080"}, {"Host": "[::1]:8080"}, {"Origin": "http://testserver"}):
+        assert page.get("/api/models", headers=right).status_code == 200, right
 
 
 def test_the_command_prints_the_address_and_ends_by_a_signal(server):
@@ -179,9 +192,49 @@ def test_a_port_in_use_is_one_line(capsys):
     assert re.fullmatch(r"error: port \d+ of 127.0.0.1: Address already in use\n", capsys.readouterr().err)
 
 
+def test_json_that_is_nested_too_deeply_is_refused(page):
+    answer = page.post("/api/generate", content="[" * 100_000)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "INVALID_ARGUMENT")
+
+
+def test_a_bug_is_an_event_and_a_line_of_the_log(page, monkeypatch, caplog):
+    """The stream was empty, and the page waited for ever."""
+
+    def broken(_answer):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(app, "_result", broken)
+    assert "broken" in events_of(page)[-1]["error"]["message"]
+    assert "RuntimeError: broken" in caplog.text
+
+
+def file_of(model: dict) -> bytes:
+    """A file that a model of pictures, clips or features takes."""
+    written = io.BytesIO()
+    (form,) = model["sources"].values()
+    if form == "features":
+        (shape,) = model["source_shapes"].values()
+        np.save(written, np.zeros((2, shape["sizes"][1]), np.float32))
+    else:
+        Image.new("RGB", (12, 12), "red").save(written, "PNG")
+    return written.getvalue()
+
+
 def test_every_family_can_be_asked(toy_paths):
     with on_a_thread(serving_bundles(*toy_paths.values())) as served:
-        its_app = make_app(lambda: AsyncClient(served.address), "http://127.0.0.1:1", ["testserver"])
+        its_app = make_app(lambda: AsyncClient(served.address), "http://127.0.0.1:1", "testserver")
         with TestClient(its_app) as page:
             models = page.get("/api/models").json()["models"]
-    assert {model["command"] for model in models} >= {"translate", "caption", "answer"}
+            assert {model["command"] for model in models} == {"translate", "caption", "answer"}
+            for model in models:
+                sources = {
+                    name: {"text": "w1 w2."}
+                    if form in ("text", "sentences")
+                    else {"file": base64.b64encode(file_of(model)).decode(), "form": form}
+                    for name, form in model["sources"].items()
+                }
+                options = {"attention": model["has_attention"], "num_alternatives": 2, "max_new_tokens": 3}
+                *_, last = events_of(page, model=model["name"], sources=sources, options=options)
+                (best,) = last["result"]["hypotheses"]
+                assert len(best["alternatives"]) > 0, model["name"]
+                assert ("attention" in best) == model["has_attention"]

@@ -17,7 +17,7 @@ export function showText(text, isDecoding, words = null, end = "") {
     );
     return;
   }
-  const make = (word) => el("span", { className: "word", tabIndex: 0 }, word);
+  const make = (word) => el("span", { className: "word", tabIndex: 0, role: "listitem" }, word);
   const sources = words.source_words.map(make),
     targets = words.target_words.map(make);
   const join = (element, others) => {
@@ -30,6 +30,7 @@ export function showText(text, isDecoding, words = null, end = "") {
     element.title = links
       .map((link) => `${words.source_words[link.source_word]}: ${link.weight.toFixed(2)}`)
       .join(", ");
+    element.setAttribute("aria-label", `${words.target_words[place]}, from ${element.title || "no word"}`);
     join(
       element,
       links.map((link) => sources[link.source_word]),
@@ -44,8 +45,8 @@ export function showText(text, isDecoding, words = null, end = "") {
   const line = (elements) => elements.flatMap((element) => [element, " "]);
   replace(
     by("answer"),
-    el("p", { className: "text", id: "target-words" }, line(targets)),
-    el("p", { className: "text source", id: "source-words" }, line(sources)),
+    el("p", { className: "text", id: "target-words", role: "list" }, line(targets)),
+    el("p", { className: "text source", id: "source-words", role: "list" }, line(sources)),
     note(end),
   );
 }

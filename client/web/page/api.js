@@ -1,7 +1,5 @@
 // What the page asks the web server.
 
-export class ApiError extends Error {}
-
 async function refuse(response) {
   let text = `${response.status} ${response.statusText}`;
   try {
@@ -9,7 +7,7 @@ async function refuse(response) {
   } catch {
     /* not JSON: the status says enough */
   }
-  throw new ApiError(text);
+  throw new Error(text);
 }
 
 export function describe(error) {
@@ -48,7 +46,7 @@ export async function* generate(request, signal) {
     rest = events.pop();
     for (const event of events) {
       const content = JSON.parse(event.slice("data: ".length));
-      if (content.error) throw new ApiError(describe(content.error));
+      if (content.error) throw new Error(describe(content.error));
       yield content;
     }
   }

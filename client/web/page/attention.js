@@ -2,15 +2,15 @@
 
 import { frames } from "./api.js";
 import { by, el, replace, visible } from "./dom.js";
-import { chosenFile } from "./request.js";
 
 const say = (text) => {
   by("status").textContent = text;
 };
+const WHOLE = 0.001; // a smaller rest comes from rounding
 const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
 
 // Rows are target tokens; columns source tokens. Tokens have buttons that show their alternatives.
-export function showAlignment(attention, tokens, goOn) {
+export function showAlignment(attention, tokens, eosIds, goOn) {
   const sources = attention?.source_tokens ?? [],
     weights = attention?.weights ?? [];
   const labels =
@@ -20,33 +20,29 @@ export function showAlignment(attention, tokens, goOn) {
         token.alternatives.find((one) => one.token_id === token.id)?.text ??
         (token.id === undefined ? "(end)" : `#${token.id}`),
     );
-  const end = tokens.at(-1)?.id === undefined ? labels.at(-1) : null; // which cannot be gone on from
   const heads = sources.map((token) => el("th", { scope: "col" }, el("span", {}, visible(token))));
   const choices = el("div", { id: "choices" });
   const rows = labels.map((label, row) => {
-    const button = el(
-      "button",
-      {
-        type: "button",
-        disabled: !tokens[row]?.alternatives.length,
-        title: "what else the model might have written",
-        onclick: () =>
-          showAlternatives(choices, {
-            before: labels.slice(0, row).join(""),
-            label,
-            end,
-            token: tokens[row],
-            goOn,
-          }),
-      },
-      visible(label),
-    );
+    const before = labels.slice(0, row).join(""),
+      token = tokens[row];
+    const button = !token?.alternatives.length
+      ? el("span", {}, visible(label))
+      : el(
+          "button",
+          {
+            type: "button",
+            title: "what else the model might have written",
+            onclick: () => showAlternatives(choices, { before, label, token, eosIds, goOn }),
+          },
+          visible(label),
+        );
     const head = el("th", { scope: "row" }, button);
     const cells = sources.map((source, column) => {
       const weight = weights[row]?.[column];
       const cell = el("td", {
         className: weight === undefined ? "waits" : "",
         tabIndex: row || column ? -1 : 0,
+        role: "gridcell",
         "aria-label":
           weight === undefined ? "not known yet" : `${label} looks at ${source}: ${percent(weight)}`,
       });
@@ -67,7 +63,13 @@ export function showAlignment(attention, tokens, goOn) {
   body.addEventListener("keydown", (event) => move(event, body));
   const table = el(
     "table",
-    { className: "grid", "aria-label": "attention of each target token over the source tokens" },
+    {
+      className: "grid",
+      role: attention ? "grid" : "table",
+      "aria-label": attention
+        ? "attention of each target token over the source tokens"
+        : "tokens, each with its alternatives",
+    },
     el("thead", {}, el("tr", {}, el("th"), heads)),
     body,
   );
@@ -87,7 +89,7 @@ function move(event, body) {
   next.focus();
 }
 
-function showAlternatives(place, { before, label, end, token, goOn }) {
+function showAlternatives(place, { before, label, token, eosIds, goOn }) {
   const most = Math.exp(token.alternatives[0].log_probability);
   const items = token.alternatives.map((one) => {
     const share = Math.exp(one.log_probability);
@@ -100,7 +102,8 @@ function showAlternatives(place, { before, label, end, token, goOn }) {
         {
           type: "button",
           onclick: () => goOn(token, one, (before + one.text).trim()),
-          disabled: one.token_id === token.id || one.text === end,
+          // The chosen one is there already, and nothing follows an end.
+          disabled: one.token_id === token.id || eosIds.includes(one.token_id),
         },
         el("span", {}, visible(one.text)),
         bar,
@@ -122,83 +125,58 @@ function showAlternatives(place, { before, label, end, token, goOn }) {
 
 // The weights of a story's sentences for the answer, a column for each hop.
 export function showHops(best) {
-  const { attention } = best;
+  const answers = (best.alternatives[0]?.tokens ?? []).map((one) => {
+    const share = Math.exp(one.log_probability);
+    const bar = el("span", { className: "share", style: { width: `${100 * share}%` } });
+    return el("li", {}, el("span", {}, one.text), bar, el("span", {}, percent(share)));
+  });
   const top = el(
     "div",
     { className: "alternatives" },
     el("p", { className: "hint" }, "The most probable answers"),
-    el(
-      "ol",
-      {},
-      (best.alternatives[0]?.tokens ?? []).map((one) => {
-        const share = Math.exp(one.log_probability);
-        return el(
-          "li",
-          {},
-          el(
-            "button",
-            { type: "button", disabled: true },
-            el("span", {}, one.text),
-            el("span", { className: "share", style: { width: `${100 * share}%` } }),
-            el("span", {}, percent(share)),
-          ),
-        );
-      }),
-    ),
+    el("ol", {}, answers),
   );
-  if (!attention) {
+  if (!best.attention) {
     replace(by("attention"), top);
     return;
   }
-  const hops = (attention.hops ?? [attention.weights]).map((rows) => rows[0]);
-  const heads = hops.map((_, hop) => el("th", { scope: "col" }, `hop ${hop + 1}`));
-  const rows = attention.source_tokens.map((sentence, row) =>
+  const { hops = [best.attention.weights], source_tokens: sentences } = best.attention;
+  const columns = hops.map(([weights]) => {
+    const rest = 1 - weights.reduce((sum, weight) => sum + weight, 0);
+    return rest > WHOLE ? [...weights, rest] : weights;
+  });
+  const labels = columns.some((weights) => weights.length > sentences.length)
+    ? [...sentences, "(no sentence)"]
+    : sentences;
+  const rows = labels.map((label, row) =>
     el(
       "tr",
       {},
-      el("th", { scope: "row" }, sentence),
-      hops.map((weights) =>
-        el(
-          "td",
-          {
-            style: {
-              background: `color-mix(in oklab, var(--decode) ${(100 * weights[row]).toFixed(0)}%, var(--ground))`,
-              color: weights[row] > 0.5 ? "var(--on-accent)" : "inherit",
-            },
-          },
-          percent(weights[row]),
-        ),
-      ),
+      el("th", { scope: "row" }, label),
+      columns.map((weights) => {
+        const weight = weights[row] ?? 0;
+        const background = `color-mix(in oklab, var(--decode) ${(55 * weight).toFixed(0)}%, var(--ground))`;
+        return el("td", { style: { background } }, percent(weight));
+      }),
     ),
   );
-  replace(
-    by("attention"),
-    el(
-      "div",
-      { className: "scroll" },
-      el(
-        "table",
-        { className: "grid hops" },
-        el("thead", {}, el("tr", {}, el("th"), heads)),
-        el("tbody", {}, rows),
-      ),
-    ),
-    top,
+  const heads = columns.map((_, hop) => el("th", { scope: "col" }, `hop ${hop + 1}`));
+  const table = el(
+    "table",
+    { className: "grid hops", "aria-label": "attention of each hop over the sentences" },
+    el("thead", {}, el("tr", {}, el("th"), heads)),
+    el("tbody", {}, rows),
   );
+  replace(by("attention"), el("div", { className: "scroll" }, table), top);
 }
 
 // A picture or a film strip for each word, bright where the model looked.
-export async function showLooks(best, request, model) {
+export async function showLooks(best, form, file, isShown) {
   const ended = best.finish_reason === "FINISH_REASON_EOS" ? 1 : 0;
   const { target_tokens: labels, weights } = best.attention;
-  const file = chosenFile(model),
-    isClip = Object.values(model.sources)[0] === "clip";
   const words = labels.slice(0, labels.length - ended);
-  if (!file || Object.values(model.sources)[0] === "features") {
-    replace(by("attention"));
-    by("look").hidden = true;
-    return;
-  }
+  const isClip = form === "clip";
+  replace(by("attention"));
   let draw;
   if (isClip) {
     const { frames: pictures } = await frames(file);
@@ -218,6 +196,7 @@ export async function showLooks(best, request, model) {
     const picture = await createImageBitmap(file);
     draw = (row) => lookAt(picture, row);
   }
+  if (!isShown()) return;
   replace(
     by("attention"),
     el(

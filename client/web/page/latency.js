@@ -24,7 +24,7 @@ export function watchServer(modelName) {
         before = null;
         name = modelName();
       }
-      if (before) history.push(difference(before, now));
+      if (before && now.requests >= before.requests) history.push(difference(before, now)); // not after a restart
       if (history.length > MOST) history.shift();
       before = now;
       draw(now, history);

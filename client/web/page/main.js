@@ -2,7 +2,7 @@
 
 import * as api from "./api.js";
 import { by, el, replace } from "./dom.js";
-import { readOptions, readSources, showFields, showInputs } from "./request.js";
+import { chosenFile, readOptions, readSources, showFields, showInputs } from "./request.js";
 import { showAlignment, showHops, showLooks, showSegments } from "./attention.js";
 import { showText, showTimings, showHypotheses } from "./answer.js";
 import { watchServer } from "./latency.js";
@@ -24,10 +24,11 @@ function choose(name) {
 
 function forget() {
   state.stopping?.abort();
-  Object.assign(state, { request: null, result: null, shown: 0, prefix: [] });
+  Object.assign(state, { stopping: null, request: null, result: null, shown: 0, prefix: [] });
   replace(by("answer"), el("p", { className: "hint" }, "The answer appears here while it is decoded."));
   replace(by("timings"));
   by("hypotheses").hidden = by("look").hidden = by("prefix").hidden = by("error").hidden = true;
+  by("stop").disabled = true;
 }
 
 async function send(prefix) {
@@ -44,16 +45,21 @@ async function send(prefix) {
     showText(text, true);
     if (alignment) {
       by("look").hidden = false;
-      showAlignment(alignment, [], null);
+      showAlignment(alignment, [], [], null);
     }
   };
   try {
-    if (!prefix.length) state.request = { model: state.model.name, sources: await readSources(state.model) };
+    const { model } = state;
+    if (!prefix.length) {
+      const request = { model: model.name, sources: await readSources(model) };
+      if (stopping.signal.aborted) return;
+      Object.assign(state, { request, file: chosenFile(model) });
+    }
     showPrefix();
     draw();
-    const options = readOptions(state.model);
+    const options = readOptions(model);
     if (prefix.length) options.target_prefix = prefix;
-    const grows = state.model.command === "translate" && state.model.has_attention;
+    const grows = model.command === "translate" && model.has_attention;
     for await (const event of api.generate({ ...state.request, options, grows }, stopping.signal)) {
       if (event.piece?.hypothesis === 0) text += event.piece.text;
       if (event.alignment) alignment = event.alignment;
@@ -63,34 +69,42 @@ async function send(prefix) {
       }
       draw();
     }
-    if (state.result) show(0, (performance.now() - began) / 1000);
+    if (!state.result) throw new Error("the answer broke off");
+    state.seconds = (performance.now() - began) / 1000;
+    by("announcement").textContent = state.result.hypotheses[0].text;
+    show(0);
   } catch (error) {
-    if (stopping.signal.aborted) {
-      if (state.stopping === stopping) showText(`${text} …`, false);
-      return;
+    if (!stopping.signal.aborted) fail(error);
+    else if (state.stopping === stopping) {
+      showText(`${text} …`, false);
+      by("go").focus();
     }
-    replace(by("answer"));
-    by("error").textContent = error.message;
-    by("error").hidden = false;
   } finally {
     if (state.stopping === stopping) by("stop").disabled = true;
   }
 }
 
-function show(place, seconds) {
+function fail(error) {
+  replace(by("answer"));
+  by("error").textContent = error.message;
+  by("error").hidden = false;
+}
+
+function show(place) {
   const { result, model } = state;
   state.shown = place;
   const best = result.hypotheses[place];
   showText(best.text, false, best.word_alignment, best.finish_reason);
-  showHypotheses(result.hypotheses, place, (chosen) => show(chosen, state.seconds));
-  state.seconds = seconds;
-  showTimings(result, seconds);
-  const isText = model.command === "translate";
-  by("look").hidden = !(best.attention || best.segments.length || (best.alternatives ?? []).length);
+  showHypotheses(result.hypotheses, place, show);
+  showTimings(result, state.seconds);
+  by("look").hidden = !(best.attention || best.segments.length || best.alternatives.length);
+  const form = Object.values(model.sources)[0];
+  const isShown = () => state.result === result && state.shown === place;
   if (best.segments.length) showSegments(best.segments);
   else if (model.command === "answer") showHops(best);
-  else if (model.command === "caption" && best.attention) showLooks(best, state.request, model);
-  else if (isText || best.alternatives.length) showAlignment(best.attention ?? null, tokensOf(best), goOn);
+  else if (best.attention && (form === "picture" || form === "clip")) {
+    showLooks(best, form, state.file, isShown).catch((error) => isShown() && fail(error));
+  } else showAlignment(best.attention ?? null, tokensOf(best), model.eos_ids, goOn);
 }
 
 // The tokens of a hypothesis, each with its alternatives; the end of sequence is the last one if there was one.
@@ -101,7 +115,6 @@ function tokensOf(best) {
     alternatives: best.alternatives[place - first]?.tokens ?? [],
     before: best.token_ids.slice(0, place),
     id: best.token_ids[place],
-    logProbability: best.log_probabilities[place - first],
   }));
 }
 
@@ -130,8 +143,7 @@ async function begin() {
     watchServer(() => state.model.name);
     by("error").hidden = true;
   } catch (error) {
-    by("error").textContent = error.message;
-    by("error").hidden = false;
+    fail(error);
     setTimeout(begin, 3000);
   }
 }

@@ -58,6 +58,7 @@ function fileInput(id, label, form) {
     accept: FILES[form],
     required: true,
     onchange: () => {
+      if (preview.src) URL.revokeObjectURL(preview.src);
       preview.hidden = form === "features" || !input.files.length;
       if (!preview.hidden) preview.src = URL.createObjectURL(input.files[0]);
     },
@@ -75,7 +76,7 @@ export async function readSources(model) {
   return Object.fromEntries(await Promise.all(entries));
 }
 
-export const chosenFile = (model) => by(`source-${Object.keys(model.sources)[0]}`).files[0];
+export const chosenFile = (model) => by(`source-${Object.keys(model.sources)[0]}`).files?.[0];
 
 // Each field: its option, its label, an input, and when it applies.
 export function showFields(model) {
@@ -151,8 +152,7 @@ export function readOptions(model) {
   }
   if (model.has_attention) options.attention = true;
   if (model.command === "translate" && model.has_attention) options.word_alignment = true;
-  if (model.command !== "transcribe")
-    Object.assign(options, { num_alternatives: 6, log_probabilities: true });
+  if (model.command !== "transcribe") options.num_alternatives = 6;
   else options.long_source = "split";
   return options;
 }

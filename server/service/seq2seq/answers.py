@@ -253,6 +253,7 @@ def model_message(model: ServedModel) -> pb.Model:
         max_source_length=model.max_memory_length,
         max_target_length=model.max_target_length,
         num_slots=model.num_slots,
+        eos_ids=model.eos_ids,
         provenance=dict(model.provenance),
         sources={name: source.form for name, source in model.sources.items()},
         has_attention=model.has_attention,

@@ -184,22 +184,6 @@ def test_a_reader_who_leaves_in_the_middle_frees_the_slot():
     asyncio.run(run())
 
 
-def test_a_reader_who_is_slow_holds_few_events(monkeypatch):
-    """The events that wait on the way to a caller are bounded; tokens are collected in its mailbox."""
-    monkeypatch.setattr("seq2seq_serve.server.service.rest._MAX_UNSENT", 2)
-    sizes = []
-    put = asyncio.Queue.put
-
-    async def counted(queue, item):
-        await put(queue, item)
-        sizes.append(queue.qsize())
-
-    monkeypatch.setattr(asyncio.Queue, "put", counted)
-    _, _, text = serve_and(lambda port: ask(port, "POST", STREAM, {"text_input": "ab" * 20}))
-    assert "".join(event["text_output"] for event in events_of(text)) == "ab" * 20
-    assert max(sizes) <= 2
-
-
 def test_a_caller_who_leaves_is_counted_as_cancelled():
     async def run():
         async with serving() as served:
@@ -412,6 +396,25 @@ def test_unfinished_requests_leave_room_for_probes(monkeypatch):
 
     probed, (status, headers, _) = serve_and(asking)
     assert (probed, status, headers["retry-after"]) == (200, 429, "1")
+
+
+def test_a_stream_that_waits_counts_once(monkeypatch):
+    monkeypatch.setattr("seq2seq_serve.server.service.rest._MAX_OPEN", 2)
+
+    async def run():
+        runner = SteppedRunner()
+        async with serving(runner) as served:
+            reader, writer = await streaming(served, "ab")
+            await served.turns.until(lambda: served.turns.num_submitted == 1)
+            asking = asyncio.to_thread(ask, served.app.http.port, "GET", "/v2/models/echo")
+            assert (await asking)[0] == 200
+            for _ in range(3):
+                runner.permits.release()
+            while "finish_reason" not in await next_event(reader):
+                pass
+            writer.close()
+
+    asyncio.run(run())
 
 
 def test_pages_describe_the_server_and_its_models():

@@ -130,7 +130,7 @@ def test_a_caller_who_leaves_frees_every_slot():
     async def run():
         async with serving() as served:
             served.runner.gate.clear()
-            call = served.stub.GenerateBatch(requests_of(*("abcdefgh" * 10)))
+            call = served.stub.GenerateBatch(requests_of("ab", "cd", "ef"))
             reading = asyncio.ensure_future(call.read())
             await asyncio.to_thread(served.runner.stepping.wait, 20)
             call.cancel()
@@ -140,6 +140,7 @@ def test_a_caller_who_leaves_frees_every_slot():
             async with asyncio.timeout(20):
                 while served.app._calls.num_open:
                     await asyncio.sleep(0)
+            assert num_ended(served, "CANCELLED") == 3
 
     asyncio.run(run())
 
