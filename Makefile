@@ -123,6 +123,7 @@ $(INSTALLED): pyproject.toml $(wildcard kernels/*.cpp kernels/*.h)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --quiet --no-deps $(TORCH_PIP_ARGS) torch==2.13.0
+	rm -f kernels/_operators*.so
 	$(PY) -m pip install --quiet -e '.[training,export,server,dev,$(RUNTIME)]'
 	touch $@
 

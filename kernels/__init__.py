@@ -21,10 +21,10 @@ _log = logging.getLogger(__name__)
 
 @functools.cache
 def library() -> Path | None:
-    """Returns the library that was compiled for this Python; None if there is none."""
+    """Returns the library that was compiled last; None if there is none."""
     folder = Path(__file__).resolve().parent
     paths = (folder / f"_operators{suffix}" for suffix in EXTENSION_SUFFIXES)
-    return next(filter(Path.is_file, paths), None)
+    return max(filter(Path.is_file, paths), key=lambda path: path.stat().st_mtime, default=None)
 
 
 def register(options: Any) -> bool:

@@ -16,6 +16,7 @@ _INSTALLED = {
     "export": "seq2seq-export",
     "server": "seq2seq-server",
 }
+_VERSION = f"seq2seq-serve {__version__}"
 _CLONE = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
 
@@ -27,7 +28,7 @@ def program(package: str) -> str:
 
 def add_version(parser: argparse.ArgumentParser) -> None:
     """Adds the flag `--version`."""
-    parser.add_argument("--version", action="version", version=f"seq2seq-serve {__version__}")
+    parser.add_argument("--version", action="version", version=_VERSION)
 
 
 def install_command(extras: str) -> str:
@@ -50,5 +51,8 @@ def needs_extra(extras: str, module: str = "__main__") -> Iterator[None]:
         is_command = module == "__main__" or Path(sys.argv[0]).stem in _INSTALLED.values()
         if not is_command or package in ("", "seq2seq_serve"):
             raise
+        if sys.argv[1:] == ["--version"]:
+            print(_VERSION)  # noqa: T201
+            sys.exit()
         choice = " (or gpu in place of cpu)" if extras.endswith(",cpu") else ""
         sys.exit(f"error: {package} is missing: {install_command(extras)}{choice}")

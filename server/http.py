@@ -28,6 +28,7 @@ from seq2seq_serve.server.descriptors import Descriptors
 _MAX_CONNECTIONS = 512
 _SILENT_SECONDS = 5  # a client has to send something, or a connection without a request is closed
 _BACKLOG = 128
+_CLOSE_SECONDS, _POLL_SECONDS = 3.0, 0.01  # for the callers to take their answers
 
 Probe = Callable[[], str | None]
 _Message: TypeAlias = MutableMapping[str, Any]
@@ -154,8 +155,13 @@ class HttpServer:
         )
         await self._stopping.wait()
         server.close()
+        if state.tasks:  # answers that are on their way
+            await asyncio.wait(state.tasks, timeout=_CLOSE_SECONDS)
         for connection in list(state.connections):
             connection.transport.close()
+        end = self._loop.time() + _CLOSE_SECONDS
+        while state.connections and self._loop.time() < end:
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 def _listener(host: str, port: int) -> _Listener:

@@ -42,6 +42,13 @@ def test_a_missing_package_is_one_line(tmp_path, arguments, missing, extra):
     assert done.stderr.startswith(f"error: {missing} is missing: pip install -e '.[{extra}]'")
 
 
+@pytest.mark.parametrize("command", ["server", "training"])
+def test_a_version_needs_no_other_package(tmp_path, command):
+    for missing in ("grpc", "torch"):
+        (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError(name={missing!r})")
+    assert run(f"{command} --version", tmp_path).stdout == f"seq2seq-serve {__version__}\n"
+
+
 def test_a_missing_part_of_ours_is_a_bug():
     with pytest.raises(ModuleNotFoundError, match="nothing"), needs_extra("server"):
         import seq2seq_serve.nothing  # noqa: F401

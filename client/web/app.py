@@ -49,7 +49,6 @@ from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Target, TokenIds
 
 PAGE = Path(__file__).parent / "page"
-_LOCAL_NAMES = ("localhost",)
 _MAX_BODY_BYTES = 2 * MAX_REQUEST_BYTES  # files are base64 in JSON
 _MAX_FRAMES, _FRAME_PIXELS = 64, 160
 _METRICS_SECONDS = 3.0
@@ -301,7 +300,9 @@ def _samples(url: str) -> list[dict[str, Any]]:
             text: str = answer.read().decode()
         families = list(text_string_to_metric_families(text))
     except (OSError, ValueError) as error:
-        raise ValueError(f"no metrics at {url} ({error}): name them with --metrics-url") from error
+        problem = getattr(error, "reason", error)  # of a URLError, which wraps the system's
+        text = f"no metrics at {url} ({getattr(problem, 'strerror', problem)}): name them with --metrics-url"
+        raise ClientError("UNAVAILABLE", text) from error
     return [
         {"name": sample.name, "labels": sample.labels, "value": sample.value}
         for family in families
@@ -339,7 +340,7 @@ class _OwnPageOnly:
 
     def __init__(self, app: ASGIApp, host: str) -> None:
         self._app = app
-        self._names = (*_LOCAL_NAMES, host)
+        self._names = ("localhost", socket.gethostname().lower(), host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -424,7 +425,8 @@ def serve(make_client: Callable[[], AsyncClient], metrics_url: str, host: str, p
         raise OSError(error.errno, os.strerror(error.errno or 0), f"port {port} of {host}") from error
     with listener:
         port = listener.getsockname()[1]
-        sys.stderr.write(f"open http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends it)\n")
+        shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        sys.stderr.write(f"open http://{shown}:{port}/ (Ctrl-C ends it)\n")
         sys.stderr.flush()
         app = make_app(make_client, metrics_url, host)
         Server(Config(app, log_level="error", timeout_graceful_shutdown=1)).run(sockets=[listener])

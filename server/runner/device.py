@@ -319,8 +319,8 @@ def _cuda_problem(libraries: Path | None) -> str:
     searched = load_cuda_libraries(libraries) if has_cuda or libraries is not None else ""
     if not has_cuda:
         return (
-            f"this ONNX Runtime has no {_FULL_NAMES[CUDA]}: uninstall onnxruntime, and install "
-            "onnxruntime-gpu[cuda,cudnn] instead"
+            f"this ONNX Runtime has no {_FULL_NAMES[CUDA]} (for a GPU, install "
+            "onnxruntime-gpu[cuda,cudnn] in place of onnxruntime)"
         )
     try:
         device = OnnxDevice(CUDA, num_threads=1)

@@ -27,7 +27,8 @@ _NEEDS = (
     ("seq2seq.v1.Seq2Seq", _TOKEN, "GetModel ListModels"),
     ("seq2seq.v1.Seq2Seq", PREDICT, "Generate GenerateStream GenerateBatch Score"),
     ("seq2seq.v1.Repository", ADMIN, "ListVersions LoadModel UnloadModel"),
-    ("inference.GRPCInferenceService", _TOKEN, "ServerLive ServerReady ServerMetadata"),
+    ("inference.GRPCInferenceService", _NOTHING, "ServerLive ServerReady"),
+    ("inference.GRPCInferenceService", _TOKEN, "ServerMetadata"),
     ("inference.GRPCInferenceService", _TOKEN, "ModelReady ModelMetadata ModelConfig ModelStatistics"),
     ("inference.GRPCInferenceService", PREDICT, "ModelInfer ModelStreamInfer"),
     (

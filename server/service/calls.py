@@ -96,7 +96,7 @@ class Call:
     @property
     def names(self) -> dict[str, Any]:
         """The fields of every log line about it."""
-        return {"request_id": self.request_id, "method": self.method}
+        return {"request_id": self.request_id, "service": self.service, "method": self.method}
 
     def part(self, number: int) -> Call:
         """Returns a call for one of the requests that this call brings, which is counted by itself."""

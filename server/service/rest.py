@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.dicts import message_dict
-from seq2seq_serve.server.errors import InvalidRequest, Overloaded, ServerError
+from seq2seq_serve.server.errors import InvalidRequest, Overloaded, ServerError, Unavailable
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Call, Calls
 from seq2seq_serve.server.service.open_inference.json import (
@@ -45,7 +45,7 @@ from seq2seq_serve.server.service.status import (
 from seq2seq_serve.server.service.text_threads import Checkpoint
 
 _SERVICE, _GRPC_SERVICE = "http", "inference.GRPCInferenceService"
-_JSON = "application/json"
+_JSON, _PLAIN = "application/json", "identity"
 _JSON_LENGTH = "Inference-Header-Content-Length"
 _BODY_SECONDS = 30.0  # for a caller to send a body
 _MAX_UNSENT = 16  # events of a stream
@@ -127,9 +127,8 @@ class RestService:
             request.state.is_streamed = request.state.is_logged = False
             self._num_open += 1
             try:
-                if self._num_open > _MAX_OPEN:  # the other connections of the port are for probes
-                    raise Overloaded(f"{_MAX_OPEN} requests are open here", retry_after_seconds=1.0)
-                response = await answer(request)
+                # The other connections of the port are for probes.
+                response = await (answer if self._num_open <= _MAX_OPEN else self._refuse)(request)
             except ClientDisconnect:
                 response = Response(status_code=_STATUSES[grpc.StatusCode.CANCELLED])
             except Exception as error:
@@ -143,6 +142,12 @@ class RestService:
             return response
 
         return page
+
+    async def _refuse(self, request: Request) -> Response:
+        async def work(_call: Call) -> Response:
+            raise Overloaded(f"{_MAX_OPEN} requests over HTTP are open", retry_after_seconds=1.0)
+
+        return await self._answered(request, "ModelInfer", work)
 
     async def _read(self, method: str, message_class: type[Message], request: Request) -> Response:
         message = message_class(**request.path_params)
@@ -244,6 +249,11 @@ class RestService:
             InvalidRequest: The body is larger than a message of gRPC may be, or does not come.
             Overloaded: Too many large requests are open.
         """
+        encoding = request.headers.get("content-encoding", _PLAIN)
+        if encoding != _PLAIN:
+            raise InvalidRequest(
+                f"the body is compressed ({encoding[:100]}): send it without compression", field=""
+            )
         length = request.headers.get("content-length", str(MAX_REQUEST_BYTES))
         if len(length) > _MAX_DIGITS or int(length) > MAX_REQUEST_BYTES:
             raise _too_large()
@@ -398,6 +408,8 @@ def _error_response(error: Exception) -> Response:
     headers = {}
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(math.ceil(error.retry_after_seconds))
+    if isinstance(error, Unavailable):
+        headers["Retry-After"] = "1"
     if code is grpc.StatusCode.UNAUTHENTICATED:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(_error_content(error), _STATUSES.get(code, 500), headers)

@@ -3,6 +3,7 @@
 import contextlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,6 +47,12 @@ def serving_page(served: Served) -> Iterator[str]:
         "--metrics-url",
         f"http://127.0.0.1:{served.app.http.port}",
     ]
+    with page_of(flags) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def page_of(flags: list[str]) -> Iterator[str]:
     command = [sys.executable, "-m", "client", "web", *flags]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         yield process.stderr.readline().split()[1]
@@ -65,6 +72,16 @@ def toys(toy_paths):
     """Of a page with a tiny model of every family."""
     with on_a_thread(serving_bundles(*toy_paths.values())) as served, serving_page(served) as url:
         yield url
+
+
+@pytest.fixture
+def server_later():
+    """The address of a page, and a function that starts the server that it asks."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    flags = ["--address", f"127.0.0.1:{port}", "--port", "0", "--timeout-seconds", "5"]
+    with page_of(flags) as url:
+        yield url, lambda: serving_on_a_thread(port=port)
 
 
 @pytest.fixture
@@ -137,6 +154,24 @@ def test_an_alternative_is_gone_on_from(browser, toys):
         page.wait_for_selector("#prefix", state="hidden")
 
 
+def test_escape_closes_the_alternatives(page):
+    ask(page, "abc")
+    button = page.locator("table.grid tbody tr:nth-child(2) th button")
+    button.press("Enter")
+    page.wait_for_selector(".alternatives")
+    page.keyboard.press("Escape")
+    assert page.locator(".alternatives").count() == 0
+    sync_api.expect(button).to_be_focused()
+
+
+def test_sentences_are_split(page):
+    page.click("summary")
+    page.select_option("#option-long_source", "split_always")
+    ask(page, "One. Two.")
+    assert page.locator("#answer .text.source").all_inner_texts() == ["One.", "Two."]
+    assert page.is_hidden("#look")
+
+
 def test_an_end_is_no_alternative_to_go_on_from(page):
     page.click("summary")
     page.fill("#option-max_new_tokens", "2")  # a target that does not end by itself
@@ -195,6 +230,20 @@ def test_another_model_begins_anew_while_the_first_one_decodes(browser):
         assert page.is_disabled("#stop")
         ask(page, "de")
         assert page.locator("#target-words .word").all_inner_texts() == ["de"]
+
+
+def test_the_page_waits_for_a_server(browser, server_later):
+    url, start = server_later
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(url)
+    page.wait_for_selector("#error:not([hidden])")
+    assert "trying again" in page.inner_text("#error")
+    assert page.is_disabled("#go")
+    with start():
+        page.wait_for_selector("#about:not(:empty)")
+        ask(page, "abc")
+    context.close()
 
 
 def test_the_server_panel_shows_rates_and_latencies(page):

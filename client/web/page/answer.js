@@ -73,6 +73,15 @@ export function showHypotheses(hypotheses, shown, choose) {
   );
 }
 
+// Of a text that was split: each sentence under its own source.
+export function showSentences(sentences) {
+  const line = (one) => [
+    el("p", { className: "text source" }, one.source_text.trim()),
+    el("p", { className: "text" }, one.hypotheses[0].text),
+  ];
+  replace(by("answer"), sentences.flatMap(line));
+}
+
 export function showTimings(result, seconds) {
   const {
     queue_seconds: queue,

@@ -1,7 +1,7 @@
 // Where a model looked: over the tokens of a text, the sentences of a story, a picture, or the frames of a clip.
 
 import { frames } from "./api.js";
-import { by, el, replace, visible } from "./dom.js";
+import { by, el, replace, spaced, visible } from "./dom.js";
 
 const say = (text) => {
   by("status").textContent = text;
@@ -105,17 +105,28 @@ function showAlternatives(place, { before, label, token, eosIds, goOn }) {
           // The chosen one is there already, and nothing follows an end.
           disabled: one.token_id === token.id || eosIds.includes(one.token_id),
         },
-        el("span", {}, visible(one.text)),
+        el("span", {}, spaced(one.text)),
         bar,
         el("span", {}, percent(share)),
       ),
     );
   });
+  const opener = document.activeElement;
+  const close = (event) => {
+    if (event.key !== "Escape") return;
+    replace(place);
+    opener.focus();
+  };
   replace(
     place,
     el(
       "div",
-      { className: "alternatives", role: "group", "aria-label": `alternatives to ${label}` },
+      {
+        className: "alternatives",
+        role: "group",
+        "aria-label": `alternatives to ${label}`,
+        onkeydown: close,
+      },
       el("p", { className: "hint" }, `In place of “${visible(label)}”: choose one to go on from it.`),
       el("ol", {}, items),
     ),

@@ -21,6 +21,10 @@ export function replace(parent, ...children) {
 // A token without the space before it; what cannot be seen has a sign.
 export const visible = (token) => token.trim() || (token === "" ? "∅" : token.includes("\n") ? "⏎" : "␣");
 
+// The same, with a sign for the space, where tokens are told apart by it.
+export const spaced = (token) =>
+  token.startsWith(" ") && token.trim() ? `·${token.trim()}` : visible(token);
+
 export const milliseconds = (seconds) =>
   seconds === undefined || Number.isNaN(seconds)
     ? "–"

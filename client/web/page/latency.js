@@ -134,7 +134,10 @@ function line(values) {
   const path = document.createElementNS("http://www.w3.org/2000/svg", "polyline");
   path.setAttribute(
     "points",
-    points.map(([x, y]) => `${x + MOST - values.length},${19 - (17 * y) / most}`).join(" "),
+    points
+      .map(([x, value]) => [x + MOST - values.length, 19 - (17 * value) / most])
+      .map(([x, y]) => `${x},${y} ${x + 0.9},${y}`) // so that a single one is seen, too
+      .join(" "),
   );
   svg.append(path);
   return svg;

@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { by, el, replace } from "./dom.js";
 import { chosenFile, readOptions, readSources, showFields, showInputs } from "./request.js";
 import { showAlignment, showHops, showLooks, showSegments } from "./attention.js";
-import { showText, showTimings, showHypotheses } from "./answer.js";
+import { showHypotheses, showSentences, showText, showTimings } from "./answer.js";
 import { watchServer } from "./latency.js";
 
 const state = { models: [], model: null, request: null, stopping: null, result: null, shown: 0, prefix: [] };
@@ -59,7 +59,7 @@ async function send(prefix) {
     draw();
     const options = readOptions(model);
     if (prefix.length) options.target_prefix = prefix;
-    const grows = model.command === "translate" && model.has_attention;
+    const grows = model.command === "translate" && Boolean(options.attention);
     for await (const event of api.generate({ ...state.request, options, grows }, stopping.signal)) {
       if (event.piece?.hypothesis === 0) text += event.piece.text;
       if (event.alignment) alignment = event.alignment;
@@ -73,8 +73,9 @@ async function send(prefix) {
     state.seconds = (performance.now() - began) / 1000;
     by("announcement").textContent = state.result.hypotheses[0].text;
     show(0);
+    if (prefix.length) by("prefix").querySelector("button").focus();
   } catch (error) {
-    if (!stopping.signal.aborted) fail(error);
+    if (!stopping.signal.aborted) fail(error, text);
     else if (state.stopping === stopping) {
       showText(`${text} …`, false);
       by("go").focus();
@@ -84,8 +85,8 @@ async function send(prefix) {
   }
 }
 
-function fail(error) {
-  replace(by("answer"));
+function fail(error, text = "") {
+  replace(by("answer"), text && el("p", { className: "text" }, `${text} …`));
   by("error").textContent = error.message;
   by("error").hidden = false;
 }
@@ -100,7 +101,10 @@ function show(place) {
   by("look").hidden = !(best.attention || best.segments.length || best.alternatives.length);
   const form = Object.values(model.sources)[0];
   const isShown = () => state.result === result && state.shown === place;
-  if (best.segments.length) showSegments(best.segments);
+  if (result.sentences.length && model.command === "translate") {
+    by("look").hidden = true;
+    showSentences(result.sentences);
+  } else if (best.segments.length) showSegments(best.segments);
   else if (model.command === "answer") showHops(best);
   else if (best.attention && (form === "picture" || form === "clip")) {
     showLooks(best, form, state.file, isShown).catch((error) => isShown() && fail(error));
@@ -142,8 +146,9 @@ async function begin() {
     choose(state.models[0].name);
     watchServer(() => state.model.name);
     by("error").hidden = true;
+    by("go").disabled = false;
   } catch (error) {
-    fail(error);
+    fail(new Error(`${error.message}; trying again`));
     setTimeout(begin, 3000);
   }
 }
@@ -151,12 +156,12 @@ async function begin() {
 by("model").addEventListener("change", () => choose(by("model").value));
 by("form").addEventListener("submit", (event) => {
   event.preventDefault();
-  send([]);
+  if (state.model) send([]);
 });
 by("form").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
     event.preventDefault();
-    send([]);
+    if (state.model) send([]);
   }
 });
 by("stop").addEventListener("click", () => state.stopping?.abort());

@@ -27,7 +27,7 @@ export function showInputs(model) {
         id = `source-${name}`;
       const label =
         names.length > 1
-          ? name
+          ? name[0].toUpperCase() + name.slice(1)
           : ({ text: "Text", picture: "Picture", clip: "Clip", sound: "Sound", features: "Features (.npy)" }[
               form
             ] ?? name);
@@ -110,6 +110,16 @@ export function showFields(model) {
     );
     fields.push(field(name, name.replace("_", " "), el("select", {}, options)));
   }
+  if (model.command === "translate") {
+    const ways = {
+      "": "one text",
+      split: "split lines",
+      split_always: "split sentences",
+      truncate: "cut the end off",
+    };
+    const options = Object.entries(ways).map(([value, label]) => el("option", { value }, label));
+    fields.push(field("long_source", "Several sentences", el("select", {}, options)));
+  }
   if (model.command === "transcribe")
     fields.push(field("timestamps", "Times", el("input", { type: "checkbox" })));
   replace(by("fields"), fields);
@@ -150,9 +160,10 @@ export function readOptions(model) {
       options[name] = input.type === "number" ? Number(input.value) : input.value;
     }
   }
+  if (!options.temperature) delete options.seed;
+  if (model.command === "transcribe") options.long_source = "split";
+  if (options.long_source?.startsWith("split")) return options; // parts have no common alignment
   if (model.has_attention) options.attention = true;
   if (model.command === "translate" && model.has_attention) options.word_alignment = true;
-  if (model.command !== "transcribe") options.num_alternatives = 6;
-  else options.long_source = "split";
-  return options;
+  return { ...options, num_alternatives: 6 };
 }

@@ -132,12 +132,12 @@ def generate_request(content: Mapping[str, Any], model: ServedModel) -> pb.Model
         elif isinstance(value, str) and (model.reads_text or _is_text(model, name)):
             tensor = message.inputs.add(name=name, datatype=BYTES, shape=[1])
             _extend(tensor.contents.bytes_contents, [value], name)
-        elif isinstance(value, list) and (model.reads_text or model.sources[name].form is Form.TEXT):
+        elif _is_ids(value) and (model.reads_text or model.sources[name].form is Form.TEXT):
             tensor = message.inputs.add(name=name, datatype=INT64, shape=[1, len(value)])
             _extend(tensor.contents.int64_contents, value, name)
         else:
             raise InvalidRequest(
-                f"{name} must be a text or a list of token ids; `infer` takes every form of source",
+                f"{name} must be one text or the token ids of one; `infer` takes several, and other sources",
                 field=name,
             )
     return message
@@ -180,6 +180,10 @@ def _elements(tensor: Tensor) -> list[Any]:
 
 def _is_text(model: ServedModel, name: str) -> bool:
     return model.sources[name].form in (Form.TEXT, Form.SENTENCES)
+
+
+def _is_ids(value: Any) -> bool:
+    return isinstance(value, list) and not any(isinstance(one, str) for one in value)
 
 
 def _check_names(given: Mapping[str, Any], known: Sequence[str], field: str) -> None:

@@ -44,6 +44,7 @@ def test_a_call_is_one_line_with_what_it_took(caplog):
     durations = {name: line.pop(name) for name in ("queue_ms", "encode_ms", "decode_ms", "total_ms")}
     assert line == {
         "request_id": "mine",
+        "service": "seq2seq.v1.Seq2Seq",
         "method": "Generate",
         "code": "OK",
         "model": "echo",
@@ -126,7 +127,10 @@ def test_a_line_is_written_in_both_formats(capsys, log_format):
         assert (content["message"], content["request_id"]) == ("mine Generate OK", "mine")
         assert (content["trace_id"], content["source_tokens"]) == (TRACE, 10)
     else:
-        assert "INFO    mine Generate OK model=echo caller=127.0.0.1 mode=greedy source_tokens=10 " in line
+        assert (
+            "INFO    mine Generate OK service=seq2seq.v1.Seq2Seq model=echo caller=127.0.0.1 mode=greedy "
+            in line
+        )
         assert line.endswith(f"trace_id={TRACE}")
 
 

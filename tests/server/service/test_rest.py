@@ -1,6 +1,7 @@
 """The Open Inference Protocol over HTTP: what curl, tritonclient and browsers send."""
 
 import asyncio
+import gzip
 import http.client
 import json
 import logging
@@ -206,6 +207,7 @@ def test_a_caller_who_leaves_is_counted_as_cancelled():
     [
         ("/v2/models/none/infer", infer_body("a"), 404, "NOT_FOUND", "no model is named 'none'"),
         (INFER, b"{", 400, "INVALID_ARGUMENT", "the body is not JSON"),
+        (GENERATE, {"text_input": ["a", "b"]}, 400, "INVALID_ARGUMENT", "one text or the token ids of one"),
         (INFER, b"\xff", 400, "INVALID_ARGUMENT", "the body is not JSON"),
         (INFER, b"[" * 8_000, 400, "INVALID_ARGUMENT", "the body is not JSON"),
         (INFER, b"[]", 400, "INVALID_ARGUMENT", "must be a JSON object"),
@@ -242,8 +244,8 @@ def test_a_caller_who_leaves_is_counted_as_cancelled():
         ),
         (INFER, infer_body("a") | {"id": "\ud800"}, 400, "INVALID_ARGUMENT", "not JSON in UTF-8"),
         (INFER, infer_body("a") | {"\udfff": 1}, 400, "INVALID_ARGUMENT", "not JSON in UTF-8"),
-        (GENERATE, {"text_input": 5}, 400, "INVALID_ARGUMENT", "text_input must be a text"),
-        (GENERATE, {"input_ids": ["a"]}, 400, "INVALID_ARGUMENT", "does not have the type"),
+        (GENERATE, {"text_input": 5}, 400, "INVALID_ARGUMENT", "text_input must be one text"),
+        (GENERATE, {"input_ids": [1.5]}, 400, "INVALID_ARGUMENT", "does not have the type"),
         (GENERATE, {"input_ids": [True]}, 400, "INVALID_ARGUMENT", "does not have the type"),
         (GENERATE, {"text_input": "\ud800"}, 400, "INVALID_ARGUMENT", "not JSON in UTF-8"),
         (STREAM, {"text_input": " "}, 400, "INVALID_ARGUMENT", "visible"),
@@ -307,12 +309,13 @@ def test_rights_are_those_of_grpc(tmp_path):
             ask(port, "POST", GENERATE, body),
             ask(port, "POST", GENERATE, body, authorization="Bearer secret"),
             ask(port, "GET", "/v2"),
-            ask(port, "GET", "/readyz"),
+            *(ask(port, "GET", path) for path in ("/readyz", "/v2/health/live", "/v2/health/ready")),
         )
 
-    refused, answered, listed, probed = serve_and(asking, access_file=file)
+    refused, answered, listed, *probed = serve_and(asking, access_file=file)
     assert (refused[0], refused[1]["www-authenticate"]) == (401, "Bearer")
-    assert (answered[0], listed[0], probed[0]) == (200, 401, 200)
+    assert (answered[0], listed[0]) == (200, 401)
+    assert [status for status, *_ in probed] == [200] * 3
 
 
 def test_rights_come_before_the_body(tmp_path):
@@ -371,6 +374,26 @@ def test_a_header_does_not_choose_the_name_of_the_caller(caplog):
     serve_and(lambda port: ask(port, "POST", GENERATE, {"text_input": "a"}, x_forwarded_for="evil"))
     (line,) = (record.fields for record in caplog.records if record.name.endswith("journal"))
     assert line["caller"] == "127.0.0.1"
+
+
+def test_a_compressed_body_is_refused_in_its_words():
+    body = gzip.compress(json.dumps(infer_body("a")).encode())
+    status, _, answer = serve_and(lambda port: ask(port, "POST", INFER, body, content_encoding="gzip"))
+    assert (status, answer["error"]) == (400, "the body is compressed (gzip): send it without compression")
+
+
+def test_a_stream_is_finished_when_the_server_stops():
+    """Events that were on their way were cut off."""
+
+    async def run():
+        async with serving() as served:
+            reader, writer = await streaming(served, "ab" * 20)
+            await served.turns.until(lambda: served.turns.num_ended == 1)
+        text = await asyncio.wait_for(reader.read(), 20)
+        writer.close()
+        assert b'"finish_reason": "eos"' in text
+
+    asyncio.run(run())
 
 
 def test_a_malformed_body_is_counted_and_logged(caplog):
