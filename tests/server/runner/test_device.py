@@ -16,8 +16,8 @@ from seq2seq_serve.server.runner import device as device_module
 from seq2seq_serve.server.runner.device import ProviderPolicy, choose, usable_variants
 
 NO_CUDA = (
-    "this ONNX Runtime has no CUDAExecutionProvider (for a GPU, install onnxruntime-gpu[cuda,cudnn] in place of "
-    "onnxruntime)"
+    "this ONNX Runtime has no CUDAExecutionProvider (for a GPU, install onnxruntime-gpu[cuda,cudnn] in "
+    "place of onnxruntime)"
 )
 ADVICE = "export the model with --precision fp16, too, and let the server choose"
 
