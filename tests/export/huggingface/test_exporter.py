@@ -51,8 +51,9 @@ def slow_if(cases, is_slow):
     return [pytest.param(case, marks=pytest.mark.slow) if is_slow(case) else case for case in cases]
 
 
-# slow: the graphs have the parts of quick families, of mBART, NLLB, Pegasus, BART, ByT5, and TrOCR with ViT
-_ALIKE = ("mbart50", "m2m100", "blenderbot", "t5-1.1", "mt5", "trocr-deit")
+# slow: the graphs have the parts of quick families, of mBART, NLLB, Pegasus, BART, ByT5, T5Gemma 2, and
+# TrOCR with ViT
+_ALIKE = ("mbart50", "m2m100", "blenderbot", "t5-1.1", "mt5", "t5gemma", "trocr-deit")
 
 
 @pytest.mark.parametrize("case", slow_if(CASES, _ALIKE.__contains__))
@@ -186,8 +187,8 @@ def test_a_step_that_chooses_tokens_never_chooses_suppressed_ones(checkpoint, tm
     assert not token_ids & never_ids
 
 
-# slow: the steps that select tokens, above, are those of t5gemma2 in float16
-@pytest.mark.parametrize("case", ["t5gemma", pytest.param("t5gemma2", marks=pytest.mark.slow)])
+@pytest.mark.slow  # the float32 graphs are proved above
+@pytest.mark.parametrize("case", ["t5gemma", "t5gemma2"])
 def test_float16_of_t5gemma_runs_on_the_cpu(checkpoint, case, tmp_path):
     export_checkpoint(checkpoint(case)[0], tmp_path / "bundle", [Precision.FP16])
     proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].parity
