@@ -112,6 +112,8 @@ class Journal:
         self._log_line(call, code, seconds, trace_id)
 
     def _log_line(self, call: Call, code: grpc.StatusCode, seconds: float, trace_id: str) -> None:
+        if not _log.isEnabledFor(logging.INFO):
+            return
         is_slow = seconds >= self._slow_seconds
         if not (is_slow or code in _OUR_FAULT or self._has_room()):
             self._num_left_out += 1
