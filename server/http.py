@@ -10,8 +10,8 @@ import errno
 import logging
 import socket
 import threading
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, make_asgi_app
 from starlette.applications import Starlette
@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -31,9 +32,6 @@ _BACKLOG = 128
 _CLOSE_SECONDS, _POLL_SECONDS = 3.0, 0.01  # for the callers to take their answers
 
 Probe = Callable[[], str | None]
-_Message: TypeAlias = MutableMapping[str, Any]
-_Receive: TypeAlias = Callable[[], Awaitable[_Message]]
-_Send: TypeAlias = Callable[[_Message], Awaitable[None]]
 
 
 class _Listener(socket.socket):
@@ -80,7 +78,7 @@ class _MetricsPage:
         self._page: Any = make_asgi_app(registry)
         self._descriptors = descriptors
 
-    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._descriptors.reserved():
             await self._page(scope, receive, send)
 

@@ -94,7 +94,7 @@ def client(wheel, tmp_path_factory) -> Environment:
 
 @pytest.fixture(scope="module")
 def address(wheel, bundle_path, tmp_path_factory) -> Iterator[str]:
-    """Of a server from the wheel, in an environment of its own."""
+    """The address of a server from the wheel, which has an environment of its own."""
     environment = Environment(tmp_path_factory.mktemp("server"))
     environment.install(f"{wheel}[server,cpu]")
     command = [environment.bin / "seq2seq-server", bundle_path, "--port", "0", "--metrics-port", "0"]

@@ -28,13 +28,13 @@ from urllib.parse import urlsplit
 from PIL import Image, ImageOps
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config, Server
 
 from seq2seq_serve import __version__
@@ -63,7 +63,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-# What the panel of the server shows
+# The metrics of the page's panel
 _SHOWN = (
     "seq2seq_time_to_first_token_seconds",
     "seq2seq_inter_token_latency_seconds",
@@ -74,7 +74,6 @@ _SHOWN = (
     "seq2seq_slots_in_use",
     "seq2seq_slots",
 )
-
 
 _log = logging.getLogger(__name__)
 
@@ -140,13 +139,19 @@ class Page:
     """Answers the requests of the page.
 
     Args:
-        client: Is closed with the app.
-        metrics_url: The metrics port of the model server.
+        make_client: Connects to the model server.
+        metrics_url: The metrics port of that server.
     """
 
-    def __init__(self, client: AsyncClient, metrics_url: str) -> None:
-        self._client = client
+    def __init__(self, make_client: Callable[[], AsyncClient], metrics_url: str) -> None:
+        self._make_client = make_client
         self._metrics_url = metrics_url
+
+    @asynccontextmanager
+    async def connected(self, _app: Starlette) -> AsyncIterator[None]:
+        """Keeps a client while the app runs, on its event loop."""
+        async with self._make_client() as self._client:
+            yield
 
     async def models(self, _request: Request) -> Response:
         """Answers with the served models, and the command that asks each."""
@@ -161,7 +166,7 @@ class Page:
         except RecursionError as error:
             raise ValueError("the JSON is nested too deeply") from error
         asked = Asked.from_json(content)
-        return StreamingResponse(self._events(asked), media_type="text/event-stream", headers=_HEADERS)
+        return StreamingResponse(self._events(asked), media_type="text/event-stream")
 
     async def frames(self, request: Request) -> Response:
         """Answers with the frames of a clip as pictures of at most 160 pixels."""
@@ -317,13 +322,11 @@ def _refusing(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Req
 
     async def endpoint(request: Request) -> Response:
         try:
-            response = await answer(request)
+            return await answer(request)
         except ClientError as error:
-            response = JSONResponse({"error": error_dict(error)}, 502)
+            return JSONResponse({"error": error_dict(error)}, 502)
         except ValueError as error:
-            response = JSONResponse({"error": error_dict(ClientError("INVALID_ARGUMENT", str(error)))}, 400)
-        response.headers.update(_HEADERS)
-        return response
+            return JSONResponse({"error": error_dict(ClientError("INVALID_ARGUMENT", str(error)))}, 400)
 
     return endpoint
 
@@ -332,10 +335,10 @@ async def _index(_request: Request) -> Response:
     return FileResponse(PAGE / "index.html")
 
 
-class _OwnPageOnly:
-    """Refuses requests of other pages, also by names that these may have pointed here (DNS rebinding).
+class _Guard:
+    """Adds the page's policy to every answer, and refuses requests of other pages.
 
-    An address is not a name, so nobody can point it here.
+    Other pages may point a name of their own here (DNS rebinding), but not an address.
     """
 
     def __init__(self, app: ASGIApp, host: str) -> None:
@@ -343,17 +346,27 @@ class _OwnPageOnly:
         self._names = ("localhost", socket.gethostname().lower(), host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            host, origin = headers.get("host", ""), headers.get("origin")
-            name = urlsplit(f"//{host}").hostname or ""
-            is_own = origin is None or urlsplit(origin).netloc == host
-            if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-                is_own = False
-            if not (is_own and (name in self._names or _is_address(name))):
-                await PlainTextResponse("only the page itself may ask here\n", 403)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_policy(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        refusal = PlainTextResponse("only the page itself may ask here\n", 403)
+        answer = self._app if self._is_own(Headers(scope=scope)) else refusal
+        await answer(scope, receive, send_with_policy)
+
+    def _is_own(self, headers: Headers) -> bool:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        name = urlsplit(f"//{host}").hostname or ""
+        return (
+            (name in self._names or _is_address(name))
+            and (origin is None or urlsplit(origin).netloc == host)
+            and headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+        )
 
 
 def _is_address(name: str) -> bool:
@@ -364,15 +377,6 @@ def _is_address(name: str) -> bool:
     return True
 
 
-class _Files(StaticFiles):
-    """Files of the page, with its policy."""
-
-    def file_response(self, *arguments: Any, **settings: Any) -> Response:
-        response = super().file_response(*arguments, **settings)
-        response.headers.update(_HEADERS)
-        return response
-
-
 def make_app(make_client: Callable[[], AsyncClient], metrics_url: str, host: str) -> Starlette:
     """Returns the web application.
 
@@ -381,34 +385,18 @@ def make_app(make_client: Callable[[], AsyncClient], metrics_url: str, host: str
         metrics_url: The metrics port of that server, such as `http://localhost:9464`.
         host: The name that the page listens on.
     """
-    page: Page
-
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        nonlocal page
-        client = make_client()
-        page = Page(client, metrics_url)
-        yield
-        await client.close()
-
-    def of_page(name: str) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            response: Response = await getattr(page, name)(request)
-            return response
-
-        return _refusing(answer)
-
+    page = Page(make_client, metrics_url)
     return Starlette(
         routes=[
-            Route("/", _refusing(_index)),
-            Route("/api/models", of_page("models")),
-            Route("/api/metrics", of_page("metrics")),
-            Route("/api/generate", of_page("generate"), methods=["POST"]),
-            Route("/api/frames", of_page("frames"), methods=["POST"]),
-            Mount("/page", _Files(directory=PAGE)),
+            Route("/", _index),
+            Route("/api/models", _refusing(page.models)),
+            Route("/api/metrics", _refusing(page.metrics)),
+            Route("/api/generate", _refusing(page.generate), methods=["POST"]),
+            Route("/api/frames", _refusing(page.frames), methods=["POST"]),
+            Mount("/page", StaticFiles(directory=PAGE)),
         ],
-        middleware=[Middleware(_OwnPageOnly, host=host)],
-        lifespan=lifespan,
+        middleware=[Middleware(_Guard, host=host)],
+        lifespan=page.connected,
     )
 
 

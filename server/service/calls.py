@@ -98,6 +98,13 @@ class Call:
         """The fields of every log line about it."""
         return {"request_id": self.request_id, "service": self.service, "method": self.method}
 
+    def log_bug(self, error: Exception) -> None:
+        """Logs an error that is not one of the server's own, with its traceback."""
+        if not isinstance(error, ServerError):
+            _log.error(
+                "%s %s: a bug", self.request_id, self.method, exc_info=error, extra={"fields": self.names}
+            )
+
     def part(self, number: int) -> Call:
         """Returns a call for one of the requests that this call brings, which is counted by itself."""
         return dataclasses.replace(
@@ -315,26 +322,17 @@ class Calls:
             CancelledError: The caller has left.
         """
         try:
-            try:
-                answered = await answering
-            except aio.InternalError:  # gRPC fails a write that waits before it cancels the handler
-                raise asyncio.CancelledError from None
-        except asyncio.CancelledError:
+            answered = await answering
+        # gRPC fails a write that waits before it cancels the handler.
+        except (asyncio.CancelledError, aio.InternalError):
             if not call.is_counted_by_request:
                 self.count(call, call.code_of_leaving())
-            raise
+            raise asyncio.CancelledError from None
         except Exception as error:
             code, _ = status_of(error)
-            if not isinstance(error, ServerError):
-                _log.error(
-                    "%s %s: a bug",
-                    call.request_id,
-                    call.method,
-                    exc_info=error,
-                    extra={"fields": call.names},
-                )
-            elif isinstance(error, LoadFailed):
+            if isinstance(error, LoadFailed):
                 _log.error("%s %s: %s", call.request_id, call.method, error, extra={"fields": call.names})
+            call.log_bug(error)
             self.count(call, code)  # before the answer, because the caller may read the metrics next
             return error
         if not call.is_counted_by_request:

@@ -7,7 +7,6 @@ of elements.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias
@@ -29,8 +28,6 @@ Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable["Handler
 
 # A field takes at least two bytes, so a message of this length cannot have too many, and is not checked.
 _SMALL_BYTES = 2 * MAX_FIELDS
-
-_log = logging.getLogger(__name__)
 
 
 class Interceptor(aio.ServerInterceptor):

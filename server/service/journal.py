@@ -106,9 +106,7 @@ class Journal:
                 call.caller.token.name, code.name, work.source_tokens, work.target_tokens
             )
         seconds = self._clock() - call.arrival
-        trace_id = trace_id_of(call.metadata)
-        if self._tracing is not None:
-            trace_id = self._tracing.record(call, code, seconds)
+        trace_id = "" if self._tracing is None else self._tracing.record(call, code, seconds)
         self._log_line(call, code, seconds, trace_id)
 
     def _log_line(self, call: Call, code: grpc.StatusCode, seconds: float, trace_id: str) -> None:
@@ -118,8 +116,11 @@ class Journal:
         if not (is_slow or code in _OUR_FAULT or self._has_room()):
             self._num_left_out += 1
             return
-        fields = _fields(call, code, seconds) | {"trace_id": trace_id, "slow": is_slow}
-        fields["left_out"] = self._num_left_out
+        fields = _fields(call, code, seconds) | {
+            "trace_id": trace_id or trace_id_of(call.metadata),
+            "slow": is_slow,
+            "left_out": self._num_left_out,
+        }
         self._num_left_out = 0
         shown = {name: value for name, value in fields.items() if value not in ("", False, 0)}
         _log.info("%s %s %s", call.request_id, call.method, code.name, extra={"fields": shown})

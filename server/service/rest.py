@@ -352,7 +352,7 @@ def _infer_message(
     is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_DIGITS
     if not is_number or int(length) > len(body):
         raise InvalidRequest(
-            f"{_JSON_LENGTH} is {length[:100]!r}, and must be a number of the body's {len(body)} bytes",
+            f"{_JSON_LENGTH} is {length[:100]!r}, and must be at most {len(body)}, the body's length",
             field="",
         )
     content = read_json(body[: int(length)])

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from seq2seq_serve.server.service.calls import Call
     from seq2seq_serve.server.service.status import Metadata
 
-_TRACE_PARENT, _TRACE_STATE = "traceparent", "tracestate"
+_TRACE_PARENT = "traceparent"
 _PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _VERSION = "00"  # which has nothing after the flags
 _SERVICE_NAME, _UNNAMED = "seq2seq-serve", "unknown_service"
@@ -77,25 +77,23 @@ class Tracing:
 
     def record(self, call: Call, code: grpc.StatusCode, seconds: float) -> str:
         """Makes the spans of a call that has just ended; returns the id of their trace."""
-        given = {key: value for key, value in call.metadata if key in (_TRACE_PARENT, _TRACE_STATE)}
         end = time.time_ns()
         begin = end - _nanoseconds(seconds)
         span = self._tracer.start_span(
             f"{call.service}/{call.method}",
-            self._propagator.extract(given),
+            self._propagator.extract(dict(call.metadata)),
             self._trace.SpanKind.SERVER,
             _attributes(call, code),
             start_time=begin,
         )
         inner = self._trace.set_span_in_context(span)
         work, at = call.work, begin
-        for name, duration in (
-            ("queue", work.queue_seconds),
-            ("encode", work.encode_seconds),
-            ("decode", work.decode_seconds),
-        ):
-            if not work.mode:
-                break
+        phases = {
+            "queue": work.queue_seconds,
+            "encode": work.encode_seconds,
+            "decode": work.decode_seconds,
+        }
+        for name, duration in phases.items() if work.mode else ():
             part = self._tracer.start_span(name, inner, start_time=at)
             at = min(end, at + _nanoseconds(duration))
             if name == "decode" and work.first_token_seconds:

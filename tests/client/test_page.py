@@ -62,14 +62,14 @@ def page_of(flags: list[str]) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def url():
-    """Of a page whose model echoes its source, and aligns each token with itself."""
+    """The address of a page whose model echoes its source, and aligns each token with itself."""
     with serving_on_a_thread() as served, serving_page(served) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def toys(toy_paths):
-    """Of a page with a tiny model of every family."""
+    """The address of a page with a tiny model of every family."""
     with on_a_thread(serving_bundles(*toy_paths.values())) as served, serving_page(served) as url:
         yield url
 

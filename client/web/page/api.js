@@ -10,7 +10,7 @@ async function refuse(response) {
   throw new Error(text);
 }
 
-export function describe(error) {
+function describe(error) {
   const fields = (error.field_violations ?? [])
     .map((one) => one.field)
     .filter(Boolean)

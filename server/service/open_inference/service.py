@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import itertools
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -16,7 +15,7 @@ from seq2seq_serve import __version__
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos import open_inference_pb2_grpc as pb_grpc
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Piece
-from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable, UnknownModel
+from seq2seq_serve.server.errors import InvalidRequest, Unavailable, UnknownModel
 from seq2seq_serve.server.models.repository import Repository, State
 from seq2seq_serve.server.models.served import Models, ServedModel
 from seq2seq_serve.server.service.calls import Call, Calls, sized
@@ -40,8 +39,6 @@ from seq2seq_serve.server.service.status import status_of
 
 _STRICT_ERRORS = "triton_grpc_error"  # metadata with which an error ends the stream with its status
 _MAX_OPEN_IN_STREAM = 64  # requests; the next one is read when one of them is answered
-
-_log = logging.getLogger(__name__)
 
 Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
 
@@ -164,8 +161,7 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
                 code, text = status_of(error)
                 if is_strict:
                     raise
-                if not isinstance(error, ServerError):
-                    _log.exception("%s %s: a bug", call.request_id, call.method, extra={"fields": call.names})
+                call.log_bug(error)
                 await write(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
             finally:
                 self._calls.count(call, code)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 
 import grpc
@@ -16,8 +15,6 @@ from seq2seq_serve.server.service.seq2seq.generation import generate
 from seq2seq_serve.server.service.status import reason_of, status_of
 
 _LEAST_OPEN = 64  # items that are decoded or wait at once; twice the slots if those are more
-
-_log = logging.getLogger(__name__)
 
 
 async def generate_batch(
@@ -51,8 +48,7 @@ async def generate_batch(
                 if _ends_the_batch(error):
                     is_refused = True  # the call is counted once, in place of its items
                     raise
-                if not isinstance(error, ServerError):
-                    _log.exception("%s %s: a bug", its.request_id, its.method, extra={"fields": its.names})
+                its.log_bug(error)
                 field = error.field if isinstance(error, InvalidRequest) else ""
                 response.error.code, response.error.message = code.name, text
                 response.error.reason, response.error.field = reason_of(error), field

@@ -155,7 +155,7 @@ def test_callers_with_tokens_are_counted_by_name(tmp_path):
 
 @pytest.fixture
 def exporter(monkeypatch) -> InMemorySpanExporter:
-    """What the spans of every server of the test are sent to."""
+    """The exporter that keeps the spans of every server of the test."""
     exporter = InMemorySpanExporter()
     monkeypatch.setattr("seq2seq_serve.server.app.Tracing", lambda: Tracing(exporter))
     return exporter

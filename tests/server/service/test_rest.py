@@ -459,7 +459,7 @@ def test_pages_describe_the_server_and_its_models():
 
 
 def test_the_client_of_triton_works_over_http():
-    """It sends raw contents after the JSON, and asks for them, unless it is told otherwise."""
+    """By default the client sends raw contents after the JSON, and asks for raw answers."""
 
     def asking(port):
         client = triton.InferenceServerClient(f"127.0.0.1:{port}")
