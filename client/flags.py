@@ -39,7 +39,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--address",
         default=DEFAULT_ADDRESS,
         metavar="HOST:PORT",
-        help="address of the server (default: %(default)s)",
+        help="address of the server, a name of several servers, or several as ipv4:HOST:PORT,HOST:PORT "
+        "(default: %(default)s)",
     )
     common.add_argument(
         "--timeout-seconds",

@@ -79,6 +79,7 @@ class Model(Protocol):
 
     def silent_seconds(self) -> float: ...
     def load(self) -> Load: ...
+    def num_slots_wanted(self) -> int: ...
 
 
 class Metrics:
@@ -187,6 +188,9 @@ class Metrics:
         self._running = self._gauge("seq2seq_num_requests_running", "Requests being decoded.")
         self._waiting = self._gauge("seq2seq_num_requests_waiting", "Requests waiting for a slot.")
         self._slots_in_use = self._gauge("seq2seq_slots_in_use", "Slots that running requests hold.")
+        self._slots_wanted = self._gauge(
+            "seq2seq_slots_wanted", "Slots that running and waiting requests need."
+        )
         self._slots = self._gauge("seq2seq_slots", "Sequences that can be decoded at once.")
         self._cache_usage = self._gauge(
             "seq2seq_kv_cache_usage_ratio", "Target positions of running rows over those of all slots."
@@ -223,6 +227,7 @@ class Metrics:
             (self._running, lambda: model.load().num_running),
             (self._waiting, lambda: model.load().num_waiting),
             (self._slots_in_use, lambda: model.load().num_slots_in_use),
+            (self._slots_wanted, model.num_slots_wanted),
             (self._cache_usage, lambda: model.load().num_cached / num_positions),
         ):
             gauge.labels(name).set_function(read)

@@ -174,6 +174,8 @@ class ServedModel:
         mailboxes = {request: Mailbox() for request in requests}
         self.deliveries.mailboxes |= mailboxes
         submitted: dict[Request, AnyEngine] = {}
+        num_slots, is_answered = sum(request.num_slots for request in requests), False
+        self.deliveries.recent_load.begin(num_slots)
         try:
             for engine, part in self._shared_out(requests).items():
                 try:
@@ -183,7 +185,9 @@ class ServedModel:
                     raise
                 submitted |= dict.fromkeys(part, engine)
             yield list(mailboxes.values())
+            is_answered = True
         finally:
+            self.deliveries.recent_load.end(num_slots, is_answered=is_answered)
             for request, mailbox in mailboxes.items():
                 del self.deliveries.mailboxes[request]
                 if request in submitted and not mailbox.has_result:
@@ -202,19 +206,23 @@ class ServedModel:
         alone at the end.
         """
         engines = [engine for engine in self.engines if engine.may_take()] or self.engines
-        num_slots = {engine: engine.num_slots_wanted() for engine in engines}
+        num_wanted = {engine: engine.num_slots_wanted() for engine in engines}
         parts: dict[AnyEngine, list[Request]] = {}
         if not any(request.stream for request in requests):
             requests = sorted(requests, key=lambda request: -request.memory_length)
         for request in requests:
-            engine = min(num_slots, key=num_slots.__getitem__)
-            num_slots[engine] += request.num_slots
+            engine = min(num_wanted, key=num_wanted.__getitem__)
+            num_wanted[engine] += request.num_slots
             parts.setdefault(engine, []).append(request)
         return parts
 
     def silent_seconds(self) -> float:
         """Returns the longest time since an engine's last turn; see `Engine.silent_seconds`."""
         return max(engine.silent_seconds() for engine in self.engines)
+
+    def num_slots_wanted(self) -> int:
+        """Returns the number of slots that all accepted, unfinished requests need."""
+        return sum(engine.num_slots_wanted() for engine in self.engines)
 
     def load(self) -> Load:
         """Returns the loads of all engines, added up."""

@@ -33,6 +33,7 @@ NAMES = GRPC_NAMES | {
     "seq2seq_num_requests_waiting": "gauge",
     "seq2seq_slots_in_use": "gauge",
     "seq2seq_slots": "gauge",
+    "seq2seq_slots_wanted": "gauge",
     "seq2seq_kv_cache_usage_ratio": "gauge",
     "seq2seq_cache_bytes": "gauge",
     "seq2seq_cache_moved_bytes": "counter",
@@ -63,6 +64,9 @@ class _Model:
 
     def load(self) -> Load:
         return Load(num_waiting=5, num_running=2, num_slots_in_use=3, num_cached=10)
+
+    def num_slots_wanted(self) -> int:
+        return 9
 
 
 def metrics_of(name: str = "echo") -> Metrics:
@@ -101,6 +105,7 @@ def test_a_fresh_model_shows_its_size_and_zeros(monkeypatch):
     assert value(metrics, "seq2seq_num_requests_running") == 2
     assert value(metrics, "seq2seq_num_requests_waiting") == 5
     assert value(metrics, "seq2seq_slots_in_use") == 3
+    assert value(metrics, "seq2seq_slots_wanted") == 9
     assert value(metrics, "seq2seq_kv_cache_usage_ratio") == 0.25
     assert value(metrics, "seq2seq_model_info", version="v1", precision="int8", provider="cpu") == 1
     assert value(metrics, "seq2seq_generation_tokens_total") == 0

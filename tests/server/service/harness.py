@@ -207,6 +207,7 @@ class Served:
                 "num_requests_running",
                 "num_requests_waiting",
                 "slots_in_use",
+                "slots_wanted",
                 "kv_cache_usage_ratio",
             ):
                 assert self.metric(f"seq2seq_{name}", model_name=model.name) == 0, name
