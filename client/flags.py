@@ -30,6 +30,9 @@ _FLAGS = {name: f"--{name.replace('_', '-')}" for name in OPTIONS if name != "at
 _ONLY_IN_JSON = ("log_probabilities", "num_alternatives", "word_alignment")
 _ONLY_FOR_TEXTS = ("long_source", "source_language", "word_alignment")
 _ONLY_FOR_SOUNDS = ("timestamps",)
+_FOR_TRANSLATION = [name for name in _FLAGS if name not in _ONLY_FOR_SOUNDS]
+# Those that change the target of a text, and add nothing to it.
+TARGET_OPTIONS = [name for name in _FOR_TRANSLATION if name not in _ONLY_IN_JSON]
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -194,7 +197,7 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         help="print whole answers, each as a line of JSON; with --stream, every piece, too",
     )
     _add_attention(translation, "the alignment of a TEXT")
-    _add_generation_flags(translation, [name for name in _FLAGS if name not in _ONLY_FOR_SOUNDS])
+    add_generation_flags(translation, _FOR_TRANSLATION)
 
 
 def _add_answer(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -234,7 +237,7 @@ def _add_caption(command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     _add_attention(picture, "the picture or clip once for each word, with the attention laid over it,")
     not_for_pictures = (*_ONLY_FOR_TEXTS, *_ONLY_FOR_SOUNDS)
-    _add_generation_flags(picture, [name for name in _FLAGS if name not in not_for_pictures])
+    add_generation_flags(picture, [name for name in _FLAGS if name not in not_for_pictures])
 
 
 def _add_transcribe(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -250,7 +253,7 @@ def _add_transcribe(command: Callable[..., argparse.ArgumentParser]) -> None:
     sound.add_argument("file", type=Path, metavar="FILE", help="the file; -: standard input")
     _add_common_flags(sound, "first that reads sounds")
     sound.set_defaults(attention=None)
-    _add_generation_flags(sound, [name for name in _FLAGS if name != "word_alignment"])
+    add_generation_flags(sound, [name for name in _FLAGS if name != "word_alignment"])
 
 
 def _add_web(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -296,7 +299,8 @@ def _add_attention(parser: argparse.ArgumentParser, shown: str) -> None:
     )
 
 
-def _add_generation_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+def add_generation_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
+    """Adds the flags of generation options, by the options' names."""
     for name in names:
         option, flag = OPTIONS[name], _FLAGS[name]
         text = re.sub(r"`(\w+)`", lambda match: _FLAGS[match[1]], option.help)
@@ -378,12 +382,19 @@ def translation(options: argparse.Namespace) -> Translation:
 
 def generation(options: argparse.Namespace) -> GenerateOptions:
     """Returns the generation options of a command's flags; wrong usage ends the program."""
-    generate_options = GenerateOptions(attention=options.attention is not None)
-    for name in _FLAGS:
-        generate_options.MergeFrom(getattr(options, name, None) or GenerateOptions())
+    generate_options = given_options(options)
+    generate_options.attention = options.attention is not None
     for name in _ONLY_IN_JSON:
         if getattr(generate_options, name) and not options.json:
             options.parser.error(f"{_FLAGS[name]} needs --json: the text output does not show its result")
+    return generate_options
+
+
+def given_options(options: argparse.Namespace) -> GenerateOptions:
+    """Returns the options that flags of `add_generation_flags` gave."""
+    generate_options = GenerateOptions()
+    for name in _FLAGS:
+        generate_options.MergeFrom(getattr(options, name, None) or GenerateOptions())
     return generate_options
 
 

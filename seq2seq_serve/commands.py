@@ -1,4 +1,4 @@
-"""Helpers of the four commands: their names, `--version`, and one line for a missing package."""
+"""Helpers of the five commands: their names, `--version`, and one line for a missing package."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ _INSTALLED = {
     "training": "seq2seq-train",
     "export": "seq2seq-export",
     "server": "seq2seq-server",
+    "bulk": "seq2seq-bulk",
 }
 _VERSION = f"seq2seq-serve {__version__}"
 _CLONE = Path(__file__).resolve().parent.parent / "pyproject.toml"

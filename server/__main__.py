@@ -20,7 +20,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from seq2seq_serve.commands import add_version, needs_extra, program
 
 with needs_extra("server,cpu", __name__):
-    from seq2seq_serve.bundle.names import Precision
     from seq2seq_serve.server.app import serve
     from seq2seq_serve.server.check import check
     from seq2seq_serve.server.config import (
@@ -29,16 +28,13 @@ with needs_extra("server,cpu", __name__):
         ModelConfig,
         ServerConfig,
         TlsFiles,
-        parse_bytes,
     )
     from seq2seq_serve.server.engine.queue import QueueLimits
+    from seq2seq_serve.server.flags import add_runner_flags, at_least_one, parse_size, runner_config
     from seq2seq_serve.server.logs import configure_logging
     from seq2seq_serve.server.models.loading import load_model
-    from seq2seq_serve.server.runner.device import ProviderPolicy
-    from seq2seq_serve.server.runner.sizing import RunnerConfig
     from seq2seq_serve.server.settings import parse_settings
 
-_AUTO = "auto"
 # The settings that one model may override, in the table `[models.NAME]` of the file given by --config.
 _MODEL_SETTINGS = (
     "provider",
@@ -113,25 +109,13 @@ def _config(options: argparse.Namespace) -> ServerConfig:
 
 
 def _model_config(options: argparse.Namespace) -> ModelConfig:
-    runner = RunnerConfig(
-        shares_threads=True,
-        provider=ProviderPolicy(options.provider),
-        precision=None if options.precision == _AUTO else Precision(options.precision),
-        num_threads=options.threads,
-        num_instances=options.instances,
-        cuda_graphs=options.cuda_graphs,
-        cuda_libraries=options.cuda_libraries,
-        memory_budget_bytes=options.memory_budget,
-        max_slots=options.max_slots,
-        max_source_length=options.max_source_length,
-        max_target_length=options.max_target_length,
-    )
-    return ModelConfig(QueueLimits(options.max_waiting_requests, options.max_waiting_tokens), runner)
+    queue = QueueLimits(options.max_waiting_requests, options.max_waiting_tokens)
+    return ModelConfig(queue, runner_config(options))
 
 
 def _parser() -> argparse.ArgumentParser:
     server = ServerConfig()
-    runner, queue = server.runner, server.queue
+    queue = server.queue
     parser = argparse.ArgumentParser(
         prog=program("server"),
         description="Serve exported models over gRPC, with metrics and probes over HTTP.",
@@ -141,9 +125,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.set_defaults(models={})  # settings of single models, which only the file can give
     add = parser.add_argument
-
-    def count(flag: str, default: int | None, text: str, unit: str = "N") -> None:
-        add(flag, type=_at_least_one, default=default, metavar=unit, help=text)
 
     def seconds(flag: str, default: float, text: str) -> None:
         add(flag, type=float, default=default, metavar="SECONDS", help=f"{text} (default %(default)g)")
@@ -213,68 +194,21 @@ def _parser() -> argparse.ArgumentParser:
         default=server.metrics_port,
         help="HTTP port with /metrics, /healthz, /readyz; 0 takes any free port (default %(default)s)",
     )
-    add(
-        "--provider",
-        choices=[policy.value for policy in ProviderPolicy],
-        default=runner.provider.value,
-        help="what runs the graphs: require takes CUDA or does not start; prefer takes CUDA if it works and "
-        "the bundle has graphs for it, otherwise the CPU, and logs why (default %(default)s)",
-    )
-    add(
-        "--precision",
-        choices=(_AUTO, *(precision.value for precision in Precision)),
-        default=runner.precision or _AUTO,
-        help="precision of the graphs; auto takes the fastest for the provider (default %(default)s)",
-    )
-    count(
-        "--threads", runner.num_threads, "CPU threads per model (default: the CPUs that the process may use)"
-    )
-    count(
-        "--instances",
-        runner.num_instances,
-        "engines per model, which share its threads, memory and slots: on the CPU several engines with few "
-        "threads decode a small model faster than one engine with all threads (default %(default)s)",
-    )
-    add(
-        "--no-cuda-graphs",
-        dest="cuda_graphs",
-        action="store_false",
-        default=runner.cuda_graphs,
-        help="on CUDA launch each kernel of a step separately, instead of replaying captured steps",
-    )
-    add(
-        "--cuda-libraries",
-        type=Path,
-        default=runner.cuda_libraries,
-        metavar="FOLDER",
-        help="folder with the libraries of CUDA and cuDNN, also in its subfolders (default: the nvidia-* "
-        "packages of this Python, then the system's library path)",
-    )
-    add(
-        "--memory-budget",
-        type=_size,
-        default=runner.memory_budget_bytes,
-        metavar="SIZE",
-        help="size of the cache and memory of all slots of a model, in bytes or with KiB, MiB, GiB "
-        f"(default {runner.memory_budget_bytes // 2**20}MiB)",
-    )
+    add_runner_flags(parser)
     add(
         "--memory-limit",
-        type=_size,
+        type=parse_size,
         default=server.memory_limit_bytes,
         metavar="SIZE",
         help="largest size of all loaded models' weights and slots; a model that would exceed it is not "
         "loaded (default: nine tenths of the memory of this process; a GPU's memory is not counted)",
     )
-    limit = "(default: the model's limit)"
-    count(
-        "--max-slots", runner.max_slots, "largest number of sequences decoded at once (default %(default)s)"
-    )
-    count("--max-source-length", runner.max_source_length, f"room for a source {limit}", "TOKENS")
-    count("--max-target-length", runner.max_target_length, f"room for a target {limit}", "TOKENS")
-    limit = "that may wait for each instance of a model (default %(default)s)"
-    count("--max-waiting-requests", queue.max_waiting_requests, f"requests {limit}")
-    count("--max-waiting-tokens", queue.max_waiting_tokens, f"source tokens {limit}", "TOKENS")
+    for flag, unit, default in (
+        ("--max-waiting-requests", "requests", queue.max_waiting_requests),
+        ("--max-waiting-tokens", "source tokens", queue.max_waiting_tokens),
+    ):
+        text = f"{unit} that may wait for each instance of a model (default %(default)s)"
+        add(flag, type=at_least_one, default=default, metavar="N", help=text)
     seconds(
         "--notice-seconds",
         server.notice_seconds,
@@ -313,21 +247,6 @@ def _named(text: str) -> tuple[str, Path]:
     if not name or not path:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=BUNDLE")
     return name, Path(path)
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _at_least_one(text: str) -> int:
-    if not text.removeprefix("-").isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"it is {text}, and must be at least 1")
-    return int(text)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-OURS = {"protos", "bundle", "drawing", "training", "export", "server", "client", "benchmarks", "tests"}
+OURS = {
+    "bulk",
+    "protos",
+    "bundle",
+    "drawing",
+    "training",
+    "export",
+    "server",
+    "client",
+    "benchmarks",
+    "tests",
+}
 MAY_IMPORT = {
+    "bulk": {"bundle", "client", "protos", "server"},
     "protos": set(),
     "bundle": set(),
     "drawing": {"bundle"},

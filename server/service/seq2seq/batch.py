@@ -86,5 +86,13 @@ async def _generated(request: pb.GenerateRequest, model: ServedModel, call: Call
 def _ends_the_batch(error: Exception) -> bool:
     """Whether every item would fail: not if a source is wrong, its answer too long, or a step failed."""
     if isinstance(error, InvalidRequest):
-        return error.field != "options" and not error.field.startswith("sources")
+        return is_about_all(error)
     return isinstance(error, ServerError) and not isinstance(error, EngineFailed)
+
+
+def is_about_all(error: InvalidRequest) -> bool:
+    """Whether other sources with the same options would be refused, too.
+
+    The field is `options` as a whole if the answer to this source would be too long.
+    """
+    return error.field != "options" and not error.field.startswith("sources")

@@ -1,0 +1,1 @@
+"""Translates files of any size without a server: shards in, shards out, each exactly once."""

@@ -1,0 +1,244 @@
+"""Translate files without a server: `python -m bulk bundles/demo --input corpus.txt --output translated`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import glob
+import logging
+import os
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+# The server's own command explains these.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from seq2seq_serve.commands import add_version, needs_extra, program
+
+with needs_extra("server,cpu", __name__):
+    from seq2seq_serve.bulk.formats import FORMATS, TEXT, Writer, check_formats, cut
+    from seq2seq_serve.bulk.plan import (
+        JobError,
+        Plan,
+        Settings,
+        names_of,
+        read_plan,
+        remove_leftovers,
+        write_plan,
+    )
+    from seq2seq_serve.bulk.run import AnyWorker, Run
+    from seq2seq_serve.bulk.worker import Job, start_worker
+    from seq2seq_serve.bundle.manifest import BundleError, load_bundle
+    from seq2seq_serve.client.flags import TARGET_OPTIONS, add_generation_flags, given_options
+    from seq2seq_serve.client.progress import Progress
+    from seq2seq_serve.protos.dicts import message_dict
+    from seq2seq_serve.server.flags import add_runner_flags, at_least_one, runner_config
+
+_LEFTOVER_SECONDS = 3600.0  # a file is written in far less
+_SHOW_SECONDS = 0.2
+
+_log = logging.getLogger("seq2seq_serve.bulk")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command and returns the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    options.generation = given_options(options)
+    if options.generation.temperature and not options.generation.HasField("seed"):
+        parser.error("--temperature needs --seed, so that a shard that is done twice has the same targets")
+    try:
+        plan, writer = _plan(options)
+        return asyncio.run(_translate(options, plan, writer))
+    except (JobError, BundleError) as error:
+        return _report(f"error: {error}")
+    except OSError as error:
+        return _report(f"error: {error.filename or 'output'}: {error.strerror or error}")
+    except KeyboardInterrupt:
+        _report("interrupted: the same command goes on from here")
+        return 130
+
+
+def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
+    """Returns the plan of the output folder, made now if there is none, and the writer of its shards."""
+    inputs, folder = _inputs(options.input), options.output.resolve()
+    output_format = check_formats(inputs, options.format)
+    has_hypotheses = options.generation.num_hypotheses > 1
+    if has_hypotheses and output_format == TEXT:
+        raise JobError("--num-hypotheses needs --format jsonl: a line of text has only the best one")
+    settings = Settings(
+        bundle_version=load_bundle(options.bundle).version,
+        precision=options.precision,
+        options=message_dict(options.generation),
+        text_field=options.field,
+        target_field=options.target_field,
+        format=output_format,
+        shard_lines=options.shard_lines,
+        inputs={str(path): path.stat().st_size for path in inputs},
+    )
+    plan = read_plan(folder, settings)
+    if plan is None:
+        names = names_of(inputs)
+        shards = [
+            shard
+            for path, name in zip(inputs, names, strict=True)
+            for shard in cut(path, name, options.shard_lines)
+        ]
+        plan = Plan(settings, tuple(shards))
+        write_plan(folder, plan)
+    remove_leftovers(folder, time.time() - _LEFTOVER_SECONDS)
+    return plan, Writer(folder, output_format, options.target_field, has_hypotheses)
+
+
+def _inputs(patterns: Sequence[str]) -> list[Path]:
+    """Returns the files that the patterns name, in the order of the patterns, then of their names."""
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        paths = sorted(glob.glob(pattern, recursive=True)) or [pattern]  # noqa: PTH207  # they may be absolute
+        found |= dict.fromkeys(Path(path).resolve() for path in paths)
+    for path in found:
+        if not path.is_file():
+            raise JobError(f"there is no file {path}")
+    return list(found)
+
+
+async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) -> int:
+    number, num_parts = options.part
+    shards = plan.shards[number::num_parts]
+    waiting = [shard for shard in shards if not writer.is_done(shard)]
+    num_lines = sum(shard.num_lines for shard in shards)
+    num_skipped = num_lines - sum(shard.num_lines for shard in waiting)
+    progress = Progress(
+        sys.stderr, is_shown=sys.stderr.isatty(), num_lines=num_lines, num_skipped=num_skipped
+    )
+    logging.basicConfig(stream=progress, format="%(message)s", force=True)
+    logging.getLogger("seq2seq_serve.bulk").setLevel(logging.INFO)
+    _log.info("%d of %d shards are done already", len(shards) - len(waiting), len(shards))
+    job = Job(options.bundle.resolve(), runner_config(options), options.generation, options.field, writer)
+    start, num_workers = _workers(options, job)
+    run, started = Run(), time.monotonic()
+    showing = asyncio.create_task(_show(run, progress, num_skipped))
+    try:
+        await run.translate(waiting, start, num_workers)
+    finally:
+        showing.cancel()
+        progress.close(num_skipped + run.num_lines, run.num_failed_lines)
+    seconds = time.monotonic() - started
+    sys.stdout.write(
+        f"{run.num_lines} lines in {seconds:.1f} seconds ({run.num_lines / seconds:.0f} a second), "
+        f"{run.num_failed_lines} of them without a target, {len(run.failed)} shards left out\n"
+    )
+    if run.num_failed_lines:
+        _log.warning("the files *.errors.jsonl in %s have the reasons, by line", options.output)
+    return 1 if run.failed else 0
+
+
+def _workers(options: argparse.Namespace, job: Job) -> tuple[Callable[[], Awaitable[AnyWorker]], int]:
+    """Returns a function that starts a worker, and the number of workers."""
+    if options.ray is None:
+        return partial(start_worker, job), 1
+    with needs_extra("ray", __name__):
+        from seq2seq_serve.bulk.cluster import connect
+    return connect(options.ray, job, options.workers)
+
+
+async def _show(run: Run, progress: Progress, num_skipped: int) -> None:
+    while True:
+        await asyncio.sleep(_SHOW_SECONDS)
+        progress.show(num_skipped + run.num_lines_now, run.num_failed_lines)
+
+
+def _report(line: str) -> int:
+    sys.stderr.write(f"{line}\n")
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=program("bulk"),
+        description="Translate the lines of files with a bundle, without a server. The inputs are cut into "
+        "shards, and each shard becomes a file in the folder --output, which appears when it is complete. If "
+        "the command is interrupted or killed, the same command goes on, and every line is translated once. "
+        "A line that cannot be translated has an empty target, and its reason in a file *.errors.jsonl. The "
+        "exit code is 1 if a shard is left out.",
+        epilog="examples: %(prog)s bundles/demo --input 'corpus/*.jsonl.gz' --field ko --output translated; "
+        "cat translated/corpus-*.txt > corpus.en",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add_version(parser)
+    add("bundle", type=Path, metavar="BUNDLE", help="a folder written by `python -m export`")
+    add(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help="files of text, JSON lines (.jsonl) or Parquet (.parquet), or patterns such as "
+        "'corpus/**/*.txt'; .gz is decompressed",
+    )
+    add("--output", type=Path, required=True, metavar="FOLDER", help="folder for the shards and the plan")
+    add(
+        "--format",
+        choices=FORMATS,
+        help="format of the output (default: that of the inputs); text has one target on each line, the "
+        "others have the whole records with the new fields",
+    )
+    add(
+        "--field",
+        default="text",
+        metavar="NAME",
+        help="field or column with the text of a record (default %(default)s)",
+    )
+    add(
+        "--target-field",
+        default="target",
+        metavar="NAME",
+        help="new field or column for the target; NAME_score has its score, and NAME_hypotheses all "
+        "hypotheses if there are several (default %(default)s)",
+    )
+    add(
+        "--shard-lines",
+        type=at_least_one,
+        default=20_000,
+        metavar="N",
+        help="most lines of a shard (default %(default)s)",
+    )
+    add(
+        "--part",
+        type=_part,
+        default=(0, 1),
+        metavar="I/N",
+        help="only do every N-th shard, from the I-th on, counted from 0: for N machines with one output "
+        "folder, such as the pods of an indexed Job of Kubernetes",
+    )
+    add(
+        "--ray",
+        metavar="ADDRESS",
+        help="run on a Ray cluster, such as auto or 10.0.0.7:6379; every node needs the bundle, the inputs "
+        "and the output under the same paths",
+    )
+    add(
+        "--workers",
+        type=at_least_one,
+        metavar="N",
+        help="with --ray: workers, each with --threads CPUs, and a GPU with --provider require (default: as "
+        "many as the cluster has room for)",
+    )
+    add_runner_flags(parser)
+    add_generation_flags(parser, TARGET_OPTIONS)
+    return parser
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, _, num_parts = text.partition("/")
+    if not (number.isdecimal() and num_parts.isdecimal() and int(number) < int(num_parts)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part such as 0/4, the first of four")
+    return int(number), int(num_parts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

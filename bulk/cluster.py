@@ -1,0 +1,91 @@
+"""Workers on a Ray cluster: one actor each, wherever the cluster has room for it.
+
+Every node needs this package, and the bundle, the inputs and the output under the paths of the driver.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import ray
+from ray.exceptions import RayActorError
+
+from seq2seq_serve.bulk.plan import Shard
+from seq2seq_serve.bulk.worker import NUM_OPEN_SHARDS, Done, Job, Worker, WorkerLost, start_worker
+from seq2seq_serve.server.runner.device import ProviderPolicy
+
+
+class _Actor:
+    """A worker in a process of its own."""
+
+    def __init__(self, job: Job) -> None:
+        logging.getLogger("seq2seq_serve").setLevel(logging.WARNING)
+        self._job = job
+        self._worker: Worker | None = None
+
+    async def start(self) -> None:
+        self._worker = await start_worker(self._job)
+
+    async def translate(self, shard: Shard) -> Done:
+        assert self._worker is not None
+        return await self._worker.translate(shard)
+
+
+class _RemoteWorker:
+    """The driver's side of an actor. It is lost if its process or its node ends."""
+
+    num_lines_open = 0  # not known here: whole shards are counted
+
+    def __init__(self, actor: ray.actor.ActorHandle) -> None:
+        self._actor = actor
+
+    async def translate(self, shard: Shard) -> Done:
+        try:
+            done: Done = await self._actor.translate.remote(shard)
+        except RayActorError as error:
+            raise WorkerLost(str(error).splitlines()[0]) from error
+        return done
+
+    def stop(self) -> None:
+        ray.kill(self._actor)
+
+
+def connect(
+    address: str, job: Job, num_workers: int | None
+) -> tuple[Callable[[], Awaitable[_RemoteWorker]], int]:
+    """Connects to a cluster.
+
+    Args:
+        address: The cluster's address, or `auto`.
+        job: The job of every worker. `job.runner.num_threads` is the number of CPUs of each.
+        num_workers: The number of workers; None for as many as the cluster has room for now.
+
+    Returns:
+        A function that starts a worker, and the number of workers.
+
+    Raises:
+        ConnectionError: There is no cluster at this address.
+    """
+    ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    needed = {"CPU": float(job.runner.num_threads or 1)}
+    if job.runner.provider is ProviderPolicy.REQUIRE:
+        needed["GPU"] = 1.0
+    if num_workers is None:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        room = (min(int(node.get(name, 0) / number) for name, number in needed.items()) for node in nodes)
+        num_workers = max(1, sum(room))
+    actor_class = ray.remote(num_cpus=needed["CPU"], num_gpus=needed.get("GPU", 0))(_Actor)
+
+    async def start() -> _RemoteWorker:
+        actor = actor_class.options(max_concurrency=NUM_OPEN_SHARDS + 1).remote(job)
+        try:
+            await actor.start.remote()
+        except RayActorError as error:
+            raise WorkerLost(str(error).splitlines()[0]) from error
+        except BaseException:
+            ray.kill(actor)
+            raise
+        return _RemoteWorker(actor)
+
+    return start, num_workers

@@ -1,0 +1,153 @@
+"""Shares the shards of a run out among workers, until all are done or have failed too often."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from seq2seq_serve.bulk.plan import JobError, Shard
+from seq2seq_serve.bulk.worker import NUM_OPEN_SHARDS, Done, WorkerLost
+
+_MAX_TRIES = 3  # of a shard, and of a worker that ends before its first shard is done
+_PAUSE_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class AnyWorker(Protocol):
+    """A worker in this process, or an actor elsewhere."""
+
+    @property
+    def num_lines_open(self) -> int: ...
+    async def translate(self, shard: Shard) -> Done: ...
+    def stop(self) -> None: ...
+
+
+@dataclass
+class Run:
+    """The shards of a run and what became of them. Owned by the command; used on one event loop.
+
+    Attributes:
+        num_lines: Lines of the shards that are done.
+        num_failed_lines: Those of them without a target.
+        failed: The shards that are left out, with the reason of the last try.
+    """
+
+    num_lines: int = 0
+    num_failed_lines: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+    _waiting: deque[Shard] = field(default_factory=deque)
+    _num_failures: Counter[str] = field(default_factory=Counter)
+    _num_open: int = 0
+    _workers: list[AnyWorker] = field(default_factory=list)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def num_lines_now(self) -> int:
+        """The number of lines that are translated so far, also those of shards that are not done."""
+        return self.num_lines + sum(worker.num_lines_open for worker in self._workers)
+
+    async def translate(
+        self,
+        shards: Iterable[Shard],
+        start_worker: Callable[[], Awaitable[AnyWorker]],
+        num_workers: int,
+    ) -> None:
+        """Translates shards, each on one of `num_workers` workers. A lost worker is replaced.
+
+        Raises:
+            JobError: The run cannot go on.
+        """
+        self._waiting.extend(shards)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(num_workers, len(self._waiting))):
+                    group.create_task(self._keep_working(start_worker))
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from None
+
+    async def _keep_working(self, start_worker: Callable[[], Awaitable[AnyWorker]]) -> None:
+        """Keeps one worker at work. If it is lost, starts another one."""
+        num_lost = 0
+        while not self._is_over:
+            num_lines = self.num_lines
+            try:
+                await self._work(start_worker)
+            except WorkerLost as lost:
+                num_lost = 1 if self.num_lines > num_lines else num_lost + 1
+                if num_lost == _MAX_TRIES:
+                    raise JobError(f"{num_lost} workers were lost one after the other: {lost}") from lost
+                _log.warning("a worker was lost: %s; another one does its shards", lost)
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _work(self, start_worker: Callable[[], Awaitable[AnyWorker]]) -> None:
+        starting = asyncio.ensure_future(start_worker())
+        try:
+            while not starting.done():  # on a cluster without room it may never be
+                change = asyncio.create_task(self._changed.wait())
+                await asyncio.wait({starting, change}, return_when=asyncio.FIRST_COMPLETED)
+                change.cancel()
+                if self._is_over:
+                    return
+        finally:
+            starting.cancel()
+        worker = await starting
+        self._workers.append(worker)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(NUM_OPEN_SHARDS):
+                    group.create_task(self._take_shards(worker))
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from None
+        finally:
+            self._workers.remove(worker)
+            worker.stop()
+
+    @property
+    def _is_over(self) -> bool:
+        return not self._waiting and not self._num_open
+
+    async def _take_shards(self, worker: AnyWorker) -> None:
+        """Translates one shard after the other, until no worker has any."""
+        while not self._is_over:
+            if not self._waiting:
+                await self._changed.wait()  # a shard of another worker may come back
+                continue
+            shard = self._waiting.popleft()
+            self._num_open += 1
+            try:
+                done = await worker.translate(shard)
+            except OSError as error:
+                self._note_failure(shard, error)
+            except BaseException:
+                self._waiting.appendleft(shard)
+                raise
+            else:
+                self.num_lines += done.num_lines
+                self.num_failed_lines += done.num_failed
+                _log.info(
+                    "%s is done: %d lines, %d of them failed", shard.name, done.num_lines, done.num_failed
+                )
+            finally:
+                self._num_open -= 1
+                self._changed.set()
+                self._changed.clear()
+
+    def _note_failure(self, shard: Shard, error: OSError) -> None:
+        self._num_failures[shard.name] += 1
+        if self._num_failures[shard.name] < _MAX_TRIES:
+            self._waiting.append(shard)
+            _log.warning("%s failed and will be tried again: %s", shard.name, error)
+        else:
+            self.failed[shard.name] = str(error)
+            _log.error("%s failed %d times and is left out: %s", shard.name, _MAX_TRIES, error)
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

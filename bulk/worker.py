@@ -1,0 +1,185 @@
+"""Translates shards with engines in this process, by the code of the server and without its port."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from seq2seq_serve.bulk.formats import LineError, Reader, Target, Writer
+from seq2seq_serve.bulk.plan import JobError, Shard
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.deliveries import Deliveries
+from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.errors import BlankSource, InvalidRequest, Overloaded, ServerError
+from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.models.loading import load_model
+from seq2seq_serve.server.models.served import Models, ServedModel
+from seq2seq_serve.server.runner.sizing import RunnerConfig
+from seq2seq_serve.server.service.access import Access
+from seq2seq_serve.server.service.calls import Calls
+from seq2seq_serve.server.service.journal import Journal
+from seq2seq_serve.server.service.seq2seq.batch import is_about_all
+from seq2seq_serve.server.service.seq2seq.generation import generate
+from seq2seq_serve.server.service.status import status_of
+
+_TEXTS_PER_SLOT = 4  # that are decoded or wait: enough that no slot ever waits for a text
+_MAX_FAILURES = 3  # of the steps of one text
+_UNLIMITED = 2**40
+
+# Shards that a worker has at once: one is read while the last texts of others are decoded.
+NUM_OPEN_SHARDS = 3
+
+
+class WorkerLost(Exception):
+    """The worker cannot go on; another one can do its shards."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every worker of a run has to know.
+
+    Attributes:
+        bundle: The folder of the bundle, by a path that is right on every machine.
+        runner: The settings of the engines.
+        options: The options of every text.
+        text_field: The field or column with the text.
+        writer: Writes the shards.
+    """
+
+    bundle: Path
+    runner: RunnerConfig
+    options: pb.GenerateOptions
+    text_field: str
+    writer: Writer
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a shard."""
+
+    num_lines: int
+    num_failed: int
+
+
+class Worker:
+    """One loaded model, and the texts of some shards on their way through it.
+
+    Owned by the run, or by an actor of Ray; used on one event loop. `start_worker` makes one.
+
+    Attributes:
+        num_lines_open: The number of lines that are finished and whose shards are not.
+    """
+
+    def __init__(self, job: Job, model: ServedModel, calls: Calls) -> None:
+        self._job = job
+        self._model = model
+        self._calls = calls
+        self._call = calls.open(
+            "seq2seq.bulk", "translate", metadata=None, peer="", remaining_seconds=None, write=_write_nothing
+        )
+        self._reader = Reader(job.text_field)
+        self._reading = asyncio.Lock()
+        self._room = asyncio.Semaphore(_TEXTS_PER_SLOT * model.num_slots)
+        self.num_lines_open = 0
+
+    async def translate(self, shard: Shard) -> Done:
+        """Translates a shard and writes it. May be called for the next shards before the first one is done.
+
+        Raises:
+            JobError: Other shards would fail, too.
+            OSError: A file cannot be read or written.
+            WorkerLost: An engine has ended.
+        """
+        tasks: list[asyncio.Task[Target | LineError]] = []
+        try:
+            async with self._reading:
+                lines = await asyncio.to_thread(self._reader.read, shard)
+                for number, text in enumerate(lines.texts):
+                    await self._room.acquire()
+                    tasks.append(asyncio.create_task(self._answer(text, number)))
+            answers = await asyncio.gather(*tasks)
+            await asyncio.to_thread(self._job.writer.write, shard, lines, answers)
+            return Done(shard.num_lines, sum(isinstance(answer, LineError) for answer in answers))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.num_lines_open -= len(tasks)
+
+    async def _answer(self, text: str | LineError, number: int) -> Target | LineError:
+        try:
+            if isinstance(text, LineError):
+                return text
+            return await self._translated(text, number) if text.strip() else Target("")
+        finally:
+            self._room.release()
+            self.num_lines_open += 1
+
+    async def _translated(self, text: str, number: int) -> Target | LineError:
+        try:
+            source = pb.Source(text=text)
+        except ValueError:  # a lone surrogate, which JSON can have
+            return LineError("INVALID_ARGUMENT", "the text is not valid Unicode")
+        num_failures = 0
+        while True:
+            request = pb.GenerateRequest(sources=[source], options=self._job.options)
+            try:
+                (answer,) = await generate([request], self._model, self._call.part(number))
+            except Overloaded as error:
+                await asyncio.sleep(error.retry_after_seconds)
+            except BlankSource:
+                return Target("")
+            except ServerError as error:
+                num_failures += 1
+                self._check_goes_on(error)
+                if isinstance(error, InvalidRequest) or num_failures == _MAX_FAILURES:
+                    code, message = status_of(error)
+                    return LineError(code.name, message)
+            else:
+                best, *_ = answer.hypotheses
+                hypotheses = [{"text": one.text, "score": one.score} for one in answer.hypotheses]
+                return Target(best.text, best.score, tuple(hypotheses))
+
+    def _check_goes_on(self, error: ServerError) -> None:
+        """Raises the error as one of the job or the worker, unless it is only about one text."""
+        if math.isinf(self._model.silent_seconds()):
+            raise WorkerLost("an engine has ended, see the log") from error
+        if isinstance(error, InvalidRequest) and is_about_all(error):
+            raise JobError(str(error)) from error
+
+    def stop(self) -> None:
+        """Ends the engines."""
+        self._model.stop()
+        self._calls.close_call(self._call)
+        self._calls.close()
+        self._reader.close()
+
+
+async def start_worker(job: Job) -> Worker:
+    """Loads the model of a job.
+
+    Raises:
+        JobError: The bundle cannot be used, or its model does not translate texts.
+    """
+    metrics = Metrics()
+    models = Models(metrics)
+    deliveries = Deliveries(job.bundle.name, asyncio.get_running_loop(), metrics)
+    # The worker bounds its texts itself, and all of them come from one caller.
+    config = ServerConfig(runner=job.runner, queue=QueueLimits(_UNLIMITED, _UNLIMITED), log_level="warning")
+    try:
+        model = await asyncio.to_thread(load_model, job.bundle, config, deliveries)
+    except ValueError as error:
+        raise JobError(str(error)) from error
+    models.put(model)
+    worker = Worker(job, model, Calls(models, Journal(metrics), Access(None)))
+    if not model.reads_text:
+        worker.stop()
+        raise JobError(f"{job.bundle} does not have a model that translates texts")
+    return worker
+
+
+async def _write_nothing(_message: object) -> None:
+    raise AssertionError("nothing is streamed")
