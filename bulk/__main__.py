@@ -22,6 +22,7 @@ from seq2seq_serve.commands import add_version, needs_extra, program
 with needs_extra("server,cpu", __name__):
     from seq2seq_serve.bulk.formats import FORMATS, TEXT, Writer, check_formats, cut
     from seq2seq_serve.bulk.plan import (
+        ERRORS_FOLDER,
         JobError,
         Plan,
         Settings,
@@ -133,7 +134,7 @@ async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) ->
         f"{run.num_failed_lines} of them without a target, {len(run.failed)} shards left out\n"
     )
     if run.num_failed_lines:
-        _log.warning("the files *.errors.jsonl in %s have the reasons, by line", options.output)
+        _log.warning("%s has the reasons, by line", options.output / ERRORS_FOLDER)
     return 1 if run.failed else 0
 
 
@@ -163,8 +164,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Translate the lines of files with a bundle, without a server. The inputs are cut into "
         "shards, and each shard becomes a file in the folder --output, which appears when it is complete. If "
         "the command is interrupted or killed, the same command goes on, and every line is translated once. "
-        "A line that cannot be translated has an empty target, and its reason in a file *.errors.jsonl. The "
-        "exit code is 1 if a shard is left out.",
+        "A line that cannot be translated has an empty target, and its reason is in the folder _errors of "
+        "the output. The exit code is 1 if a shard is left out.",
         epilog="examples: %(prog)s bundles/demo --input 'corpus/*.jsonl.gz' --field ko --output translated; "
         "cat translated/corpus-*.txt > corpus.en",
         allow_abbrev=False,

@@ -6,12 +6,13 @@ import gzip
 import json
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
 
-from seq2seq_serve.bulk.plan import JobError, Shard, whole_file
+from seq2seq_serve.bulk.plan import ERRORS_FOLDER, JobError, Shard, whole_file
 from seq2seq_serve.commands import needs_extra
 
 TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
@@ -100,11 +101,9 @@ def cut(path: Path, name: str, shard_lines: int) -> list[Shard]:
         JobError: It is not what its name says.
     """
     starts = _row_starts(path, shard_lines) if format_of(path) == PARQUET else _line_starts(path, shard_lines)
-    *starts, (num_lines, _) = starts
-    ends = [line for line, _ in starts[1:]] + [num_lines]
     return [
         Shard(f"{name}-{number:05}", str(path), line, end - line, byte)
-        for number, ((line, byte), end) in enumerate(zip(starts, ends, strict=True))
+        for number, ((line, byte), (end, _)) in enumerate(pairwise(starts))
     ]
 
 
@@ -115,11 +114,9 @@ def _row_starts(path: Path, shard_lines: int) -> list[tuple[int, int]]:
 
 def _line_starts(path: Path, shard_lines: int) -> list[tuple[int, int]]:
     """Returns the line and byte at which each shard begins, and those of the end."""
-    starts, num_lines, num_bytes, last = [], 0, 0, b"\n"
+    starts, num_lines, num_bytes, last = [(0, 0)], 0, 0, b"\n"
     with open_input(path) as stream:
         while block := _read(path, stream):
-            if num_bytes == 0:
-                starts.append((0, 0))
             breaks = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
             while (number := starts[-1][0] + shard_lines - num_lines) <= len(breaks):
                 starts.append((num_lines + number, num_bytes + int(breaks[number - 1]) + 1))
@@ -127,7 +124,7 @@ def _line_starts(path: Path, shard_lines: int) -> list[tuple[int, int]]:
             num_bytes += len(block)
             last = block[-1:]
     num_lines += last != b"\n"
-    if starts and starts[-1][0] == num_lines:
+    if starts[-1][0] == num_lines:
         starts.pop()
     return [*starts, (num_lines, num_bytes)]
 
@@ -273,7 +270,7 @@ class Writer:
         ]
         path = self.path(shard)
         if errors:
-            with whole_file(path.with_suffix(".errors.jsonl")) as file:
+            with whole_file(self.folder / ERRORS_FOLDER / f"{shard.name}.jsonl") as file:
                 file.writelines(_json_line(error) for error in errors)
         targets = [None if isinstance(answer, LineError) else answer for answer in answers]
         with whole_file(path) as file:

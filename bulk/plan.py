@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import IO, Any
 
-PLAN_FILE = "plan.json"
+# Readers of whole folders, such as those of Parquet, skip names that begin so.
+PLAN_FILE, ERRORS_FOLDER = "_plan.json", "_errors"
 _TEMPORARY = ".tmp"
 
 

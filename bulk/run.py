@@ -135,7 +135,7 @@ class Run:
             finally:
                 self._num_open -= 1
                 self._changed.set()
-                self._changed.clear()
+                self._changed = asyncio.Event()  # those that wait for the former do not miss it
 
     def _note_failure(self, shard: Shard, error: OSError) -> None:
         self._num_failures[shard.name] += 1

@@ -1,0 +1,239 @@
+"""The whole command on a small bundle, also when it is killed."""
+
+import asyncio
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+
+from seq2seq_serve.bulk.__main__ import main
+from seq2seq_serve.client import AsyncClient, GenerateOptions
+from tests.server.service.harness import serving_bundles
+
+WORDS = ["하나", "둘", "셋", "넷", "다섯", "오늘은", "금요일", "비가", "온다"]
+FLAGS = ["--threads", "1", "--max-slots", "8"]
+
+
+def texts_of(number, seed=0):
+    chance = random.Random(seed)
+    return [" ".join(chance.choices(WORDS, k=chance.randint(1, 8))) for _ in range(number)]
+
+
+def served(bundle_path, texts, **options):
+    """The targets of a server."""
+
+    async def run():
+        async with serving_bundles(bundle_path) as server, AsyncClient(server.address) as client:
+            calls = (client.generate(text, options=GenerateOptions(**options)) for text in texts)
+            return [answer.hypotheses for answer in await asyncio.gather(*calls)]
+
+    return asyncio.run(run())
+
+
+def files(folder):
+    """The names and contents of all files of an output."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_lines_of_files_are_those_of_a_server(bundle_path, tmp_path, capsys):
+    texts = texts_of(40)
+    (tmp_path / "de").mkdir()
+    (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts[:25]))
+    (tmp_path / "de" / "b.txt.gz").write_bytes(gzip.compress("\n".join(texts[25:]).encode()))
+    patterns = [str(tmp_path / "a.txt"), str(tmp_path / "**" / "*.gz")]
+    arguments = [str(bundle_path), "--input", *patterns, "--output", str(tmp_path / "out")]
+    assert main([*arguments, "--shard-lines", "10", *FLAGS]) == 0
+    names = ["a-00000", "a-00001", "a-00002", "de/b-00000", "de/b-00001"]
+    assert files(tmp_path / "out").keys() == {"_plan.json", *(f"{name}.txt" for name in names)}
+    lines = "".join((tmp_path / "out" / f"{name}.txt").read_text() for name in names).splitlines()
+    assert lines == [hypotheses[0].text for hypotheses in served(bundle_path, texts)]
+    assert "40 lines in" in capsys.readouterr().out
+
+
+def test_records_keep_their_fields_and_bad_lines_are_told_by_their_number(bundle_path, tmp_path, capsys):
+    good = ['{"id": 1, "ko": "하나 둘"}', '{"id": 2, "ko": " "}', '{"id": 3, "ko": "셋"}']
+    bad = ['{"id": 4}', "half", json.dumps({"ko": "하나 " * 500}), '{"ko": "\\ud800"}']
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join((*good, *bad)))
+    flags = ["--field", "ko", "--target-field", "en", "--beam-size", "3", "--num-hypotheses", "2", *FLAGS]
+    assert main([str(bundle_path), "--input", str(path), "--output", str(tmp_path / "out"), *flags]) == 0
+    records = list(map(json.loads, (tmp_path / "out" / "a-00000.jsonl").read_text().splitlines()))
+    one, three = served(bundle_path, ["하나 둘", "셋"], beam_size=3, num_hypotheses=2)
+    for record, hypotheses in ((records[0], one), (records[2], three)):
+        assert record["en"] == hypotheses[0].text
+        assert [each["text"] for each in record["en_hypotheses"]] == [each.text for each in hypotheses]
+        assert record["en_score"] == pytest.approx(hypotheses[0].score, abs=1e-5)
+    assert records[1] == {"id": 2, "ko": " ", "en": "", "en_score": None, "en_hypotheses": []}
+    assert [record["en"] for record in records[3:]] == [None] * 4
+    errors = list(map(json.loads, (tmp_path / "out" / "_errors" / "a-00000.jsonl").read_text().splitlines()))
+    assert [error["line"] for error in errors] == [4, 5, 6, 7]
+    assert "7 lines, 4 of them failed" in capsys.readouterr().err
+
+
+def test_rows_of_parquet_get_new_columns(bundle_path, tmp_path):
+    texts = texts_of(12)
+    table = pyarrow.table({"text": texts, "number": range(12)})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=5)
+    flags = ["--output", str(tmp_path / "out"), "--shard-lines", "7", *FLAGS]
+    assert main([str(bundle_path), "--input", str(tmp_path / "a.parquet"), *flags]) == 0
+    found = pyarrow.parquet.read_table(tmp_path / "out")
+    assert found.drop_columns(["target", "target_score"]) == table
+    assert found["target"].to_pylist() == [one[0].text for one in served(bundle_path, texts)]
+
+
+@pytest.fixture
+def lines(bundle_path, tmp_path):
+    """The beginning of a command, and its output folder."""
+    (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts_of(60)))
+    arguments = [str(bundle_path), "--input", str(tmp_path / "a.txt"), "--output", str(tmp_path / "out")]
+    return [*arguments, "--shard-lines", "10", *FLAGS], tmp_path / "out"
+
+
+def test_the_same_command_does_only_what_is_missing(lines, capsys):
+    arguments, out = lines
+    assert main(arguments) == 0
+    before = files(out)
+    (out / "a-00003.txt").unlink()
+    times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("10 lines")
+    assert files(out) == before
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+def test_parts_are_done_by_different_commands(lines):
+    arguments, out = lines
+    for part, names in (("0/4", ["a-00000", "a-00004"]), ("3/4", ["a-00003"])):
+        before = files(out).keys() if out.exists() else {"_plan.json"}
+        assert main([*arguments, "--part", part]) == 0
+        assert files(out).keys() - before == {f"{name}.txt" for name in names}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--beam-size", "4"], "another options"),
+        (["--max-slots", "2", "--shard-lines", "20"], "another shard lines"),
+        (["--format", "jsonl"], "another format"),
+    ],
+)
+def test_another_command_does_not_touch_the_output(lines, capsys, flags, message):
+    arguments, out = lines
+    assert main([*arguments, "--part", "0/6"]) == 0
+    before = files(out)
+    assert main([*arguments, *flags]) == 1
+    assert message in capsys.readouterr().err
+    assert files(out) == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--beam-size", "20"], "beam_size"),
+        (["--num-hypotheses", "2"], "--num-hypotheses needs --format jsonl"),
+        (["--input", "nothing.txt"], "there is no file"),
+        (["--precision", "fp16"], "fp16"),
+    ],
+)
+def test_a_mistake_ends_the_command_with_one_line(lines, capsys, flags, message):
+    arguments, out = lines
+    assert main([*arguments, *flags]) == 1
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert message in error
+    assert not list(out.glob("*.txt"))
+
+
+def test_sampling_needs_a_seed(lines, capsys):
+    arguments, _ = lines
+    with pytest.raises(SystemExit, match="2"):
+        main([*arguments, "--temperature", "1"])
+    assert "--temperature needs --seed" in capsys.readouterr().err
+
+
+def test_a_shard_that_cannot_be_written_is_left_out(lines, capsys):
+    arguments, out = lines
+    (out / "_errors" / "a-00002.jsonl").mkdir(parents=True)
+    (out.parent / "a.txt").write_text("".join(f"{text}\n" for text in texts_of(20)) + "하나 " * 500 + "\n")
+    assert main(arguments) == 1
+    assert "20 lines in" in (text := capsys.readouterr().out)
+    assert "1 shards left out" in text
+    assert not (out / "a-00002.txt").exists()
+
+
+def start(arguments, **settings):
+    command = [sys.executable, "-m", "bulk", *arguments]
+    return subprocess.Popen(
+        command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE, text=True, **settings
+    )
+
+
+def processes_of(group):
+    """The processes of a group that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_again_and_again_writes_every_line_once(lines, tmp_path):
+    arguments, out = lines
+    (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts_of(3000)))
+    arguments = [*arguments, "--shard-lines", "40", "--instances", "2", "--threads", "2"]
+    chance, num_kills, num_done = random.Random(5), 0, set()
+    while True:
+        process = start(arguments, start_new_session=True)
+        before = time.monotonic()
+        try:
+            process.communicate(timeout=60 if num_kills == 8 else chance.uniform(2.5, 4.5))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            num_kills += 1
+            num_done.add(len(list(out.glob("*.txt"))))
+            deadline = time.monotonic() + 20
+            while processes_of(process.pid) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert processes_of(process.pid) == []
+            continue
+        assert process.returncode == 0
+        break
+    assert num_kills >= 2
+    assert len(num_done) >= 2, f"nothing was done between the kills, in {time.monotonic() - before} s"
+    whole = tmp_path / "whole"
+    arguments[arguments.index("--output") + 1] = str(whole)
+    assert main(arguments) == 0
+    found = files(out)
+    assert {name: content for name, content in found.items() if not name.endswith(".tmp")} == files(whole)
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_killed_is_replaced(lines, tmp_path):
+    arguments, out = lines
+    (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts_of(4000)))
+    arguments = [*arguments, "--shard-lines", "50", "--instances", "2", "--threads", "2"]
+    process = start(arguments, start_new_session=True)
+    while len(list(out.glob("*.txt"))) < 3:
+        time.sleep(0.01)
+    (*_, victim) = sorted(set(processes_of(process.pid)) - {process.pid})
+    os.kill(victim, signal.SIGKILL)
+    _, log = process.communicate(timeout=120)
+    assert process.returncode == 0, log
+    assert "a worker was lost" in log
+    whole = tmp_path / "whole"
+    arguments[arguments.index("--output") + 1] = str(whole)
+    assert main(arguments) == 0
+    assert files(out) == files(whole)
