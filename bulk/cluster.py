@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
 
-from seq2seq_serve.bulk.plan import Shard
+from seq2seq_serve.bulk.plan import JobError, Shard
 from seq2seq_serve.bulk.worker import NUM_OPEN_SHARDS, Done, Job, Worker, WorkerLost, start_worker
 from seq2seq_serve.server.runner.device import ProviderPolicy
 
@@ -37,7 +38,7 @@ class _RemoteWorker:
 
     num_lines_open = 0  # not known here: whole shards are counted
 
-    def __init__(self, actor: ray.actor.ActorHandle) -> None:
+    def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     async def translate(self, shard: Shard) -> Done:
@@ -65,9 +66,12 @@ def connect(
         A function that starts a worker, and the number of workers.
 
     Raises:
-        ConnectionError: There is no cluster at this address.
+        JobError: There is no cluster at this address.
     """
-    ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+    except (ConnectionError, ValueError) as error:
+        raise JobError(f"there is no Ray cluster at {address}: {error}") from error
     needed = {"CPU": float(job.runner.num_threads or 1)}
     if job.runner.provider is ProviderPolicy.REQUIRE:
         needed["GPU"] = 1.0

@@ -70,6 +70,7 @@ class Worker:
     Owned by the run, or by an actor of Ray; used on one event loop. `start_worker` makes one.
 
     Attributes:
+        max_texts: The number of texts that are decoded or wait at once.
         num_lines_open: The number of lines that are finished and whose shards are not.
     """
 
@@ -82,7 +83,8 @@ class Worker:
         )
         self._reader = Reader(job.text_field)
         self._reading = asyncio.Lock()
-        self._room = asyncio.Semaphore(_TEXTS_PER_SLOT * model.num_slots)
+        self.max_texts = _TEXTS_PER_SLOT * model.num_slots
+        self._room = asyncio.Semaphore(self.max_texts)
         self.num_lines_open = 0
 
     async def translate(self, shard: Shard) -> Done:
@@ -99,7 +101,8 @@ class Worker:
                 lines = await asyncio.to_thread(self._reader.read, shard)
                 for number, text in enumerate(lines.texts):
                     await self._room.acquire()
-                    tasks.append(asyncio.create_task(self._answer(text, number)))
+                    tasks.append(asyncio.create_task(self.answer(text, number)))
+                    tasks[-1].add_done_callback(self._count)
             answers = await asyncio.gather(*tasks)
             await asyncio.to_thread(self._job.writer.write, shard, lines, answers)
             return Done(shard.num_lines, sum(isinstance(answer, LineError) for answer in answers))
@@ -109,16 +112,21 @@ class Worker:
             await asyncio.gather(*tasks, return_exceptions=True)
             self.num_lines_open -= len(tasks)
 
-    async def _answer(self, text: str | LineError, number: int) -> Target | LineError:
-        try:
-            if isinstance(text, LineError):
-                return text
-            return await self._translated(text, number) if text.strip() else Target("")
-        finally:
-            self._room.release()
-            self.num_lines_open += 1
+    def _count(self, _task: object) -> None:
+        self._room.release()
+        self.num_lines_open += 1
 
-    async def _translated(self, text: str, number: int) -> Target | LineError:
+    async def answer(self, text: str | LineError, number: int = 0) -> Target | LineError:
+        """Returns the target of a text, or why it does not have one.
+
+        Raises:
+            JobError: Other texts would fail, too.
+            WorkerLost: An engine has ended.
+        """
+        if isinstance(text, LineError):
+            return text
+        if not text.strip():
+            return Target("")
         try:
             source = pb.Source(text=text)
         except ValueError:  # a lone surrogate, which JSON can have

@@ -1,0 +1,1 @@
+"""Bulk work beside the same engine without files."""

@@ -1,0 +1,199 @@
+"""Measures bulk work beside the same engine without files: `python -m benchmarks.bulk`.
+
+* direct: the lines of the input go straight into the engine, as many at once as in bulk work. Nothing is
+  planned, read or written; the answers are texts.
+* bulk: `python -m bulk` with the same settings, from its first shard to its last.
+* ray (with `--nodes`): the same on a Ray cluster of simulated nodes on this machine, with one worker on each,
+  which has the threads of one node. With `--kill`, also a cluster that loses a node after a third of the
+  shards.
+
+The contenders take turns within each round, because the machine's speed varies over time. Ratios are those of
+one round, and their medians are reported. Not measured: the loading of models, the planning, the start of
+actors. Every output is compared with the first one, line by line. The last line on standard output is one
+JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from benchmarks.flags import positive
+from benchmarks.hardware import describe_hardware
+from seq2seq_serve.bulk.formats import TEXT, LineError, Writer, cut
+from seq2seq_serve.bulk.plan import Shard
+from seq2seq_serve.bulk.run import AnyWorker, Run
+from seq2seq_serve.bulk.worker import Job, start_worker
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
+from seq2seq_serve.server.flags import add_runner_flags, runner_config
+
+
+def main() -> int:
+    """Measures, prints a table and one JSON object; returns 0 if all outputs are equal."""
+    options = _parser().parse_args()
+    lines = options.input.read_text().splitlines()
+    texts = [lines[number % len(lines)] for number in range(options.lines)]
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory() as name, Progress(console=console) as progress:
+        figures = asyncio.run(_measure(options, texts, Path(name), progress))
+    report = {"benchmark": "bulk", "hardware": describe_hardware(), **figures}
+    table = Table(title=f"{options.lines} lines, medians of {options.rounds} rounds")
+    for column in ("", "lines/s", "to direct"):
+        table.add_column(column, justify="right")
+    for name, row in figures["contenders"].items():
+        table.add_row(name, f"{row['lines_per_second']:.0f}", f"{row['to_direct']:.3f}")
+    console.print(table)
+    if options.out:
+        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    print(json.dumps(report))
+    return 0 if figures["different_lines"] == 0 else 1
+
+
+async def _measure(
+    options: argparse.Namespace, texts: list[str], folder: Path, progress: Progress
+) -> dict[str, Any]:
+    (folder / "input.txt").write_text("".join(f"{text}\n" for text in texts))
+    shards = cut(folder / "input.txt", "input", options.shard_lines)
+    rates: dict[str, list[float]] = {}
+    outputs: list[list[str]] = []
+    names = [
+        "direct",
+        "bulk",
+        *(["ray"] if options.nodes else []),
+        *(["ray, a node killed"] if options.kill else []),
+    ]
+    task = progress.add_task("rounds", total=options.rounds * len(names))
+    for number in range(options.rounds):
+        for name in names:
+            output = folder / f"{name}-{number}"
+            writer = Writer(output, TEXT, "target", has_hypotheses=False)
+            job = Job(options.bundle.resolve(), runner_config(options), GenerateOptions(), "text", writer)
+            if name == "direct":
+                seconds, targets = await _direct(job, texts)
+            else:
+                seconds = await (
+                    _bulk(job, shards)
+                    if name == "bulk"
+                    else _ray(job, shards, options.nodes, "killed" in name)
+                )
+                targets = [line for shard in shards for line in writer.path(shard).read_text().splitlines()]
+            rates.setdefault(name, []).append(len(texts) / seconds)
+            outputs.append(targets)
+            progress.advance(task)
+    return {
+        "lines": len(texts),
+        "shard_lines": options.shard_lines,
+        "contenders": {
+            name: {
+                "lines_per_second": statistics.median(found),
+                "to_direct": statistics.median(
+                    rate / direct for rate, direct in zip(found, rates["direct"], strict=True)
+                ),
+            }
+            for name, found in rates.items()
+        },
+        "different_lines": sum(
+            sum(one != other for one, other in zip(outputs[0], each, strict=True)) for each in outputs
+        ),
+    }
+
+
+async def _direct(job: Job, texts: list[str]) -> tuple[float, list[str]]:
+    """Returns the seconds that the texts take, and their targets."""
+    worker = await start_worker(job)
+    room = asyncio.Semaphore(worker.max_texts)
+
+    async def answer(text: str) -> str:
+        target = await worker.answer(text)
+        room.release()
+        assert not isinstance(target, LineError)
+        return target.text
+
+    started = time.perf_counter()
+    tasks = []
+    for text in texts:
+        await room.acquire()
+        tasks.append(asyncio.create_task(answer(text)))
+    targets = await asyncio.gather(*tasks)
+    seconds = time.perf_counter() - started
+    worker.stop()
+    return seconds, targets
+
+
+async def _bulk(job: Job, shards: list[Shard]) -> float:
+    worker = await start_worker(job)
+
+    async def start() -> AnyWorker:
+        return worker
+
+    started = time.perf_counter()
+    await Run().translate(shards, start, 1)
+    return time.perf_counter() - started
+
+
+async def _ray(job: Job, shards: list[Shard], num_nodes: int, is_killed: bool) -> float:
+    """Returns the seconds from the start of the last worker; a node may be killed after that."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from seq2seq_serve.bulk.cluster import connect
+
+    cluster = Cluster()
+    for _ in range(num_nodes):
+        node = cluster.add_node(num_cpus=job.runner.num_threads)
+    cluster.wait_for_nodes()
+    start, num_workers = connect(cluster.address, job, num_nodes)
+    ready = [await start() for _ in range(num_workers)]
+
+    async def next_worker() -> AnyWorker:
+        return ready.pop() if ready else await start()
+
+    async def kill() -> None:
+        while sum(job.writer.is_done(shard) for shard in shards) < len(shards) / 3:
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(cluster.remove_node, node, allow_graceful=False)
+
+    killing = asyncio.create_task(kill()) if is_killed else None
+    started = time.perf_counter()
+    await Run().translate(shards, next_worker, num_workers)
+    seconds = time.perf_counter() - started
+    if killing is not None:
+        await killing
+    ray.shutdown()
+    cluster.shutdown()
+    return seconds
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.bulk",
+        allow_abbrev=False,
+        description=(__doc__ or "").splitlines()[0],
+        epilog="example: python -m benchmarks.bulk bundles/demo --input runs/demo/test.source.txt --nodes 3",
+    )
+    add = parser.add_argument
+    add("bundle", type=Path, metavar="BUNDLE", help="a folder written by `python -m export`")
+    add("--input", type=Path, required=True, metavar="FILE", help="lines of text, repeated up to --lines")
+    add("--lines", type=positive, default=20_000, help="default %(default)s")
+    add("--shard-lines", type=positive, default=2_000, help="default %(default)s")
+    add("--rounds", type=positive, default=5, help="default %(default)s")
+    add("--nodes", type=positive, help="also measure a Ray cluster of so many simulated nodes")
+    add("--kill", action="store_true", help="with --nodes: also kill a node of such a cluster")
+    add("--out", type=Path, metavar="FILE", help="also write the JSON object to this file")
+    add_runner_flags(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
