@@ -1,6 +1,5 @@
 """Bulk work on a Ray cluster of three nodes, which are processes of this machine."""
 
-import os
 import re
 import subprocess
 import sys
@@ -51,21 +50,3 @@ def test_a_cluster_that_loses_a_node_writes_every_line_once(bundle_path, tmp_pat
     assert "3000 lines in" in done.stdout
     assert main([*arguments, "--output", str(tmp_path / "whole")]) == 0
     assert files(tmp_path / "out") == files(tmp_path / "whole")
-
-
-def test_an_address_without_a_cluster_is_reported(bundle_path, tmp_path):
-    pytest.importorskip("ray", reason="pip install ray")
-    (tmp_path / "a.txt").write_text("one\n")
-    arguments = [str(bundle_path), "--input", str(tmp_path / "a.txt"), "--output", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "bulk", *arguments, "--ray", "auto", *FLAGS]
-    done = subprocess.run(
-        command,
-        cwd=Path(__file__).parents[2],
-        env=os.environ | {"RAY_TMPDIR": str(tmp_path)},  # where it looks for a cluster of this machine
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "error: there is no Ray cluster at auto" in done.stderr
