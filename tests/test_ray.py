@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,10 @@ FOLDER = ROOT / "deploy" / "ray"
 SLOTS, TEXTS = 8, ["오늘은 금요일입니다", "나는 학생이다", "비가 온다"]
 ID = (("x-request-id", "of-the-test"),)
 
-ray = pytest.importorskip("ray", reason="needs Ray: pip install 'ray[serve]'")
 
-pytestmark = [
-    pytest.mark.slow,  # a cluster starts in half a minute
-    pytest.mark.filterwarnings("ignore"),  # Ray has many
-]
+def in_a_cluster(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test whose cluster starts in half a minute; Ray gives many warnings."""
+    return pytest.mark.slow(pytest.mark.filterwarnings("ignore")(test))
 
 
 def watched_app(arguments: dict[str, Any]) -> Any:
@@ -70,13 +68,12 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(bundle_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'ray[serve]'")
     ports = [free_port() for _ in range(6)]
     sockets = tmp_path_factory.mktemp("haproxy")
-    settings = {
+    settings = dict(line.split("=") for line in (FOLDER / "settings.env").read_text().split()) | {
         "PYTHONPATH": f"{ROOT}:{FOLDER}",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
         "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "1",  # for the handle, because a test does not have a loop
         "RAY_SERVE_HAPROXY_STATS_PORT": str(ports[0]),
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports[1]),
@@ -124,6 +121,25 @@ def cluster(bundle_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             ray.shutdown()
 
 
+def test_the_manifest_of_kuberay_has_the_same_application_ports_and_bundles():
+    config = yaml.safe_load((FOLDER / "serve.yaml").read_text())
+    spec = yaml.safe_load((FOLDER / "rayservice.yaml").read_text())["spec"]
+    assert yaml.safe_load(spec["serveConfigV2"]) == config
+    cluster = spec["rayClusterConfig"]
+    (workers,) = cluster["workerGroupSpecs"]
+    for group in (cluster["headGroupSpec"], workers):
+        (container,) = group["template"]["spec"]["containers"]
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert ports["serve-grpc"] == config["grpc_options"]["port"]
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert container["env"] == [{"name": "PYTHONPATH", "value": mounts["adapter"]}]
+        for bundle in config["applications"][0]["args"]["bundles"]:
+            assert Path(bundle).is_relative_to(mounts["models"])
+    (deployment,) = config["applications"][0]["deployments"]
+    assert container["resources"]["requests"]["cpu"] == str(deployment["ray_actor_options"]["num_cpus"])
+    assert workers["maxReplicas"] == deployment["autoscaling_config"]["max_replicas"]
+
+
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return listening.getsockname()[1]
@@ -143,6 +159,7 @@ def untimed(answer: Any) -> Any:
     return answer
 
 
+@in_a_cluster
 def test_answers_are_the_servers(cluster):
     for text in TEXTS:
         for options in ({}, {"beam_size": 4}, {"temperature": 1.0, "seed": 7}):
@@ -159,6 +176,7 @@ def test_answers_are_the_servers(cluster):
         assert answers[0] == answers[1]
 
 
+@in_a_cluster
 def test_a_stream_has_the_servers_pieces_and_answer(cluster):
     *pieces, last = cluster.ray.GenerateStream(request(TEXTS[0]), metadata=ID)
     assert len(pieces) > 1
@@ -166,6 +184,7 @@ def test_a_stream_has_the_servers_pieces_and_answer(cluster):
     assert untimed(last.result) == untimed(cluster.plain.Generate(request(TEXTS[0]), metadata=ID))
 
 
+@in_a_cluster
 def test_a_batch_has_the_servers_answers(cluster):
     message = batch(TEXTS)
     by_index = []
@@ -176,6 +195,7 @@ def test_a_batch_has_the_servers_answers(cluster):
     assert len(by_index[0]) == len(TEXTS)
 
 
+@in_a_cluster
 def test_a_refusal_has_the_servers_status_text_and_details(cluster):
     refused = [
         lambda stub: stub.Generate(request(TEXTS[0], beam_size=999), metadata=ID),
@@ -194,6 +214,7 @@ def test_a_refusal_has_the_servers_status_text_and_details(cluster):
         assert dict(one.trailing_metadata())["x-request-id"] == "of-the-test"
 
 
+@in_a_cluster
 def test_a_caller_who_leaves_frees_the_slots(cluster):
     answers = cluster.ray.GenerateBatch(batch(TEXTS * 300))
     next(answers)

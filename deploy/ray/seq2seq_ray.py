@@ -28,7 +28,7 @@ from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.deliveries import Deliveries
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.loading import load_model
-from seq2seq_serve.server.models.served import Models, ServedModel
+from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
@@ -103,9 +103,14 @@ class Seq2Seq:
             raise RuntimeError(problem)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns, for `num_replicas`, the share of the slots that requests have or wait for."""
-        models = self._calls.models
-        return {_LOAD: max(_num_slots_wanted(model) / model.num_slots for model in models)}
+        """Returns, for `num_replicas`, the share of the slots that calls have or wait for.
+
+        A call counts as one slot at least, also while its answer waits for the processor.
+        """
+        models = list(self._calls.models)
+        num_slots = sum(model.num_slots for model in models)
+        num_wanted = sum(engine.num_slots_wanted() for model in models for engine in model.engines)
+        return {_LOAD: max(self._calls.num_open, num_wanted) / num_slots}
 
     async def _answer(
         self, method: str, message: Message, context: RayServegRPCContext, write: Write | None = None
@@ -153,10 +158,6 @@ class Seq2Seq:
             await answering
         finally:
             answering.cancel()
-
-
-def _num_slots_wanted(model: ServedModel) -> int:
-    return sum(engine.num_slots_wanted() for engine in model.engines)
 
 
 async def _write_nothing(_message: Message) -> None:
