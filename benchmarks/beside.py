@@ -1,7 +1,7 @@
 """Compares two running servers: `python -m benchmarks.beside 127.0.0.1:50051=PID 127.0.0.1:9000=PID,PID`.
 
 PID are the processes that serve an address. Their processor time is counted, but not that of others, such as
-the controllers of a cluster. Callers in closed loops send short Korean texts, and the servers take turns in each
+the controllers of a cluster. Callers in closed loops send short Korean texts; the servers take turns in each
 round. The results are medians over the rounds, and the ratios of the second server to the first one. The last
 line on standard output is one JSON object.
 """

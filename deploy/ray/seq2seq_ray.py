@@ -166,7 +166,7 @@ async def _write_nothing(_message: Message) -> None:
 
 def num_replicas(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
     """Returns how many replicas the load needs, for Ray's autoscaler, which keeps its limits and delays."""
-    loads = context.aggregated_metrics.get(_LOAD, {})
+    loads = (context.aggregated_metrics or {}).get(_LOAD, {})
     if len(loads) < len(context.running_replicas):  # not all have reported yet
         return context.target_num_replicas, {}
     return sum(loads.values()) / _TARGET_LOAD, {}
