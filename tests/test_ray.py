@@ -23,6 +23,7 @@ from tests.server.service.harness import on_a_thread, serving_bundles
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "deploy" / "ray"
 SLOTS, TEXTS = 8, ["오늘은 금요일입니다", "나는 학생이다", "비가 온다"]
+MISSING = "needs Ray Serve: pip install 'ray[serve]'"
 ID = (("x-request-id", "of-the-test"),)
 
 
@@ -68,7 +69,6 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(bundle_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    ray = pytest.importorskip("ray", reason="needs Ray: pip install 'ray[serve]'")
     ports = [free_port() for _ in range(6)]
     sockets = tmp_path_factory.mktemp("haproxy")
     settings = dict(line.split("=") for line in (FOLDER / "settings.env").read_text().split()) | {
@@ -99,7 +99,9 @@ def cluster(bundle_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         for name, value in settings.items():
             patch.setenv(name, value)
         patch.syspath_prepend(FOLDER)
-        from ray import serve  # reads the settings
+        # It reads the settings when it is imported.
+        serve = pytest.importorskip("ray.serve", reason=MISSING, exc_type=ImportError)
+        import ray
         from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
