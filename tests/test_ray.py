@@ -214,6 +214,8 @@ def test_a_refusal_has_the_servers_status_text_and_details(cluster):
         assert (one.code(), one.details()) == (other.code(), other.details())
         assert rpc_status.from_call(one) == rpc_status.from_call(other)
         assert dict(one.trailing_metadata())["x-request-id"] == "of-the-test"
+    with pytest.raises(grpc.RpcError, match="the request id has 200 characters"):
+        cluster.ray.GetModel(pb.GetModelRequest(), metadata=(("x-request-id", "x" * 200),))
 
 
 @in_a_cluster

@@ -127,8 +127,14 @@ class Seq2Seq:
             remaining_seconds=None,  # Ray does not know it, but cancels the call at the deadline
             write=write or _write_nothing,
         )
+
+        async def answer() -> Message | None:
+            call.check_id()
+            answered: Message | None = await getattr(self._service, method)(message, call)
+            return answered
+
         try:
-            outcome = await self._calls.settle(call, getattr(self._service, method)(message, call))
+            outcome = await self._calls.settle(call, answer())
         finally:
             self._calls.close_call(call)
         if isinstance(outcome, Exception):
