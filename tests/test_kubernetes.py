@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes and deploy/kserve against schemas, programs, and each other.
+"""The manifests of deploy/kubernetes, deploy/kserve and deploy/ray against schemas, programs, and each other.
 
 The package kubernetes-validate has the schemas of Kubernetes. Those of custom resources are files of their
 projects, which are not copied here. KUBERNETES_CRDS names a folder with them (CONTRIBUTING.md); without it
@@ -40,7 +40,7 @@ MANIFESTS = {
     for root in FOLDERS
     for path in sorted(root.rglob("*.yaml"))
     if path.name != "kustomization.yaml"
-}
+} | {"ray/rayservice": yaml.safe_load((DEPLOY / "ray" / "rayservice.yaml").read_text())}
 OWN = {"app.kubernetes.io/name": "seq2seq-serve"}
 
 # Resources that Kubernetes itself does not know, and the files with their schemas.
@@ -50,6 +50,7 @@ DEFINITIONS = {
     "GRPCRoute": "gateway.networking.k8s.io_grpcroutes.yaml",
     "Gateway": "gateway.networking.k8s.io_gateways.yaml",
     "InferenceService": "serving.kserve.io_inferenceservices.yaml",
+    "RayService": "ray.io_rayservices.yaml",
     "PrometheusRule": "monitoring.coreos.com_prometheusrules.yaml",
     "ScaledObject": "keda.sh_scaledobjects.yaml",
     "ServiceMonitor": "monitoring.coreos.com_servicemonitors.yaml",
@@ -57,7 +58,7 @@ DEFINITIONS = {
 }
 # Paths of objects that allow any field.
 FREE = re.compile(
-    r"\.(annotations|labels|limits|matchLabels|requests)$|^spec\.(selector|triggers\.\d+\.metadata)$"
+    r"\.(annotations|labels|limits|matchLabels|rayStartParams|requests)$|^spec\.(selector|triggers\.\d+\.metadata)$"
 )
 
 
