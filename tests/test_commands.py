@@ -31,6 +31,7 @@ def run(arguments: str, path: Path) -> subprocess.CompletedProcess[str]:
         ("export a b", "pydantic", "export,cpu"),
         ("server a", "grpc", "server,cpu"),
         ("server a", "prometheus_client", "server,cpu"),
+        ("bulk a --input b --output c", "onnxruntime", "server,cpu"),
         ("training train demo --out a", "torch", "training"),
     ],
 )
@@ -42,7 +43,7 @@ def test_a_missing_package_is_one_line(tmp_path, arguments, missing, extra):
     assert done.stderr.startswith(f"error: {missing} is missing: pip install -e '.[{extra}]'")
 
 
-@pytest.mark.parametrize("command", ["server", "training"])
+@pytest.mark.parametrize("command", ["server", "training", "bulk"])
 def test_a_version_needs_no_other_package(tmp_path, command):
     for missing in ("grpc", "torch"):
         (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError(name={missing!r})")

@@ -1,4 +1,4 @@
-"""The manifests of deploy/kubernetes, deploy/kserve and deploy/ray against schemas, programs, and each other.
+"""The manifests in deploy/ against schemas, programs, and each other.
 
 The package kubernetes-validate has the schemas of Kubernetes. Those of custom resources are files of their
 projects, which are not copied here. KUBERNETES_CRDS names a folder with them (CONTRIBUTING.md); without it
@@ -23,6 +23,7 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from seq2seq_serve.bulk.__main__ import _parser as bulk_parser
 from seq2seq_serve.protos import open_inference_pb2, seq2seq_v1_pb2
 from seq2seq_serve.server.__main__ import _config, _parser
 from seq2seq_serve.server.config import ServerConfig
@@ -40,7 +41,10 @@ MANIFESTS = {
     for root in FOLDERS
     for path in sorted(root.rglob("*.yaml"))
     if path.name != "kustomization.yaml"
-} | {"ray/rayservice": yaml.safe_load((DEPLOY / "ray" / "rayservice.yaml").read_text())}
+}
+MANIFESTS |= {
+    name: yaml.safe_load((DEPLOY / f"{name}.yaml").read_text()) for name in ("bulk/job", "ray/rayservice")
+}
 OWN = {"app.kubernetes.io/name": "seq2seq-serve"}
 
 # Resources that Kubernetes itself does not know, and the files with their schemas.
@@ -446,3 +450,16 @@ def test_a_trigger_counts_the_load_in_replicas(tmp_path, name, series, value):
 def test_the_guide_lists_every_component():
     guide = (DEPLOY.parent / "docs" / "kubernetes.md").read_text()
     assert re.findall(r"^\| `([a-z-]+)` \|", guide, re.MULTILINE) == COMPONENTS
+
+
+def test_the_pods_of_a_bulk_job_do_all_parts_with_the_commands_flags():
+    spec = MANIFESTS["bulk/job"]["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    num_pods = spec["completions"]
+    assert spec["parallelism"] == num_pods
+    assert container["command"] == ["python", "-m", "bulk"]
+    parts = []
+    for index in range(num_pods):
+        arguments = [one.replace("$(INDEX)", str(index)) for one in container["args"]]
+        parts.append(bulk_parser().parse_args(arguments).part)
+    assert parts == [(index, num_pods) for index in range(num_pods)]
