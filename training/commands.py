@@ -48,7 +48,7 @@ class TrainRequest:
     Attributes:
         out: The run's folder.
         is_resumed: Whether a run that exists already is continued; otherwise it is an error.
-        settings: Values of the preset's fields that a new run replaces, by field; a resumed run must have them.
+        settings: Values of the preset's fields that a new run replaces; a resumed run must have them.
         changes: The same for the fields that a resumed run may replace, too.
         is_compiled: Whether `torch.compile` compiles the model.
         parent: The finished run whose model, weights and tokenizer a new run starts with.

@@ -53,7 +53,9 @@ class EncodedCorpus(Sequence[EncodedPair]):
         self._starts: NDArray[np.int64] = np.load(folder / "starts.npy", mmap_mode="r")
         self._lengths: NDArray[np.int32] = np.load(folder / "lengths.npy", mmap_mode="r")  # (pairs, 2)
         positions = folder / _POSITIONS_FILE
-        self._positions: NDArray[np.int32] | None = np.load(positions) if positions.is_file() else None
+        self._positions: NDArray[np.int32] | None = (
+            np.load(positions, mmap_mode="r") if positions.is_file() else None
+        )
         (ids_file,) = folder.glob("ids.*")
         dtype = np.dtype(ids_file.suffix[1:])
         num_ids = ids_file.stat().st_size // dtype.itemsize
@@ -74,6 +76,11 @@ class EncodedCorpus(Sequence[EncodedPair]):
         start, (source_length, target_length) = self._starts[row], self._lengths[row]
         ids = self._ids[start : start + source_length + target_length].tolist()
         return EncodedPair(ids[:source_length], ids[source_length:])
+
+    def lengths(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The source lengths of some pairs, for texts with eos, and their target lengths, with bos or eos."""
+        positions = self._lengths[rows, 0] if self._positions is None else self._positions[rows]
+        return positions, self._lengths[rows, 1] + 1
 
     @property
     def source_lengths(self) -> NDArray[np.int32]:

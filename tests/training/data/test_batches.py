@@ -10,7 +10,7 @@ from seq2seq_serve.training.data.batches import (
     BatchStream,
     batches_in_order,
     make_batch,
-    plan_epoch,
+    plan_group,
 )
 from seq2seq_serve.training.data.encoded import EncodedPair
 from seq2seq_serve.training.data.sources import Clips, Pictures
@@ -45,7 +45,7 @@ def test_a_batch_is_padded_and_its_labels_are_the_target_one_ahead() -> None:
 
 
 def test_no_batch_is_over_the_budget_and_every_pair_comes_once(pairs: list[EncodedPair]) -> None:
-    plan = plan_epoch(pairs, batch_tokens=120, seed=0, epoch=0)
+    plan = plan_group(pairs, batch_tokens=120, seed=0, epoch=0)
     assert Counter(index for rows in plan for index in rows) == Counter(range(len(pairs)))
     sizes = []
     for rows in plan:
@@ -57,7 +57,7 @@ def test_no_batch_is_over_the_budget_and_every_pair_comes_once(pairs: list[Encod
 
 
 def test_pairs_of_a_batch_have_similar_lengths(pairs: list[EncodedPair]) -> None:
-    for rows in plan_epoch(pairs, batch_tokens=120, seed=0, epoch=0):
+    for rows in plan_group(pairs, batch_tokens=120, seed=0, epoch=0):
         lengths = [pairs[index].target_length for index in rows]
         assert max(lengths) - min(lengths) <= 3
 
@@ -71,7 +71,7 @@ def test_captions_of_clips_are_not_sorted_by_length_but_those_of_pictures_are() 
     random = Random(0)
     for kind, is_sorted in ((_Clips(32), False), (Pictures(16), True)):
         pairs = [EncodedPair([5] * random.randint(8, 12), [5] * random.randint(1, 10)) for _ in range(400)]
-        for rows in plan_epoch(pairs, batch_tokens=200, seed=0, epoch=0, kind=kind):
+        for rows in plan_group(pairs, batch_tokens=200, seed=0, epoch=0, kind=kind):
             targets = {pairs[row].target_length for row in rows}
             sources = {len(pairs[row].source_ids) for row in rows}
             assert len(targets if is_sorted else sources) <= 2
@@ -79,17 +79,17 @@ def test_captions_of_clips_are_not_sorted_by_length_but_those_of_pictures_are() 
 
 
 def test_batches_of_mixed_lengths_keep_the_budget_and_have_every_pair_once(pairs: list[EncodedPair]) -> None:
-    plan = plan_epoch(pairs, 120, seed=0, epoch=0, mixes_lengths=True)
+    plan = plan_group(pairs, 120, seed=0, epoch=0, mixes_lengths=True)
     assert sorted(row for rows in plan for row in rows) == list(range(len(pairs)))
     lengths = [[max(len(pairs[row].source_ids), pairs[row].target_length) for row in rows] for rows in plan]
     assert all(max(batch) * len(batch) <= 120 or len(batch) == 1 for batch in lengths)
-    ordered = plan_epoch(pairs, 120, seed=0, epoch=0)
+    ordered = plan_group(pairs, 120, seed=0, epoch=0)
     assert len(plan) > len(ordered)  # of padding
 
 
 def test_the_order_depends_on_seed_and_epoch_only(pairs: list[EncodedPair]) -> None:
     def rows(pairs: list[EncodedPair], seed: int, epoch: int) -> list[list[int]]:
-        return [batch.tolist() for batch in plan_epoch(pairs, 120, seed, epoch)]
+        return [batch.tolist() for batch in plan_group(pairs, 120, seed, epoch)]
 
     plan = rows(pairs, seed=1, epoch=2)
     assert plan == rows(pairs, seed=1, epoch=2)
@@ -99,13 +99,13 @@ def test_the_order_depends_on_seed_and_epoch_only(pairs: list[EncodedPair]) -> N
 
 def test_a_pair_over_the_budget_is_a_batch_of_its_own() -> None:
     pairs = [EncodedPair([5, EOS_ID], [5] * length) for length in (11, 3, 3, 20)]
-    plan = plan_epoch(pairs, 10, seed=0, epoch=0)
+    plan = plan_group(pairs, 10, seed=0, epoch=0)
     assert sorted(sorted(rows.tolist()) for rows in plan) == [[0], [1, 2], [3]]
 
 
 def test_a_stream_goes_on_where_another_stopped(pairs: list[EncodedPair]) -> None:
     whole = BatchStream(lambda _: pairs, 120, seed=3)
-    num_batches = 2 * len(plan_epoch(pairs, 120, seed=3, epoch=0)) + 5
+    num_batches = 2 * len(plan_group(pairs, 120, seed=3, epoch=0)) + 5
     expected = [whole.next_batch() for _ in range(num_batches)]
     assert whole.epoch == 2
     for stop in (0, 1, num_batches // 2, num_batches - 6):

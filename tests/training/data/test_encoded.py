@@ -7,7 +7,7 @@ import pytest
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.config import EOS_ID
 from seq2seq_serve.training.data import encoded
-from seq2seq_serve.training.data.batches import plan_epoch
+from seq2seq_serve.training.data.batches import plan_group
 from seq2seq_serve.training.data.encoded import EncodedCorpus, encode_pairs, passing_pairs, write_encoded
 from seq2seq_serve.training.data.filters import CorpusFilters
 from seq2seq_serve.training.data.text_files import SentencePair
@@ -60,7 +60,7 @@ def test_what_is_read_is_what_was_written(
 def test_batches_are_those_of_the_pairs_in_memory(tmp_path: Path, tokenizer: Tokenizer) -> None:
     write_encoded(tmp_path / "encoded", PAIRS, tokenizer, FILTERS)
     plans = [
-        plan_epoch(pairs, 60, seed=1, epoch=2)
+        plan_group(pairs, 60, seed=1, epoch=2)
         for pairs in (encode_pairs(PAIRS, tokenizer), EncodedCorpus(tmp_path / "encoded"))
     ]
     assert [rows.tolist() for rows in plans[0]] == [rows.tolist() for rows in plans[1]]
