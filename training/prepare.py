@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ from seq2seq_serve.training.run import (
 )
 
 _log = logging.getLogger(__name__)
+
+_MAX_TOKENIZER_PAIRS = 100_000_000  # of a larger corpus, a tokenizer learns from every second pair or fewer
 
 # The fields that a resumed run may change: when and how it ends, and what suits the machine.
 _ENDING = "max_steps", "cooldown_share", "patience"
@@ -217,8 +220,10 @@ def _description(parent: TrainedModel) -> str:
 
 
 def _learn_tokenizer(corpus: Corpus, filters: CorpusFilters, preset: Preset, kind: SourceKind) -> Tokenizer:
-    _log.info("learning a tokenizer from the texts of %s pairs", f"{len(corpus.train):,}")
-    pairs = (pair for pair in corpus.train if not filters.text_reason(pair))
+    step = -(-len(corpus.train) // _MAX_TOKENIZER_PAIRS)
+    num_pairs = -(-len(corpus.train) // step)
+    _log.info("learning a tokenizer from the texts of %s pairs", f"{num_pairs:,}")
+    pairs = (pair for pair in islice(corpus.train, 0, None, step) if not filters.text_reason(pair))
     texts = (text for pair in pairs for text in (pair if kind.is_text else pair[1:]))
     learn = train_word_tokenizer if kind.has_word_tokens else train_tokenizer
     return learn(texts, preset.model.vocab_size, preset.training.normalization)

@@ -286,6 +286,17 @@ def test_the_tokenizer_learns_from_what_is_text_only(
     assert folder.tokenizer_file.read_bytes() == other.tokenizer_file.read_bytes()
 
 
+def test_the_tokenizer_learns_from_pairs_of_all_places_of_a_very_large_corpus(
+    tmp_path: Path, folder: RunFolder, preset: Preset, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(corpus.train) == 32
+    other = RunFolder(tmp_path / "other")
+    start_run(other, preset, dataclasses.replace(corpus, train=corpus.train[::4]))
+    monkeypatch.setattr(prepare, "_MAX_TOKENIZER_PAIRS", 10)
+    start_run(folder, preset, corpus)
+    assert folder.tokenizer_file.read_bytes() == other.tokenizer_file.read_bytes()
+
+
 @pytest.fixture
 def with_vectors(preset: Preset, tmp_path: Path) -> Preset:
     """The toy preset, whose embeddings of four words start as vectors of a file."""

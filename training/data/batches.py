@@ -127,7 +127,7 @@ def plan_group(
     del keys
     lengths = np.maximum(source_lengths, target_lengths)[order]
     starts, longest = list[int](), 0
-    for place, length in enumerate(memoryview(lengths)):  # a list of them would take twice their memory
+    for place, length in enumerate(lengths.data):  # a list of them would take twice their memory
         longest = max(longest, length)
         if not starts or longest * (place - starts[-1] + 1) > batch_tokens:
             starts.append(place)

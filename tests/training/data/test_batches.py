@@ -1,7 +1,10 @@
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID
@@ -9,10 +12,11 @@ from seq2seq_serve.training.data.batches import (
     BatchShare,
     BatchStream,
     batches_in_order,
+    count_groups,
     make_batch,
     plan_group,
 )
-from seq2seq_serve.training.data.encoded import EncodedPair
+from seq2seq_serve.training.data.encoded import EncodedCorpus, EncodedPair
 from seq2seq_serve.training.data.sources import Clips, Pictures
 from seq2seq_serve.training.ranks import Ranks
 
@@ -103,18 +107,82 @@ def test_a_pair_over_the_budget_is_a_batch_of_its_own() -> None:
     assert sorted(sorted(rows.tolist()) for rows in plan) == [[0], [1, 2], [3]]
 
 
-def test_a_stream_goes_on_where_another_stopped(pairs: list[EncodedPair]) -> None:
-    whole = BatchStream(lambda _: pairs, 120, seed=3)
-    num_batches = 2 * len(plan_group(pairs, 120, seed=3, epoch=0)) + 5
-    expected = [whole.next_batch() for _ in range(num_batches)]
-    assert whole.epoch == 2
-    for stop in (0, 1, num_batches // 2, num_batches - 6):
-        first = BatchStream(lambda _: pairs, 120, seed=3)
+@pytest.mark.parametrize("group_pairs", [None, 70])
+def test_a_stream_goes_on_where_another_stopped(pairs: list[EncodedPair], group_pairs: int | None) -> None:
+    def stream(**place: int) -> BatchStream:
+        return BatchStream(lambda _: pairs, 120, seed=3, group_pairs=group_pairs, **place)
+
+    whole, expected = stream(), list[BatchShare]()
+    while whole.epoch < 2:
+        expected.append(whole.next_batch())
+    for stop in range(0, len(expected), 3):
+        first = stream()
         for _ in range(stop):
             first.next_batch()
-        second = BatchStream(lambda _: pairs, 120, seed=3, epoch=first.epoch, batch_index=first.batch_index)
-        for batch in expected[stop:]:
+        second = stream(epoch=first.epoch, group=first.group, batch_index=first.batch_index)
+        for batch in expected[stop : stop + 20]:
             assert same(second.next_batch(), batch)
+
+
+def test_groups_have_every_pair_once_and_from_the_whole_corpus(pairs: list[EncodedPair]) -> None:
+    """A group of 2,000 pairs has shards of two; the last shard of the corpus has one."""
+    many = [pairs[i % 300] for i in range(5001)]
+
+    def plan(group: int, group_pairs: int | None = 2000, epoch: int = 1) -> list[list[int]]:
+        batches = plan_group(many, 120, 0, epoch, group=group, group_pairs=group_pairs)
+        return [batch.tolist() for batch in batches]
+
+    assert count_groups(len(many), 2000) == 3
+    groups = [plan(group) for group in range(3)]
+    rows = [sorted(row for batch in group for row in batch) for group in groups]
+    assert sorted(row for group in rows for row in group) == list(range(5001))
+    for group in rows:
+        assert 1660 <= len(group) <= 1670
+        assert np.histogram(group, bins=5, range=(0, 5001))[0].min() > 250  # of 333 on average
+        assert sum(row ^ 1 in group for row in group) >= len(group) - 1
+    assert all(len(batch) * max(longer(many[row]) for row in batch) <= 120 for batch in plan(1))
+    assert plan(1) == groups[1] != plan(1, epoch=2)
+    assert plan(0, group_pairs=5001) == plan(0, group_pairs=None)  # a smaller corpus is one group
+
+
+def longer(pair: EncodedPair) -> int:
+    return max(len(pair.source_ids), pair.target_length)
+
+
+def test_a_stream_sees_every_pair_of_a_pass_once_whatever_the_number_of_processes() -> None:
+    pairs = [EncodedPair([number, EOS_ID], [5] * (number % 7)) for number in range(4, 504)]
+    seen = []
+    for size in (1, 3):
+        streams = [
+            BatchStream(lambda _: pairs, 60, seed=1, group_pairs=130, ranks=Ranks(rank, size))
+            for rank in range(size)
+        ]
+        batches = []
+        while streams[0].epoch == 0:
+            pieces = [piece for stream in streams for piece in stream.next_batch().pieces]
+            batches.append(sorted(row[0] for piece in pieces for row in piece.source[0].tolist()))
+        last = batches.pop()  # of the second pass
+        seen.append(batches)
+        assert sorted(number for batch in batches for number in batch) == list(range(4, 504))
+        assert last
+    assert seen[0] == seen[1]
+
+
+def test_the_memory_for_a_plan_is_that_of_a_group(tmp_path: Path) -> None:
+    """About 45 bytes for each of its pairs; the whole pass would take 4 MB."""
+    num_pairs = 100_000
+    np.save(tmp_path / "starts.npy", np.arange(num_pairs) * 20)
+    np.save(tmp_path / "lengths.npy", np.full((num_pairs, 2), 10, np.int32))
+    np.zeros(num_pairs * 20, np.uint16).tofile(tmp_path / "ids.uint16")
+    corpus = EncodedCorpus(tmp_path)
+    tracemalloc.start()
+    try:
+        stream = BatchStream(lambda _: corpus, 2000, seed=0, group_pairs=10_000)
+        while stream.group < 2:
+            stream.next_batch()
+        assert tracemalloc.get_traced_memory()[1] < 700_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_stream_of_nothing_is_refused() -> None:
