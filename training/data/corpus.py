@@ -223,7 +223,7 @@ def _distinct_rows(pairs: Iterable[SentencePair]) -> NDArray[np.int64]:
         if pair.source.strip() and pair.target.strip():
             hashes.append(pair_hash(pair))
             rows.append(row)
-    return np.array(rows)[are_first(np.frombuffer(hashes, np.uint64))]
+    return np.frombuffer(rows, np.int64)[are_first(np.frombuffer(hashes, np.uint64))]
 
 
 def _without(pairs: Iterable[SentencePair], left_out: tuple[SentencePair, ...]) -> Iterator[SentencePair]:
