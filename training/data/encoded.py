@@ -22,7 +22,7 @@ from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.data.text_files import SentencePair, pair_hash
 
 _CHUNK_PAIRS = 10_000  # encoded at once, by all cores
-_PART_PAIRS = 20_000_000  # compared at once in the search for equal ones, with 50 bytes of memory for each
+_PART_PAIRS = 20_000_000  # compared at once in the search for equal ones, with 65 bytes of memory for each
 _RECORD = np.dtype([("hash", "u8"), ("start", "i8"), ("lengths", "i4", 2), ("position", "i4")])
 _pack_record = struct.Struct("=Qqiii").pack
 _POSITIONS_FILE = "positions.npy"  # of each source, unless they are as many as its numbers

@@ -13,7 +13,7 @@ from seq2seq_serve.training.config import ModelConfig
 
 _RATIO_HEADROOM = 2.0  # times the mean ratio of the corpus
 _CONSTANT_HEADROOM = 10  # tokens
-_PART_PAIRS = 10_000_000
+_PART_PAIRS = 10_000_000  # compared at once
 _CUT_SHARE = 1e-4  # share of the training pairs that are outliers, cut before the headroom is added
 
 
