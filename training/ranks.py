@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import distributed
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 
@@ -99,12 +100,15 @@ def joined_ranks() -> Iterator[Ranks]:
 
     Raises:
         OtherProcessFailed: Another process ended, or did not answer in time, while this one waited for it.
+        ValueError: A restart on several machines could not work.
     """
     if "WORLD_SIZE" not in os.environ:
         yield Ranks()
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    distributed.init_process_group(backend, timeout=_PATIENCE)
+    distributed.init_process_group(
+        backend, timeout=_PATIENCE, store=_fresh_store(), rank=current_rank(), world_size=num_ranks()
+    )
     patient = distributed.new_group(backend="gloo", timeout=_PATIENCE_WITH_FIRST)
     ranks = Ranks(distributed.get_rank(), distributed.get_world_size(), patient)
     try:
@@ -124,6 +128,27 @@ def joined_ranks() -> Iterator[Ranks]:
         # interpreter sometimes aborts at exit.
         gc.collect()
         distributed.destroy_process_group()
+
+
+def _fresh_store() -> PrefixStore | None:
+    """A store without the addresses of processes that ended before a restart; None for the default.
+
+    `torchrun` of PyTorch 2.13 keeps one store through all restarts. A process may find the address of one
+    there that has ended, and wait for it in vain (github.com/pytorch/pytorch/issues/135712). On one machine,
+    the number of restarts tells them apart; each of several machines counts its own.
+    """
+    variables = os.environ
+    is_kept = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not is_kept or variables["TORCHELASTIC_MAX_RESTARTS"] == "0":
+        return None
+    if variables["GROUP_WORLD_SIZE"] != "1":
+        raise ValueError(
+            "torchrun restarts processes on several machines only with --rdzv-backend c10d and the variable "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: set it where torchrun starts, or leave out --max-restarts"
+        )
+    address = variables["MASTER_ADDR"], int(variables["MASTER_PORT"])
+    store = TCPStore(*address, is_master=False, timeout=_PATIENCE)
+    return PrefixStore(variables["TORCHELASTIC_RESTART_COUNT"], store)
 
 
 def _is_lost_peer(error: BaseException) -> bool:

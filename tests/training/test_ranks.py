@@ -256,6 +256,21 @@ def test_an_error_is_raised_although_torchrun_wants_to_end_the_process_that_has_
     assert not received
 
 
+def test_a_restart_on_several_machines_that_would_wait_in_vain_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    variables = {"USE_AGENT_STORE": "True", "MAX_RESTARTS": "3"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    with (
+        pytest.raises(ValueError, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: set it where torchrun starts"),
+        joined_ranks(),
+    ):
+        pass
+
+
 def test_what_the_first_process_refuses_ends_all(tmp_path: Path, start_ranks) -> None:
     ranks = start_ranks(2, "demo", "--out", str(tmp_path), "--tsv", str(tmp_path / "none"), "--device", "cpu")
     assert [rank.wait() for rank in ranks] == [1, 1]
