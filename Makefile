@@ -129,7 +129,7 @@ $(INSTALLED): pyproject.toml $(wildcard kernels/*.cpp kernels/*.h)
 
 # A training that was stopped goes on where it stopped.
 $(RUN)/summary.json: | $(INSTALLED)
-	$(PY) -m training train demo --out $(RUN) $(if $(wildcard $(RUN)/config.json),--resume) $(TRAIN_FLAGS)
+	$(PY) -m training train demo --out $(RUN) --resume $(TRAIN_FLAGS)
 
 $(BUNDLE)/manifest.json: $(RUN)/summary.json
 	$(PY) -m export $(RUN) $(BUNDLE) --precision $(PRECISIONS) --overwrite

@@ -33,7 +33,6 @@ with needs_extra("training", __name__):
     from seq2seq_serve.training.prepare import CHANGEABLE
     from seq2seq_serve.training.presets import PRESETS
     from seq2seq_serve.training.ranks import current_rank, joined_ranks, local_rank, num_local_ranks
-    from seq2seq_serve.training.run import RunFolder
 
 _log = logging.getLogger("training")
 
@@ -56,7 +55,8 @@ _EXAMPLES = {
       --dev-source dev.ko --dev-target dev.en
   %(prog)s small --out runs/mine --resume
   %(prog)s small --out runs/tuned --from runs/mine --tsv own.tsv --set learning_rate_scale=0.2
-  torchrun --standalone --nproc-per-node gpu -m training train base --out runs/large --tsv large.tsv.gz
+  torchrun --standalone --nproc-per-node gpu --max-restarts 3 \\
+      -m training train base --out runs/large --tsv large.tsv.gz --resume
   %(prog)s tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none
   %(prog)s captioner --out runs/photos --tsv photos.tsv --dev-tsv dev.tsv --vocab-size 4000
   %(prog)s memory-network --out runs/stories --tsv stories.tsv""",
@@ -186,7 +186,12 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         help="start with the model, weights and tokenizer of this finished run, to tune it or to train "
         "hard attention or a captioner's decoder in two stages",
     )
-    train.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --out")
+    train.add_argument(
+        "--resume",
+        action="store_true",
+        help="continue from the newest checkpoint in --out, or start where there is no run: the same command "
+        "can be given again until the run is finished",
+    )
     train.add_argument("--max-steps", type=_at_least(1), help="the last step (default: the preset's)")
     train.add_argument(
         "--precision",
@@ -293,13 +298,6 @@ def _train(options: argparse.Namespace, console: Console) -> None:
         options.parser.error(f"{name} is given twice: by --{name.replace('_', '-')} and by --set")
     settings |= flags
     changes = {name: settings.pop(name) for name in CHANGEABLE if name in settings}
-    if options.resume and options.parent:
-        options.parser.error("--from starts a run, and --resume continues one: leave one of them out")
-    if options.resume and settings and RunFolder(options.out).is_run:
-        options.parser.error(
-            f"--resume cannot change {', '.join(settings)}: fixed when the run was started, so leave it out "
-            f"(it can change {', '.join(CHANGEABLE)})"
-        )
     # torch starts a thread for each CPU of the machine. In a process tied to a few CPUs that is many times
     # slower.
     has_affinity = hasattr(os, "sched_getaffinity")  # Linux only

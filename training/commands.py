@@ -30,7 +30,7 @@ from seq2seq_serve.training.interrupt import TrainingInterrupted
 from seq2seq_serve.training.loop import fast_matmul
 from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.registry import FAMILIES, kind_of, source_kind_of
-from seq2seq_serve.training.prepare import continue_run, start_run
+from seq2seq_serve.training.prepare import check_can_continue, continue_run, start_run
 from seq2seq_serve.training.presets import preset_named
 from seq2seq_serve.training.ranks import Ranks, num_ranks
 from seq2seq_serve.training.reports.attention_maps import alignment, encoder_self_attention
@@ -47,8 +47,8 @@ class TrainRequest:
 
     Attributes:
         out: The run's folder.
-        is_resumed: Whether an existing run is continued.
-        settings: Values of the preset's fields that a new run replaces, by field.
+        is_resumed: Whether a run that exists already is continued; otherwise it is an error.
+        settings: Values of the preset's fields that a new run replaces; a resumed run must have them.
         changes: The same for the fields that a resumed run may replace, too.
         is_compiled: Whether `torch.compile` compiles the model.
         parent: The finished run whose model, weights and tokenizer a new run starts with.
@@ -68,6 +68,10 @@ class TrainRequest:
         """The command line that continues the run."""
         command = "torchrun ..." if num_ranks() > 1 else "python"
         return f"{command} -m training train {self.preset} --out {self.out} --resume"
+
+    def load_parent(self) -> TrainedModel | None:
+        """Read the parent, if there is one; raise ValueError as `load_run` does."""
+        return load_run(self.parent) if self.parent else None
 
 
 def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Console) -> None:
@@ -106,29 +110,46 @@ def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Co
 
 
 def _prepare(request: TrainRequest, folder: RunFolder) -> Corpus | None:
-    """Start a run; for a resumed one, return the corpus that the caller gave, if any."""
-    if not request.is_resumed:
-        folder.check_is_free(f"continue it with `{request.resume_command}`, or give another --out")
-        preset = preset_named(request.preset)
-        parent = load_run(request.parent) if request.parent else None
-        if parent:
-            preset = dataclasses.replace(preset, model=parent.config)
-            preset = preset.changed({"normalization": parent.tokenizer.normalization})
-        preset = preset.changed({**request.settings, **request.changes})
-        if request.is_compiled:  # before the long work
-            FAMILIES[kind_of(preset.model)].model.check_compilable()
-        kind = source_kind_of(preset.model)
-        corpus = load_corpus(request.files, preset.training.seed, kind, folder.pictures)
-        start_run(folder, preset, corpus, request.files, parent)
-        return None
-    if not folder.is_run:
-        raise ValueError(f"{request.out} has no run to continue: leave out --resume to start one")
+    """Start a run, unless there is one to continue; return a corpus that must be compared with the run's."""
+    if request.is_resumed and folder.is_run:
+        return _check_run(request, folder)
+    folder.check_is_free(f"continue it with `{request.resume_command}`, or give another --out")
+    preset = preset_named(request.preset)
+    parent = request.load_parent()
+    if parent:
+        preset = dataclasses.replace(preset, model=parent.config)
+        preset = preset.changed({"normalization": parent.tokenizer.normalization})
+    preset = preset.changed({**request.settings, **request.changes})
+    if request.is_compiled:  # before the long work
+        FAMILIES[kind_of(preset.model)].model.check_compilable()
+    if request.is_resumed:
+        _log.info("%s has no run yet: starting one", request.out)
+    kind = source_kind_of(preset.model)
+    corpus = load_corpus(request.files, preset.training.seed, kind, folder.pictures)
+    start_run(folder, preset, corpus, request.files, parent)
+    return None
+
+
+def _check_run(request: TrainRequest, folder: RunFolder) -> Corpus | None:
+    """Check that a request may continue a run; return the given corpus, unless it surely is the run's.
+
+    Text files with the names and the age of those that the run encoded are not read again: a corpus may take
+    hours to read, may have come from a pipe, or may be missing on the machine where training restarts.
+    """
+    check_can_continue(folder, request.preset, request.settings, request.load_parent())
     config = folder.read_config()
-    if config.preset != request.preset:
-        raise ValueError(f"{request.out} was started with the preset {config.preset}, not {request.preset}")
-    if request.files.is_built_in:
+    kind = source_kind_of(config.model)
+    is_known = kind.is_text and request.files == config.corpus_files and not _is_newer(request.files, folder)
+    if request.files.is_built_in or is_known:
         return None
-    return load_corpus(request.files, config.training.seed, source_kind_of(config.model), folder.pictures)
+    return load_corpus(request.files, config.training.seed, kind, folder.pictures)
+
+
+def _is_newer(files: CorpusFiles, folder: RunFolder) -> bool:
+    """Whether one of the files was changed after the corpus was encoded."""
+    paths = [Path(name) for name in dataclasses.astuple(files) if name is not None]
+    changes = [path.stat().st_mtime for path in paths if path.is_file()]
+    return folder.encoded.is_dir() and max(changes, default=0.0) > folder.encoded.stat().st_mtime
 
 
 def score_files(

@@ -179,6 +179,8 @@ class TrainingConfig(_Config):
         batch_tokens: Padded tokens of a batch, on its longer side.
         mixes_lengths: Whether a batch has pairs of all lengths, in random order; otherwise of similar length,
             which pads less.
+        group_pairs: A pass over more pairs is planned in groups of at most about this many, which bounds its
+            memory; None plans every pass as a whole.
         learning_rate_scale: The factor of the paper's schedule; 1 is the paper's.
         cooldown_share: The last share of `max_steps`, in which the learning rate falls to 0.
         max_gradient_norm: Longer gradients are scaled down to this norm.
@@ -209,6 +211,7 @@ class TrainingConfig(_Config):
     max_steps: int = 100_000
     batch_tokens: int = 25_000
     mixes_lengths: bool = False
+    group_pairs: int | None = 100_000_000
     label_smoothing: float = 0.1
     learning_rate_scale: float = 1.0
     warmup_steps: int = 4000
@@ -233,8 +236,8 @@ class TrainingConfig(_Config):
 
     @classmethod
     def from_json(cls, content: Any) -> Self:
-        """Read what `to_json` returned; a run without `normalization` is older than it, and has "none"."""
-        older = {"normalization": "none"}
+        """Read what `to_json` returned; a run older than `normalization` or `group_pairs` has none of it."""
+        older = {"normalization": "none", "group_pairs": None}
         return super().from_json(older | content if isinstance(content, dict) else content)
 
     @property
@@ -280,5 +283,6 @@ class TrainingConfig(_Config):
             self._require(isinstance(getattr(self, name), bool), name, "true or false")
         is_known = self.precision is None or self.precision in get_args(Precision)
         self._require(is_known, "precision", '"fp32", "bf16" or null')
-        if self.micro_batch_tokens is not None:
-            self._require_int("micro_batch_tokens", at_least=1)
+        for name in ("micro_batch_tokens", "group_pairs"):
+            if getattr(self, name) is not None:
+                self._require_int(name, at_least=1)

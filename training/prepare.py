@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ from seq2seq_serve.training.run import (
 )
 
 _log = logging.getLogger(__name__)
+
+_MAX_TOKENIZER_PAIRS = 100_000_000  # of a larger corpus, a tokenizer learns from every second pair or fewer
 
 # The fields that a resumed run may change: when and how it ends, and what suits the machine.
 _ENDING = "max_steps", "cooldown_share", "patience"
@@ -139,11 +142,35 @@ def start_run(
         versions=library_versions(),
         parent=_description(parent) if parent else "",
         source_folder=_source_folder(folder, corpus, kind),
+        max_vocab_size=preset.model.vocab_size,
     )
     _encode(folder, config, corpus, tokenizer)
     config = dataclasses.replace(config, length_bound=folder.learn_length_bound(kind))
     folder.write_config(config)
     return config
+
+
+def check_can_continue(
+    folder: RunFolder, preset: str, settings: Mapping[str, Any], parent: TrainedModel | None = None
+) -> None:
+    """Raise ValueError unless the preset, settings and parent are those that the run was started with.
+
+    So the command that started a run can also continue it. Fields in `CHANGEABLE` are no such settings.
+    """
+    config = folder.read_config()
+    if config.preset != preset:
+        raise ValueError(f"{folder.path} was started with the preset {config.preset}, not {preset}")
+    model = dataclasses.replace(config.model, vocab_size=config.max_vocab_size or config.model.vocab_size)
+    started = Preset(preset, model, config.training)
+    if started.changed(settings) != started:
+        old = dataclasses.asdict(model) | dataclasses.asdict(config.training)
+        changes = [f"{name} from {old[name]} to {new}" for name, new in settings.items() if old[name] != new]
+        raise ValueError(
+            f"--resume cannot change {', '.join(changes)}: fixed when the run was started, so leave it out "
+            f"(it can change {', '.join(CHANGEABLE)})"
+        )
+    if parent and _description(parent) != config.parent:
+        raise ValueError(f"{folder.path} was not started with the weights of the run in --from: leave it out")
 
 
 def _source_folder(folder: RunFolder, corpus: Corpus, kind: SourceKind) -> str:
@@ -193,8 +220,10 @@ def _description(parent: TrainedModel) -> str:
 
 
 def _learn_tokenizer(corpus: Corpus, filters: CorpusFilters, preset: Preset, kind: SourceKind) -> Tokenizer:
-    _log.info("learning a tokenizer from the texts of %s pairs", f"{len(corpus.train):,}")
-    pairs = (pair for pair in corpus.train if not filters.text_reason(pair))
+    step = -(-len(corpus.train) // _MAX_TOKENIZER_PAIRS)
+    num_pairs = -(-len(corpus.train) // step)
+    _log.info("learning a tokenizer from the texts of %s pairs", f"{num_pairs:,}")
+    pairs = (pair for pair in islice(corpus.train, 0, None, step) if not filters.text_reason(pair))
     texts = (text for pair in pairs for text in (pair if kind.is_text else pair[1:]))
     learn = train_word_tokenizer if kind.has_word_tokens else train_tokenizer
     return learn(texts, preset.model.vocab_size, preset.training.normalization)
@@ -221,11 +250,11 @@ def continue_run(
         TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was written.
     """
     ranks = ranks or Ranks()
-    ranks.first(lambda: _prepare_to_continue(folder, corpus, changes or {}))
-    config = folder.read_config()
-    if folder.is_finished:
+    summary = ranks.first(lambda: _prepare_to_continue(folder, corpus, changes or {}))
+    if summary:
         _log.info("%s is finished: nothing to do (give more --max-steps to train further)", folder.path)
-        return folder.read_summary()
+        return summary
+    config = folder.read_config()
     checkpoint, problems = newest_checkpoint(folder.checkpoints)
     for problem in problems:
         _log.warning("checkpoint skipped: %s", problem)
@@ -253,8 +282,10 @@ def continue_run(
     return trainer.train(console)
 
 
-def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapping[str, Any]) -> None:
-    """Bring the run's folder up to date, which only one process may do."""
+def _prepare_to_continue(
+    folder: RunFolder, corpus: Corpus | None, changes: Mapping[str, Any]
+) -> Summary | None:
+    """Bring the run's folder up to date, which only one process may do; return a finished run's summary."""
     config = folder.read_config()
     kind = source_kind_of(config.model)
     training = dataclasses.replace(config.training, **changes)
@@ -280,7 +311,7 @@ def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapp
     if corpus is not None and not folder.encoded.is_dir():
         _encode(folder, config, corpus, folder.read_tokenizer())
     if is_finished:
-        return
+        return folder.read_summary()
     if folder.is_finished:
         _reopen(folder)
     folder.write_config(
@@ -293,6 +324,7 @@ def _prepare_to_continue(folder: RunFolder, corpus: Corpus | None, changes: Mapp
             source_folder=_source_folder(folder, corpus, kind) if corpus else config.source_folder,
         )
     )
+    return None
 
 
 def _reopen(folder: RunFolder) -> None:

@@ -13,24 +13,31 @@ from typing import Any, TypeVar
 
 import torch
 from torch import distributed
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 
-# Must exceed the time in which the first process encodes a corpus while the others wait. A dead process is
-# noticed at once.
-_PATIENCE = timedelta(hours=4)
+# The end of a process is noticed at once, that of a whole machine only by waiting. So a step waits less long
+# than the others wait while the first process encodes a corpus.
+_PATIENCE = timedelta(minutes=30)
+_PATIENCE_WITH_FIRST = timedelta(days=2)
 
 
 class OtherProcessFailed(ValueError):
-    """Another process failed, and has reported its own error."""
+    """Another process failed, and has reported its own error if it could."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The number of processes, and this one's rank from 0. Rank 0 writes all files and messages."""
+    """The number of processes, and this one's rank from 0. Rank 0 writes all files and messages.
+
+    Attributes:
+        patient: The group of all processes that waits long for the first one; None is the default group.
+    """
 
     rank: int = 0
     size: int = 1
+    patient: distributed.ProcessGroup | None = None
 
     @property
     def is_first(self) -> bool:
@@ -69,14 +76,14 @@ class Ranks:
             return function()
         answer: list[Any] = [None]
         if not self.is_first:
-            distributed.broadcast_object_list(answer, src=0)
+            distributed.broadcast_object_list(answer, src=0, group=self.patient)
             if answer[0] is None:
                 raise OtherProcessFailed("the first process failed, and has reported why")
             return answer[0][0]  # type: ignore[no-any-return]
         try:
             answer = [(function(),)]
         finally:
-            distributed.broadcast_object_list(answer, src=0)
+            distributed.broadcast_object_list(answer, src=0, group=self.patient)
         return answer[0][0]  # type: ignore[no-any-return]
 
     def _reduced(self, values: Sequence[float], operation: Any) -> list[float]:
@@ -92,14 +99,18 @@ def joined_ranks() -> Iterator[Ranks]:
     """Join the process group of `torchrun`; without it, there is one process.
 
     Raises:
-        OtherProcessFailed: Another process ended while this one waited for it.
+        OtherProcessFailed: Another process ended, or did not answer in time, while this one waited for it.
+        ValueError: A restart on several machines could not work.
     """
     if "WORLD_SIZE" not in os.environ:
         yield Ranks()
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    distributed.init_process_group(backend, timeout=_PATIENCE)
-    ranks = Ranks(distributed.get_rank(), distributed.get_world_size())
+    distributed.init_process_group(
+        backend, timeout=_PATIENCE, store=_fresh_store(), rank=current_rank(), world_size=num_ranks()
+    )
+    patient = distributed.new_group(backend="gloo", timeout=_PATIENCE_WITH_FIRST)
+    ranks = Ranks(distributed.get_rank(), distributed.get_world_size(), patient)
     try:
         yield ranks
     except BaseException as error:
@@ -109,7 +120,8 @@ def joined_ranks() -> Iterator[Ranks]:
         if not _is_lost_peer(error):
             raise
         raise OtherProcessFailed(
-            "another process of this training failed, and has reported why; continue with --resume"
+            "another process of this training failed, and has reported why if it could: "
+            "continue with --resume"
         ) from error
     finally:
         # A shared model still holds the group and must be freed first: if its threads outlive the group, the
@@ -118,12 +130,33 @@ def joined_ranks() -> Iterator[Ranks]:
         distributed.destroy_process_group()
 
 
+def _fresh_store() -> PrefixStore | None:
+    """A store without the addresses of processes that ended before a restart; None for the default.
+
+    `torchrun` of PyTorch 2.13 keeps one store through all restarts. A process may find the address of one
+    there that has ended, and wait for it in vain (github.com/pytorch/pytorch/issues/135712). On one machine,
+    the number of restarts tells them apart; each of several machines counts its own.
+    """
+    variables = os.environ
+    is_kept = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not is_kept or variables["TORCHELASTIC_MAX_RESTARTS"] == "0":
+        return None
+    if variables["GROUP_WORLD_SIZE"] != "1":
+        raise ValueError(
+            "torchrun restarts processes on several machines only with --rdzv-backend c10d and the variable "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: set it where torchrun starts, or leave out --max-restarts"
+        )
+    address = variables["MASTER_ADDR"], int(variables["MASTER_PORT"])
+    store = TCPStore(*address, is_master=False, timeout=_PATIENCE)
+    return PrefixStore(variables["TORCHELASTIC_RESTART_COUNT"], store)
+
+
 def _is_lost_peer(error: BaseException) -> bool:
-    """Whether a collective failed because another process ended."""
+    """Whether a collective failed because another process ended or did not answer."""
     # NCCL's errors have their own class; gloo's are known by their text: the connection was closed by the
-    # peer.
+    # peer, or the collective timed out.
     return isinstance(error, distributed.DistError) or (
-        isinstance(error, RuntimeError) and "peer" in str(error).lower()
+        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in ("peer", "timed out"))
     )
 
 

@@ -71,6 +71,7 @@ class RunConfig:
         length_bound: The bound on target lengths learned from the corpus; None in runs older than the bound.
         source_folder: The folder from which relative names of source files start. It is relative to the run's
             folder if it lies there, so that a run can be moved with its pictures.
+        max_vocab_size: The most tokens that the tokenizer could learn; None in runs older than this field.
     """
 
     preset: str
@@ -84,6 +85,7 @@ class RunConfig:
     parent: str = ""
     length_bound: LengthBound | None = None
     source_folder: str = ""
+    max_vocab_size: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The content of `config.json`."""
@@ -108,6 +110,7 @@ class RunConfig:
                 parent=content.get("parent", ""),
                 length_bound=LengthBound(**bound) if bound else None,
                 source_folder=content.get("source_folder", ""),
+                max_vocab_size=content.get("max_vocab_size"),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"a field is missing or wrong: {error}") from error

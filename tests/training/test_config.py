@@ -43,6 +43,7 @@ def test_wrong_sizes_are_refused_by_name(
         ("learning_rate_scale", 0),
         ("max_gradient_norm", "1"),
         ("patience", 0),
+        ("group_pairs", 0),
         ("max_length_ratio", 1.0),
         ("seed", -1),
     ],
@@ -73,8 +74,9 @@ def test_json_with_a_missing_or_unknown_field_is_refused() -> None:
 
 def test_a_field_that_is_younger_than_the_file_has_its_default() -> None:
     content = TrainingConfig(max_steps=7, bpe_dropout=0.2).to_json()
-    del content["bpe_dropout"], content["normalization"]
-    assert TrainingConfig.from_json(content) == TrainingConfig(max_steps=7, normalization="none")
+    del content["bpe_dropout"], content["normalization"], content["group_pairs"]
+    expected = TrainingConfig(max_steps=7, normalization="none", group_pairs=None)
+    assert TrainingConfig.from_json(content) == expected
 
 
 def test_presets_have_the_papers_sizes() -> None:

@@ -14,6 +14,7 @@ import torch
 
 from seq2seq_serve.training.__main__ import main, parser
 from seq2seq_serve.training.config import EOS_ID
+from seq2seq_serve.training.data.batches import BatchShare
 from seq2seq_serve.training.evaluation.scoring import translate
 from seq2seq_serve.training.loop import Trainer
 from seq2seq_serve.training.presets import PRESETS, Preset
@@ -105,9 +106,104 @@ def test_a_run_is_fine_tuned(
     assert tuned.provenance["parent"].startswith("weights: ")
     assert tuned.tokenizer.normalization == "nfc"
     assert capsys.readouterr().out.startswith(f"{out}: dev BLEU ")
-    with pytest.raises(SystemExit, match=r"^2$"):
-        main(["train", "demo", "--out", str(out), "--from", str(run), "--resume"])
-    assert "--from starts a run, and --resume continues one" in capsys.readouterr().err
+
+
+def test_a_fine_tuning_goes_on_with_the_command_that_started_it_and_not_with_another_parent(
+    run: Path,
+    tmp_path: Path,
+    corpus_files: list[str],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    out = tmp_path / "tuned"
+    flags = ["--out", str(out), *corpus_files, "--max-steps", "2", "--resume", "--from"]
+    for _ in range(2):
+        assert main(["train", "demo", *flags, str(run)]) == 0
+        RunFolder(out).summary_file.unlink()
+    capsys.readouterr()
+    shutil.copytree(run, tmp_path / "further")
+    assert main(["train", "toy", "--out", str(tmp_path / "further"), "--resume", "--max-steps", "21"]) == 0
+    capsys.readouterr()
+    message = failed(capsys, caplog, "train", "demo", *flags, str(tmp_path / "further"))
+    assert message == f"{out} was not started with the weights of the run in --from: leave it out"
+
+
+@pytest.fixture
+def whole_command(tmp_path: Path, corpus_files: list[str]) -> list[str]:
+    """A command that decides everything of a run, and gives more room to the vocabulary than it takes."""
+    flags = ["--resume", *corpus_files, "--seed", "3", "--vocab-size", "5000", "--max-steps", "12"]
+    return ["train", "toy", "--out", str(tmp_path / "run"), *flags, "--set", "dropout=0.2", "patience=null"]
+
+
+def test_one_command_starts_a_run_continues_it_and_leaves_it_when_it_is_finished(
+    tmp_path: Path,
+    whole_command: list[str],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, step = RunFolder(tmp_path / "run"), Trainer.train_step
+    with caplog.at_level("INFO"):
+        assert main(whole_command) == 0
+    assert f"{folder.path} has no run yet: starting one" in caplog.text
+    assert folder.read_config().model.vocab_size < 5000
+    weights = load_run(folder.path).model.state_dict()
+    shutil.rmtree(folder.path)
+
+    def killed(self: Trainer, share: BatchShare) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.step == 7:
+            raise _Killed
+        return step(self, share)
+
+    monkeypatch.setattr(Trainer, "train_step", killed)
+    with pytest.raises(_Killed):
+        main(whole_command)
+    monkeypatch.setattr(Trainer, "train_step", step)
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        assert main(whole_command) == 0
+        assert "continuing after step 5" in caplog.text
+        assert main(whole_command) == 0
+    assert "run is finished: nothing to do" in caplog.text
+    continued = load_run(folder.path).model.state_dict()
+    assert all(torch.equal(weights[name], continued[name]) for name in weights | continued)
+    capsys.readouterr()
+    message = failed(capsys, caplog, *whole_command, "tied=none", "--seed", "4", "--vocab-size", "4000")
+    assert message.startswith(
+        "--resume cannot change tied from all to none, seed from 3 to 4, vocab_size from 5000 to 4000: "
+    )
+
+
+class _Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it."""
+
+
+def test_a_corpus_is_read_again_only_where_it_may_be_another(
+    tmp_path: Path,
+    whole_command: list[str],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert main(whole_command) == 0
+    source = tmp_path / "source.txt"
+    lines = source.read_text(encoding="utf-8").splitlines()
+    capsys.readouterr()
+    for text, is_newer, is_refused in (
+        (lines, True, False),
+        (lines[::-1], False, False),
+        (lines[::-1], True, True),
+        (None, False, False),
+    ):
+        source.unlink()
+        if text:
+            source.write_text("\n".join(text) + "\n", encoding="utf-8")
+            encoded_at = RunFolder(tmp_path / "run").encoded.stat().st_mtime
+            os.utime(source, (encoded_at + (1 if is_newer else -1),) * 2)
+        if is_refused:
+            assert "is not the corpus that" in failed(capsys, caplog, *whole_command)
+        else:
+            assert main(whole_command) == 0
+            capsys.readouterr()
 
 
 def test_a_model_that_cannot_be_compiled_is_refused_before_anything_is_written(
@@ -154,7 +250,10 @@ def test_seed_vocabulary_and_normalization_are_the_flags(
 
 
 def test_any_setting_of_the_preset_can_be_changed_and_is_kept_for_a_resume(
-    tmp_path: Path, corpus_files: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    corpus_files: list[str],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     out = tmp_path / "run"
     flags = [
@@ -172,9 +271,9 @@ def test_any_setting_of_the_preset_can_be_changed_and_is_kept_for_a_resume(
     assert (config.training.bpe_dropout, config.training.patience, config.model.tied) == (0.3, None, "none")
     assert main(["train", "toy", "--out", str(out), "--resume", "--max-steps", "2"]) == 0
     assert RunFolder(out).read_config().training.bpe_dropout == 0.3
-    with pytest.raises(SystemExit, match=r"^2$"):
-        main(["train", "toy", "--out", str(out), "--resume", "--set", "tied=all"])
-    assert "cannot change tied: fixed when the run was started, so leave it out" in capsys.readouterr().err
+    capsys.readouterr()
+    message = failed(capsys, caplog, "train", "toy", "--out", str(out), "--resume", "--set", "tied=all")
+    assert message.startswith("--resume cannot change tied from none to all: fixed when the run was started")
     changes = [
         "--max-steps",
         "3",
@@ -522,10 +621,6 @@ def test_a_beam_of_none_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None
         ),
         (["train", "toy", "--out", "{}/run", "--tsv", "{}"], "{}: Is a directory"),
         (["train", "toy", "--out", "{}/file/run"], "{}/file/run/checkpoints: Not a directory"),
-        (
-            ["train", "toy", "--out", "{}/none", "--resume"],
-            "{}/none has no run to continue: leave out --resume",
-        ),
         (["train", "toy", "--out", "{}/run", "--from", "{}"], "{} is not a training run"),
         (["score", "{}"], "is not a training run"),
         (["attention", "{}", "text"], "is not a training run"),

@@ -1,9 +1,11 @@
 import dataclasses
 import json
+import math
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -38,6 +40,45 @@ def test_a_run_from_start_to_end_can_be_loaded(
     assert summary.steps == 20
     assert load_run(folder.path).dev_score == summary.dev_bleu
     assert [tuple(pair) for pair in folder.read_pairs("test")] == list(corpus.test)
+
+
+class _Killed(BaseException):
+    """Stands for SIGKILL: nothing catches it."""
+
+
+def test_a_start_that_was_killed_anywhere_is_made_again(
+    tmp_path: Path, with_vectors: Preset, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_changes, last_change = 0, math.inf
+
+    def counted(change: Callable[..., Any]) -> Callable[..., Any]:
+        def change_or_die(*arguments: Any, **options: Any) -> Any:
+            nonlocal num_changes
+            num_changes += 1
+            if num_changes > last_change:
+                raise _Killed
+            return change(*arguments, **options)
+
+        return change_or_die
+
+    def content(folder: RunFolder) -> dict[Path, bytes]:
+        files = [path for path in folder.path.rglob("*") if path.is_file()]
+        return {file.relative_to(folder.path): file.read_bytes() for file in files}
+
+    for name in ("mkdir", "open", "rename", "replace", "unlink", "write_bytes"):
+        monkeypatch.setattr(Path, name, counted(getattr(Path, name)))
+    start_run(RunFolder(tmp_path / "whole"), with_vectors, corpus)
+    num_all, expected = num_changes, content(RunFolder(tmp_path / "whole"))
+    assert num_all > 15
+    for last in range(num_all):
+        killed = RunFolder(tmp_path / str(last))
+        num_changes, last_change = 0, last
+        with pytest.raises(_Killed):
+            start_run(killed, with_vectors, corpus)
+        last_change = math.inf
+        assert not killed.is_run
+        start_run(killed, with_vectors, corpus)
+        assert content(killed) == expected
 
 
 def test_dev_pairs_in_the_training_corpus_are_told(
@@ -242,6 +283,17 @@ def test_the_tokenizer_learns_from_what_is_text_only(
     start_run(folder, preset, dataclasses.replace(corpus, train=(*corpus.train, far_too_long)))
     other = RunFolder(tmp_path / "other")
     start_run(other, preset, corpus)
+    assert folder.tokenizer_file.read_bytes() == other.tokenizer_file.read_bytes()
+
+
+def test_the_tokenizer_learns_from_pairs_of_all_places_of_a_very_large_corpus(
+    tmp_path: Path, folder: RunFolder, preset: Preset, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(corpus.train) == 32
+    other = RunFolder(tmp_path / "other")
+    start_run(other, preset, dataclasses.replace(corpus, train=corpus.train[::4]))
+    monkeypatch.setattr(prepare, "_MAX_TOKENIZER_PAIRS", 10)
+    start_run(folder, preset, corpus)
     assert folder.tokenizer_file.read_bytes() == other.tokenizer_file.read_bytes()
 
 

@@ -37,6 +37,50 @@ Trainer.train_step = failing
 sys.exit(main(sys.argv[1:]))
 """
 
+# The first process dies in the middle of the preparation, and after a restart the other one in a step.
+DYING = """
+import os, signal, sys
+from seq2seq_serve.training.__main__ import main
+from seq2seq_serve.training.loop import Trainer
+from seq2seq_serve.training.run import RunFolder
+
+step, write_config = Trainer.train_step, RunFolder.write_config
+num_restarts, rank = (int(os.environ[name]) for name in ("TORCHELASTIC_RESTART_COUNT", "RANK"))
+
+def dying_in_a_step(self, share):
+    if num_restarts == 1 and rank == 1 and self.step == 25:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, share)
+
+def dying_before_the_end_of_a_start(self, config):
+    if num_restarts == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write_config(self, config)
+
+Trainer.train_step, RunFolder.write_config = dying_in_a_step, dying_before_the_end_of_a_start
+sys.exit(main(sys.argv[1:]))
+"""
+
+# The second process stops for ever in the third step, as if its machine were lost.
+SILENT = """
+import os, signal, sys
+from datetime import timedelta
+from seq2seq_serve.training import ranks
+from seq2seq_serve.training.__main__ import main
+from seq2seq_serve.training.loop import Trainer
+
+step = Trainer.train_step
+
+def silent(self, share):
+    if self.ranks.rank == 1 and self.step == 2:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return step(self, share)
+
+ranks._PATIENCE = timedelta(seconds=20)
+Trainer.train_step = silent
+sys.exit(main(sys.argv[1:]))
+"""
+
 
 @pytest.fixture
 def train(start_ranks):
@@ -142,17 +186,50 @@ def test_sigterm_to_one_stops_all_processes_at_one_step_and_they_go_on_bit_for_b
     assert not differences(out, tmp_path / "whole", stopped_at + 20).any()
 
 
+@pytest.fixture
+def torchrun(tmp_path: Path):
+    """Run a script that changes the training, under torchrun itself; gives the finished process."""
+
+    def torchrun(script: str, *arguments: str, max_restarts: int = 0) -> subprocess.CompletedProcess[str]:
+        file = tmp_path / "script.py"
+        file.write_text(script)
+        options = [*TORCHRUN, "--max-restarts", str(max_restarts), str(file), "train", "demo"]
+        command = [sys.executable, *options, *arguments]
+        environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+
+    return torchrun
+
+
+@pytest.mark.slow  # three trainings in processes of their own
+def test_killed_processes_are_started_again_and_learn_bit_for_bit_the_same(
+    tmp_path: Path, flags: list[str], torchrun, train
+) -> None:
+    settings = ["dropout=0.2", "max_steps=30"]
+    restarted, whole = tmp_path / "restarted", tmp_path / "whole"
+    done = torchrun(DYING, *new_run(restarted, flags, *settings), "--resume", max_restarts=2)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("has no run yet: starting one") == 2
+    assert "continuing after step 20" in done.stderr
+    train(2, *new_run(whole, flags, *settings))
+    assert not differences(restarted, whole, 30).any()
+    assert RunFolder(restarted).read_summary().dev_score == RunFolder(whole).read_summary().dev_score
+
+
+@pytest.mark.slow  # torchrun waits for half a minute before it kills what does not end
+def test_a_process_that_does_not_answer_ends_the_others(tmp_path: Path, flags: list[str], torchrun) -> None:
+    done = torchrun(SILENT, *new_run(tmp_path / "run", flags))
+    assert done.returncode != 0
+    assert "another process of this training failed, and has reported why if it could" in done.stderr
+
+
 @pytest.mark.slow  # the race in it is what the next test is about
-def test_a_process_that_fails_says_why_and_the_others_end(tmp_path: Path, flags: list[str]) -> None:
+def test_a_process_that_fails_says_why_and_the_others_end(tmp_path: Path, flags: list[str], torchrun) -> None:
     """Under torchrun itself, which ends the others with SIGTERM as soon as the first has exited."""
-    script = tmp_path / "failing.py"
-    script.write_text(FAILING)
-    command = [sys.executable, *TORCHRUN, str(script), "train", "demo", *new_run(tmp_path / "run", flags)]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    done = torchrun(FAILING, *new_run(tmp_path / "run", flags))
     assert done.returncode != 0
     assert "process 1: error: out of luck" in done.stderr
-    assert "another process of this training failed, and has reported why" in done.stderr
+    assert "another process of this training failed, and has reported why if it could" in done.stderr
     assert "Traceback" not in done.stderr.split("ChildFailedError")[0].split("elastic")[0]
 
 
@@ -165,6 +242,7 @@ def test_an_error_is_raised_although_torchrun_wants_to_end_the_process_that_has_
         "init_process_group": lambda *_, **__: None,
         "get_rank": lambda: 1,
         "get_world_size": lambda: 2,
+        "new_group": lambda **_: None,
         "destroy_process_group": lambda: signal.raise_signal(signal.SIGTERM),
     }.items():
         monkeypatch.setattr(distributed, name, value)
@@ -178,10 +256,25 @@ def test_an_error_is_raised_although_torchrun_wants_to_end_the_process_that_has_
     assert not received
 
 
+def test_a_restart_on_several_machines_that_would_wait_in_vain_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    variables = {"USE_AGENT_STORE": "True", "MAX_RESTARTS": "3"}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    with (
+        pytest.raises(ValueError, match="set it where torchrun starts"),
+        joined_ranks(),
+    ):
+        pass
+
+
 def test_what_the_first_process_refuses_ends_all(tmp_path: Path, start_ranks) -> None:
-    ranks = start_ranks(2, "demo", "--out", str(tmp_path), "--resume", "--device", "cpu")
+    ranks = start_ranks(2, "demo", "--out", str(tmp_path), "--tsv", str(tmp_path / "none"), "--device", "cpu")
     assert [rank.wait() for rank in ranks] == [1, 1]
-    assert "has no run to continue: leave out --resume" in ranks[0].stderr
+    assert "none: No such file or directory" in ranks[0].stderr
     assert "process 1: error: the first process failed, and has reported why" in ranks[1].stderr
 
 

@@ -19,6 +19,8 @@ from seq2seq_serve.training.data.encoded import EncodedCorpus, EncodedPair
 from seq2seq_serve.training.data.sources import TOKENS, Source, SourceKind, pad_rows
 from seq2seq_serve.training.ranks import Ranks
 
+_SHARDS_PER_GROUP = 1000  # a group sees this many places of the corpus
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -81,16 +83,28 @@ def make_batch(pairs: Sequence[EncodedPair], kind: SourceKind = TOKENS) -> Batch
     )
 
 
-def plan_epoch(
+def count_groups(num_pairs: int, group_pairs: int | None) -> int:
+    """The number of groups in which a pass over a corpus is planned."""
+    return -(-num_pairs // group_pairs) if group_pairs else 1
+
+
+def plan_group(
     pairs: Sequence[EncodedPair],
     batch_tokens: int,
     seed: int,
     epoch: int,
     kind: SourceKind = TOKENS,
     *,
+    group: int = 0,
+    group_pairs: int | None = None,
     mixes_lengths: bool = False,
 ) -> list[NDArray[np.int64]]:
-    """The indices of the pairs in each batch of one pass (`epoch`, from 0) over the corpus.
+    """The indices of the pairs in each batch of one group of a pass (`epoch`, from 0) over the corpus.
+
+    The memory for a plan grows with its pairs, so a pass over more than `group_pairs` pairs is cut into
+    groups of about equal size. The pairs of a group come from many places of the corpus: it is cut into
+    shards, pairs in a row, and each pass deals them out to its groups in random order. Every pair is in one
+    group. With None, or for fewer pairs, the whole pass is one group.
 
     Pairs are sorted by the length of the target, then of the source, equal lengths in random order. Clips and
     features are sorted by their own length alone: captions of one length often have one form, such as "a red
@@ -100,41 +114,55 @@ def plan_epoch(
     They are cut into batches whose longer side has at most `batch_tokens` padded tokens, or a single pair.
     The batches are then shuffled. The same arguments give the same plan.
     """
-    generator = np.random.default_rng([seed, epoch])
-    source_lengths, target_lengths = _lengths(pairs, kind)
-    keys = generator.random(len(pairs))
-    longer = np.maximum(source_lengths, target_lengths)
+    rows = _rows_of_group(len(pairs), seed, epoch, group, group_pairs)
+    generator = np.random.default_rng([seed, epoch, group])  # for group 0 the numbers of [seed, epoch]
+    source_lengths, target_lengths = _lengths(pairs, rows, kind)
+    keys = generator.random(len(rows))
     if mixes_lengths:
         order = np.argsort(keys)
     elif kind.is_text or len(np.unique(source_lengths)) <= 1:
         order = np.lexsort((keys, source_lengths, target_lengths))
     else:
         order = np.lexsort((keys, source_lengths))
-    lengths = longer[order]
+    del keys
+    lengths = np.maximum(source_lengths, target_lengths)[order]
     starts, longest = list[int](), 0
-    for place, length in enumerate(lengths.tolist()):
+    for place, length in enumerate(lengths.data):  # a list of them would take twice their memory
         longest = max(longest, length)
         if not starts or longest * (place - starts[-1] + 1) > batch_tokens:
             starts.append(place)
             longest = length
-    batches = np.split(order, starts[1:])
+    batches = np.split(rows[order], starts[1:])
     generator.shuffle(batches)
     return batches
+
+
+def _rows_of_group(
+    num_pairs: int, seed: int, epoch: int, group: int, group_pairs: int | None
+) -> NDArray[np.int64]:
+    num_groups = count_groups(num_pairs, group_pairs)
+    if not group_pairs or num_groups == 1:
+        return np.arange(num_pairs)
+    shard_pairs = max(group_pairs // _SHARDS_PER_GROUP, 1)
+    generator = np.random.default_rng([seed, epoch, num_groups])  # the numbers of no group
+    shards = generator.permutation(-(-num_pairs // shard_pairs))
+    starts = np.sort(np.array_split(shards, num_groups)[group]) * shard_pairs  # read from front to back
+    return np.concatenate([np.arange(start, min(start + shard_pairs, num_pairs)) for start in starts])
 
 
 def batches_in_order(
     pairs: Sequence[EncodedPair], batch_tokens: int, kind: SourceKind = TOKENS
 ) -> Iterator[Batch]:
     """The batches of an evaluation: every pair once, always in the same order."""
-    for rows in plan_epoch(pairs, batch_tokens, 0, 0, kind):
+    for rows in plan_group(pairs, batch_tokens, 0, 0, kind):
         yield make_batch([pairs[row] for row in rows], kind)
 
 
 class BatchStream:
     """Batches without end, pass after pass. Owned by the training loop.
 
-    Invariant: `epoch` and `batch_index` are those of the next batch; a stream created with them continues
-    there. The pairs of a batch depend neither on the number of processes nor on `piece_tokens`.
+    Invariant: `epoch`, `group` and `batch_index` are those of the next batch; a stream created with them
+    continues there. The pairs of a batch depend neither on the number of processes nor on `piece_tokens`.
 
     `pairs_of` returns the corpus as a pass sees it, by the pass' number from 0. `piece_tokens` is the most
     padded tokens of the longer side that a process computes at once, or a single pair; None does not cut its
@@ -149,6 +177,8 @@ class BatchStream:
         epoch: int = 0,
         batch_index: int = 0,
         *,
+        group: int = 0,
+        group_pairs: int | None = None,
         ranks: Ranks | None = None,
         piece_tokens: int | None = None,
         kind: SourceKind = TOKENS,
@@ -159,7 +189,9 @@ class BatchStream:
         self._mixes_lengths = mixes_lengths
         self._batch_tokens = batch_tokens
         self._seed = seed
+        self._group_pairs = group_pairs
         self.epoch = epoch
+        self.group = group
         self.batch_index = batch_index
         self._ranks = ranks or Ranks()
         self._piece_tokens = piece_tokens or batch_tokens
@@ -168,14 +200,13 @@ class BatchStream:
     def next_batch(self) -> BatchShare:
         """This process' share of the next batch, on the CPU."""
         if self.batch_index == len(self._plan):
-            self.epoch += 1
             self.batch_index = 0
-            self._start_pass()
+            self._next_group()
         rows = self._plan[self.batch_index]
         pairs = [self._pairs[row] for row in rows]
         self.batch_index += 1
         share = self._ranks.share(pairs)
-        lengths = self._source_lengths[rows].tolist()
+        lengths = _lengths(self._pairs, rows, self._kind)[0].tolist()
         longest = max((*self._ranks.share(lengths), *(pair.target_length for pair in share)), default=1)
         num_rows = max(self._piece_tokens // longest, 1)
         num_labels = sum(pair.target_length for pair in pairs)
@@ -192,26 +223,43 @@ class BatchStream:
         """A batch of one pair, for a process whose share is empty."""
         return make_batch([self._pairs[0]], self._kind)
 
+    def _next_group(self) -> None:
+        self.group += 1
+        if self.group < count_groups(len(self._pairs), self._group_pairs):
+            self._start_group()
+        else:
+            self.epoch += 1
+            self.group = 0
+            self._start_pass()
+
     def _start_pass(self) -> None:
         self._pairs = self._pairs_of(self.epoch)
         if not self._pairs:
             raise ValueError("the training corpus has 0 pairs left: nothing to train on")
-        self._source_lengths, _ = _lengths(self._pairs, self._kind)
-        self._plan = plan_epoch(
+        self._start_group()
+
+    def _start_group(self) -> None:
+        self._plan: list[NDArray[np.int64]] = []  # the last plan goes before the next one comes
+        self._plan = plan_group(
             self._pairs,
             self._batch_tokens,
             self._seed,
             self.epoch,
             self._kind,
+            group=self.group,
+            group_pairs=self._group_pairs,
             mixes_lengths=self._mixes_lengths,
         )
 
 
-def _lengths(pairs: Sequence[EncodedPair], kind: SourceKind) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The lengths of all sources, of texts with eos, and of all targets with bos or eos."""
+def _lengths(
+    pairs: Sequence[EncodedPair], rows: NDArray[np.int64], kind: SourceKind
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """The lengths of some pairs' sources, of texts with eos, and of their targets with bos or eos."""
     if isinstance(pairs, EncodedCorpus):
-        return pairs.source_lengths, pairs.target_lengths
+        return pairs.lengths(rows)
+    chosen = [pairs[row] for row in rows]
     return (
-        np.array([kind.length(pair.source_ids) for pair in pairs], np.int32),
-        np.array([pair.target_length for pair in pairs], np.int32),
+        np.array([kind.length(pair.source_ids) for pair in chosen], np.int32),
+        np.array([pair.target_length for pair in chosen], np.int32),
     )

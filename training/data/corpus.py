@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from seq2seq_serve.training.data.built_in import built_in_parts
+from seq2seq_serve.training.data.encoded import are_first
 from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.data.text_files import SentencePair, iterate_parallel, iterate_tsv, pair_hash
 
@@ -222,8 +223,7 @@ def _distinct_rows(pairs: Iterable[SentencePair]) -> NDArray[np.int64]:
         if pair.source.strip() and pair.target.strip():
             hashes.append(pair_hash(pair))
             rows.append(row)
-    _, first = np.unique(np.array(hashes), return_index=True)
-    return np.array(rows)[np.sort(first)]
+    return np.frombuffer(rows, np.int64)[are_first(np.frombuffer(hashes, np.uint64))]
 
 
 def _without(pairs: Iterable[SentencePair], left_out: tuple[SentencePair, ...]) -> Iterator[SentencePair]:

@@ -1,17 +1,17 @@
 """The training corpus as token ids, written once to files; each batch reads its pairs from them.
 
-Planning a pass needs about 60 bytes of memory per pair, for its place, lengths and order. So a corpus may be
-larger than memory, and is still batched by length and resumed exactly.
+So a corpus may be larger than memory. Writing it takes one byte of memory per pair, and planning its batches
+(`training.data.batches`) about 40 bytes per pair of a group.
 """
 
 from __future__ import annotations
 
 import shutil
-from array import array
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.data.text_files import SentencePair, pair_hash
 
 _CHUNK_PAIRS = 10_000  # encoded at once, by all cores
+_PART_PAIRS = 20_000_000  # compared at once in the search for equal ones, with 65 bytes of memory for each
+_RECORD = np.dtype([("hash", "u8"), ("start", "i8"), ("lengths", "i4", 2), ("position", "i4")])
+_pack_record = struct.Struct("=Qqiii").pack
 _POSITIONS_FILE = "positions.npy"  # of each source, unless they are as many as its numbers
 
 
@@ -53,7 +56,9 @@ class EncodedCorpus(Sequence[EncodedPair]):
         self._starts: NDArray[np.int64] = np.load(folder / "starts.npy", mmap_mode="r")
         self._lengths: NDArray[np.int32] = np.load(folder / "lengths.npy", mmap_mode="r")  # (pairs, 2)
         positions = folder / _POSITIONS_FILE
-        self._positions: NDArray[np.int32] | None = np.load(positions) if positions.is_file() else None
+        self._positions: NDArray[np.int32] | None = (
+            np.load(positions, mmap_mode="r") if positions.is_file() else None
+        )
         (ids_file,) = folder.glob("ids.*")
         dtype = np.dtype(ids_file.suffix[1:])
         num_ids = ids_file.stat().st_size // dtype.itemsize
@@ -74,6 +79,11 @@ class EncodedCorpus(Sequence[EncodedPair]):
         start, (source_length, target_length) = self._starts[row], self._lengths[row]
         ids = self._ids[start : start + source_length + target_length].tolist()
         return EncodedPair(ids[:source_length], ids[source_length:])
+
+    def lengths(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """The source lengths of some pairs, for texts with eos, and their target lengths, with bos or eos."""
+        positions = self._lengths[rows, 0] if self._positions is None else self._positions[rows]
+        return positions, self._lengths[rows, 1] + 1
 
     @property
     def source_lengths(self) -> NDArray[np.int32]:
@@ -110,27 +120,55 @@ def write_encoded(
     temporary.mkdir(parents=True)
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
     report = FilterReport()
-    hashes, starts, lengths, positions, num_ids = array("Q"), array("q"), array("i"), array("i"), 0
-    with (temporary / f"ids.{dtype.name}").open("wb") as stream:
+    num_pairs = num_ids = 0
+    records_file = temporary / "records"
+    with (temporary / f"ids.{dtype.name}").open("wb") as ids_stream, records_file.open("wb") as stream:
         for pair, (source_ids, target_ids), length in _encode_passing(
             pairs, tokenizer, filters, kind, report
         ):
-            hashes.append(pair_hash(pair))
-            starts.append(num_ids)
-            lengths.extend((len(source_ids), len(target_ids)))
-            positions.append(length)
-            stream.write(np.array([*source_ids, *target_ids], dtype).tobytes())
-            num_ids += len(source_ids) + len(target_ids)
-    _, first = np.unique(np.array(hashes), return_index=True)
-    kept = np.sort(first)
-    report.drop("duplicate", len(hashes) - len(kept))
-    np.save(temporary / "starts.npy", np.array(starts)[kept])
-    np.save(temporary / "lengths.npy", np.array(lengths).reshape(-1, 2)[kept])
+            lengths = len(source_ids), len(target_ids)
+            stream.write(_pack_record(pair_hash(pair), num_ids, *lengths, length))
+            ids_stream.write(np.array([*source_ids, *target_ids], dtype).tobytes())
+            num_pairs += 1
+            num_ids += sum(lengths)
+    records = np.memmap(records_file, _RECORD, mode="r") if num_pairs else np.zeros(0, _RECORD)
+    is_kept = are_first(records["hash"])
+    report.drop("duplicate", num_pairs - int(np.count_nonzero(is_kept)))
+    _save_rows(temporary / "starts.npy", records["start"], is_kept)
+    _save_rows(temporary / "lengths.npy", records["lengths"], is_kept)
     if kind is not TOKENS:
-        np.save(temporary / _POSITIONS_FILE, np.array(positions)[kept])
+        _save_rows(temporary / _POSITIONS_FILE, records["position"], is_kept)
+    records_file.unlink()
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
     return report
+
+
+def are_first(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Whether each hash is the first of its value; equal ones are searched in one part of them at a time."""
+    are = np.zeros(len(hashes), np.bool_)
+    starts = range(0, len(hashes), _PART_PAIRS)
+    for part in range(len(starts)):
+        rows = np.concatenate(
+            [
+                start + np.flatnonzero(hashes[start : start + _PART_PAIRS] % len(starts) == part)
+                for start in starts
+            ]
+        )
+        _, first = np.unique(hashes[rows], return_index=True)
+        are[rows[first]] = True
+    return are
+
+
+def _save_rows(path: Path, column: NDArray[Any], is_kept: NDArray[np.bool_]) -> None:
+    """Write the kept rows of a column as `np.save` does, a part of them at a time."""
+    num_kept = int(np.count_nonzero(is_kept))
+    saved = np.lib.format.open_memmap(path, "w+", column.dtype, (num_kept, *column.shape[1:]))
+    end = 0
+    for start in range(0, len(column), _PART_PAIRS):
+        part = column[start : start + _PART_PAIRS][is_kept[start : start + _PART_PAIRS]]
+        saved[end : end + len(part)] = part
+        end += len(part)
 
 
 def passing_pairs(

@@ -31,7 +31,7 @@ class SentencePair(NamedTuple):
 
 
 def pair_hash(pair: SentencePair) -> int:
-    """A hash of 64 bits; among 100 million pairs, two share theirs with a probability below 0.001."""
+    """A hash of 64 bits; among a billion pairs, two share theirs with a probability below 0.03."""
     digest = hashlib.blake2b(f"{pair.source}\t{pair.target}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
