@@ -84,6 +84,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
     plan = read_plan(folder, settings)
     if plan is None:
         names = names_of(inputs)
+        sys.stderr.write(f"reading {len(inputs)} inputs once, to cut them into shards\n")
         shards = [
             shard
             for path, name in zip(inputs, names, strict=True)
