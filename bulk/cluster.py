@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
 from seq2seq_serve.bulk.plan import JobError, Shard
 from seq2seq_serve.bulk.worker import NUM_OPEN_SHARDS, Done, Job, Worker, WorkerLost, start_worker
@@ -42,10 +42,7 @@ class _RemoteWorker:
         self._actor = actor
 
     async def translate(self, shard: Shard) -> Done:
-        try:
-            done: Done = await self._actor.translate.remote(shard)
-        except RayActorError as error:
-            raise WorkerLost(str(error).splitlines()[0]) from error
+        done: Done = await _answer_of(self._actor.translate.remote(shard))
         return done
 
     def stop(self) -> None:
@@ -69,7 +66,9 @@ def connect(
         JobError: There is no cluster at this address.
     """
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        ray.init(
+            address=address, log_to_driver=False, logging_level=logging.WARNING, ignore_reinit_error=True
+        )
     except (ConnectionError, ValueError) as error:
         raise JobError(f"there is no Ray cluster at {address}: {error}") from error
     needed = {"CPU": float(job.runner.num_threads or 1)}
@@ -84,12 +83,24 @@ def connect(
     async def start() -> _RemoteWorker:
         actor = actor_class.options(max_concurrency=NUM_OPEN_SHARDS + 1).remote(job)
         try:
-            await actor.start.remote()
-        except RayActorError as error:
-            raise WorkerLost(str(error).splitlines()[0]) from error
+            await _answer_of(actor.start.remote())
         except BaseException:
             ray.kill(actor)
             raise
         return _RemoteWorker(actor)
 
     return start, num_workers
+
+
+async def _answer_of(call: Awaitable[Any]) -> Any:
+    """Returns the answer of an actor, or raises the error that it raised.
+
+    Raises:
+        WorkerLost: The actor's process or node has ended.
+    """
+    try:
+        return await call
+    except RayActorError as error:
+        raise WorkerLost(str(error).splitlines()[0]) from error
+    except RayTaskError as error:
+        raise error.cause from None
