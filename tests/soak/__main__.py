@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         "--scale",
         type=float,
         default=1.0,
-        help="factor of all times and numbers, such as 0.1 (default: 1, which takes half an hour)",
+        help="factor of all times and numbers, such as 0.1 (default: 1, which takes 45 minutes)",
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON object to this file")
     parser.add_argument(

@@ -31,6 +31,7 @@ _LOAD, _LOAD_AT_FAULTS = 0.6, 0.4  # of the capacity of all slots
 _NUM_ROUNDS = 3
 _WARM_UP_SECONDS = 5.0  # a client begins without weights, and gives all servers equally many calls
 _NOTICE_SECONDS = 5
+_CHECKED_SECONDS = 1.0  # until a proxy has asked every server for its health
 _LEFT_SECONDS = 1.0  # after which a server that is not ready gets no more calls
 _FROZEN_SECONDS, _PATIENT_SECONDS = 8.0, 5.0  # callers wait longer than any call takes
 
@@ -100,6 +101,7 @@ def _way(place: Place, name: str, servers: Sequence[RunningServer]) -> Iterator[
         yield _Way(name, "ipv4:" + ",".join(server.address for server in servers))
         return
     with proxying(name, place.folder / name, servers) as proxy:
+        time.sleep(_CHECKED_SECONDS)
         yield _Way(name, proxy.address, proxy)
 
 

@@ -22,7 +22,6 @@ from seq2seq_serve.client import Client, ClientError
 _FILES = Path(__file__).parents[2] / "deploy" / "proxies"
 _SERVER = re.compile(r"10\.0\.0\.(\d)")  # the addresses in the files are 10.0.0.1, 10.0.0.2, ...
 _READY_SECONDS, _STOP_SECONDS = 30.0, 10.0
-_CHECKED_SECONDS = 1.0  # until every server has passed its first health checks
 _TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 
 
@@ -148,7 +147,7 @@ def write(
 
 @contextmanager
 def proxying(name: str, folder: Path, servers: Sequence[RunningServer]) -> Iterator[Running]:
-    """Run a proxy before three servers; it is ready on entry and ended on exit.
+    """Run a proxy before three servers; one of them answers on entry, and the proxy is ended on exit.
 
     Raises:
         RuntimeError: The proxy does not become ready.
@@ -182,6 +181,5 @@ def _wait_until_ready(running: Running, log: Path) -> None:
             except ClientError:
                 time.sleep(0.05)
             else:
-                time.sleep(_CHECKED_SECONDS)
                 return
     raise RuntimeError(f"{running.proxy.file} is not ready: {log.read_text()[-1000:]}")
