@@ -30,6 +30,7 @@ _MEAN_TOKENS = 34  # of the jobs' targets
 _LOAD, _LOAD_AT_FAULTS = 0.6, 0.4  # of the capacity of all slots
 _NUM_ROUNDS = 3
 _WARM_UP_SECONDS = 5.0  # a client begins without weights, and gives all servers equally many calls
+_BEFORE_SECONDS = 2.0  # of calls before a fault
 _NOTICE_SECONDS = 5
 _CHECKED_SECONDS = 1.0  # until a proxy has asked every server for its health
 _LEFT_SECONDS = 1.0  # after which a server that is not ready gets no more calls
@@ -113,7 +114,8 @@ def _rate(load: float) -> float:
 def _latency(place: Place, names: Sequence[str]) -> tuple[Figures, list[Bar]]:
     """Measure whole answers in open loops on each way and on one server, in alternation."""
     rate = _rate(_LOAD)
-    num_jobs = round(rate * (_WARM_UP_SECONDS + place.seconds(20, 2.0)))
+    warm_up_seconds = place.seconds(_WARM_UP_SECONDS)
+    num_jobs = round(rate * (warm_up_seconds + place.seconds(20)))
     runs, shares = defaultdict[str, list[Run]](list), defaultdict[str, list[list[float]]](list)
     with ExitStack() as stack:
         one = stack.enter_context(_serving(place, sum(_SLOTS)))
@@ -122,7 +124,7 @@ def _latency(place: Place, names: Sequence[str]) -> tuple[Figures, list[Bar]]:
         ways += [stack.enter_context(_way(place, name, servers)) for name in names]
         generator = stack.enter_context(Generator(place.client_cores))
         started, cpu_before = time.monotonic(), _cpu_seconds(one, *servers)
-        for number in range(_NUM_ROUNDS):
+        for number in range(place.count(_NUM_ROUNDS)):
             jobs = draw_jobs(num_jobs, ONLY_GREEDY, seed=number)
             for way in ways:
                 before = [_num_begun(server) for server in servers]
@@ -130,7 +132,10 @@ def _latency(place: Place, names: Sequence[str]) -> tuple[Figures, list[Bar]]:
                 after = [_num_begun(server) for server in servers]
                 shares[way.name].append([late - early for early, late in zip(before, after, strict=True)])
         busy = (_cpu_seconds(one, *servers) - cpu_before) / (time.monotonic() - started)
-    p50, p99 = ({name: [_quantile(run, q) for run in runs[name]] for name in runs} for q in (0.5, 0.99))
+    p50, p99 = (
+        {name: [_quantile(run, warm_up_seconds, q) for run in runs[name]] for name in runs}
+        for q in (0.5, 0.99)
+    )
     medians = {name: float(np.median(rounds)) for name, rounds in p99.items()}
     codes = Counter(outcome.code for each in runs.values() for run in each for outcome in run.outcomes)
     figures = {
@@ -152,11 +157,9 @@ def _latency(place: Place, names: Sequence[str]) -> tuple[Figures, list[Bar]]:
     ]
 
 
-def _quantile(run: Run, q: float) -> float:
-    """Returns a quantile of the seconds from the time at which a call was due to its answer."""
-    return quantile(
-        [outcome.end - outcome.arrival for outcome in run.outcomes if outcome.arrival > _WARM_UP_SECONDS], q
-    )
+def _quantile(run: Run, begin: float, q: float) -> float:
+    """Returns a quantile of the seconds from a call's due time, after `begin`, to its answer."""
+    return quantile([one.end - one.arrival for one in run.outcomes if one.arrival > begin], q)
 
 
 def _cpu_seconds(*servers: RunningServer) -> float:
@@ -165,7 +168,7 @@ def _cpu_seconds(*servers: RunningServer) -> float:
 
 def _end(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list[Bar]]:
     """Terminate a server under load; it reports NOT_SERVING, and later refuses calls."""
-    seconds = place.seconds(10, _NOTICE_SECONDS + 3.0)
+    seconds = place.seconds(10, _NOTICE_SECONDS + 1.0)
     late = 0.0
 
     async def terminate() -> AsyncIterator[None]:
@@ -245,7 +248,7 @@ async def _under_load(
 
     Half of the calls are streams.
     """
-    calls, before = list[_Call](), _WARM_UP_SECONDS
+    calls, before = list[_Call](), _BEFORE_SECONDS
     rate = _rate(_LOAD_AT_FAULTS)
     jobs = draw_jobs(round(rate * (before + seconds)), ONLY_GREEDY, seed=9)
     started = time.monotonic()
