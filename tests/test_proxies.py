@@ -1,4 +1,4 @@
-"""The configurations of deploy/proxies, in the real programs; tests/soak/balance.py ends servers behind them."""
+"""The configurations of deploy/proxies, in the real programs; tests/soak/balance.py ends servers there."""
 
 import subprocess
 

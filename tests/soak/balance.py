@@ -116,7 +116,7 @@ def _latency(place: Place, names: Sequence[str]) -> tuple[Figures, list[Bar]]:
     rate = _rate(_LOAD)
     warm_up_seconds = place.seconds(_WARM_UP_SECONDS)
     num_jobs = round(rate * (warm_up_seconds + place.seconds(20)))
-    runs, shares = defaultdict[str, list[Run]](list), defaultdict[str, list[list[float]]](list)
+    runs, shares = defaultdict[str, list[Run]](list), defaultdict[str, list[list[int]]](list)
     with ExitStack() as stack:
         one = stack.enter_context(_serving(place, sum(_SLOTS)))
         servers = [stack.enter_context(_serving(place, num_slots)) for num_slots in _SLOTS]
@@ -169,7 +169,7 @@ def _cpu_seconds(*servers: RunningServer) -> float:
 def _end(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list[Bar]]:
     """Terminate a server under load; it reports NOT_SERVING, and later refuses calls."""
     seconds = place.seconds(10, _NOTICE_SECONDS + 1.0)
-    late = 0.0
+    late = 0
 
     async def terminate() -> AsyncIterator[None]:
         nonlocal late
@@ -186,7 +186,7 @@ def _end(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list[
     code = server.wait()
     told = "" if way.leaves_by_itself else ", after its reload"
     return _figures(calls) | {"late_calls": late}, [
-        at_most(f"{way.name}: calls lost at SIGTERM", _num_lost(calls), 0),
+        at_most(f"{way.name}: calls lost at SIGTERM", len(_lost(calls)), 0),
         at_most(f"{way.name}: calls to a server not ready for a second{told}", late, 0, is_timed=True),
         at_most(f"{way.name}: exit code after SIGTERM", abs(code), 0),
     ]
@@ -194,20 +194,21 @@ def _end(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list[
 
 def _kill(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list[Bar]]:
     """Kill a server under load; only the calls that run there may be lost."""
-    num_open = 0.0
+    num_open = 0
 
     async def kill() -> AsyncIterator[None]:
         nonlocal num_open
-        num_open = await asyncio.to_thread(_num_open, server)
+        begun, ended = await asyncio.to_thread(_counted, server)
+        num_open = begun - ended
         server.process.kill()
         yield
 
     calls = asyncio.run(_under_load(way, place.seconds(10, 5.0), kill))
     server.wait()
-    lost = [call for call in calls if call.code != "OK"]
+    lost = _lost(calls)
     figures = _figures(calls) | {"open_calls": num_open}
     return figures, [
-        at_least(f"{way.name}: calls that ran on the killed server", num_open, 1),
+        at_least(f"{way.name}: calls that ran on the killed server", num_open, 1, is_timed=True),
         # A call may have begun since its open calls were counted.
         at_most(f"{way.name}: calls lost at SIGKILL, of those that ran there", len(lost), num_open + 2),
         at_most(f"{way.name}: of them, begun after the SIGKILL", sum(call.began > 0 for call in lost), 0),
@@ -227,9 +228,8 @@ def _freeze(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, li
             server.process.send_signal(signal.SIGCONT)
 
     calls = asyncio.run(_under_load(way, place.seconds(10, _FROZEN_SECONDS), stop, timeout=_PATIENT_SECONDS))
-    lost = [call for call in calls if call.code != "OK"]
     # A later one may be lost for another reason, after the server goes on.
-    late = [call for call in lost if _LEFT_SECONDS < call.began < _FROZEN_SECONDS - _PATIENT_SECONDS]
+    late = [call for call in _lost(calls) if _LEFT_SECONDS < call.began < _FROZEN_SECONDS - _PATIENT_SECONDS]
     figures = _figures(calls) | {"lost_late": len(late)}
     if way.proxy is None or not way.leaves_by_itself:
         return figures, []  # nothing notices a frozen server; the caller's deadline ends its calls
@@ -292,22 +292,20 @@ def _figures(calls: Sequence[_Call]) -> Figures:
     }
 
 
-def _num_lost(calls: Sequence[_Call]) -> int:
-    return sum(call.code != "OK" for call in calls)
+def _lost(calls: Sequence[_Call]) -> list[_Call]:
+    return [call for call in calls if call.code != "OK"]
 
 
-def _num_begun(server: RunningServer) -> float:
+def _num_begun(server: RunningServer) -> int:
     """Returns the number of calls that have reached a server so far, without probes."""
-    return _sum(server, "grpc_server_started_total")
+    begun, _ = _counted(server)
+    return begun
 
 
-def _num_open(server: RunningServer) -> float:
-    return _sum(server, "grpc_server_started_total") - _sum(server, "grpc_server_handled_total")
-
-
-def _sum(server: RunningServer, name: str) -> float:
-    return sum(
-        sample.value
-        for sample in server.samples()
-        if sample.name == name and sample.labels["grpc_method"].startswith("Generate")
-    )
+def _counted(server: RunningServer) -> tuple[int, int]:
+    """Returns the numbers of calls that have begun and ended on a server so far, without probes."""
+    counts = Counter[str]()
+    for sample in server.samples():
+        if sample.labels.get("grpc_method", "").startswith("Generate"):
+            counts[sample.name] += int(sample.value)
+    return counts["grpc_server_started_total"], counts["grpc_server_handled_total"]
