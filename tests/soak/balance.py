@@ -34,7 +34,8 @@ _BEFORE_SECONDS = 2.0  # of calls before a fault
 _NOTICE_SECONDS = 5
 _CHECKED_SECONDS = 1.0  # until a proxy has asked every server for its health
 _LEFT_SECONDS = 1.0  # after which a server that is not ready gets no more calls
-_FROZEN_SECONDS, _PATIENT_SECONDS = 8.0, 5.0  # callers wait longer than any call takes
+_HUNG_SECONDS = 2.5  # after which a server that does not answer gets no more calls
+_FROZEN_SECONDS, _PATIENT_SECONDS = 9.0, 5.0  # callers wait longer than any call takes
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,14 @@ class _Call:
         code: The status that the client reports.
         grpc_code: The status that gRPC reported to the client.
         began: Seconds after the fault; negative before it.
+        error: Why it was lost; empty if it was answered.
     """
 
     is_stream: bool
     code: str
     grpc_code: str
     began: float
+    error: str = ""
 
 
 def balance(place: Place) -> tuple[Figures, list[Bar]]:
@@ -229,11 +232,11 @@ def _freeze(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, li
 
     calls = asyncio.run(_under_load(way, place.seconds(10, _FROZEN_SECONDS), stop, timeout=_PATIENT_SECONDS))
     # A later one may be lost for another reason, after the server goes on.
-    late = [call for call in _lost(calls) if _LEFT_SECONDS < call.began < _FROZEN_SECONDS - _PATIENT_SECONDS]
+    late = [call for call in _lost(calls) if _HUNG_SECONDS < call.began < _FROZEN_SECONDS - _PATIENT_SECONDS]
     figures = _figures(calls) | {"lost_late": len(late)}
     if way.proxy is None or not way.leaves_by_itself:
         return figures, []  # nothing notices a frozen server; the caller's deadline ends its calls
-    name = f"{way.name}: calls to a server that was frozen for a second"
+    name = f"{way.name}: calls to a server that was frozen for {_HUNG_SECONDS} seconds"
     return figures, [at_most(name, len(late), 0, is_timed=True)]
 
 
@@ -255,7 +258,7 @@ async def _under_load(
     fault_at = started + before
 
     async def call(client: AsyncClient, job: Job, is_stream: bool) -> None:
-        code = grpc_code = "OK"
+        code, grpc_code, problem = "OK", "OK", ""
         began = time.monotonic()
         try:
             if is_stream:
@@ -264,8 +267,8 @@ async def _under_load(
             else:
                 await client.generate(job.source_ids, options=job.options())
         except ClientError as error:
-            code, grpc_code = error.code, error.__cause__.code().name  # type: ignore[union-attr]
-        calls.append(_Call(is_stream, code, grpc_code, began))
+            code, grpc_code, problem = error.code, error.__cause__.code().name, str(error)  # type: ignore[union-attr]
+        calls.append(_Call(is_stream, code, grpc_code, began, problem))
 
     async def break_it() -> None:
         nonlocal fault_at
@@ -287,6 +290,7 @@ def _figures(calls: Sequence[_Call]) -> Figures:
         kind: {
             "codes": Counter(call.code for call in calls if call.is_stream is is_stream),
             "codes_of_grpc": Counter(call.grpc_code for call in calls if call.is_stream is is_stream),
+            "errors": Counter(call.error for call in _lost(calls) if call.is_stream is is_stream),
         }
         for kind, is_stream in (("streams", True), ("answers", False))
     }
