@@ -104,6 +104,7 @@ def serving(
     bundle: Path | Sequence[Path],
     flags: Sequence[str] = (),
     *,
+    module: Sequence[str] = ("server",),
     stderr: IO[bytes] | int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningServer]:
@@ -112,6 +113,7 @@ def serving(
     Args:
         bundle: Folder of the bundle, or of several.
         flags: Additional command-line flags.
+        module: The module that is run, and its own arguments before the server's.
         stderr: Receives the server's log; None means this process's standard error.
         environment: Additional environment variables.
 
@@ -120,7 +122,7 @@ def serving(
     """
     port, metrics_port = free_ports(2)
     paths = [bundle] if isinstance(bundle, Path) else bundle
-    command = [sys.executable, "-m", "server", *map(str, paths), "--host", "127.0.0.1"]
+    command = [sys.executable, "-m", *module, *map(str, paths), "--host", "127.0.0.1"]
     command += ["--port", str(port), "--metrics-port", str(metrics_port), "--log-level", "warning", *flags]
     process = subprocess.Popen(command, stderr=stderr, env=os.environ | dict(environment or {}))
     server = RunningServer(process, f"127.0.0.1:{port}", f"http://127.0.0.1:{metrics_port}")

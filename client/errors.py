@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from seq2seq_serve.protos.details_pb2 import BadRequest, ErrorInfo, RetryInfo, S
 from seq2seq_serve.protos.seq2seq_v1_pb2 import BatchError
 
 _UNHEALTHY = "backend unhealthy"  # what gRPC reports if the health check answers NOT_SERVING
+# What gRPC reports if a proxy ends a call whose server it has lost: INTERNAL_ERROR or CANCEL of HTTP/2.
+_LOST = re.compile(r"RST_STREAM with error code [28]\b")
 _REQUEST_ID = "x-request-id"
 _STATUS = "grpc-status-details-bin"
 _DETAIL = "type.googleapis.com/google.rpc."  # how the type of a detail begins
@@ -103,6 +106,8 @@ class ClientError(Exception):
         request_id = str(trailers.get(_REQUEST_ID, ""))
         if code is grpc.StatusCode.UNAVAILABLE and not request_id:
             return cls(code.name, _unreached(address, message))
+        if _LOST.search(message) and not request_id:  # INTERNAL or CANCELLED, which suggest no retry
+            return cls("UNAVAILABLE", f"the connection to the server was lost ({code.name}: {message})")
         details = _details(trailers.get(_STATUS), code)
         retry_after_seconds = None
         if "RetryInfo" in details:

@@ -1,8 +1,15 @@
+import asyncio
+from contextlib import asynccontextmanager
+
 import grpc
 import pytest
 from google.rpc import status_pb2
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.events import RequestReceived
 
-from seq2seq_serve.client import ClientError, FieldViolation
+from seq2seq_serve.client import AsyncClient, ClientError, FieldViolation
 
 
 class Failure(grpc.RpcError):
@@ -62,6 +69,59 @@ def test_details_that_do_not_fit_the_status_are_left_out():
 def test_an_unreached_server_is_reported_with_what_may_help(address, details, message):
     error = ClientError.from_rpc(Failure(grpc.StatusCode.UNAVAILABLE, details), address)
     assert (error.code, error.message) == ("UNAVAILABLE", message)
+
+
+@asynccontextmanager
+async def proxy_that_loses_servers(error_code):
+    """A port that answers a stream with headers, and then resets it, as a proxy whose server dies."""
+    writers = []
+
+    async def serve(reader, writer):
+        writers.append(writer)
+        connection = H2Connection(H2Configuration(client_side=False, header_encoding="ascii"))
+        connection.initiate_connection()
+        writer.write(connection.data_to_send())
+        while data := await reader.read(65536):
+            for event in connection.receive_data(data):
+                if not isinstance(event, RequestReceived):
+                    continue
+                if dict(event.headers)[":path"].startswith("/grpc.health"):
+                    connection.send_headers(event.stream_id, [(":status", "404")], end_stream=True)
+                else:
+                    answer = [(":status", "200"), ("content-type", "application/grpc")]
+                    connection.send_headers(event.stream_id, answer)
+                    connection.reset_stream(event.stream_id, error_code)
+            writer.write(connection.data_to_send())
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield "127.0.0.1:{1}".format(*server.sockets[0].getsockname())
+        for writer in writers:
+            writer.close()
+            await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("reset", "grpc_code", "expected"),
+    [
+        (ErrorCodes.INTERNAL_ERROR, "INTERNAL", "UNAVAILABLE"),  # Envoy and nginx
+        (ErrorCodes.CANCEL, "CANCELLED", "UNAVAILABLE"),  # HAProxy
+        (ErrorCodes.PROTOCOL_ERROR, "INTERNAL", "INTERNAL"),  # a retry would end alike
+    ],
+)
+def test_a_stream_whose_server_a_proxy_has_lost_asks_for_a_retry(reset, grpc_code, expected):
+    async def run():
+        async with proxy_that_loses_servers(reset) as address, AsyncClient(address) as client:
+            with pytest.raises(ClientError, match=f"^{expected}: .*error code {reset.value}") as raised:
+                await anext(client.stream("abc"))
+            assert raised.value.__cause__.code().name == grpc_code
+
+    asyncio.run(run())
+
+
+def test_a_reset_that_the_server_itself_explains_keeps_its_status():
+    trailers = (("x-request-id", "r1"),)
+    failure = Failure(grpc.StatusCode.INTERNAL, "Received RST_STREAM with error code 2", trailers)
+    assert ClientError.from_rpc(failure, "here").code == "INTERNAL"
 
 
 @pytest.mark.parametrize(

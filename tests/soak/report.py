@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 from rich.table import Table
 
@@ -31,7 +31,7 @@ def failed_bar() -> Bar:
 
 def for_people(report: Figures) -> Table:
     """Returns all bars as a table for the terminal."""
-    table = Table(title="reliability")
+    table = Table(title="reliability", caption="\n".join(f"not run: {reason}" for reason in _not_run(report)))
     for column in ("part", "", "value", "bar", "met"):
         table.add_column(column, justify="right")
     for bar in report["bars"]:
@@ -52,12 +52,16 @@ def markdown(report: Figures) -> str:
         "|---|---|--:|--:|---|",
         *(f"| {' | '.join(_cells(bar))} |" for bar in report["bars"]),
     ]
-    skipped = [f"{part}: {report[part]['skipped']}" for part in report if _is_skipped(report[part])]
-    return "\n".join([*lines, *(f"\nNot run: {reason}." for reason in skipped)]) + "\n"
+    return "\n".join([*lines, *(f"\nNot run: {reason}." for reason in _not_run(report))]) + "\n"
 
 
-def _is_skipped(figures: Any) -> bool:
-    return isinstance(figures, dict) and "skipped" in figures
+def _not_run(report: Figures) -> Iterator[str]:
+    """Yields what was not run and why: a part that was skipped, or something that a part did without."""
+    for part, figures in report.items():
+        if isinstance(figures, dict):
+            if "skipped" in figures:
+                yield f"{part}: {figures['skipped']}"
+            yield from (f"{part}, {name}: {reason}" for name, reason in figures.get("missing", {}).items())
 
 
 def _cells(bar: Figures) -> Cells:

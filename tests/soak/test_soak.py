@@ -126,6 +126,7 @@ def test_the_table_says_what_was_measured_on_what_and_what_was_not_run(tmp_path,
         },
         "command": "python -m tests.soak",
         "clock": {"skipped": "no library"},
+        "balance": {"missing": {"nginx": "a package has it"}},
         "bars": [bar_record("load", at_least("goodput", 0.5, 0.9, is_timed=True))],
     }
     path = tmp_path / "report.json"
@@ -136,3 +137,4 @@ def test_the_table_says_what_was_measured_on_what_and_what_was_not_run(tmp_path,
     assert "commit abc" in table
     assert "| load | goodput | 0.5 | ≥ 0.9 | **no** |" in table
     assert "Not run: clock: no library." in table
+    assert "Not run: balance, nginx: a package has it." in table

@@ -1,0 +1,315 @@
+"""A part of the reliability benchmark: three unlike servers, behind real proxies and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.load.generator import Generator, Run
+from benchmarks.load.mix import ONLY_GREEDY, Job, draw_jobs, poisson_arrivals, quantile
+from benchmarks.serving import RunningServer
+from seq2seq_serve.client import AsyncClient, ClientError
+from tests.soak.place import TINY, Bar, Figures, Place, at_least, at_most, unexpected
+from tests.soak.proxies import PROXIES, Running, proxying
+
+DIRECT = "direct"
+_ONE = "one server"
+_SLOTS = (16, 8, 4)
+_CHANGED = 1  # the server that is ended, killed or frozen
+_STEP_SECONDS = 0.02
+_MEAN_TOKENS = 34  # of the jobs' targets
+_LOAD, _LOAD_AT_FAULTS = 0.6, 0.4  # of the capacity of all slots
+_NUM_ROUNDS = 3
+_WARM_UP_SECONDS = 5.0  # a client begins without weights, and gives all servers equally many calls
+_BEFORE_SECONDS = 2.0  # of calls before a fault
+_NOTICE_SECONDS = 5
+_CHECKED_SECONDS = 1.0  # until a proxy has asked every server for its health
+_LEFT_SECONDS = 1.0  # after which a server that is not ready gets no more calls
+_HUNG_SECONDS = 2.5  # after which a server that does not answer gets no more calls
+_FROZEN_SECONDS, _PATIENT_SECONDS = 9.0, 5.0  # callers wait longer than any call takes
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How callers reach the servers.
+
+    Attributes:
+        address: The address for callers.
+        proxy: The proxy on the way; None without one.
+    """
+
+    name: str
+    address: str
+    proxy: Running | None = None
+
+    @property
+    def leaves_by_itself(self) -> bool:
+        """Whether it leaves a server that is not ready, without an operator."""
+        return self.proxy is None or self.proxy.proxy.asks_for_health
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call that has ended.
+
+    Attributes:
+        code: The status that the client reports.
+        grpc_code: The status that gRPC reported to the client.
+        began: Seconds after the fault; negative before it.
+        error: Why it was lost; empty if it was answered.
+    """
+
+    is_stream: bool
+    code: str
+    grpc_code: str
+    began: float
+    error: str = ""
+
+
+def balance(place: Place) -> tuple[Figures, list[Bar]]:
+    """Compare the latency with that of one large server, then end, kill and freeze a server on each way."""
+    missing = {name: f"{proxy.package} installs it" for name, proxy in PROXIES.items() if not proxy.find()}
+    names = [DIRECT, *(name for name in PROXIES if name not in missing)]
+    figures: Figures = {"missing": missing}
+    figures["latency"], bars = _latency(place, names)
+    large, _, small = _SLOTS
+    with _serving(place, large) as first, _serving(place, small) as last:
+        for name in names:
+            figures[name] = {}
+            for fault in (_freeze, _end, _kill):
+                with _serving(place, _SLOTS[_CHANGED]) as changed:
+                    with _way(place, name, [first, changed, last]) as way:
+                        found, more = fault(place, way, changed)
+                    figures[name][fault.__name__.strip("_")] = found
+                    bars += more
+    return figures, bars
+
+
+def _serving(place: Place, num_slots: int) -> Any:
+    flags = ["--max-slots", str(num_slots), "--threads", "1", "--notice-seconds", str(_NOTICE_SECONDS)]
+    return place.serving(TINY, flags, module=("tests.soak.paced", str(_STEP_SECONDS)))
+
+
+@contextmanager
+def _way(place: Place, name: str, servers: Sequence[RunningServer]) -> Iterator[_Way]:
+    if name == DIRECT:
+        yield _Way(name, "ipv4:" + ",".join(server.address for server in servers))
+        return
+    with proxying(name, place.folder / name, servers) as proxy:
+        time.sleep(_CHECKED_SECONDS)
+        yield _Way(name, proxy.address, proxy)
+
+
+def _rate(load: float) -> float:
+    """Returns the calls a second that keep this share of all slots busy."""
+    return load * sum(_SLOTS) / (_MEAN_TOKENS * _STEP_SECONDS)
+
+
+def _latency(place: Place, names: Sequence[str]) -> tuple[Figures, list[Bar]]:
+    """Measure whole answers in open loops on each way and on one server, in alternation."""
+    rate = _rate(_LOAD)
+    warm_up_seconds = place.seconds(_WARM_UP_SECONDS)
+    num_jobs = round(rate * (warm_up_seconds + place.seconds(20)))
+    runs, shares = defaultdict[str, list[Run]](list), defaultdict[str, list[list[int]]](list)
+    with ExitStack() as stack:
+        one = stack.enter_context(_serving(place, sum(_SLOTS)))
+        servers = [stack.enter_context(_serving(place, num_slots)) for num_slots in _SLOTS]
+        ways = [_Way(_ONE, one.address)]
+        ways += [stack.enter_context(_way(place, name, servers)) for name in names]
+        generator = stack.enter_context(Generator(place.client_cores))
+        started, cpu_before = time.monotonic(), _cpu_seconds(one, *servers)
+        for number in range(place.count(_NUM_ROUNDS)):
+            jobs = draw_jobs(num_jobs, ONLY_GREEDY, seed=number)
+            for way in ways:
+                before = [_num_begun(server) for server in servers]
+                runs[way.name].append(generator.open_loop(way.address, jobs, rate=rate, stream=False))
+                after = [_num_begun(server) for server in servers]
+                shares[way.name].append([late - early for early, late in zip(before, after, strict=True)])
+        busy = (_cpu_seconds(one, *servers) - cpu_before) / (time.monotonic() - started)
+    p50, p99 = (
+        {name: [_quantile(run, warm_up_seconds, q) for run in runs[name]] for name in runs}
+        for q in (0.5, 0.99)
+    )
+    medians = {name: float(np.median(rounds)) for name, rounds in p99.items()}
+    codes = Counter(outcome.code for each in runs.values() for run in each for outcome in run.outcomes)
+    figures = {
+        "calls_per_second": rate,
+        "p50_seconds": p50,
+        "p99_seconds": p99,
+        "calls_by_server": {name: shares[name] for name in names},
+        "codes": codes,
+        "client_lateness_p99_seconds": {name: [run.lateness_seconds for run in runs[name]] for name in runs},
+        "busy_cores_of_servers": busy,
+        "load_average": os.getloadavg()[0],
+    }
+    return figures, [
+        unexpected(codes, "OK"),
+        *(
+            at_most(f"{name}: p99, of that of one server", medians[name] / medians[_ONE], 2, is_timed=True)
+            for name in names
+        ),
+    ]
+
+
+def _quantile(run: Run, begin: float, q: float) -> float:
+    """Returns a quantile of the seconds from a call's due time, after `begin`, to its answer."""
+    return quantile([one.end - one.arrival for one in run.outcomes if one.arrival > begin], q)
+
+
+def _cpu_seconds(*servers: RunningServer) -> float:
+    return sum(server.cpu_seconds() for server in servers)
+
+
+def _end(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list[Bar]]:
+    """Terminate a server under load; it reports NOT_SERVING, and later refuses calls."""
+    seconds = place.seconds(10, _NOTICE_SECONDS + 1.0)
+    late = 0
+
+    async def terminate() -> AsyncIterator[None]:
+        nonlocal late
+        server.process.terminate()
+        yield
+        if way.proxy is not None:
+            way.proxy.leave(server)
+        await asyncio.sleep(_LEFT_SECONDS)
+        before = await asyncio.to_thread(_num_begun, server)
+        await asyncio.sleep(_NOTICE_SECONDS - _LEFT_SECONDS - 1.0)
+        late = await asyncio.to_thread(_num_begun, server) - before
+
+    calls = asyncio.run(_under_load(way, seconds, terminate))
+    code = server.wait()
+    told = "" if way.leaves_by_itself else ", after its reload"
+    return _figures(calls) | {"late_calls": late}, [
+        at_most(f"{way.name}: calls lost at SIGTERM", len(_lost(calls)), 0),
+        at_most(f"{way.name}: calls to a server not ready for a second{told}", late, 0, is_timed=True),
+        at_most(f"{way.name}: exit code after SIGTERM", abs(code), 0),
+    ]
+
+
+def _kill(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list[Bar]]:
+    """Kill a server under load; only the calls that run there may be lost."""
+    num_open = 0
+
+    async def kill() -> AsyncIterator[None]:
+        nonlocal num_open
+        begun, ended = await asyncio.to_thread(_counted, server)
+        num_open = begun - ended
+        server.process.kill()
+        yield
+
+    calls = asyncio.run(_under_load(way, place.seconds(10, 5.0), kill))
+    server.wait()
+    lost = _lost(calls)
+    figures = _figures(calls) | {"open_calls": num_open}
+    return figures, [
+        at_least(f"{way.name}: calls that ran on the killed server", num_open, 1, is_timed=True),
+        # A call may have begun since its open calls were counted.
+        at_most(f"{way.name}: calls lost at SIGKILL, of those that ran there", len(lost), num_open + 2),
+        at_most(f"{way.name}: of them, begun after the SIGKILL", sum(call.began > 0 for call in lost), 0),
+        unexpected(Counter(call.code for call in lost), "UNAVAILABLE", whose=f"{way.name}: of them, those"),
+    ]
+
+
+def _freeze(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list[Bar]]:
+    """Stop a server's process for some seconds; its connections stay open and nothing answers."""
+
+    async def stop() -> AsyncIterator[None]:
+        server.process.send_signal(signal.SIGSTOP)
+        yield
+        try:
+            await asyncio.sleep(_FROZEN_SECONDS)
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+
+    calls = asyncio.run(_under_load(way, place.seconds(10, _FROZEN_SECONDS), stop, timeout=_PATIENT_SECONDS))
+    # A later one may be lost for another reason, after the server goes on.
+    late = [call for call in _lost(calls) if _HUNG_SECONDS < call.began < _FROZEN_SECONDS - _PATIENT_SECONDS]
+    figures = _figures(calls) | {"lost_late": len(late)}
+    if way.proxy is None or not way.leaves_by_itself:
+        return figures, []  # nothing notices a frozen server; the caller's deadline ends its calls
+    name = f"{way.name}: calls to a server that was frozen for {_HUNG_SECONDS} seconds"
+    return figures, [at_most(name, len(late), 0, is_timed=True)]
+
+
+async def _under_load(
+    way: _Way,
+    seconds: float,
+    fault: Callable[[], AsyncIterator[None]],
+    *,
+    timeout: float = 60.0,
+) -> list[_Call]:
+    """Call for `seconds` after a fault, which yields when it has begun, and some before it.
+
+    Half of the calls are streams.
+    """
+    calls, before = list[_Call](), _BEFORE_SECONDS
+    rate = _rate(_LOAD_AT_FAULTS)
+    jobs = draw_jobs(round(rate * (before + seconds)), ONLY_GREEDY, seed=9)
+    started = time.monotonic()
+    fault_at = started + before
+
+    async def call(client: AsyncClient, job: Job, is_stream: bool) -> None:
+        code, grpc_code, problem = "OK", "OK", ""
+        began = time.monotonic()
+        try:
+            if is_stream:
+                async for _ in client.stream(job.source_ids, options=job.options()):
+                    pass
+            else:
+                await client.generate(job.source_ids, options=job.options())
+        except ClientError as error:
+            code, grpc_code, problem = error.code, error.__cause__.code().name, str(error)  # type: ignore[union-attr]
+        calls.append(_Call(is_stream, code, grpc_code, began, problem))
+
+    async def break_it() -> None:
+        nonlocal fault_at
+        await asyncio.sleep(fault_at - time.monotonic())
+        async for _ in fault():
+            fault_at = time.monotonic()
+
+    async with AsyncClient(way.address, timeout_seconds=timeout) as client, asyncio.TaskGroup() as tasks:
+        tasks.create_task(break_it())
+        for number, (job, arrival) in enumerate(zip(jobs, poisson_arrivals(rate, seed=9), strict=False)):
+            await asyncio.sleep(started + arrival - time.monotonic())
+            tasks.create_task(call(client, job, is_stream=number % 2 == 0))
+    return [replace(call, began=call.began - fault_at) for call in calls]
+
+
+def _figures(calls: Sequence[_Call]) -> Figures:
+    """Returns the statuses of streams, which no client retries, and of whole answers, which ours does."""
+    return {
+        kind: {
+            "codes": Counter(call.code for call in calls if call.is_stream is is_stream),
+            "codes_of_grpc": Counter(call.grpc_code for call in calls if call.is_stream is is_stream),
+            "errors": Counter(call.error for call in _lost(calls) if call.is_stream is is_stream),
+        }
+        for kind, is_stream in (("streams", True), ("answers", False))
+    }
+
+
+def _lost(calls: Sequence[_Call]) -> list[_Call]:
+    return [call for call in calls if call.code != "OK"]
+
+
+def _num_begun(server: RunningServer) -> int:
+    """Returns the number of calls that have reached a server so far, without probes."""
+    begun, _ = _counted(server)
+    return begun
+
+
+def _counted(server: RunningServer) -> tuple[int, int]:
+    """Returns the numbers of calls that have begun and ended on a server so far, without probes."""
+    counts = Counter[str]()
+    for sample in server.samples():
+        if sample.labels.get("grpc_method", "").startswith("Generate"):
+            counts[sample.name] += int(sample.value)
+    return counts["grpc_server_started_total"], counts["grpc_server_handled_total"]
