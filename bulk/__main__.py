@@ -7,22 +7,26 @@ import asyncio
 import glob
 import logging
 import os
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-# The server's own command explains these.
+# No reports to Microsoft; the engines have the processor, not the threads of tokenizers.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from seq2seq_serve.commands import add_version, needs_extra, program
 
 with needs_extra("server,cpu", __name__):
-    from seq2seq_serve.bulk.formats import FORMATS, TEXT, Writer, check_formats, cut
+    from google.protobuf.json_format import MessageToDict
+
+    from seq2seq_serve.bulk.formats import FORMATS, Writer, check_formats, split_into_shards
     from seq2seq_serve.bulk.plan import (
         ERRORS_FOLDER,
+        TEXT,
         JobError,
         Plan,
         Settings,
@@ -36,7 +40,6 @@ with needs_extra("server,cpu", __name__):
     from seq2seq_serve.bundle.manifest import BundleError, load_bundle
     from seq2seq_serve.client.flags import TARGET_OPTIONS, add_generation_flags, given_options
     from seq2seq_serve.client.progress import Progress
-    from seq2seq_serve.protos.dicts import message_dict
     from seq2seq_serve.server.flags import add_runner_flags, at_least_one, runner_config
 
 _LEFTOVER_SECONDS = 3600.0  # a file is written in far less
@@ -50,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     options.generation = given_options(options)
+    if options.workers and options.ray is None:
+        parser.error("--workers needs --ray: on one machine there is one worker, with all --threads")
     if options.generation.temperature and not options.generation.HasField("seed"):
         parser.error("--temperature needs --seed, so that a shard that is done twice has the same targets")
     try:
@@ -59,14 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(f"error: {error}")
     except OSError as error:
         return _report(f"error: {error.filename or 'output'}: {error.strerror or error}")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError) as error:
         _report("interrupted: the same command goes on from here")
-        return 130
+        return 130 if isinstance(error, KeyboardInterrupt) else 143
 
 
 def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
     """Returns the plan of the output folder, made now if there is none, and the writer of its shards."""
-    inputs, folder = _inputs(options.input), options.output.resolve()
+    folder = options.output.absolute()
+    inputs = _inputs(options.input, folder)
     output_format = check_formats(inputs, options.format)
     has_hypotheses = options.generation.num_hypotheses > 1
     if has_hypotheses and output_format == TEXT:
@@ -74,38 +80,45 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
     settings = Settings(
         bundle_version=load_bundle(options.bundle).version,
         precision=options.precision,
-        options=message_dict(options.generation),
+        max_source_length=options.max_source_length,
+        max_target_length=options.max_target_length,
+        options=MessageToDict(options.generation, preserving_proto_field_name=True),
         text_field=options.field,
         target_field=options.target_field,
         format=output_format,
         shard_lines=options.shard_lines,
-        inputs={str(path): path.stat().st_size for path in inputs},
+        inputs={str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in inputs},
     )
     plan = read_plan(folder, settings)
     if plan is None:
         names = names_of(inputs)
-        sys.stderr.write(f"reading {len(inputs)} inputs once, to cut them into shards\n")
+        sys.stderr.write("reading all inputs once, to find the shards\n")
         shards = [
             shard
             for path, name in zip(inputs, names, strict=True)
-            for shard in cut(path, name, options.shard_lines)
+            for shard in split_into_shards(path, name, options.shard_lines)
         ]
-        plan = Plan(settings, tuple(shards))
-        write_plan(folder, plan)
+        write_plan(folder, Plan(settings, tuple(shards)))
+        plan = read_plan(folder, settings)  # another command may have been faster
+        assert plan is not None
     remove_leftovers(folder, time.time() - _LEFTOVER_SECONDS)
     return plan, Writer(folder, output_format, options.target_field, has_hypotheses)
 
 
-def _inputs(patterns: Sequence[str]) -> list[Path]:
-    """Returns the files that the patterns name, in the order of the patterns, then of their names."""
+def _inputs(patterns: Sequence[str], output: Path) -> list[Path]:
+    """Returns the files that the patterns name, by pattern and name, without those of the output."""
     found: dict[Path, None] = {}
     for pattern in patterns:
         paths = sorted(glob.glob(pattern, recursive=True)) or [pattern]  # noqa: PTH207  # they may be absolute
-        found |= dict.fromkeys(Path(path).resolve() for path in paths)
-    for path in found:
+        # Not `resolve`: the name of a link says what its file is.
+        found |= dict.fromkeys(Path(os.path.abspath(path)) for path in paths)  # noqa: PTH100
+    inputs = [path for path in found if not path.is_relative_to(output) and not path.is_dir()]
+    for path in inputs:
         if not path.is_file():
             raise JobError(f"there is no file {path}")
-    return list(found)
+    if not inputs:
+        raise JobError(f"--input {' '.join(patterns)} names no file outside of the output")
+    return inputs
 
 
 async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) -> int:
@@ -120,8 +133,11 @@ async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) ->
     logging.basicConfig(stream=progress, format="%(message)s", force=True)
     logging.getLogger("seq2seq_serve.bulk").setLevel(logging.INFO)
     _log.info("%d of %d shards are done already", len(shards) - len(waiting), len(shards))
-    job = Job(options.bundle.resolve(), runner_config(options), options.generation, options.field, writer)
+    job = Job(options.bundle.absolute(), runner_config(options), options.generation, options.field, writer)
     start, num_workers = _workers(options, job)
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     run, started = Run(), time.monotonic()
     showing = asyncio.create_task(_show(run, progress, num_skipped))
     try:
@@ -132,7 +148,7 @@ async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) ->
     seconds = time.monotonic() - started
     sys.stdout.write(
         f"{run.num_lines} lines in {seconds:.1f} seconds ({run.num_lines / seconds:.0f} a second), "
-        f"{run.num_failed_lines} of them without a target, {len(run.failed)} shards left out\n"
+        f"{run.num_failed_lines} of them without a target; shards left out: {len(run.failed)}\n"
     )
     if run.num_failed_lines:
         _log.warning("%s has the reasons, by line", options.output / ERRORS_FOLDER)
@@ -164,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=program("bulk"),
         description="Translate the lines of files with a bundle, without a server. The inputs are cut into "
         "shards, and each shard becomes a file in the folder --output, which appears when it is complete. If "
-        "the command is interrupted or killed, the same command goes on, and every line is translated once. "
+        "the command is interrupted or killed, the same command goes on: every line is in the output once. "
         "A line that cannot be translated has an empty target, and its reason is in the folder _errors of "
         "the output. The exit code is 1 if a shard is left out.",
         epilog="examples: %(prog)s bundles/demo --input 'corpus/*.jsonl.gz' --field ko --output translated; "
@@ -227,8 +243,8 @@ def _parser() -> argparse.ArgumentParser:
         "--workers",
         type=at_least_one,
         metavar="N",
-        help="with --ray: workers, each with --threads CPUs, and a GPU with --provider require (default: as "
-        "many as the cluster has room for)",
+        help="with --ray: workers, each with --threads CPUs (1) and, with --provider require, a GPU "
+        "(default: as many as fit on the nodes)",
     )
     add_runner_flags(parser)
     add_generation_flags(parser, TARGET_OPTIONS)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from seq2seq_serve.bulk.plan import JobError, Shard
-from seq2seq_serve.bulk.worker import NUM_OPEN_SHARDS, Done, Job, Worker, WorkerLost, start_worker
+from seq2seq_serve.bulk.worker import MAX_OPEN_SHARDS, Done, Job, Worker, WorkerLost, start_worker
 from seq2seq_serve.server.runner.device import ProviderPolicy
 
 
@@ -36,7 +37,7 @@ class _Actor:
 class _RemoteWorker:
     """The driver's side of an actor. It is lost if its process or its node ends."""
 
-    num_lines_open = 0  # not known here: whole shards are counted
+    num_unsaved_lines = 0  # not known here: whole shards are counted
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -56,14 +57,14 @@ def connect(
 
     Args:
         address: The cluster's address, or `auto`.
-        job: The job of every worker. `job.runner.num_threads` is the number of CPUs of each.
-        num_workers: The number of workers; None for as many as the cluster has room for now.
+        job: The job of every worker. A worker has as many CPUs as `job.runner.num_threads`, by default one.
+        num_workers: The number of workers; None for as many as fit on the nodes.
 
     Returns:
         A function that starts a worker, and the number of workers.
 
     Raises:
-        JobError: There is no cluster at this address.
+        JobError: There is no cluster at this address, or none of its nodes has what a worker needs.
     """
     try:
         ray.init(
@@ -71,17 +72,18 @@ def connect(
         )
     except (ConnectionError, ValueError) as error:
         raise JobError(f"there is no Ray cluster at {address}: {error}") from error
-    needed = {"CPU": float(job.runner.num_threads or 1)}
-    if job.runner.provider is ProviderPolicy.REQUIRE:
-        needed["GPU"] = 1.0
-    if num_workers is None:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        room = (min(int(node.get(name, 0) / number) for name, number in needed.items()) for node in nodes)
-        num_workers = max(1, sum(room))
-    actor_class = ray.remote(num_cpus=needed["CPU"], num_gpus=needed.get("GPU", 0))(_Actor)
+    # Without a number an engine would take all CPUs of its node.
+    num_threads = job.runner.num_threads or 1
+    job = replace(job, runner=replace(job.runner, num_threads=num_threads))
+    needed = {"CPU": num_threads} | ({"GPU": 1} if job.runner.provider is ProviderPolicy.REQUIRE else {})
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    room = sum(min(int(node.get(name, 0) // number) for name, number in needed.items()) for node in nodes)
+    if not room:
+        raise JobError(f"no node of the cluster at {address} has {needed}: lower --threads")
+    actor_class = ray.remote(num_cpus=num_threads, num_gpus=needed.get("GPU", 0))(_Actor)
 
     async def start() -> _RemoteWorker:
-        actor = actor_class.options(max_concurrency=NUM_OPEN_SHARDS + 1).remote(job)
+        actor = actor_class.options(max_concurrency=MAX_OPEN_SHARDS + 1).remote(job)
         try:
             await _answer_of(actor.start.remote())
         except BaseException:
@@ -89,7 +91,7 @@ def connect(
             raise
         return _RemoteWorker(actor)
 
-    return start, num_workers
+    return start, num_workers or room
 
 
 async def _answer_of(call: Awaitable[Any]) -> Any:
@@ -100,7 +102,7 @@ async def _answer_of(call: Awaitable[Any]) -> Any:
     """
     try:
         return await call
-    except RayActorError as error:
-        raise WorkerLost(str(error).splitlines()[0]) from error
     except RayTaskError as error:
         raise error.cause from None
+    except RayError as error:  # of the actor, its node, or their memory
+        raise WorkerLost(str(error).splitlines()[0]) from error

@@ -1,19 +1,25 @@
-"""The plan of a bulk run: its settings, and its inputs cut into shards. It is kept for a resume."""
+"""The plan of a bulk run, kept for a resume: its settings and its shards. Files are written atomically."""
 
 from __future__ import annotations
 
 import json
 import os
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 # Readers of whole folders, such as those of Parquet, skip names that begin so.
 PLAN_FILE, ERRORS_FOLDER = "_plan.json", "_errors"
 _TEMPORARY = ".tmp"
+
+TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
+COMPRESSED = ".gz"
+# The format of each known suffix. Other names are text.
+SUFFIXES = {".txt": TEXT, ".jsonl": JSONL, ".ndjson": JSONL, ".parquet": PARQUET}
 
 
 class JobError(Exception):
@@ -46,22 +52,26 @@ class Settings:
     Attributes:
         bundle_version: The version of the bundle, which depends on its files.
         precision: The precision of its graphs, or `auto`.
+        max_source_length: The limit of sources that the command gave, in tokens.
+        max_target_length: The same for targets.
         options: The options of every text, as JSON.
         text_field: The field or column with the text, where inputs have several.
         target_field: The name of the new field or column.
         format: `text`, `jsonl` or `parquet`, of the output.
         shard_lines: The largest number of lines of a shard.
-        inputs: The absolute path of each input, and its size in bytes.
+        inputs: The size of each input in bytes, and the time of its last change in nanoseconds, by its path.
     """
 
     bundle_version: str
     precision: str
+    max_source_length: int | None
+    max_target_length: int | None
     options: dict[str, Any]
     text_field: str
     target_field: str
     format: str
     shard_lines: int
-    inputs: dict[str, int]
+    inputs: dict[str, list[int]]
 
 
 @dataclass(frozen=True)
@@ -71,11 +81,6 @@ class Plan:
     settings: Settings
     shards: tuple[Shard, ...]
 
-    @property
-    def num_lines(self) -> int:
-        """The number of lines of all shards."""
-        return sum(shard.num_lines for shard in self.shards)
-
 
 def read_plan(folder: Path, settings: Settings) -> Plan | None:
     """Returns the plan of an output folder; None if it does not have one.
@@ -83,31 +88,43 @@ def read_plan(folder: Path, settings: Settings) -> Plan | None:
     Raises:
         JobError: The plan there is for other settings.
     """
+    path = folder / PLAN_FILE
     try:
-        content = json.loads((folder / PLAN_FILE).read_bytes())
+        content = json.loads(path.read_bytes())
         found = Plan(Settings(**content["settings"]), tuple(Shard(*values) for values in content["shards"]))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:
-        raise JobError(f"{folder / PLAN_FILE} is not a plan of this command: {error!r}") from error
-    for field in fields(Settings):
-        before, now = getattr(found.settings, field.name), getattr(settings, field.name)
-        if before != now:
-            raise JobError(
-                f"{folder} belongs to a run with another {field.name.replace('_', ' ')} ({_short(before)}, "
-                f"and now {_short(now)}): repeat the command of that run, or give another --output"
-            )
+        raise JobError(f"{path} is not a plan of this command: {error!r}") from error
+    differences = _differences(asdict(found.settings), asdict(settings))
+    if differences:
+        raise JobError(
+            f"{folder} belongs to a run with other settings: {'; '.join(differences)}. Repeat the command of "
+            f"that run, give another --output, or remove {path} and the shards beside it"
+        )
     return found
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
-    """Writes the plan of an output folder, completely or not at all."""
+    """Writes the plan of an output folder, unless another process has written one."""
     content = {
         "settings": asdict(plan.settings),
         "shards": [list(asdict(shard).values()) for shard in plan.shards],
     }
-    with whole_file(folder / PLAN_FILE) as file:
+    with atomic_write(folder / PLAN_FILE, keeps_existing=True) as file:
         file.write(json.dumps(content, ensure_ascii=False).encode())
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any], *, most: int = 3) -> list[str]:
+    """Returns which values differ, by name, and how."""
+    found = []
+    for name in before.keys() | now.keys():
+        one, other = before.get(name), now.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            found += [f"{name} {each}" for each in _differences(one, other)]
+        elif one != other:
+            found.append(f"{name} was {json.dumps(one)} and is {json.dumps(other)}")
+    return sorted(found)[:most]
 
 
 def names_of(inputs: Sequence[Path]) -> list[str]:
@@ -117,18 +134,32 @@ def names_of(inputs: Sequence[Path]) -> list[str]:
         JobError: Two inputs would have the same name.
     """
     root = os.path.commonpath([path.parent for path in inputs])
-    names = [str(path.relative_to(root).with_name(path.name.partition(".")[0])) for path in inputs]
-    for name in names:
-        if names.count(name) > 1:
-            raise JobError(f"two inputs would have the output {name}: rename one of them")
+    names = [_without_suffix(path.relative_to(root)).as_posix() for path in inputs]
+    for name, number in Counter(names).items():
+        if number > 1:
+            raise JobError(f"{number} inputs would have the output {name}: rename all but one of them")
+        if name.startswith(("_", ".")):
+            raise JobError(
+                f"an input would have the output {name}: rename it, readers skip names that begin so"
+            )
     return names
 
 
-@contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yields a file that appears under its name at the end of the block, completely and on the disk.
+def _without_suffix(path: Path) -> Path:
+    if path.suffix.lower() == COMPRESSED:
+        path = path.with_suffix("")
+    return path.with_suffix("") if path.suffix.lower() in SUFFIXES else path
 
-    The file has another name until then, so a process that is killed leaves nothing that looks complete.
+
+@contextmanager
+def atomic_write(path: Path, *, keeps_existing: bool = False) -> Iterator[IO[bytes]]:
+    """Yields a file that appears under its name at the end of the block, complete and on the disk.
+
+    Until then the file has another name, so a process that is killed leaves nothing that looks complete.
+
+    Args:
+        path: The name. Missing folders are made.
+        keeps_existing: Whether a file that has this name by then stays, in place of the new one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{_TEMPORARY}")
@@ -137,7 +168,11 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        if keeps_existing:
+            with suppress(FileExistsError):
+                path.hardlink_to(temporary)
+        else:
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
@@ -152,8 +187,3 @@ def remove_leftovers(folder: Path, older_than: float) -> None:
     for path in folder.rglob(f".*{_TEMPORARY}"):
         if path.stat().st_mtime < older_than:
             path.unlink(missing_ok=True)
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) < 200 else f"{text[:200]}…"

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from seq2seq_serve.bulk.plan import JobError, Shard
-from seq2seq_serve.bulk.worker import NUM_OPEN_SHARDS, Done, WorkerLost
+from seq2seq_serve.bulk.worker import MAX_OPEN_SHARDS, Done, WorkerLost
 
-_MAX_TRIES = 3  # of a shard, and of a worker that ends before its first shard is done
+_MAX_TRIES = 3  # of a shard
+_MAX_LOST = 5  # workers, without a shard that is done
 _PAUSE_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ class AnyWorker(Protocol):
     """A worker in this process, or an actor elsewhere."""
 
     @property
-    def num_lines_open(self) -> int: ...
+    def num_unsaved_lines(self) -> int: ...
     async def translate(self, shard: Shard) -> Done: ...
     def stop(self) -> None: ...
 
@@ -41,6 +42,8 @@ class Run:
     num_failed_lines: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     _waiting: deque[Shard] = field(default_factory=deque)
+    # Shards of lost workers. The next worker does each alone, to find one that always ends its worker.
+    _suspects: deque[Shard] = field(default_factory=deque)
     _num_failures: Counter[str] = field(default_factory=Counter)
     _num_open: int = 0
     _workers: list[AnyWorker] = field(default_factory=list)
@@ -49,7 +52,7 @@ class Run:
     @property
     def num_lines_now(self) -> int:
         """The number of lines that are translated so far, also those of shards that are not done."""
-        return self.num_lines + sum(worker.num_lines_open for worker in self._workers)
+        return self.num_lines + sum(worker.num_unsaved_lines for worker in self._workers)
 
     async def translate(
         self,
@@ -79,7 +82,7 @@ class Run:
                 await self._work(start_worker)
             except WorkerLost as lost:
                 num_lost = 1 if self.num_lines > num_lines else num_lost + 1
-                if num_lost == _MAX_TRIES:
+                if num_lost == _MAX_LOST:
                     raise JobError(f"{num_lost} workers were lost one after the other: {lost}") from lost
                 _log.warning("a worker was lost: %s; another one does its shards", lost)
                 await asyncio.sleep(_PAUSE_SECONDS)
@@ -87,19 +90,23 @@ class Run:
     async def _work(self, start_worker: Callable[[], Awaitable[AnyWorker]]) -> None:
         starting = asyncio.ensure_future(start_worker())
         try:
-            while not starting.done():  # on a cluster without room it may never be
+            while not starting.done() and not self._is_over:  # a cluster may never have room for it
                 change = asyncio.create_task(self._changed.wait())
                 await asyncio.wait({starting, change}, return_when=asyncio.FIRST_COMPLETED)
                 change.cancel()
-                if self._is_over:
-                    return
         finally:
-            starting.cancel()
-        worker = await starting
+            if not starting.done():
+                starting.cancel()
+                await asyncio.wait({starting})
+        if starting.cancelled():
+            return
+        worker = starting.result()
         self._workers.append(worker)
         try:
+            while self._suspects:
+                await self._translate(self._suspects.popleft(), worker, is_alone=True)
             async with asyncio.TaskGroup() as group:
-                for _ in range(NUM_OPEN_SHARDS):
+                for _ in range(MAX_OPEN_SHARDS):
                     group.create_task(self._take_shards(worker))
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
@@ -109,38 +116,44 @@ class Run:
 
     @property
     def _is_over(self) -> bool:
-        return not self._waiting and not self._num_open
+        return not (self._waiting or self._suspects or self._num_open)
 
     async def _take_shards(self, worker: AnyWorker) -> None:
         """Translates one shard after the other, until no worker has any."""
         while not self._is_over:
-            if not self._waiting:
-                await self._changed.wait()  # a shard of another worker may come back
-                continue
-            shard = self._waiting.popleft()
-            self._num_open += 1
-            try:
-                done = await worker.translate(shard)
-            except OSError as error:
-                self._note_failure(shard, error)
-            except BaseException:
-                self._waiting.appendleft(shard)
-                raise
+            if shards := self._waiting or self._suspects:
+                await self._translate(shards.popleft(), worker)
             else:
-                self.num_lines += done.num_lines
-                self.num_failed_lines += done.num_failed
-                _log.info(
-                    "%s is done: %d lines, %d of them failed", shard.name, done.num_lines, done.num_failed
-                )
-            finally:
-                self._num_open -= 1
-                self._changed.set()
-                self._changed = asyncio.Event()  # those that wait for the former do not miss it
+                await self._changed.wait()  # a shard of another worker may come back
 
-    def _note_failure(self, shard: Shard, error: OSError) -> None:
+    async def _translate(self, shard: Shard, worker: AnyWorker, *, is_alone: bool = False) -> None:
+        self._num_open += 1
+        try:
+            done = await worker.translate(shard)
+        except OSError as error:
+            self._record_failure(shard, error, self._waiting)
+        except WorkerLost as error:
+            if is_alone:
+                self._record_failure(shard, error, self._suspects)
+            else:
+                self._suspects.append(shard)
+            raise
+        except BaseException:  # the worker was lost in another shard, or the run ends
+            self._suspects.append(shard)
+            raise
+        else:
+            self.num_lines += done.num_lines
+            self.num_failed_lines += done.num_failed
+            _log.info("%s is done: %d lines, %d of them failed", shard.name, done.num_lines, done.num_failed)
+        finally:
+            self._num_open -= 1
+            self._changed.set()
+            self._changed = asyncio.Event()  # those that wait for the former do not miss it
+
+    def _record_failure(self, shard: Shard, error: Exception, again: deque[Shard]) -> None:
         self._num_failures[shard.name] += 1
         if self._num_failures[shard.name] < _MAX_TRIES:
-            self._waiting.append(shard)
+            again.append(shard)
             _log.warning("%s failed and will be tried again: %s", shard.name, error)
         else:
             self.failed[shard.name] = str(error)

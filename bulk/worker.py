@@ -23,14 +23,13 @@ from seq2seq_serve.server.service.calls import Calls
 from seq2seq_serve.server.service.journal import Journal
 from seq2seq_serve.server.service.seq2seq.batch import is_about_all
 from seq2seq_serve.server.service.seq2seq.generation import generate
-from seq2seq_serve.server.service.status import status_of
 
 _TEXTS_PER_SLOT = 4  # that are decoded or wait: enough that no slot ever waits for a text
-_MAX_FAILURES = 3  # of the steps of one text
+_STEP_FAILED = LineError("INTERNAL", "a step of the engine failed: the log has the reason")
 _UNLIMITED = 2**40
 
 # Shards that a worker has at once: one is read while the last texts of others are decoded.
-NUM_OPEN_SHARDS = 3
+MAX_OPEN_SHARDS = 3
 
 
 class WorkerLost(Exception):
@@ -71,7 +70,7 @@ class Worker:
 
     Attributes:
         max_texts: The number of texts that are decoded or wait at once.
-        num_lines_open: The number of lines that are finished and whose shards are not.
+        num_unsaved_lines: The number of lines that are finished and whose shards are not.
     """
 
     def __init__(self, job: Job, model: ServedModel, calls: Calls) -> None:
@@ -85,7 +84,7 @@ class Worker:
         self._reading = asyncio.Lock()
         self.max_texts = _TEXTS_PER_SLOT * model.num_slots
         self._room = asyncio.Semaphore(self.max_texts)
-        self.num_lines_open = 0
+        self.num_unsaved_lines = 0
 
     async def translate(self, shard: Shard) -> Done:
         """Translates a shard and writes it. May be called for the next shards before the first one is done.
@@ -99,22 +98,37 @@ class Worker:
         try:
             async with self._reading:
                 lines = await asyncio.to_thread(self._reader.read, shard)
+                self._job.writer.check(lines)
                 for number, text in enumerate(lines.texts):
                     await self._room.acquire()
                     tasks.append(asyncio.create_task(self.answer(text, number)))
                     tasks[-1].add_done_callback(self._count)
             answers = await asyncio.gather(*tasks)
+            await self._repeat_failed(lines.texts, answers)
             await asyncio.to_thread(self._job.writer.write, shard, lines, answers)
             return Done(shard.num_lines, sum(isinstance(answer, LineError) for answer in answers))
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self.num_lines_open -= len(tasks)
+            self.num_unsaved_lines -= len(tasks)
 
     def _count(self, _task: object) -> None:
         self._room.release()
-        self.num_lines_open += 1
+        self.num_unsaved_lines += 1
+
+    async def _repeat_failed(self, texts: list[str | LineError], answers: list[Target | LineError]) -> None:
+        """Decodes the texts of failed steps again, alone, because a step fails for all of its texts."""
+        failed = [number for number, answer in enumerate(answers) if answer == _STEP_FAILED]
+        if not failed:
+            return
+        async with self._reading:
+            for _ in range(self.max_texts):  # waits until nothing else is decoded
+                await self._room.acquire()
+            for number in failed:
+                answers[number] = await self.answer(texts[number])
+            for _ in range(self.max_texts):
+                self._room.release()
 
     async def answer(self, text: str | LineError, number: int = 0) -> Target | LineError:
         """Returns the target of a text, or why it does not have one.
@@ -131,7 +145,6 @@ class Worker:
             source = pb.Source(text=text)
         except ValueError:  # a lone surrogate, which JSON can have
             return LineError("INVALID_ARGUMENT", "the text is not valid Unicode")
-        num_failures = 0
         while True:
             request = pb.GenerateRequest(sources=[source], options=self._job.options)
             try:
@@ -140,23 +153,18 @@ class Worker:
                 await asyncio.sleep(error.retry_after_seconds)
             except BlankSource:
                 return Target("")
+            except InvalidRequest as error:
+                if is_about_all(error):
+                    raise JobError(str(error)) from error
+                return LineError("INVALID_ARGUMENT", str(error))
             except ServerError as error:
-                num_failures += 1
-                self._check_goes_on(error)
-                if isinstance(error, InvalidRequest) or num_failures == _MAX_FAILURES:
-                    code, message = status_of(error)
-                    return LineError(code.name, message)
+                if math.isinf(self._model.silent_seconds()) or not self._model.is_healthy:
+                    raise WorkerLost("an engine has ended, or its steps keep failing: see the log") from error
+                return _STEP_FAILED
             else:
                 best, *_ = answer.hypotheses
                 hypotheses = [{"text": one.text, "score": one.score} for one in answer.hypotheses]
                 return Target(best.text, best.score, tuple(hypotheses))
-
-    def _check_goes_on(self, error: ServerError) -> None:
-        """Raises the error as one of the job or the worker, unless it is only about one text."""
-        if math.isinf(self._model.silent_seconds()):
-            raise WorkerLost("an engine has ended, see the log") from error
-        if isinstance(error, InvalidRequest) and is_about_all(error):
-            raise JobError(str(error)) from error
 
     def stop(self) -> None:
         """Ends the engines."""

@@ -32,7 +32,7 @@ _ONLY_FOR_TEXTS = ("long_source", "source_language", "word_alignment")
 _ONLY_FOR_SOUNDS = ("timestamps",)
 _FOR_TRANSLATION = [name for name in _FLAGS if name not in _ONLY_FOR_SOUNDS]
 # Those that change the target of a text, and add nothing to it.
-TARGET_OPTIONS = [name for name in _FOR_TRANSLATION if name not in _ONLY_IN_JSON]
+TARGET_OPTIONS = [name for name in _FOR_TRANSLATION if name not in (*_ONLY_IN_JSON, "priority")]
 
 
 def make_parser() -> argparse.ArgumentParser:

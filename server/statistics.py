@@ -101,3 +101,16 @@ class RecentLoad:
         self._calls_per_second *= kept
         self._slots_wanted = kept * self._slots_wanted + (1 - kept) * self._num_wanted
         self._last = now
+
+
+def correction_at_end(seconds: float) -> float:
+    """Returns what to add to the calls a second of `RecentLoad` at the end of a call, before others use it.
+
+    At this moment the average has the whole weight of the call, and that of slots has forgotten a part of its
+    time. With the correction, slots per call are right however rare and long calls are.
+
+    Args:
+        seconds: How long the call took.
+    """
+    kept = -math.expm1(-seconds / _MEMORY_SECONDS)
+    return kept / seconds - 1 / _MEMORY_SECONDS

@@ -31,8 +31,8 @@ from rich.table import Table
 
 from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
-from seq2seq_serve.bulk.formats import TEXT, LineError, Writer, cut
-from seq2seq_serve.bulk.plan import Shard
+from seq2seq_serve.bulk.formats import LineError, Writer, split_into_shards
+from seq2seq_serve.bulk.plan import TEXT, Shard
 from seq2seq_serve.bulk.run import AnyWorker, Run
 from seq2seq_serve.bulk.worker import Job, start_worker
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
@@ -64,7 +64,7 @@ async def _measure(
     options: argparse.Namespace, texts: list[str], folder: Path, progress: Progress
 ) -> dict[str, Any]:
     (folder / "input.txt").write_text("".join(f"{text}\n" for text in texts))
-    shards = cut(folder / "input.txt", "input", options.shard_lines)
+    shards = split_into_shards(folder / "input.txt", "input", options.shard_lines)
     rates: dict[str, list[float]] = {}
     outputs: list[list[str]] = []
     names = [
@@ -115,8 +115,10 @@ async def _direct(job: Job, texts: list[str]) -> tuple[float, list[str]]:
     room = asyncio.Semaphore(worker.max_texts)
 
     async def answer(text: str) -> str:
-        target = await worker.answer(text)
-        room.release()
+        try:
+            target = await worker.answer(text)
+        finally:
+            room.release()
         assert not isinstance(target, LineError)
         return target.text
 
@@ -188,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--lines", type=positive, default=20_000, help="default %(default)s")
     add("--shard-lines", type=positive, default=2_000, help="default %(default)s")
     add("--rounds", type=positive, default=5, help="default %(default)s")
-    add("--nodes", type=positive, help="also measure a Ray cluster of so many simulated nodes")
+    add("--nodes", type=positive, help="also measure a Ray cluster of N simulated nodes")
     add("--kill", action="store_true", help="with --nodes: also kill a node of such a cluster")
     add("--out", type=Path, metavar="FILE", help="also write the JSON object to this file")
     add_runner_flags(parser)

@@ -118,7 +118,7 @@ class Interceptor(aio.ServerInterceptor):
         code = grpc.StatusCode.OK
         try:
             outcome = await self._calls.settle(call, answering)
-            load = () if call.is_probe else load_trailers(call.models)
+            load = () if call.is_probe else load_trailers(call)
             if not isinstance(outcome, Exception):
                 context.set_trailing_metadata(load)
                 return outcome

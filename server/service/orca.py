@@ -2,13 +2,13 @@
 
 gRPC's `weighted_round_robin` (gRFC A58) and Envoy's `client_side_weighted_round_robin` read the reports. They
 send each server calls in proportion to its calls a second, divided by its utilization. By Little's law this
-is the number of its slots, divided by the seconds that a call takes there. So larger and
-faster servers get more.
+is the calls a second that would fill its slots. So larger and faster servers get more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 
 import grpc
 
@@ -17,10 +17,11 @@ from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.calls import Call
 from seq2seq_serve.server.service.health import Health
 from seq2seq_serve.server.service.status import Trailers
+from seq2seq_serve.server.statistics import correction_at_end
 
 LOAD_SERVICE = "xds.service.orca.v3.OpenRcaService"
 _TRAILER = "endpoint-load-metrics-bin"
-_LEAST_SECONDS = 0.1  # between two reports of a stream
+_LEAST_SECONDS = 1.0  # between two reports of a stream
 
 
 def load_report(models: Models) -> LoadReport:
@@ -34,9 +35,12 @@ def load_report(models: Models) -> LoadReport:
     return report
 
 
-def load_trailers(models: Models) -> Trailers:
+def load_trailers(call: Call) -> Trailers:
     """Returns the trailing metadata of a call that has ended."""
-    return ((_TRAILER, load_report(models).SerializeToString()),)
+    report = load_report(call.models)
+    if call.work.mode:  # it used slots
+        report.rps_fractional += correction_at_end(time.monotonic() - call.arrival)
+    return ((_TRAILER, report.SerializeToString()),)
 
 
 class LoadService:

@@ -1,6 +1,8 @@
+import dataclasses
 import gzip
 import json
 from contextlib import closing
+from datetime import date
 
 import pyarrow
 import pyarrow.parquet
@@ -9,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seq2seq_serve.bulk import formats
-from seq2seq_serve.bulk.formats import LineError, Reader, Target, Writer, check_formats, cut, format_of
+from seq2seq_serve.bulk.formats import (
+    LineError,
+    Reader,
+    Target,
+    Writer,
+    check_formats,
+    format_of,
+    split_into_shards,
+)
 from seq2seq_serve.bulk.plan import JobError, Shard
 
 
@@ -20,7 +30,7 @@ def read(*shards, field="text"):
 
 
 def read_all(path, shard_lines):
-    return [text for lines in read(*cut(path, "x", shard_lines)) for text in lines.texts]
+    return [text for lines in read(*split_into_shards(path, "x", shard_lines)) for text in lines.texts]
 
 
 @given(
@@ -39,7 +49,7 @@ def test_the_shards_of_a_file_have_each_line_once_and_in_order(
     path.write_bytes(gzip.compress(content) if is_compressed else content)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(formats, "_BLOCK_BYTES", 7)
-        shards = cut(path, "x", shard_lines)
+        shards = split_into_shards(path, "x", shard_lines)
         assert read_all(path, shard_lines) == lines
     assert [shard.first_line for shard in shards] == list(range(0, len(lines), shard_lines))
     assert sum(shard.num_lines for shard in shards) == len(lines)
@@ -50,7 +60,7 @@ def test_the_shards_of_a_file_have_each_line_once_and_in_order(
 def test_shards_can_be_read_in_any_order(tmp_path, name):
     content = "".join(f"line {number}\n" for number in range(20)).encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    shards = cut(tmp_path / name, "x", 4)
+    shards = split_into_shards(tmp_path / name, "x", 4)
     chosen = (shards[3], shards[0], shards[4], shards[4])
     for shard, lines in zip(chosen, read(*chosen), strict=True):
         assert lines.texts == [f"line {shard.first_line + number}" for number in range(4)]
@@ -75,7 +85,8 @@ def test_a_line_that_is_not_utf_8_is_an_error_of_this_line(tmp_path):
     [
         ('{"text": "one"', "not JSON"),
         ('["one"]', "not a JSON object"),
-        ('{"ko": "one"}', "no field 'text'"),
+        ('{"ko": "one"}', "there is no field 'text'"),
+        ("[" * 100_000, "not JSON"),
         ('{"text": 5}', "not a text: 5"),
         ('{"text": null}', "not a text: None"),
     ],
@@ -90,7 +101,7 @@ def test_a_record_without_a_text_is_an_error_of_its_line(tmp_path, line, message
 def test_a_file_that_became_shorter_is_reported(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text("one\ntwo\nthree\n")
-    (shard,) = cut(path, "x", 10)
+    (shard,) = split_into_shards(path, "x", 10)
     path.write_text("one\n")
     with pytest.raises(JobError, match="has changed since the run was planned"):
         read(shard)
@@ -99,7 +110,7 @@ def test_a_file_that_became_shorter_is_reported(tmp_path):
 def test_a_compressed_file_without_its_end_is_reported(tmp_path):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one\n" * 1000)[:-9])
     with pytest.raises(JobError, match="not a whole file of gzip"):
-        cut(tmp_path / "a.txt.gz", "x", 10)
+        split_into_shards(tmp_path / "a.txt.gz", "x", 10)
 
 
 def table_file(path, num_rows, rows_per_group):
@@ -112,17 +123,57 @@ def table_file(path, num_rows, rows_per_group):
 @pytest.mark.parametrize("shard_lines", [1, 7, 25, 30])
 def test_rows_are_cut_wherever_their_groups_end(tmp_path, rows_per_group, shard_lines):
     table = table_file(tmp_path / "a.parquet", 25, rows_per_group)
-    shards = cut(tmp_path / "a.parquet", "x", shard_lines)
+    shards = split_into_shards(tmp_path / "a.parquet", "x", shard_lines)
     found = read(*shards)
     assert pyarrow.concat_tables(lines.records for lines in found) == table
     assert [text for lines in found for text in lines.texts] == table["text"].to_pylist()
 
 
-def test_a_missing_column_ends_the_run(tmp_path):
+def test_a_field_that_no_record_has_ends_the_run(tmp_path):
     table_file(tmp_path / "a.parquet", 3, 3)
-    (shard,) = cut(tmp_path / "a.parquet", "x", 10)
-    with pytest.raises(JobError, match="does not have a column 'ko', but id, text"):
-        read(shard, field="ko")
+    (tmp_path / "a.jsonl").write_text('{"id": 1, "text": "one"}\n')
+    for name in ("a.parquet", "a.jsonl"):
+        (shard,) = split_into_shards(tmp_path / name, "x", 10)
+        with pytest.raises(JobError, match="does not have a field 'ko', but id, text: give --field"):
+            read(shard, field="ko")
+
+
+def test_a_table_that_became_shorter_is_reported(tmp_path):
+    table_file(tmp_path / "a.parquet", 10, 3)
+    shards = split_into_shards(tmp_path / "a.parquet", "x", 5)
+    table_file(tmp_path / "a.parquet", 4, 3)
+    for shard in shards:
+        with pytest.raises(JobError, match="has changed since the run was planned"):
+            read(shard)
+
+
+def test_files_that_are_not_what_their_name_says_are_reported(tmp_path):
+    (tmp_path / "a.parquet").write_text("text")
+    with pytest.raises(JobError, match=r"a.parquet is not a file of Parquet"):
+        split_into_shards(tmp_path / "a.parquet", "x", 10)
+    content = bytearray(gzip.compress("\n".join(map(str, range(5000))).encode()))
+    content[len(content) // 2] ^= 0xFF
+    (tmp_path / "a.txt.gz").write_bytes(content)
+    with pytest.raises(JobError, match="not a whole file of gzip"):
+        split_into_shards(tmp_path / "a.txt.gz", "x", 10)
+
+
+@pytest.mark.parametrize("name", ["a.zst", "a.txt.xz", "a.tsv.gz", "a.CSV", "a.json"])
+def test_files_that_cannot_be_read_are_refused_by_their_names(tmp_path, name):
+    with pytest.raises(JobError, match=r"cannot be read: (write|decompress)"):
+        format_of(tmp_path / name)
+
+
+def test_a_byte_order_mark_is_not_a_part_of_the_first_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\ntwo\n")
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\n{"text": "two"}\n')
+    assert read_all(tmp_path / "a.txt", 1) == read_all(tmp_path / "a.jsonl", 1) == ["one", "two"]
+
+
+def test_names_of_shards_sort_by_their_numbers(tmp_path):
+    (tmp_path / "a.txt").write_text("x\n" * 100_001)
+    names = [shard.name for shard in split_into_shards(tmp_path / "a.txt", "x", 1)]
+    assert names == sorted(names)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +183,7 @@ def test_a_missing_column_ends_the_run(tmp_path):
         ("a.ko", "text"),
         ("a.jsonl.gz", "jsonl"),
         ("a.ndjson", "jsonl"),
+        ("A.JSONL.GZ", "jsonl"),
         ("a.parquet", "parquet"),
     ],
 )
@@ -155,20 +207,11 @@ ANSWERS = [Target("eins", -0.5, HYPOTHESES), LineError("INVALID_ARGUMENT", "too 
 
 def written(tmp_path, input_path, output_format, answers=ANSWERS, *, target_field="target", several=False):
     shard = Shard("part/a-00002", str(input_path), 40, 3, 0)
-    (start,) = cut(input_path, "x", 10)
+    (start,) = split_into_shards(input_path, "x", 10)
     writer = Writer(tmp_path / "out", output_format, target_field, has_hypotheses=several)
     assert not writer.is_done(shard)
     writer.write(shard, *read(start), answers)
     assert writer.is_done(shard)
-    errors = tmp_path / "out" / "_errors" / "part" / "a-00002.jsonl"
-    if errors.exists():
-        (error,) = map(json.loads, errors.read_text().splitlines())
-        assert error == {
-            "input": str(input_path),
-            "line": 42,
-            "code": "INVALID_ARGUMENT",
-            "message": "too long",
-        }
     return writer.path(shard)
 
 
@@ -177,6 +220,20 @@ def three_records(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"id": n, "text": f"n{n}"}) + "\n" for n in range(3)))
     return path
+
+
+def test_errors_have_the_lines_number_and_go_with_the_try_that_had_them(tmp_path, three_records):
+    errors = tmp_path / "out" / "_errors" / "part" / "a-00002.jsonl"
+    path = written(tmp_path, three_records, "jsonl")
+    assert json.loads(errors.read_text()) == {
+        "input": str(three_records),
+        "line": 42,
+        "code": "INVALID_ARGUMENT",
+        "message": "too long",
+    }
+    path.unlink()  # as if the process had been killed before it
+    written(tmp_path, three_records, "jsonl", [Target("eins")] * 3)
+    assert not errors.exists()
 
 
 def test_records_keep_their_fields(tmp_path, three_records):
@@ -200,11 +257,36 @@ def test_text_has_one_line_for_each_line(tmp_path, three_records):
     assert written(tmp_path, three_records, "text", answers).read_text() == "one two three\n\n\n"
 
 
-def test_a_record_with_half_a_character_is_written_as_it_was(tmp_path):
+@pytest.mark.parametrize(
+    "record",
+    [
+        '{"text": "one", "title": "\\ud800"}',
+        '{"n": 1e400, "text":"one" , "n": 12345678901234567890.10 }',
+        "{}",
+    ],
+)
+def test_a_record_is_written_as_it_was_with_the_new_fields_behind_it(tmp_path, record):
     path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "one", "title": "\\ud800"}\n')
+    path.write_text(f"{record}\n")
     content = written(tmp_path, path, "jsonl", ANSWERS[:1]).read_text()
-    assert json.loads(content)["title"] == "\ud800"
+    begin = record[:-1].rstrip()
+    comma = "" if begin == "{" else ", "
+    assert content == f'{begin}{comma}"target": "eins", "target_score": -0.5}}\n'
+
+
+def test_a_row_with_a_value_that_json_does_not_have_ends_the_run(tmp_path):
+    for number, column in enumerate(([float("nan")], [b"\xff"])):
+        path = tmp_path / f"{number}.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["one"], "x": column}), path)
+        with pytest.raises(JobError, match=r"a value that JSON does not have .*: give --format parquet"):
+            written(tmp_path, path, "jsonl", ANSWERS[:1])
+
+
+def test_dates_of_rows_are_texts_in_json(tmp_path):
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one"], "day": [date(2026, 11, 26)]}), path)
+    content = written(tmp_path, path, "jsonl", ANSWERS[:1]).read_text()
+    assert json.loads(content)["day"] == "2026-11-26"
 
 
 def test_rows_get_columns_of_equal_types_in_every_shard(tmp_path):
@@ -213,7 +295,7 @@ def test_rows_get_columns_of_equal_types_in_every_shard(tmp_path):
     for several in (False, True):
         some = written(tmp_path / f"1{several}", tmp_path / "a.parquet", "parquet", several=several)
         none = Writer(tmp_path / f"2{several}", "parquet", "target", has_hypotheses=several)
-        (shard,) = cut(tmp_path / "a.parquet", "x", 10)
+        (shard,) = split_into_shards(tmp_path / "a.parquet", "x", 10)
         none.write(shard, *read(shard), failed)
         assert pyarrow.parquet.read_schema(some) == pyarrow.parquet.read_schema(none.path(shard))
     assert pyarrow.parquet.read_table(some).to_pylist()[0] == {
@@ -229,6 +311,10 @@ def test_rows_get_columns_of_equal_types_in_every_shard(tmp_path):
 def test_a_field_of_the_input_is_not_replaced(tmp_path, field):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": "one", field: "eins"}) + "\n")
+    (shard,) = split_into_shards(path, "x", 10)
+    (lines,) = read(shard)
+    writer = Writer(tmp_path, "jsonl", "target", has_hypotheses=False)
     with pytest.raises(JobError, match=f"already has a field '{field}': choose another --target-field"):
-        written(tmp_path, path, "jsonl", ANSWERS[:1])
-    written(tmp_path, path, "jsonl", ANSWERS[:1], target_field="de")
+        writer.check(lines)
+    dataclasses.replace(writer, format="text").check(lines)
+    dataclasses.replace(writer, target_field="de").check(lines)

@@ -15,7 +15,9 @@ import pyarrow.parquet
 import pytest
 
 from seq2seq_serve.bulk.__main__ import main
+from seq2seq_serve.bulk.worker import start_worker
 from seq2seq_serve.client import AsyncClient, GenerateOptions
+from seq2seq_serve.server.runner.runner import OnnxRunner
 from tests.server.service.harness import serving_bundles
 
 WORDS = ["하나", "둘", "셋", "넷", "다섯", "오늘은", "금요일", "비가", "온다"]
@@ -58,7 +60,7 @@ def test_the_lines_of_files_are_those_of_a_server(bundle_path, tmp_path, capsys)
     assert "40 lines in" in capsys.readouterr().out
 
 
-def test_records_keep_their_fields_and_bad_lines_are_told_by_their_number(bundle_path, tmp_path, capsys):
+def test_records_keep_their_fields_and_bad_lines_are_reported_by_number(bundle_path, tmp_path, capsys):
     good = ['{"id": 1, "ko": "하나 둘"}', '{"id": 2, "ko": " "}', '{"id": 3, "ko": "셋"}']
     bad = ['{"id": 4}', "half", json.dumps({"ko": "하나 " * 500}), '{"ko": "\\ud800"}']
     path = tmp_path / "a.jsonl"
@@ -120,9 +122,9 @@ def test_parts_are_done_by_different_commands(lines):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--beam-size", "4"], "another options"),
-        (["--max-slots", "2", "--shard-lines", "20"], "another shard lines"),
-        (["--format", "jsonl"], "another format"),
+        (["--beam-size", "4"], 'options beam_size was null and is "4"'),
+        (["--max-slots", "2", "--shard-lines", "20"], "shard_lines was 10 and is 20"),
+        (["--format", "jsonl"], 'format was "text" and is "jsonl"'),
     ],
 )
 def test_another_command_does_not_touch_the_output(lines, capsys, flags, message):
@@ -151,6 +153,78 @@ def test_a_mistake_ends_the_command_with_one_line(lines, capsys, flags, message)
     assert not list(out.glob("*.txt"))
 
 
+def test_files_of_the_output_and_links_are_seen_as_what_they_are(lines):
+    arguments, out = lines
+    blob = out.parent / "blob"
+    blob.write_text('{"text": "하나"}\n')
+    (out.parent / "in").mkdir()
+    (out.parent / "in" / "a.jsonl").symlink_to(blob)
+    arguments = [arguments[0], "--input", str(out.parent / "**" / "*.jsonl"), *arguments[3:]]
+    for _ in range(2):  # the second time the output matches the pattern, too
+        assert main(arguments) == 0
+    assert files(out).keys() == {"_plan.json", "a-00000.jsonl"}
+
+
+def test_old_leftovers_of_killed_processes_are_removed(lines):
+    arguments, out = lines
+    out.mkdir()
+    for name, age in ((".a-00001.txt.12345678.tmp", 7200), (".a-00002.txt.12345678.tmp", 0)):
+        (out / name).touch()
+        os.utime(out / name, (time.time() - age, time.time() - age))
+    assert main(arguments) == 0
+    assert [path.name for path in out.glob(".*")] == [".a-00002.txt.12345678.tmp"]
+
+
+@pytest.fixture
+def broken_steps(monkeypatch):
+    """Makes the steps fail that have a row with a source of more tokens, as soon as the model is loaded."""
+
+    def break_steps(more_than):
+        step, is_loaded = OnnxRunner.step, False
+
+        async def load(job):
+            nonlocal is_loaded
+            is_loaded = False
+            worker = await start_worker(job)
+            is_loaded = True
+            return worker
+
+        def broken(runner, rows):
+            if is_loaded and any(row.request.memory_length > more_than for row in rows):
+                raise RuntimeError("this step is broken")
+            return step(runner, rows)
+
+        monkeypatch.setattr("seq2seq_serve.bulk.__main__.start_worker", load)
+        monkeypatch.setattr("seq2seq_serve.bulk.run._PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(OnnxRunner, "step", broken)
+
+    return break_steps
+
+
+def test_a_text_that_breaks_its_steps_is_an_error_and_its_neighbours_are_not(lines, broken_steps):
+    arguments, out = lines
+    arguments += ["--shard-lines", "20"]
+    texts = [WORDS[number % 5] for number in range(20)]
+    texts[7] = " ".join(WORDS[4:7])  # the only long one
+    (out.parent / "a.txt").write_text("".join(f"{text}\n" for text in texts))
+    assert main(arguments) == 0
+    expected = (out / "a-00000.txt").read_text().splitlines()
+    (out / "a-00000.txt").unlink()
+    broken_steps(more_than=12)
+    assert main(arguments) == 0
+    (error,) = map(json.loads, (out / "_errors" / "a-00000.jsonl").read_text().splitlines())
+    assert (error["line"], error["code"]) == (8, "INTERNAL")
+    assert (out / "a-00000.txt").read_text().splitlines() == [*expected[:7], "", *expected[8:]]
+
+
+def test_an_engine_whose_steps_keep_failing_writes_nothing(lines, broken_steps, capsys):
+    arguments, out = lines
+    broken_steps(more_than=0)
+    assert main(arguments) == 1
+    assert "workers were lost one after the other" in capsys.readouterr().err
+    assert files(out).keys() == {"_plan.json"}
+
+
 def test_sampling_needs_a_seed(lines, capsys):
     arguments, _ = lines
     with pytest.raises(SystemExit, match="2"):
@@ -164,7 +238,7 @@ def test_a_shard_that_cannot_be_written_is_left_out(lines, capsys):
     (out.parent / "a.txt").write_text("".join(f"{text}\n" for text in texts_of(20)) + "하나 " * 500 + "\n")
     assert main(arguments) == 1
     assert "20 lines in" in (text := capsys.readouterr().out)
-    assert "1 shards left out" in text
+    assert "shards left out: 1" in text
     assert not (out / "a-00002.txt").exists()
 
 
@@ -218,6 +292,18 @@ def test_a_driver_that_is_killed_again_and_again_writes_every_line_once(lines, t
     assert main(arguments) == 0
     found = files(out)
     assert {name: content for name, content in found.items() if not name.endswith(".tmp")} == files(whole)
+
+
+def test_sigterm_ends_the_command_between_two_shards(lines, tmp_path):
+    arguments, out = lines
+    (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts_of(20_000)))
+    process = start(arguments)
+    while not list(out.glob("*.txt")):
+        time.sleep(0.01)
+    process.terminate()
+    _, log = process.communicate(timeout=30)
+    assert process.returncode == 143, log
+    assert log.endswith("interrupted: the same command goes on from here\n")
 
 
 @pytest.mark.slow

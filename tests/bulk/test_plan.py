@@ -10,14 +10,16 @@ from seq2seq_serve.bulk.plan import (
     Plan,
     Settings,
     Shard,
+    atomic_write,
     names_of,
     read_plan,
     remove_leftovers,
-    whole_file,
     write_plan,
 )
 
-SETTINGS = Settings("v1", "auto", {"beam_size": 4}, "text", "target", "jsonl", 100, {"/in/a.jsonl": 5})
+SETTINGS = Settings(
+    "v1", "auto", None, None, {"beam_size": 4}, "text", "target", "jsonl", 100, {"/in/a.jsonl": [5, 9]}
+)
 PLAN = Plan(
     SETTINGS, (Shard("a-00000", "/in/a.jsonl", 0, 100, 0), Shard("a-00001", "/in/a.jsonl", 100, 7, 900))
 )
@@ -34,18 +36,21 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
     [
         {"bundle_version": "v2"},
         {"precision": "int8"},
+        {"max_source_length": 9},
+        {"max_target_length": 9},
         {"options": {}},
         {"text_field": "ko"},
         {"target_field": "en"},
         {"format": "text"},
         {"shard_lines": 10},
-        {"inputs": {"/in/a.jsonl": 6}},
+        {"inputs": {"/in/a.jsonl": [5, 10]}},
+        {"inputs": {"/in/b.jsonl": [5, 9]}},
     ],
 )
 def test_a_folder_of_another_run_is_refused(tmp_path, change):
     write_plan(tmp_path, PLAN)
     (name,) = change
-    with pytest.raises(JobError, match=f"another {name.replace('_', ' ')} .*: repeat the command"):
+    with pytest.raises(JobError, match=rf"other settings: {name}\b.* was .* and is .*\. Repeat the command"):
         read_plan(tmp_path, dataclasses.replace(SETTINGS, **change))
 
 
@@ -56,16 +61,29 @@ def test_a_file_that_is_not_a_plan_is_refused(tmp_path, content):
         read_plan(tmp_path, SETTINGS)
 
 
+def test_the_first_plan_of_a_folder_stays(tmp_path):
+    other = dataclasses.replace(SETTINGS, format="text")
+    for settings in (SETTINGS, other):
+        write_plan(tmp_path, Plan(settings, PLAN.shards))
+    assert read_plan(tmp_path, SETTINGS) == PLAN
+    with pytest.raises(JobError, match="other settings: format was"):
+        read_plan(tmp_path, other)
+
+
 def test_outputs_have_the_names_of_their_inputs_below_the_folder_that_all_share():
     assert names_of([Path("/c/a.txt.gz")]) == ["a"]
     assert names_of([Path("/c/de/a.txt"), Path("/c/en/a.txt")]) == ["de/a", "en/a"]
-    with pytest.raises(JobError, match="two inputs would have the output a"):
+    assert names_of([Path("/c/news.2020.txt"), Path("/c/news.ko.GZ")]) == ["news.2020", "news.ko"]
+    with pytest.raises(JobError, match="2 inputs would have the output a"):
         names_of([Path("/c/a.txt"), Path("/c/a.jsonl")])
+    for name in ("/c/_errors/a.txt", "/c/.txt", "/c/_a.txt"):
+        with pytest.raises(JobError, match="readers skip names that begin so"):
+            names_of([Path("/c/a.txt"), Path(name)])
 
 
 def test_a_file_appears_when_it_is_whole(tmp_path):
     path = tmp_path / "out" / "a"
-    with whole_file(path) as file:
+    with atomic_write(path) as file:
         file.write(b"content")
         assert not path.exists()
     assert path.read_bytes() == b"content"
@@ -74,7 +92,7 @@ def test_a_file_appears_when_it_is_whole(tmp_path):
 
 def test_a_file_that_was_begun_leaves_nothing(tmp_path):
     def begin():
-        with whole_file(tmp_path / "a") as file:
+        with atomic_write(tmp_path / "a") as file:
             file.write(b"half")
             raise OSError("disk full")
 

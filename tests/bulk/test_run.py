@@ -18,8 +18,8 @@ def _no_pause(monkeypatch):
     monkeypatch.setattr(run_module, "_PAUSE_SECONDS", 0.0)
 
 
-class Office:
-    """Starts workers, and knows what they did.
+class FakeWorkers:
+    """Starts workers that translate nothing, and knows what they did.
 
     Args:
         errors: What a shard raises, one try after the other.
@@ -38,7 +38,7 @@ class Office:
 
 
 class Worker:
-    num_lines_open = 0
+    num_unsaved_lines = 1
 
     def __init__(self, office, life):
         self.office, self.life = office, life
@@ -68,7 +68,7 @@ def translate(office, num_workers=2):
 
 
 def test_every_shard_is_done_once():
-    office = Office()
+    office = FakeWorkers()
     run = translate(office)
     assert sorted(office.done, key=lambda shard: shard.name) == SHARDS
     assert (run.num_lines, run.num_failed_lines, run.failed) == (120, 12, {})
@@ -76,20 +76,20 @@ def test_every_shard_is_done_once():
 
 
 def test_there_are_no_more_workers_than_shards():
-    office = Office()
+    office = FakeWorkers()
     translate(office, num_workers=50)
     assert office.num_started == len(SHARDS)
 
 
 def test_a_shard_that_fails_is_tried_again():
-    office = Office({"a-00003": [OSError("no space"), OSError("no space")]})
+    office = FakeWorkers({"a-00003": [OSError("no space"), OSError("no space")]})
     run = translate(office)
     assert run.num_lines == 120
     assert office.tries["a-00003"] == 3
 
 
 def test_a_shard_that_keeps_failing_is_left_out():
-    office = Office({"a-00003": [OSError("no space")] * 9})
+    office = FakeWorkers({"a-00003": [OSError("no space")] * 9})
     run = translate(office)
     assert run.failed == {"a-00003": "no space"}
     assert (run.num_lines, office.tries["a-00003"]) == (110, 3)
@@ -97,7 +97,7 @@ def test_a_shard_that_keeps_failing_is_left_out():
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3])
 def test_another_worker_does_the_shards_of_a_lost_one(num_workers):
-    office = Office(lives=[2, 4, 1, 2])
+    office = FakeWorkers(lives=[2, 4, 1, 2])
     run = translate(office, num_workers)
     assert sorted(office.done, key=lambda shard: shard.name) == SHARDS
     assert run.num_lines == 120
@@ -105,20 +105,34 @@ def test_another_worker_does_the_shards_of_a_lost_one(num_workers):
 
 
 def test_workers_that_are_lost_one_after_the_other_end_the_run():
-    office = Office(lives=[2, 0, 0, 0])
-    with pytest.raises(JobError, match="3 workers were lost one after the other: it was killed"):
+    office = FakeWorkers(lives=[2, *[0] * 9])
+    with pytest.raises(JobError, match="5 workers were lost one after the other: it was killed"):
         translate(office, num_workers=1)
     assert len(office.done) == 2
 
 
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_a_shard_that_always_ends_its_worker_is_left_out_and_no_other(num_workers):
+    office = FakeWorkers({"a-00003": [WorkerLost("it was killed")] * 9})
+    run = translate(office, num_workers)
+    assert run.failed == {"a-00003": "it was killed"}
+    assert run.num_lines == 110
+
+
+def test_lost_workers_do_not_count_in_the_progress():
+    office = FakeWorkers(lives=[2, 4])
+    run = translate(office, num_workers=1)
+    assert run.num_lines_now == 120
+
+
 def test_a_mistake_that_all_shards_share_ends_the_run():
-    office = Office({"a-00002": [JobError("beam_size is 99")]})
+    office = FakeWorkers({"a-00002": [JobError("beam_size is 99")]})
     with pytest.raises(JobError, match="beam_size is 99"):
         translate(office)
 
 
 def test_a_worker_that_never_comes_does_not_hold_up_the_others():
-    class Full(Office):
+    class Full(FakeWorkers):
         async def start(self):
             if self.num_started == 1:
                 await asyncio.Event().wait()
@@ -130,7 +144,7 @@ def test_a_worker_that_never_comes_does_not_hold_up_the_others():
 
 def test_the_progress_counts_the_lines_of_shards_that_are_not_done():
     run = Run(num_lines=20)
-    run._workers += [Worker(Office(), 1), Worker(Office(), 1)]
+    run._workers += [Worker(FakeWorkers(), 1), Worker(FakeWorkers(), 1)]
     for worker, number in zip(run._workers, (3, 4), strict=True):
-        worker.num_lines_open = number
+        worker.num_unsaved_lines = number
     assert run.num_lines_now == 27

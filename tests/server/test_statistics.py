@@ -1,6 +1,6 @@
 import pytest
 
-from seq2seq_serve.server.statistics import RecentLoad
+from seq2seq_serve.server.statistics import RecentLoad, correction_at_end
 
 
 class Clock:
@@ -50,3 +50,18 @@ def test_calls_without_an_answer_use_slots_and_do_not_count():
         0,
         pytest.approx(2, rel=0.05),
     )
+
+
+@pytest.mark.parametrize("seconds", [0.01, 1.0, 10.0])
+@pytest.mark.parametrize("pause", [0.0, 0.1, 30.0])
+def test_slots_per_call_are_right_at_the_end_of_rare_and_long_calls(seconds, pause):
+    clock = Clock()
+    load = RecentLoad(clock)
+    for _ in range(20):
+        load.begin(3)
+        clock.now += seconds
+        load.end(3, is_answered=True)
+        calls_per_second, slots = load.averages()
+        corrected = calls_per_second + correction_at_end(seconds)
+        assert slots / corrected == pytest.approx(3 * seconds, rel=0.35)
+        clock.now += pause

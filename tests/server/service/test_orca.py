@@ -103,7 +103,7 @@ def test_a_stream_of_reports_shows_the_slots_of_waiting_calls_and_forgets_them()
 def test_the_load_is_that_of_the_busiest_model_and_the_calls_of_all():
     async def run():
         async with serving(names=("first", "second")) as served:
-            for model, num_slots in zip(served.app._models, (1, 6), strict=True):
+            for model, num_slots in zip(served.app._models, (6, 1), strict=True):
                 model.deliveries.recent_load = load = RecentLoad(clock := Clock())
                 load.begin(num_slots)
                 clock.now = 100.0
@@ -128,7 +128,7 @@ def test_reports_come_at_the_interval_that_the_caller_asks_for():
             await calls[2].read()
             for call in (calls[1], calls[3]):
                 with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(call.read(), 0.3)
+                    await asyncio.wait_for(call.read(), 0.1)
             for call in calls:
                 call.cancel()
 
