@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,12 +11,12 @@ import numpy as np
 import simpy
 
 from benchmarks.load.mix import MIX, Mode, quantile
-from benchmarks.scale.model import LOST, OK, REFUSED, Call, Process, Replica
+from benchmarks.scale.model import LOST, OK, REFUSED, Call, Core, Process, Replica
 from benchmarks.scale.policies import Balancer
 from benchmarks.scale.times import EngineTimes
 from seq2seq_serve.server.engine.queue import QueueLimits
 
-MakeBalancer = Callable[[random.Random], Balancer]
+MakeBalancer = Callable[[simpy.Environment, random.Random], Balancer]
 
 # What this project's clients do after UNAVAILABLE (`client.wire`).
 _MAX_TRIES = 4
@@ -82,12 +83,14 @@ class Cluster:
         num_clients: Number of clients.
         seed: Seed of all random choices but those of the calls.
         slowness: Factor of the times of each replica; None means 1 for all.
+        cores: Number of the core of each replica, where some share one; None gives each a core of its own.
         queue_limits: Bounds of the queue of each replica.
         scrape_seconds: Time between two scrapes of the gauges; None never scrapes them.
 
     Attributes:
         env: The simulation; a scenario adds its processes to it.
         replicas: The replicas that live.
+        ended: The calls that have ended.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Cluster:
         num_clients: int = 1,
         seed: int = 0,
         slowness: Sequence[float] | None = None,
+        cores: Sequence[int] | None = None,
         queue_limits: QueueLimits | None = None,
         scrape_seconds: float | None = None,
     ) -> None:
@@ -107,17 +111,18 @@ class Cluster:
         self._queue_limits = queue_limits
         self._chance = random.Random(seed)
         self._num_made = 0
-        self._balancers = [make_balancer(self._chance) for _ in range(num_clients)]
-        self._ended: list[Call] = []
+        self._balancers = [make_balancer(self.env, self._chance) for _ in range(num_clients)]
+        self.ended: list[Call] = []
+        self._num_retrying = 0
         factors = slowness or [1.0] * len(slots)
-        self.replicas = [
-            self.make_replica(count, factor) for count, factor in zip(slots, factors, strict=True)
-        ]
+        shared = {number: Core(self.env) for number, count in Counter(cores or ()).items() if count > 1}
+        of_replicas = [shared.get(number) for number in cores] if cores else [None] * len(slots)
+        self.replicas = [self.make_replica(*each) for each in zip(slots, factors, of_replicas, strict=True)]
         self.tell()
         if scrape_seconds is not None:
             self.env.process(self._scrape(scrape_seconds))
 
-    def make_replica(self, num_slots: int, slowness: float = 1.0) -> Replica:
+    def make_replica(self, num_slots: int, slowness: float = 1.0, core: Core | None = None) -> Replica:
         """Returns a new replica that no client knows yet."""
         self._num_made += 1
         return Replica(
@@ -127,6 +132,7 @@ class Cluster:
             num_slots,
             self._report,
             queue_limits=self._queue_limits,
+            core=core,
         )
 
     def tell(self) -> None:
@@ -150,13 +156,11 @@ class Cluster:
         arriving = self.env.process(self._arrive(calls))
         if until is not None:
             self.env.run(until)
-            return self._ended
+            return self.ended
         self.env.run(arriving)
         while any(replica.num_slots_wanted for replica in self.replicas) or self._num_retrying:
             self.env.step()
-        return self._ended
-
-    _num_retrying = 0
+        return self.ended
 
     def _arrive(self, calls: Iterable[Call]) -> Process:
         for call in calls:
@@ -166,15 +170,18 @@ class Cluster:
 
     def _send(self, call: Call) -> None:
         call.code = ""
-        self._balancers[call.client].choose(call, self.env.now).submit(call)
+        balancer = self._balancers[call.client]
+        replica = balancer.choose()
+        balancer.sent(call, replica)
+        replica.submit(call)
 
     def _report(self, call: Call) -> None:
-        self._balancers[call.client].ended(call, self.env.now)
+        self._balancers[call.client].ended(call)
         if call.code == LOST and call.num_tries < _MAX_TRIES:
             self._num_retrying += 1
             self.env.process(self._retry(call))
         else:
-            self._ended.append(call)
+            self.ended.append(call)
 
     def _retry(self, call: Call) -> Process:
         seconds = _BACKOFF_SECONDS * _BACKOFF_FACTOR ** (call.num_tries - 1)
@@ -219,7 +226,7 @@ class Summary:
 
 
 def summarize(calls: Iterable[Call], after: float = 0.0, before: float = float("inf")) -> Summary:
-    """Returns the figures of the calls that arrived in a window; the quantiles are of those with an answer."""
+    """Returns the figures of the calls that arrived in a window; quantiles are of those with an answer."""
     counted = [call for call in calls if after <= call.arrival < before]
     done = [call for call in counted if call.code == OK]
     waits = [call.admitted - call.arrival for call in done]

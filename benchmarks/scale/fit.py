@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.progress import Progress
 
 from benchmarks.load.inprocess import engine_request
 from benchmarks.load.mix import Job, Mode, draw_jobs
@@ -85,7 +84,7 @@ class MeasuredEngine:
         self._num_open = 0
         self._turns: list[np.ndarray] = []
         self._seconds: list[float] = []
-        self._last = 0.0
+        self._began = 0.0
 
     def run(self, jobs: Sequence[Job], in_flight: int) -> tuple[np.ndarray, np.ndarray]:
         """Decode the jobs in a closed loop, on this thread.
@@ -95,8 +94,8 @@ class MeasuredEngine:
         """
         self._left, self._num_open, self._turns, self._seconds = iter(jobs), 0, [], []
         self._fill(in_flight)
-        self._last = time.perf_counter()
         while self._num_open:
+            self._began = time.perf_counter()
             self._engine.run_turn()
             self._fill(in_flight)
         return np.array(self._turns), np.array(self._seconds)
@@ -115,18 +114,16 @@ class MeasuredEngine:
             self._num_open += 1
 
     def _deliver(self, turn: Turn) -> None:
-        now = time.perf_counter()
+        self._seconds.append(time.perf_counter() - self._began)
         counts = self._runner.counts
         counts[0] = 1
         self._turns.append(counts.copy())
-        self._seconds.append(now - self._last)
-        self._last = now
         counts[:] = 0
         self._num_open -= sum(update.result is not None for update in turn.updates)
 
 
 def measure_turns(
-    engine: MeasuredEngine, shares: dict[Mode, float], levels: Sequence[int], num_jobs: int, progress: Progress
+    engine: MeasuredEngine, shares: Mapping[Mode, float], levels: Sequence[int], num_jobs: int
 ) -> Fit:
     """Fit the times of an engine to closed loops with few and with many requests in flight.
 
@@ -135,20 +132,15 @@ def measure_turns(
         shares: Shares of the decoding modes.
         levels: Numbers of requests in flight.
         num_jobs: Number of requests of each level, in addition to those in flight.
-        progress: Shows the levels.
     """
-    measured = [
-        engine.run(draw_jobs(num_jobs + level, shares, seed=level), level)
-        for level in progress.track(levels, description="turns of an engine")
-    ]
-    return fit(measured)
+    return fit([engine.run(draw_jobs(num_jobs + level, shares, seed=level), level) for level in levels])
 
 
 def fit(measured: Sequence[tuple[np.ndarray, np.ndarray]]) -> Fit:
     """Fit the times to the turns of several levels, by least squares of their relative errors.
 
-    Turns that took more than three times the fitted time, in which the machine did something else, are left out of
-    a second fit.
+    Turns that took more than three times the fitted time, in which the machine did something else, are left
+    out of a second fit.
     """
     turns = np.concatenate([turns for turns, _ in measured])
     seconds = np.concatenate([seconds for _, seconds in measured])

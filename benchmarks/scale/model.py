@@ -1,12 +1,13 @@
 """A discrete-event model (SimPy) of servers with continuous batching.
 
-A replica runs turns as the engine does: newcomers are admitted and encoded, then all rows get a token. A call is a
-plain record. A turn costs the same for any number of rows, because a replica keeps sums over its rows, and finds
-the calls that end in a turn by the number of the turn. Turns in which no call comes or goes pass as one event.
+A replica runs turns as the engine does: newcomers are admitted and encoded, then all rows get a token. A call
+is a plain record. Simulating a turn takes the same time for any number of rows, because a replica keeps sums
+over its rows, and finds the calls that end in a turn by the number of the turn. Turns in which no call comes
+or goes pass as one event.
 
-The rules are those of `server.engine.scheduler` and `server.engine.queue` for the calls of one caller, and a test
-compares them turn by turn. Not modelled: several callers and priorities, prefixes, scores and attention, targets
-that end before their length, failures of single steps.
+The rules are those of `server.engine.scheduler` and `server.engine.queue` for the calls of one caller; a test
+compares both on the same calls. Not modelled: several callers and priorities, prefixes, scores and attention,
+targets that end before their length, failures of single steps.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ class Replica:
     Attributes:
         num_slots_wanted: Number of slots that its calls have or wait for.
         seen_load: What the last scrape of its gauges showed of `num_slots_wanted`.
-        busy_seconds: Time that its turns took.
+        work_seconds: Time of its turns, without waiting for a shared core.
     """
 
     def __init__(
@@ -171,7 +172,7 @@ class Replica:
         self.num_slots = num_slots
         self.num_slots_wanted = 0
         self.seen_load = 0
-        self.busy_seconds = 0.0
+        self.work_seconds = 0.0
         self.is_alive = True
         self._env = env
         self._times = times
@@ -196,8 +197,8 @@ class Replica:
         self._num_positions = 0
         self._rows_seconds = 0.0  # of one step of all rows, without their positions
         self._owed_seconds = 0.0  # processor time of gRPC since the last turn began
-        # The turns that run now: when they began, seconds of the first, how much longer each is than the one before
-        # it, and their number.
+        # The turns that run now: when they began, seconds of the first, how much longer each is than the one
+        # before it, and their number.
         self._began, self._first_seconds, self._growth, self._num_passing = 0.0, 0.0, 0.0, 0
         self._timer: simpy.Event | None = None  # the event of their end; None while it sleeps
         self._residence_seconds = 0.0
@@ -340,7 +341,7 @@ class Replica:
         if timer is not self._timer:  # one that came before its time, or a killed replica's
             return
         now = self._env.now
-        self.busy_seconds += now - self._began
+        self.work_seconds += self._seconds_of(self._num_passing)
         self._num_turns += self._num_passing
         self._num_positions += self._num_rows * self._num_passing
         for call in self._newcomers:

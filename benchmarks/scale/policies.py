@@ -7,7 +7,8 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+
+import simpy
 
 from benchmarks.scale.model import OK, Call, Replica
 
@@ -17,60 +18,60 @@ _NUM_STARTS = 1 << 32
 Load = Callable[[Replica], float]
 
 
-class Balancer(Protocol):
-    """Spreads the calls of one client over the replicas that it knows."""
+class Balancer:
+    """Spreads the calls of one client over the replicas that it knows.
+
+    Owned by the cluster.
+
+    Args:
+        env: The simulation, for its clock.
+        chance: Source of random choices.
+    """
+
+    def __init__(self, env: simpy.Environment, chance: random.Random) -> None:
+        self._env = env
+        self._chance = chance
+        self._replicas: Sequence[Replica] = ()
 
     def know(self, replicas: Sequence[Replica]) -> None:
         """Use these replicas from now on."""
+        self._replicas = replicas
 
-    def choose(self, call: Call, now: float) -> Replica:
-        """Returns the replica for a call."""
+    def choose(self) -> Replica:
+        """Returns the replica for the next call."""
+        raise NotImplementedError
 
-    def ended(self, call: Call, now: float) -> None:
+    def sent(self, call: Call, replica: Replica) -> None:
+        """Take note of a call of this client that is sent to a replica."""
+
+    def ended(self, call: Call) -> None:
         """Take note of a call of this client that has ended."""
 
 
-class Random:
+class Random(Balancer):
     """Chooses any replica."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
-        self._replicas: Sequence[Replica] = ()
-
-    def know(self, replicas: Sequence[Replica]) -> None:
-        self._replicas = replicas
-
-    def choose(self, call: Call, now: float) -> Replica:
+    def choose(self) -> Replica:
         return self._chance.choice(self._replicas)
 
-    def ended(self, call: Call, now: float) -> None:
-        pass
 
-
-class RoundRobin:
+class RoundRobin(Balancer):
     """Chooses the replicas in turn, from any one on, as gRPC's `round_robin`."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
-        self._replicas: Sequence[Replica] = ()
-        self._place = 0
-
     def know(self, replicas: Sequence[Replica]) -> None:
-        self._replicas = replicas
+        super().know(replicas)
         self._place = self._chance.randrange(len(replicas))
 
-    def choose(self, call: Call, now: float) -> Replica:
+    def choose(self) -> Replica:
         self._place = (self._place + 1) % len(self._replicas)
         return self._replicas[self._place]
 
-    def ended(self, call: Call, now: float) -> None:
-        pass
 
-
-class LeastLoad:
+class LeastLoad(Balancer):
     """Chooses the replica with the least load, of all or of a few that are drawn.
 
     Args:
+        env: As for every balancer.
         chance: Draws replicas, and decides between equal ones.
         load: Returns what the client knows of a replica's load; None counts its own calls in flight by their
             slots.
@@ -78,39 +79,33 @@ class LeastLoad:
     """
 
     def __init__(
-        self, chance: random.Random, load: Load | None = None, num_choices: int | None = None
+        self,
+        env: simpy.Environment,
+        chance: random.Random,
+        load: Load | None = None,
+        num_choices: int | None = None,
     ) -> None:
-        self._chance = chance
-        self._own: Counter[int] = Counter()
-        self._counts = load is None
-        self._load: Load = load or (lambda replica: self._own[replica.index])
+        super().__init__(env, chance)
+        self._own: Counter[Replica] = Counter()
+        self._load: Load = load or self._own.__getitem__
         self._num_choices = num_choices
-        self._replicas: Sequence[Replica] = ()
 
-    def know(self, replicas: Sequence[Replica]) -> None:
-        self._replicas = replicas
+    def choose(self) -> Replica:
+        if self._num_choices is not None:
+            drawn = [self._chance.choice(self._replicas) for _ in range(self._num_choices)]
+            return min(drawn, key=self._load)
+        loads = list(map(self._load, self._replicas))
+        least = min(loads)
+        start = self._chance.randrange(len(loads))  # otherwise the first ones would get all ties
+        place = loads.index(least, start) if least in loads[start:] else loads.index(least)
+        return self._replicas[place]
 
-    def choose(self, call: Call, now: float) -> Replica:
-        replicas = self._replicas
-        if self._num_choices is None:
-            loads = list(map(self._load, replicas))
-            least = min(loads)
-            start = self._chance.randrange(len(loads))  # else the first ones would get all ties
-            try:
-                place = loads.index(least, start)
-            except ValueError:
-                place = loads.index(least)
-            found = replicas[place]
-        else:
-            drawn = [self._chance.choice(replicas) for _ in range(self._num_choices)]
-            found = min(drawn, key=self._load)
-        if self._counts:
-            self._own[found.index] += call.num_slots
-        return found
+    def sent(self, call: Call, replica: Replica) -> None:
+        self._own[replica] += call.num_slots
 
-    def ended(self, call: Call, now: float) -> None:
-        if self._counts and call.replica is not None:
-            self._own[call.replica.index] -= call.num_slots
+    def ended(self, call: Call) -> None:
+        assert call.replica is not None
+        self._own[call.replica] -= call.num_slots
 
 
 @dataclass(slots=True)
@@ -119,40 +114,45 @@ class _Weight:
     since: float = math.inf  # when the first report came
 
 
-class WeightedRoundRobin:
+class WeightedRoundRobin(Balancer):
     """gRPC's `weighted_round_robin` (gRFC A58): turns in proportion to requests/s over utilization.
 
-    A replica reports both when a call ends. One without a usable weight gets the mean of the others. All have the
-    same weight until two have a usable one.
+    A replica reports both when a call ends. One without a usable weight gets the mean of the others. All have
+    the same weight until two have a usable one.
 
     Args:
+        env: As for every balancer.
         chance: Draws where the sequence of turns begins.
         blackout_seconds: Time after a replica's first report in which its reports are not used.
         update_seconds: Time between two uses of the reports.
     """
 
     def __init__(
-        self, chance: random.Random, blackout_seconds: float = 10.0, update_seconds: float = 1.0
+        self,
+        env: simpy.Environment,
+        chance: random.Random,
+        blackout_seconds: float = 10.0,
+        update_seconds: float = 1.0,
     ) -> None:
+        super().__init__(env, chance)
         self._blackout_seconds = blackout_seconds
         self._update_seconds = update_seconds
         self._reports: dict[int, _Weight] = {}
         self._shares: list[float] = []  # weights as shares of the largest, by the place of the replica
         self._next_update = 0.0
-        self._replicas: Sequence[Replica] = ()
         self._turn = chance.randrange(_NUM_STARTS)
 
     def know(self, replicas: Sequence[Replica]) -> None:
+        super().know(replicas)
         known = {replica.index for replica in replicas}
         self._reports = {index: report for index, report in self._reports.items() if index in known}
-        self._replicas = replicas
         self._next_update = 0.0
 
-    def choose(self, call: Call, now: float) -> Replica:
-        if now >= self._next_update:
-            self._update(now)
-        # The static stride scheduler of the gRFC: in each round a replica is skipped unless its share has added up to
-        # a whole turn since its last one.
+    def choose(self) -> Replica:
+        if self._env.now >= self._next_update:
+            self._update(self._env.now)
+        # The static stride scheduler of the gRFC: in each round a replica is skipped unless its share has
+        # added up to a whole turn since its last one.
         while True:
             round_number, place = divmod(self._turn, len(self._replicas))
             self._turn += 1
@@ -160,12 +160,12 @@ class WeightedRoundRobin:
             if (share * round_number + place / 2) % 1 >= 1 - share:
                 return self._replicas[place]
 
-    def ended(self, call: Call, now: float) -> None:
+    def ended(self, call: Call) -> None:
         replica = call.replica
         if call.code != OK or replica is None:
             return
         report = self._reports.setdefault(replica.index, _Weight())
-        report.since = min(report.since, now)
+        report.since = min(report.since, self._env.now)
         if replica.utilization > 0:
             report.value = replica.requests_per_second / replica.utilization
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.load.mix import Mode
@@ -46,10 +47,10 @@ class EngineTimes:
         return EngineTimes(**{name: factor * value for name, value in dataclasses.asdict(self).items()})
 
     @classmethod
-    def mean(cls, times: list[EngineTimes]) -> EngineTimes:
-        """Returns the mean of several measurements."""
+    def median(cls, times: Sequence[EngineTimes]) -> EngineTimes:
+        """Returns the medians of several measurements; of two their means."""
         rows = [dataclasses.asdict(each) for each in times]
-        return cls(**{name: sum(row[name] for row in rows) / len(rows) for name in rows[0]})
+        return cls(**{name: statistics.median(row[name] for row in rows) for name in rows[0]})
 
     @classmethod
     def of(cls, figures: Mapping[str, float]) -> EngineTimes:

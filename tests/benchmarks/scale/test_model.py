@@ -7,13 +7,12 @@ import pytest
 import simpy
 
 from benchmarks.load.mix import Mode
-from benchmarks.scale.model import LATE, LOST, OK, REFUSED, Call, Core, Replica
+from benchmarks.scale.model import LATE, OK, REFUSED, Call, Core, Replica
 from benchmarks.scale.times import EngineTimes
 from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import Beam, Branches, Request, Selected
 from seq2seq_serve.server.engine.records import Sequence as Row
-from seq2seq_serve.server.engine.scheduler import SchedulerLimits
 from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded
 from tests.server.fakes import EOS_ID, FakeRunner, make_request, selected
 
@@ -79,7 +78,9 @@ class TimedRunner(FakeRunner):
             self.now += TIMES.row_seconds(mode)
             self.now += TIMES.position_seconds * (row.memory_length + row.cache_length)
         branches = {
-            number: Branches(list(range(EOS_ID + 1, EOS_ID + 1 + row.num_branches)), [-1.0] * row.num_branches)
+            number: Branches(
+                list(range(EOS_ID + 1, EOS_ID + 1 + row.num_branches)), [-1.0] * row.num_branches
+            )
             for number, row in enumerate(rows)
             if row.num_branches > 1
         }
@@ -90,7 +91,7 @@ class TimedRunner(FakeRunner):
 def run_engine(
     calls: Sequence[Call], num_slots: int, *, queue_limits: QueueLimits | None = None
 ) -> list[tuple[float, float, str]]:
-    """Let the server's engine serve the same calls; returns when each got its slots, its end and its status."""
+    """Let the server's engine serve the calls; returns when each got its slots, its end and its status."""
     runner = TimedRunner(num_slots)
     results: dict[Request, tuple[float, float, str]] = {}
 
@@ -102,7 +103,9 @@ def run_engine(
                 code = OK if error is None else LATE if isinstance(error, DeadlineExceeded) else str(error)
                 results[update.request] = (update.request.arrival + queue_seconds, runner.now, code)
 
-    engine = Engine(runner, model_name="timed", deliver=deliver, clock=lambda: runner.now, queue_limits=queue_limits)
+    engine = Engine(
+        runner, model_name="timed", deliver=deliver, clock=lambda: runner.now, queue_limits=queue_limits
+    )
     requests = [
         make_request(
             (9,) * call.source_length,
