@@ -26,7 +26,7 @@ WAIT_SECONDS = 0.1  # and p99 of the wait for a slot
 SLOTS = 32
 CLIENTS = 8
 RATES = (100, 10_000, 1_000_000)
-_WARM_UP_SECONDS = 5.0
+_WARM_UP_SECONDS = 10.0
 _GROWING_SIZE = 5  # replicas before the rate rises
 _GROWTH_BEGINS = 60.0
 
@@ -81,6 +81,10 @@ POLICIES = (
     ROUND_ROBIN,
     Policy("round robin, one balancer", RoundRobin, num_clients=1),
     Policy("weighted by ORCA", WeightedRoundRobin),
+    Policy(
+        "weighted by ORCA, load of a moment",
+        lambda env, chance: WeightedRoundRobin(env, chance, is_averaged=False),
+    ),
     Policy("least requests, one balancer", _least(), num_clients=1),
     Policy("least requests, own counts", _least()),
     Policy("least requests, everybody's counts", _least(_wanted)),
@@ -255,8 +259,6 @@ class Answers:
     ) -> tuple[list[Call], Summary]:
         """Simulate a steady rate."""
         seconds = _WARM_UP_SECONDS + max(20.0, self._plan.num_calls / rate)
-        warm_up = _WARM_UP_SECONDS if policy.make is not WeightedRoundRobin else 20.0  # after its blackout
-        seconds += warm_up - _WARM_UP_SECONDS
         cluster = Cluster(
             self._times,
             slots,
@@ -266,7 +268,7 @@ class Answers:
             scrape_seconds=policy.scrape_seconds,
         )
         calls = cluster.run(Traffic.steady(rate, seconds).calls(policy.num_clients, seed=1), seconds + 60)
-        return calls, summarize(calls, warm_up, seconds)
+        return calls, summarize(calls, _WARM_UP_SECONDS, seconds)
 
     def _run(
         self, size: int, rate: float, policy: Policy, *, num_slots: int = SLOTS

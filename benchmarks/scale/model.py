@@ -33,7 +33,7 @@ _PADDING_SHARE = 4  # as in the scheduler
 _ENCODED_PER_STEP = 32  # as in a request's work
 _RESIDENCE_WEIGHT = 0.1  # as in the queue, with the bounds of a retry delay
 _LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 30.0
-_RATE_SECONDS = 5.0  # over which a replica counts its requests per second
+_MEMORY_SECONDS = 2.0  # after which a moment counts a factor of e less in a load report, as in the server
 
 OK, REFUSED, LATE, LOST = "OK", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "UNAVAILABLE"
 
@@ -203,18 +203,18 @@ class Replica:
         self._timer: simpy.Event | None = None  # the event of their end; None while it sleeps
         self._residence_seconds = 0.0
         self._residence_work = 0.0
-        self._rate = 0.0
-        self._rate_at = 0.0
+        self._calls_per_second = 0.0
+        self._slots_wanted = 0.0
+        self._averaged_at = env.now
 
-    @property
-    def utilization(self) -> float:
-        """The load that a server reports: slots wanted by slots; above 1 while calls wait."""
-        return self.num_slots_wanted / self.num_slots
-
-    @property
-    def requests_per_second(self) -> float:
-        """The recent rate of calls that ended with OK; older ones count exponentially less."""
-        return self._rate * math.exp((self._rate_at - self._env.now) / _RATE_SECONDS)
+    def averages(self) -> tuple[float, float]:
+        """Returns the answered calls a second, and the slots wanted, both averaged over the last seconds."""
+        now = self._env.now
+        kept = math.exp((self._averaged_at - now) / _MEMORY_SECONDS)
+        self._calls_per_second *= kept
+        self._slots_wanted = kept * self._slots_wanted + (1 - kept) * self.num_slots_wanted
+        self._averaged_at = now
+        return self._calls_per_second, self._slots_wanted
 
     def submit(self, call: Call) -> None:
         """Queue a call, or end it at once because the queue is full or its deadline cannot be met."""
@@ -233,7 +233,7 @@ class Replica:
             call.retry_after = min(max(wait_seconds, _LEAST_RETRY_SECONDS), _MOST_RETRY_SECONDS)
             self._end(call, REFUSED)
         else:
-            self.num_slots_wanted += call.num_slots
+            self._want(call.num_slots)
             self._count_waiting(call, 1)
             self._waiting.append(call)
             if call.deadline < math.inf:
@@ -353,8 +353,7 @@ class Replica:
             for call in self._ending.pop(heapq.heappop(self._ends)):
                 if call in self._running:
                     self._leave(call)
-                    self._rate = self.requests_per_second + 1 / _RATE_SECONDS
-                    self._rate_at = now
+                    self._calls_per_second += 1 / _MEMORY_SECONDS
                     self._end(call, OK)
         if not self._num_rows:
             self._rows_seconds = 0.0  # drops what rounding has left
@@ -370,7 +369,7 @@ class Replica:
         num_rows = self._num_rows_of(call)
         self._change_rows(call, -num_rows, -num_rows * (call.source_length + num_steps))
         self._slots_in_use -= call.num_slots
-        self.num_slots_wanted -= call.num_slots
+        self._want(-call.num_slots)
         weight = _RESIDENCE_WEIGHT if self._residence_work else 1.0
         self._residence_seconds += weight * (self._env.now - call.admitted - self._residence_seconds)
         self._residence_work += weight * (call.work / call.num_slots - self._residence_work)
@@ -381,7 +380,7 @@ class Replica:
         elif not call.code:
             self._waiting.remove(call)
             self._count_waiting(call, -1)
-            self.num_slots_wanted -= call.num_slots
+            self._want(-call.num_slots)
         else:
             return
         self._end(call, LATE)
@@ -390,6 +389,10 @@ class Replica:
         call.end = self._env.now + self._times.wire_seconds
         call.code = code
         self._report(call)
+
+    def _want(self, num_slots: int) -> None:
+        self.averages()  # first: up to now the former number counts
+        self.num_slots_wanted += num_slots
 
     def _count_waiting(self, call: Call, sign: int) -> None:
         self._waiting_slots += sign * call.num_slots

@@ -123,6 +123,8 @@ class WeightedRoundRobin(Balancer):
     Args:
         env: As for every balancer.
         chance: Draws where the sequence of turns begins.
+        is_averaged: Whether the reports are averages over some seconds, as this project's; otherwise the
+            utilization is that of a moment.
         blackout_seconds: Time after a replica's first report in which its reports are not used.
         update_seconds: Time between two uses of the reports.
     """
@@ -131,10 +133,13 @@ class WeightedRoundRobin(Balancer):
         self,
         env: simpy.Environment,
         chance: random.Random,
-        blackout_seconds: float = 10.0,
-        update_seconds: float = 1.0,
+        *,
+        is_averaged: bool = True,
+        blackout_seconds: float = 1.0,
+        update_seconds: float = 0.5,
     ) -> None:
         super().__init__(env, chance)
+        self._is_averaged = is_averaged
         self._blackout_seconds = blackout_seconds
         self._update_seconds = update_seconds
         self._reports: dict[int, _Weight] = {}
@@ -166,8 +171,11 @@ class WeightedRoundRobin(Balancer):
             return
         report = self._reports.setdefault(replica.index, _Weight())
         report.since = min(report.since, self._env.now)
-        if replica.utilization > 0:
-            report.value = replica.requests_per_second / replica.utilization
+        calls_per_second, slots_wanted = replica.averages()
+        if not self._is_averaged:
+            slots_wanted = replica.num_slots_wanted
+        if slots_wanted > 0:
+            report.value = calls_per_second * replica.num_slots / slots_wanted
 
     def _update(self, now: float) -> None:
         self._next_update = now + self._update_seconds

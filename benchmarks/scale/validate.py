@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import statistics
 from collections.abc import Iterator, Sequence
@@ -17,13 +18,14 @@ from rich.progress import Progress
 
 from benchmarks.load.generator import Generator, Run
 from benchmarks.load.mix import MAX_TARGET_LENGTH, MIX, ONLY_GREEDY, draw_jobs, quantile, throughput
-from benchmarks.scale.cluster import Cluster
+from benchmarks.scale.cluster import Cluster, MakeBalancer
 from benchmarks.scale.fit import Fit, MeasuredEngine, measure_turns
 from benchmarks.scale.model import Call
-from benchmarks.scale.policies import RoundRobin
+from benchmarks.scale.policies import RoundRobin, WeightedRoundRobin
 from benchmarks.scale.times import EngineTimes
 from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.client.wire import CHANNEL_OPTIONS
 from seq2seq_serve.server.runner.device import ProviderPolicy
 from seq2seq_serve.server.runner.sizing import RunnerConfig
 
@@ -34,7 +36,11 @@ _QUANTILES = {"p50": 0.5, "p99": 0.99}
 _LEVELS = (1, 2, 4, 8, 16)  # requests in flight of a fit for servers of few slots
 _ALL_LEVELS = (*_LEVELS, 32, 64)
 _MAX_SLOTS = 160  # enough for 64 requests of the mix
-_NUM_PINGS = 100
+_BALANCERS: dict[str, MakeBalancer] = {
+    "round_robin": RoundRobin,
+    "weighted_round_robin": WeightedRoundRobin,
+}
+_NUM_PINGS = 200
 
 
 @dataclass(frozen=True)
@@ -111,8 +117,10 @@ def validate(bundle: Path, plan: Plan, progress: Progress) -> list[Figures]:
                     before = sum(server.cpu_seconds() for server in servers)
                     run = generator.open_loop(address, jobs, rate=load * capacity, stream=False)
                     cpu_seconds = sum(server.cpu_seconds() for server in servers) - before
-                    cluster = simulate(run, setup, times)
-                    work_seconds = sum(replica.work_seconds for replica in cluster.replicas)
+                    by_fit = simulate(run, setup, times)
+                    work_seconds = sum(replica.work_seconds for replica in by_fit.replicas)
+                    # The machine's speed during the run: others use its caches and memory now more, now less.
+                    cluster = simulate(run, setup, times.scaled(cpu_seconds / work_seconds))
                     figures = {
                         "requests_per_second": load * capacity,
                         "times": dataclasses.asdict(times),
@@ -120,8 +128,9 @@ def validate(bundle: Path, plan: Plan, progress: Progress) -> list[Figures]:
                         "lateness_p99": run.lateness_seconds,
                         "loop_lag_p99": run.lag_seconds,
                         "load_average": os.getloadavg()[0],
+                        "cpu": {"real": cpu_seconds, "model": work_seconds},
+                        "by_fit_alone": compare(run, by_fit.ended),
                     }
-                    figures["cpu"] = {"real": cpu_seconds, "model": work_seconds}
                     found[load].append(figures | compare(run, cluster.ended))
                     progress.advance(task)
         for load, rounds in found.items():
@@ -132,7 +141,9 @@ def validate(bundle: Path, plan: Plan, progress: Progress) -> list[Figures]:
 def simulate(run: Run, setup: Setup, times: EngineTimes) -> Cluster:
     """Let the model serve the calls of a real run, at the times when they were sent."""
     calls = [Call.of(outcome.job, outcome.sent) for outcome in sorted(run.outcomes, key=lambda one: one.sent)]
-    cluster = Cluster(times, setup.slots, RoundRobin, cores=setup.cores)
+    # The balancer of the project's clients, which the generator uses.
+    (name,) = json.loads(str(dict(CHANNEL_OPTIONS)["grpc.service_config"]))["loadBalancingConfig"][0]
+    cluster = Cluster(times, setup.slots, _BALANCERS[name], cores=setup.cores)
     cluster.run(calls)
     return cluster
 
@@ -183,20 +194,21 @@ def _fit(bundle: Path, core: int, levels: Sequence[int]) -> Fit:
 
 
 def _with_grpc(times: EngineTimes, server: RunningServer, generator: Generator) -> EngineTimes:
-    """Add what gRPC costs: measured with calls of one token, one after the other."""
+    """Add what gRPC costs: measured with calls of one token, two at a time."""
     jobs = [dataclasses.replace(job, num_tokens=1) for job in draw_jobs(_NUM_PINGS, ONLY_GREEDY, seed=0)]
-    before = server.cpu_seconds()
-    run = generator.closed_loop(server.address, jobs, in_flight=1, stream=False)
-    cpu_seconds = (server.cpu_seconds() - before) / len(jobs)
-    calls = [Call.of(outcome.job, outcome.sent) for outcome in run.outcomes]
-    Cluster(times, (1,), RoundRobin).run(calls)
-    engine_seconds = statistics.mean(call.end - call.arrival for call in calls)
-    latency = statistics.median(outcome.end - outcome.sent for outcome in run.outcomes)
+    graphs_before, cpu_before = _graph_seconds(server), server.cpu_seconds()
+    run = generator.closed_loop(server.address, jobs, in_flight=2, stream=False)
+    cpu_seconds = server.cpu_seconds() - cpu_before - (_graph_seconds(server) - graphs_before)
+    outside = [outcome.end - outcome.sent - outcome.first_token_seconds for outcome in run.outcomes]
     return dataclasses.replace(
-        times,
-        call_seconds=max(cpu_seconds - engine_seconds, 0.0),
-        wire_seconds=max(latency - engine_seconds, 0.0),
+        times, call_seconds=cpu_seconds / len(jobs), wire_seconds=statistics.median(outside)
     )
+
+
+def _graph_seconds(server: RunningServer) -> float:
+    """Returns the time of all encode calls and steps of a server so far."""
+    names = [f"seq2seq_{name}_seconds_sum" for name in ("encode_time", "decode_step")]
+    return sum(sample.value for sample in server.samples() if sample.name in names)
 
 
 @contextmanager
@@ -219,8 +231,11 @@ def _servers(bundle: Path, setup: Setup, cores: Sequence[int]) -> Iterator[list[
 def _medians(rounds: Sequence[Figures]) -> Figures:
     """Returns the medians of the rounds, and the errors of the model's."""
     figures: Figures = {}
-    for name in rounds[0]:
-        if not isinstance(rounds[0][name], dict) or "real" not in rounds[0][name]:
+    by_fit_alone = [each["by_fit_alone"] for each in rounds if "by_fit_alone" in each]
+    if by_fit_alone:
+        figures["by_fit_alone"] = _medians(by_fit_alone)
+    for name, value in rounds[0].items():
+        if not isinstance(value, dict) or "real" not in value:
             continue
         real = statistics.median(each[name]["real"] for each in rounds)
         model = statistics.median(each[name]["model"] for each in rounds)
