@@ -7,7 +7,7 @@ import pytest
 import simpy
 
 from benchmarks.load.mix import Mode
-from benchmarks.scale.model import LATE, OK, REFUSED, Call, Core, Replica
+from benchmarks.scale.model import LATE, LOST, OK, REFUSED, Call, Core, Replica
 from benchmarks.scale.times import EngineTimes
 from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.queue import QueueLimits
@@ -166,3 +166,47 @@ def test_deadlines_are_kept_as_in_the_engine(rate, num_slots):
     for code in (OK, LATE, REFUSED):
         assert found[code] > 10
         assert found[code] == pytest.approx(expected[code], abs=0.03 * len(calls))
+
+
+def test_passing_many_turns_at_once_changes_nothing():
+    # On a core of its own that nobody shares, a replica runs each turn as an event.
+    together, apart = (draw_calls(300, 30.0, seed=2) for _ in range(2))
+    run(together, 8)
+    run(apart, 8, num_cores=1)
+    assert [call.end for call in together] == pytest.approx([call.end for call in apart])
+    assert [call.first for call in together] == pytest.approx([call.first for call in apart])
+
+
+def test_replicas_on_one_core_share_it_while_both_work():
+    env = simpy.Environment()
+    core, ended = Core(env), list[Call]()
+    times = EngineTimes(turn_seconds=0.1)
+    replicas = [Replica(env, index, times, 1, ended.append, core=core) for index in range(2)]
+    short, long = Call(0.0, 1, 5), Call(0.0, 1, 20)
+    replicas[0].submit(short)
+    replicas[1].submit(long)
+    env.run()
+    # 0.5 and 2 seconds of work: both get half of the core until the short one ends.
+    assert short.end == pytest.approx(1.0, abs=0.11)
+    assert long.end == pytest.approx(2.5)
+
+
+def test_grpc_takes_time_of_the_next_turn_and_the_wire_of_the_answer():
+    times = EngineTimes(turn_seconds=0.1, call_seconds=0.01, wire_seconds=0.5)
+    first, second = Call(0.0, 1, 2), Call(0.05, 1, 1)
+    run([first, second], 2, times)
+    assert (first.end, second.end) == pytest.approx((0.11 + 0.11 + 0.5, 0.11 + 0.11 + 0.5))
+
+
+def test_a_killed_replica_ends_its_calls():
+    env = simpy.Environment()
+    ended: list[Call] = []
+    replica = Replica(env, 0, TIMES, 1, ended.append)
+    calls = [Call(0.0, 5, 50) for _ in range(3)]
+    for call in calls:
+        replica.submit(call)
+    env.run(until=0.02)
+    replica.kill()
+    env.run()
+    assert [call.code for call in calls] == [LOST] * 3
+    assert ended == calls
