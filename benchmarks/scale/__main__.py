@@ -37,7 +37,7 @@ from benchmarks.scale.times import EngineTimes
 
 Figures = dict[str, Any]
 
-_VALIDATION = validate.Plan(validate.SETUPS, loads=(0.5, 0.8), num_rounds=3, num_calls=1000)
+_VALIDATION = validate.Plan(validate.SETUPS, loads=(0.5, 0.8), num_rounds=3, num_calls=500)
 _QUICK_VALIDATION = dataclasses.replace(_VALIDATION, num_rounds=1, num_calls=300)
 _ANSWERS = answers.Plan(
     num_calls=10_000, sizes=(1, 2, 4, 8, 16, 64, 256), slots=(4, 8, 16, 32, 64, 128), full_scale_seconds=2.5
