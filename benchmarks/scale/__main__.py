@@ -40,7 +40,7 @@ Figures = dict[str, Any]
 _VALIDATION = validate.Plan(validate.SETUPS, loads=(0.5, 0.8), num_rounds=3, num_calls=500)
 _QUICK_VALIDATION = dataclasses.replace(_VALIDATION, num_rounds=1, num_calls=300)
 _ANSWERS = answers.Plan(
-    num_calls=10_000, sizes=(1, 2, 4, 8, 16, 64, 256), slots=(4, 8, 16, 32, 64, 128), full_scale_seconds=2.5
+    num_calls=10_000, sizes=(1, 2, 4, 8, 16, 64), slots=(4, 8, 16, 32, 64, 128), full_scale_seconds=2.5
 )
 _QUICK_ANSWERS = answers.Plan(num_calls=2_000, sizes=(1, 4, 16), slots=(8, 32), full_scale_seconds=0.0)
 

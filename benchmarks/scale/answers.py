@@ -74,18 +74,21 @@ def _least(load: Load | None = None, num_choices: int | None = None) -> MakeBala
     return lambda env, chance: LeastLoad(env, chance, load, num_choices)
 
 
+RANDOM = Policy("random", Random)
 ROUND_ROBIN = Policy("round robin", RoundRobin)
+WEIGHTED = Policy("weighted by ORCA", WeightedRoundRobin)
+LEAST = Policy("least requests, one balancer", _least(), num_clients=1)
 TWO_OWN = Policy("two choices, own counts", _least(num_choices=2))
 POLICIES = (
-    Policy("random", Random),
+    RANDOM,
     ROUND_ROBIN,
     Policy("round robin, one balancer", RoundRobin, num_clients=1),
-    Policy("weighted by ORCA", WeightedRoundRobin),
+    WEIGHTED,
     Policy(
         "weighted by ORCA, load of a moment",
         lambda env, chance: WeightedRoundRobin(env, chance, is_averaged=False),
     ),
-    Policy("least requests, one balancer", _least(), num_clients=1),
+    LEAST,
     Policy("least requests, own counts", _least()),
     Policy("least requests, everybody's counts", _least(_wanted)),
     Policy("least requests, gauges 1 s old", _least(_seen), scrape_seconds=1.0),
@@ -152,7 +155,7 @@ class Answers:
 
     def by_size(self) -> list[Figures]:
         """The rate that a replica can take within the objective, by the number of replicas and the policy."""
-        policies = (POLICIES[0], ROUND_ROBIN, TWO_OWN, POLICIES[4])
+        policies = (RANDOM, ROUND_ROBIN, WEIGHTED, TWO_OWN, LEAST)
         cells = [(policy, size) for policy in policies for size in self._plan.sizes]
         return [
             {"policy": policy.name, "size": size, "rate": self._best_rate(size, policy)}

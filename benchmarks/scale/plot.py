@@ -9,6 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 
+_LOAD = 0.8  # at which policies are compared
+
+
 def save_plot(report: dict[str, Any], path: Path) -> None:
     """Plot four answers: replicas, policies, a sudden rise, one lost replica.
 
@@ -38,7 +41,7 @@ def _plot_sizes(panel: Axes, report: dict[str, Any]) -> None:
 
 
 def _plot_policies(panel: Axes, report: dict[str, Any]) -> None:
-    kinds = list(dict.fromkeys((row["replicas"], row["load"]) for row in report["policies"]))
+    kinds = [(kind, _LOAD) for kind in dict.fromkeys(row["replicas"] for row in report["policies"])]
     policies = list(dict.fromkeys(row["policy"] for row in report["policies"]))
     height = 0.8 / len(kinds)
     for number, (kind, load) in enumerate(kinds):
@@ -47,12 +50,12 @@ def _plot_policies(panel: Axes, report: dict[str, Any]) -> None:
         }
         places = [place + number * height for place in range(len(policies))]
         values = [rows[policy]["latency_p99"] for policy in policies]
-        panel.barh(places, values, height, label=f"{kind}, {load:.0%}")
+        panel.barh(places, values, height, label=kind)
     panel.set_yticks([place + 0.4 for place in range(len(policies))], policies, fontsize=8)
     panel.invert_yaxis()
     panel.axvline(report["objective"]["latency_p99"], linestyle=":", color="gray")
-    panel.set(xscale="log", xlabel="p99 latency, s")
-    panel.set_title("policies, 16 replicas")
+    panel.set(xscale="log", xlabel="p99 latency, s", xlim=(None, 500))
+    panel.set_title(f"policies, 16 replicas at {_LOAD:.0%} of their capacity")
 
 
 def _plot_jump(panel: Axes, report: dict[str, Any]) -> None:
@@ -64,7 +67,7 @@ def _plot_jump(panel: Axes, report: dict[str, Any]) -> None:
         )
         panel.plot(times, values, label=label)
     panel.axhline(report["objective"]["latency_p99"], linestyle=":", color="gray")
-    panel.set(yscale="log", xlabel="s; at 60 the rate triples", ylabel="p99 latency, s")
+    panel.set(yscale="log", xlabel="s; at 60 the rate triples", ylabel="p99 latency, s", ylim=(None, 1000))
     panel.set_title("a sudden rise, by delay and limit of the queue")
 
 
