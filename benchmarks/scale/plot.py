@@ -8,7 +8,6 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-
 _LOAD = 0.8  # at which policies are compared
 
 
