@@ -292,12 +292,18 @@ class Answers:
         return 1 / (seconds + self._times.call_seconds)  # gRPC had its time before the first turn
 
     def _best_rate(self, size: int, policy: Policy, num_slots: int = SLOTS) -> float:
-        """Returns the highest rate of a replica within the objective, by bisection."""
+        """Returns the highest rate of a replica within the objective, by bisection.
+
+        Raises:
+            RuntimeError: The engine is too slow for the objective.
+        """
         low, high = 0.0, 1.05 * self._capacity(num_slots)
         for _ in range(7):
             rate = (low + high) / 2
             _, summary = self._run(size, rate, policy, num_slots=num_slots)
             low, high = (rate, high) if _is_within(summary) else (low, rate)
+        if not low:
+            raise RuntimeError(f"{size} replicas of {num_slots} slots do not meet the objective at any rate")
         return low
 
     def _grow(

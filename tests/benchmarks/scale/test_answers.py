@@ -26,10 +26,17 @@ def test_the_number_of_replicas_follows_the_largest_simulated_one(rate, size):
     assert _size_for(rate, {1: 10.0, 2: 12.0, 4: 13.0}) == size
 
 
+def test_an_engine_that_is_too_slow_for_the_objective_is_an_error():
+    plan = Plan(num_calls=100, sizes=(1,), slots=(4,), full_scale_seconds=0.0)
+    answers = Answers(TIMES.scaled(100.0), plan, Progress(console=Console(file=io.StringIO())))
+    with pytest.raises(RuntimeError, match="8 replicas of 4 slots do not meet the objective at any rate"):
+        answers.by_slots()
+
+
 @pytest.mark.slow
 def test_every_question_has_an_answer_a_table_and_a_panel(tmp_path):  # half a minute of simulations
     plan = Plan(num_calls=100, sizes=(1, 2), slots=(8, 16), full_scale_seconds=0.0)
-    report = Answers(TIMES.scaled(8.0), plan, Progress(console=Console(file=io.StringIO()))).all()
+    report = Answers(TIMES.scaled(4.0), plan, Progress(console=Console(file=io.StringIO()))).all()
     report["hardware"] = {"cpu": "a CPU", "commit": "abc"}
     assert json.loads(json.dumps(report)) == json.loads(json.dumps(report))
     console = Console(file=io.StringIO(), width=300)
