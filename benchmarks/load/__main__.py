@@ -33,10 +33,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import json
 import os
-import random
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -59,12 +57,11 @@ from benchmarks.load.figures import (
 )
 from benchmarks.load.generator import Generator
 from benchmarks.load.inprocess import InProcessEngine
-from benchmarks.load.mix import MAX_TARGET_LENGTH, VOCAB_SIZE
+from benchmarks.load.mix import MAX_TARGET_LENGTH
 from benchmarks.load.peer import PeerQueue
 from benchmarks.load.plot import save_plot
 from benchmarks.serving import serving
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.server.runner.device import ProviderPolicy
 from seq2seq_serve.server.runner.sizing import RunnerConfig
 
@@ -192,14 +189,10 @@ def measure(
 def prepare(folder: Path, num_cores: int, plan: Plan) -> tuple[Path, dict[tuple[str, int], PeerQueue]]:
     """Create a bundle, and queues of CTranslate2 with the same weights by threads and largest batch."""
     # Imports torch and the `bench` extra, which the load generator's process and --help do not need.
+    from benchmarks.load.bundles import export_random
     from benchmarks.peers.ctranslate2_peer import CTranslate2Peer, convert
-    from benchmarks.peers.work import random_model
-    from seq2seq_serve.export.exporter import export_bundle
-    from seq2seq_serve.training.presets import base
 
-    config = dataclasses.replace(base().model, vocab_size=VOCAB_SIZE)
-    trained = dataclasses.replace(random_model(config), tokenizer=wide_tokenizer())
-    export_bundle(trained, folder / "bundle", (Precision.INT8,))
+    trained = export_random("base", folder / "bundle")
     tokens = convert(trained.model, folder / "ct2")
     queues = {}
     for workers in sorted({1, num_cores}):
@@ -207,17 +200,6 @@ def prepare(folder: Path, num_cores: int, plan: Plan) -> tuple[Path, dict[tuple[
         for batch_size in plan.batch_sizes:
             queues[f"{workers}x{num_cores // workers}", batch_size] = PeerQueue(peer, workers, batch_size)
     return folder / "bundle", queues
-
-
-@functools.cache
-def wide_tokenizer() -> Tokenizer:
-    """Train a tokenizer on random words, so that the server must look up a text for every id."""
-    from seq2seq_serve.training.data.tokenizer import train_tokenizer
-
-    chance = random.Random(0)
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    words = ["".join(chance.choices(letters, k=chance.randint(2, 8))) for _ in range(60_000)]
-    return train_tokenizer([" ".join(words)], VOCAB_SIZE)
 
 
 def bars(closed: Figures, sweep: Sequence[Figures], against: Figures) -> list[Figures]:

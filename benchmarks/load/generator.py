@@ -95,6 +95,8 @@ class _Caller:
     async def _unary(self, job: Job, outcome: Outcome) -> None:
         answer = await self._client.generate(job.source_ids, options=job.options())
         outcome.num_tokens = len(answer.hypotheses[0].token_ids)
+        outcome.queue_seconds = answer.timings.queue_seconds
+        outcome.first_token_seconds = answer.timings.first_token_seconds
 
     async def _stream(self, job: Job, outcome: Outcome) -> None:
         times = []

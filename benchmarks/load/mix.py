@@ -96,6 +96,8 @@ class Outcome:
         gaps: Times between the pieces of a stream.
         code: Status of the request: OK, or the code of its error.
         retry_after_seconds: Delay that the server gave to a refused request; None if it gave none.
+        queue_seconds: Time from the arrival at the server to a slot; only whole answers report it.
+        first_token_seconds: The same to the first token.
     """
 
     job: Job
@@ -107,6 +109,8 @@ class Outcome:
     gaps: tuple[float, ...] = ()
     code: str = "OK"
     retry_after_seconds: float | None = None
+    queue_seconds: float = float("nan")
+    first_token_seconds: float = float("nan")
 
 
 @dataclass(frozen=True)

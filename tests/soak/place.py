@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import time
 from collections import Counter, defaultdict
@@ -14,10 +13,8 @@ from typing import IO, Any
 
 from rich.progress import Progress
 
-from benchmarks.load.mix import MAX_TARGET_LENGTH, VOCAB_SIZE
+from benchmarks.load.mix import MAX_TARGET_LENGTH
 from benchmarks.serving import RunningServer, serving
-from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.training.presets import PRESETS
 
 Figures = dict[str, Any]
 
@@ -96,7 +93,10 @@ class Place:
         """Returns a bundle with the sizes of the preset and random weights; the first call exports it."""
         path = self.folder / model
         if not path.exists():
-            _export(model, path)
+            # Imports torch, which a part that keeps its bundles does not need.
+            from benchmarks.load.bundles import export_random
+
+            export_random(model, path)
         return path
 
     @contextmanager
@@ -134,16 +134,6 @@ class Place:
     @property
     def _log(self) -> Path:
         return self.folder / "servers.log"
-
-
-def _export(preset: str, path: Path) -> None:
-    from benchmarks.load.__main__ import wide_tokenizer
-    from benchmarks.peers.work import random_model
-    from seq2seq_serve.export.exporter import export_bundle
-
-    config = dataclasses.replace(PRESETS[preset]().model, vocab_size=VOCAB_SIZE)
-    trained = dataclasses.replace(random_model(config), tokenizer=wide_tokenizer())
-    export_bundle(trained, path, (Precision.INT8,))
 
 
 def state(server: RunningServer) -> dict[str, float]:

@@ -1,0 +1,179 @@
+"""Measures the times of a real engine, turn by turn, and fits the terms of `EngineTimes` to them."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.load.inprocess import engine_request
+from benchmarks.load.mix import Job, Mode, draw_jobs
+from benchmarks.scale.times import EngineTimes
+from seq2seq_serve.bundle.manifest import load_bundle
+from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.engine.records import Request, Selected, Turn
+from seq2seq_serve.server.engine.records import Sequence as Row
+from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.server.runner.sizing import RunnerConfig
+
+# The columns of the fit, in this order.
+_COLUMNS = (
+    "turn_seconds",
+    "greedy_row_seconds",
+    "sampling_row_seconds",
+    "beam_row_seconds",
+    "position_seconds",
+    "encode_seconds",
+    "token_seconds",
+)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The fitted times, and how well they describe the turns that they were fitted to.
+
+    Attributes:
+        num_turns: Number of measured turns.
+        explained: Share of the variance of the turns' times that the fit explains.
+        total_error: Predicted by measured time of all turns of a level, less 1; the worst level.
+    """
+
+    times: EngineTimes
+    num_turns: int
+    explained: float
+    total_error: float
+
+
+class _MeasuredRunner(OnnxRunner):
+    """Counts what each turn runs: rows by mode, positions, encode calls and their tokens."""
+
+    counts: np.ndarray
+
+    def encode(self, first_row: int, requests: list[Request]) -> None:
+        self.counts[_COLUMNS.index("encode_seconds")] += 1
+        self.counts[_COLUMNS.index("token_seconds")] += sum(request.encode_tokens for request in requests)
+        super().encode(first_row, requests)
+
+    def step(self, rows: tuple[Row, ...]) -> Selected:
+        modes = Counter(_mode(row.request) for row in rows)
+        for mode, count in modes.items():
+            self.counts[_COLUMNS.index(f"{mode.value}_row_seconds")] += count
+        self.counts[_COLUMNS.index("position_seconds")] += sum(
+            row.memory_length + row.cache_length for row in rows
+        )
+        return super().step(rows)
+
+
+class MeasuredEngine:
+    """An engine in this process that takes the time of each of its turns.
+
+    Args:
+        bundle: Folder of a bundle.
+        config: The server's configuration of the runner.
+    """
+
+    def __init__(self, bundle: Path, config: RunnerConfig) -> None:
+        self._runner = _MeasuredRunner(load_bundle(bundle), config)
+        self._runner.counts = np.zeros(len(_COLUMNS))
+        self._engine = Engine(self._runner, model_name="benchmark", deliver=self._deliver)
+        self._left: Iterator[Job] = iter(())
+        self._num_open = 0
+        self._turns: list[np.ndarray] = []
+        self._seconds: list[float] = []
+        self._began = 0.0
+
+    def run(self, jobs: Sequence[Job], in_flight: int) -> tuple[np.ndarray, np.ndarray]:
+        """Decode the jobs in a closed loop, on this thread.
+
+        Returns:
+            What each turn ran `(turns, columns)`, and its seconds `(turns,)`.
+        """
+        self._left, self._num_open, self._turns, self._seconds = iter(jobs), 0, [], []
+        self._fill(in_flight)
+        while self._num_open:
+            self._began = time.perf_counter()
+            self._engine.run_turn()
+            self._fill(in_flight)
+        return np.array(self._turns), np.array(self._seconds)
+
+    def close(self) -> None:
+        """Free the engine's memory."""
+        self._runner.close()
+
+    def warm_up(self) -> None:
+        """Do first-time work."""
+        self._runner.warm_up()
+
+    def _fill(self, in_flight: int) -> None:
+        while self._num_open < in_flight and (job := next(self._left, None)) is not None:
+            self._engine.submit(engine_request(job))
+            self._num_open += 1
+
+    def _deliver(self, turn: Turn) -> None:
+        self._seconds.append(time.perf_counter() - self._began)
+        counts = self._runner.counts
+        counts[0] = 1
+        self._turns.append(counts.copy())
+        counts[:] = 0
+        self._num_open -= sum(update.result is not None for update in turn.updates)
+
+
+def measure_turns(
+    engine: MeasuredEngine, shares: Mapping[Mode, float], levels: Sequence[int], num_jobs: int
+) -> Fit:
+    """Fit the times of an engine to closed loops with few and with many requests in flight.
+
+    Args:
+        engine: A warm engine.
+        shares: Shares of the decoding modes.
+        levels: Numbers of requests in flight.
+        num_jobs: Number of requests of each level, in addition to those in flight.
+    """
+    return fit([engine.run(draw_jobs(num_jobs + level, shares, seed=level), level) for level in levels])
+
+
+def fit(measured: Sequence[tuple[np.ndarray, np.ndarray]]) -> Fit:
+    """Fit the times to the turns of several levels, by least squares of their relative errors.
+
+    Turns that took more than three times the fitted time, in which the machine did something else, are left
+    out of a second fit.
+    """
+    turns = np.concatenate([turns for turns, _ in measured])
+    seconds = np.concatenate([seconds for _, seconds in measured])
+    found = _solve(turns, seconds)
+    usual = seconds < 3 * (turns @ found)
+    found = _solve(turns[usual], seconds[usual])
+    errors = [(ran @ found).sum() / took.sum() - 1 for ran, took in measured]
+    residual = seconds[usual] - turns[usual] @ found
+    return Fit(
+        EngineTimes(**dict(zip(_COLUMNS, map(float, found), strict=True))),
+        num_turns=len(seconds),
+        explained=float(1 - residual.var() / seconds[usual].var()),
+        total_error=float(max(errors, key=abs)),
+    )
+
+
+def _solve(turns: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Returns the terms whose sums are closest to the seconds; one that would be negative is 0.
+
+    The weights come from fitted times: those of measured times would favour turns that happened to be short.
+    """
+    kept = turns.any(axis=0)
+    weights = np.ones(len(seconds))
+    for _ in range(8):
+        found = np.zeros(turns.shape[1])
+        found[kept], *_ = np.linalg.lstsq(turns[:, kept] * weights[:, None], seconds * weights, rcond=None)
+        kept &= found >= 0
+        found = found.clip(0)
+        weights = 1 / np.maximum(turns @ found, seconds.min())
+    return found
+
+
+def _mode(request: Request) -> Mode:
+    if request.beam is not None:
+        return Mode.BEAM
+    return Mode.GREEDY if request.sampling is None else Mode.SAMPLING
