@@ -84,7 +84,7 @@ def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Co
         corpus = _prepare(request, folder)
 
     try:
-        ranks.first(prepare)
+        ranks.first(prepare, is_preparation=True)
         summary = continue_run(
             folder,
             corpus,

@@ -250,7 +250,7 @@ def continue_run(
         TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was written.
     """
     ranks = ranks or Ranks()
-    summary = ranks.first(lambda: _prepare_to_continue(folder, corpus, changes or {}))
+    summary = ranks.first(lambda: _prepare_to_continue(folder, corpus, changes or {}), is_preparation=True)
     if summary:
         _log.info("%s is finished: nothing to do (give more --max-steps to train further)", folder.path)
         return summary
