@@ -174,6 +174,21 @@ def test_one_command_starts_a_run_continues_it_and_leaves_it_when_it_is_finished
     )
 
 
+def test_a_run_older_than_the_room_of_its_vocabulary_goes_on_with_its_command(
+    tmp_path: Path,
+    whole_command: list[str],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert main(whole_command) == 0
+    folder.write_config(dataclasses.replace(folder.read_config(), max_vocab_size=None))
+    assert main([*whole_command, "--max-steps", "14"]) == 0
+    capsys.readouterr()
+    message = failed(capsys, caplog, *whole_command, "--seed", "4")
+    assert message.startswith("--resume cannot change seed from 3 to 4: ")
+
+
 class _Killed(BaseException):
     """Stands for SIGKILL: nothing catches it."""
 
