@@ -84,7 +84,7 @@ def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Co
         corpus = _prepare(request, folder)
 
     try:
-        ranks.first(prepare)
+        ranks.first(prepare, is_preparation=True)
         summary = continue_run(
             folder,
             corpus,
@@ -122,10 +122,10 @@ def _prepare(request: TrainRequest, folder: RunFolder) -> Corpus | None:
     preset = preset.changed({**request.settings, **request.changes})
     if request.is_compiled:  # before the long work
         FAMILIES[kind_of(preset.model)].model.check_compilable()
-    if request.is_resumed:
-        _log.info("%s has no run yet: starting one", request.out)
     kind = source_kind_of(preset.model)
     corpus = load_corpus(request.files, preset.training.seed, kind, folder.pictures)
+    if request.is_resumed:
+        _log.warning("%s has no run yet: starting one on %s", request.out, corpus.description)
     start_run(folder, preset, corpus, request.files, parent)
     return None
 

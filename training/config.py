@@ -236,7 +236,10 @@ class TrainingConfig(_Config):
 
     @classmethod
     def from_json(cls, content: Any) -> Self:
-        """Read what `to_json` returned; a run older than `normalization` or `group_pairs` has none of it."""
+        """Read what `to_json` returned.
+
+        In a run older than a field, `normalization` is "none" and `group_pairs` is null.
+        """
         older = {"normalization": "none", "group_pairs": None}
         return super().from_json(older | content if isinstance(content, dict) else content)
 

@@ -155,12 +155,15 @@ def check_can_continue(
 ) -> None:
     """Raise ValueError unless the preset, settings and parent are those that the run was started with.
 
-    So the command that started a run can also continue it. Fields in `CHANGEABLE` are no such settings.
+    So the command that started a run can also continue it. Fields in `CHANGEABLE` are not compared.
     """
     config = folder.read_config()
     if config.preset != preset:
         raise ValueError(f"{folder.path} was started with the preset {config.preset}, not {preset}")
-    model = dataclasses.replace(config.model, vocab_size=config.max_vocab_size or config.model.vocab_size)
+    max_vocab_size = config.max_vocab_size
+    if max_vocab_size is None:  # the run does not know what it was given: any value may be right
+        max_vocab_size = settings.get("vocab_size", config.model.vocab_size)
+    model = dataclasses.replace(config.model, vocab_size=max_vocab_size)
     started = Preset(preset, model, config.training)
     if started.changed(settings) != started:
         old = dataclasses.asdict(model) | dataclasses.asdict(config.training)
@@ -250,7 +253,7 @@ def continue_run(
         TrainingInterrupted: Ctrl-C or SIGTERM; a checkpoint was written.
     """
     ranks = ranks or Ranks()
-    summary = ranks.first(lambda: _prepare_to_continue(folder, corpus, changes or {}))
+    summary = ranks.first(lambda: _prepare_to_continue(folder, corpus, changes or {}), is_preparation=True)
     if summary:
         _log.info("%s is finished: nothing to do (give more --max-steps to train further)", folder.path)
         return summary

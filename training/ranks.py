@@ -17,10 +17,10 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 T = TypeVar("T")
 
-# The end of a process is noticed at once, that of a whole machine only by waiting. So a step waits less long
-# than the others wait while the first process encodes a corpus.
-_PATIENCE = timedelta(minutes=30)
-_PATIENCE_WITH_FIRST = timedelta(days=2)
+# The end of a process is noticed at once, that of a whole machine only by waiting. While the first process
+# encodes a corpus, the others wait longer.
+_TIMEOUT = timedelta(minutes=30)
+_PREPARATION_TIMEOUT = timedelta(days=2)
 
 
 class OtherProcessFailed(ValueError):
@@ -32,12 +32,13 @@ class Ranks:
     """The number of processes, and this one's rank from 0. Rank 0 writes all files and messages.
 
     Attributes:
-        patient: The group of all processes that waits long for the first one; None is the default group.
+        slow_group: The group of all processes that waits as long as a preparation may take; None for one
+            process.
     """
 
     rank: int = 0
     size: int = 1
-    patient: distributed.ProcessGroup | None = None
+    slow_group: distributed.ProcessGroup | None = None
 
     @property
     def is_first(self) -> bool:
@@ -66,24 +67,27 @@ class Ranks:
         """The largest value that any process has."""
         return int(self._reduced([value], distributed.ReduceOp.MAX)[0])
 
-    def first(self, function: Callable[[], T]) -> T:
+    def first(self, function: Callable[[], T], *, is_preparation: bool = False) -> T:
         """Call the function in the first process only, and return its result in every process.
+
+        The others wait for half an hour, and for two days if the function prepares a run.
 
         Raises:
             OtherProcessFailed: In the other processes, if the function raised in the first.
         """
         if self.size == 1:
             return function()
+        group = self.slow_group if is_preparation else None
         answer: list[Any] = [None]
         if not self.is_first:
-            distributed.broadcast_object_list(answer, src=0, group=self.patient)
+            distributed.broadcast_object_list(answer, src=0, group=group)
             if answer[0] is None:
                 raise OtherProcessFailed("the first process failed, and has reported why")
             return answer[0][0]  # type: ignore[no-any-return]
         try:
             answer = [(function(),)]
         finally:
-            distributed.broadcast_object_list(answer, src=0, group=self.patient)
+            distributed.broadcast_object_list(answer, src=0, group=group)
         return answer[0][0]  # type: ignore[no-any-return]
 
     def _reduced(self, values: Sequence[float], operation: Any) -> list[float]:
@@ -107,10 +111,10 @@ def joined_ranks() -> Iterator[Ranks]:
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     distributed.init_process_group(
-        backend, timeout=_PATIENCE, store=_fresh_store(), rank=current_rank(), world_size=num_ranks()
+        backend, timeout=_TIMEOUT, store=_fresh_store(), rank=current_rank(), world_size=num_ranks()
     )
-    patient = distributed.new_group(backend="gloo", timeout=_PATIENCE_WITH_FIRST)
-    ranks = Ranks(distributed.get_rank(), distributed.get_world_size(), patient)
+    slow_group = distributed.new_group(backend="gloo", timeout=_PREPARATION_TIMEOUT)
+    ranks = Ranks(distributed.get_rank(), distributed.get_world_size(), slow_group)
     try:
         yield ranks
     except BaseException as error:
@@ -147,7 +151,7 @@ def _fresh_store() -> PrefixStore | None:
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: set it where torchrun starts, or leave out --max-restarts"
         )
     address = variables["MASTER_ADDR"], int(variables["MASTER_PORT"])
-    store = TCPStore(*address, is_master=False, timeout=_PATIENCE)
+    store = TCPStore(*address, is_master=False, timeout=_TIMEOUT)
     return PrefixStore(variables["TORCHELASTIC_RESTART_COUNT"], store)
 
 

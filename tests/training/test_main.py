@@ -143,9 +143,9 @@ def test_one_command_starts_a_run_continues_it_and_leaves_it_when_it_is_finished
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder, step = RunFolder(tmp_path / "run"), Trainer.train_step
-    with caplog.at_level("INFO"):
-        assert main(whole_command) == 0
-    assert f"{folder.path} has no run yet: starting one" in caplog.text
+    assert main(whole_command) == 0
+    (warning, *_) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith(f"{folder.path} has no run yet: starting one on source.txt, target.txt, ")
     assert folder.read_config().model.vocab_size < 5000
     weights = load_run(folder.path).model.state_dict()
     shutil.rmtree(folder.path)
@@ -172,6 +172,21 @@ def test_one_command_starts_a_run_continues_it_and_leaves_it_when_it_is_finished
     assert message.startswith(
         "--resume cannot change tied from all to none, seed from 3 to 4, vocab_size from 5000 to 4000: "
     )
+
+
+def test_a_run_older_than_the_room_of_its_vocabulary_goes_on_with_its_command(
+    tmp_path: Path,
+    whole_command: list[str],
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert main(whole_command) == 0
+    folder.write_config(dataclasses.replace(folder.read_config(), max_vocab_size=None))
+    assert main([*whole_command, "--max-steps", "14"]) == 0
+    capsys.readouterr()
+    message = failed(capsys, caplog, *whole_command, "--seed", "4")
+    assert message.startswith("--resume cannot change seed from 3 to 4: ")
 
 
 class _Killed(BaseException):

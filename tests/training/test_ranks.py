@@ -61,7 +61,7 @@ Trainer.train_step, RunFolder.write_config = dying_in_a_step, dying_before_the_e
 sys.exit(main(sys.argv[1:]))
 """
 
-# The second process stops for ever in the third step, as if its machine were lost.
+# A process stops for ever after two steps, in a method of the trainer, as if its machine were lost.
 SILENT = """
 import os, signal, sys
 from datetime import timedelta
@@ -69,15 +69,15 @@ from seq2seq_serve.training import ranks
 from seq2seq_serve.training.__main__ import main
 from seq2seq_serve.training.loop import Trainer
 
-step = Trainer.train_step
+method = Trainer.{method}
 
-def silent(self, share):
-    if self.ranks.rank == 1 and self.step == 2:
+def silent(self, *arguments):
+    if self.ranks.rank == {rank} and self.step >= 2:
         os.kill(os.getpid(), signal.SIGSTOP)
-    return step(self, share)
+    return method(self, *arguments)
 
-ranks._PATIENCE = timedelta(seconds=20)
-Trainer.train_step = silent
+ranks._TIMEOUT = timedelta(seconds=20)
+Trainer.{method} = silent
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -196,7 +196,15 @@ def torchrun(tmp_path: Path):
         options = [*TORCHRUN, "--max-restarts", str(max_restarts), str(file), "train", "demo"]
         command = [sys.executable, *options, *arguments]
         environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, env=environment, **pipes)
+        try:
+            stdout, stderr = process.communicate(timeout=300)
+        finally:
+            # It ends its processes, which would survive if it were killed: each has a session of its own.
+            process.terminate()
+            process.communicate()
+        return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
     return torchrun
 
@@ -217,8 +225,11 @@ def test_killed_processes_are_started_again_and_learn_bit_for_bit_the_same(
 
 
 @pytest.mark.slow  # torchrun waits for half a minute before it kills what does not end
-def test_a_process_that_does_not_answer_ends_the_others(tmp_path: Path, flags: list[str], torchrun) -> None:
-    done = torchrun(SILENT, *new_run(tmp_path / "run", flags))
+@pytest.mark.parametrize(("rank", "method"), [(1, "train_step"), (0, "_write_checkpoint")])
+def test_a_process_that_does_not_answer_ends_the_others(
+    tmp_path: Path, flags: list[str], torchrun, rank: int, method: str
+) -> None:
+    done = torchrun(SILENT.format(rank=rank, method=method), *new_run(tmp_path / "run", flags))
     assert done.returncode != 0
     assert "another process of this training failed, and has reported why if it could" in done.stderr
 
