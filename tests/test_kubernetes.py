@@ -241,7 +241,7 @@ def test_kustomize_builds_each_folder_and_all_components_together(tmp_path):
         "Service",
         "PodDisruptionBudget",
     }
-    assert len(built(DEPLOY / "kserve")) == 4
+    assert len(built(DEPLOY / "kserve")) == 5
     documents = built_with(tmp_path, *COMPONENTS)
     assert len(documents) == len([name for name in MANIFESTS if name.startswith("kubernetes/")])
     for kind in documents.keys() - DEFINITIONS.keys():
@@ -259,7 +259,9 @@ def test_the_gpu_component_requires_a_gpu(tmp_path):
     (container,) = built_with(tmp_path, "gpu")["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert container["image"] == "seq2seq-serve:gpu"
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
-    assert config_of(container).runner.provider == "require"
+    config = config_of(container)
+    assert (config.runner.provider, config.runner.max_slots) == ("require", 256)
+    assert config.queue.max_waiting_requests == 512
 
 
 def test_all_of_them_mean_the_same_pods():
@@ -323,7 +325,14 @@ def test_a_model_has_the_name_of_its_inference_service_in_every_document():
     assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
     # Names that KServe gives.
     assert MANIFESTS["kserve/scaledobject"]["spec"]["scaleTargetRef"] == {"name": f"{name}-predictor"}
-    assert MANIFESTS["kserve/service"]["spec"]["selector"] == {"app": f"isvc.{name}-predictor"}
+    labels = {"app": f"isvc.{name}-predictor"}
+    assert MANIFESTS["kserve/service"]["spec"]["selector"] == labels
+    budget = copy.deepcopy(MANIFESTS["kubernetes/disruption-budget"]["spec"])
+    spreads = copy.deepcopy(pods()["kubernetes"]["topologySpreadConstraints"])
+    for selecting, key in ((budget, "selector"), *((spread, "labelSelector") for spread in spreads)):
+        selecting[key]["matchLabels"] = labels
+    assert MANIFESTS["kserve/disruption-budget"]["spec"] == budget
+    assert service["spec"]["predictor"]["topologySpreadConstraints"] == spreads
     assert set(re.findall(r'model_name="(.*?)"', trigger("kserve/scaledobject")["query"])) == {name}
 
 
@@ -369,7 +378,8 @@ def test_the_gateway_leads_to_the_service():
 
 def test_the_gateway_has_no_limit_below_the_servers():
     scaled = MANIFESTS["kubernetes/keda/scaledobject"]["spec"]
-    config = ServerConfig()
+    (container,) = pods()["kubernetes"]["containers"]
+    config = config_of(container)
     most = scaled["maxReplicaCount"] * (config.runner.max_slots + config.queue.max_waiting_requests)
     spec = MANIFESTS["kubernetes/gateway/backend-policy"]["spec"]
     for limit in ("maxConnections", "maxPendingRequests", "maxParallelRequests"):
@@ -396,6 +406,16 @@ def test_an_outage_of_prometheus_changes_nothing(name):
     assert trigger(name).keys() == {"serverAddress", "query", "threshold", "ignoreNullValues"}
     assert trigger(name)["ignoreNullValues"] == "false"
     assert "fallback" not in MANIFESTS[name]["spec"]
+
+
+@pytest.mark.parametrize(("way", "name"), list(zip(["kubernetes", "kserve"], TRIGGERS, strict=True)))
+def test_the_threshold_is_that_of_32_slots_a_core(way, name):
+    (container,) = pods()[way]["containers"]
+    config = config_of(container)
+    assert config.runner.max_slots == 32 * int(container["resources"]["limits"]["cpu"])
+    assert config.queue.max_waiting_requests == 2 * config.runner.max_slots
+    # Other slots need another threshold: docs/kubernetes.md, "Autoscaling".
+    assert trigger(name)["threshold"] == "0.3"
 
 
 def load(model: str, *wanted: int, slots: int = 64) -> list[dict[str, str]]:
@@ -455,6 +475,11 @@ def test_the_guide_lists_every_component():
 def test_the_pods_of_a_bulk_job_do_all_parts_with_the_commands_flags():
     spec = MANIFESTS["bulk/job"]["spec"]
     (container,) = spec["template"]["spec"]["containers"]
+    _, usage = spec["podFailurePolicy"]["rules"]
+    assert usage["onExitCodes"]["containerName"] == container["name"]
+    with pytest.raises(SystemExit) as ended:
+        bulk_parser().parse_args(["--no-such-flag"])
+    assert usage["onExitCodes"]["values"] == [ended.value.code]
     num_pods = spec["completions"]
     assert spec["parallelism"] == num_pods
     assert container["command"] == ["python", "-m", "bulk"]

@@ -40,7 +40,7 @@ from seq2seq_serve.server.service.status import status_of, trailers_of
 _SERVICE = pb.DESCRIPTOR.services_by_name["Seq2Seq"].full_name
 _HA_PROXY = "RAY_SERVE_ENABLE_HA_PROXY"
 _LOAD = "load"  # 1 is full; above it, requests wait
-_TARGET_LOAD = 0.7
+_TARGET_LOAD = 0.3  # for 32 slots a core: docs/kubernetes.md, "Autoscaling"
 
 Write = Callable[[Message], Awaitable[None]]
 
@@ -103,14 +103,13 @@ class Seq2Seq:
             raise RuntimeError(problem)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns, for `num_replicas`, the share of the slots that calls have or wait for.
+        """Returns, for `num_replicas`, the share of the busiest model's slots that requests have or wait for.
 
-        A call counts as one slot at least, also while its answer waits for the processor.
+        A call counts as one slot of all models at least, also while its answer waits for the processor.
         """
         models = list(self._calls.models)
-        num_slots = sum(model.num_slots for model in models)
-        num_wanted = sum(engine.num_slots_wanted() for model in models for engine in model.engines)
-        return {_LOAD: max(self._calls.num_open, num_wanted) / num_slots}
+        open_share = self._calls.num_open / sum(model.num_slots for model in models)
+        return {_LOAD: max(open_share, *(model.num_slots_wanted() / model.num_slots for model in models))}
 
     async def _answer(
         self, method: str, message: Message, context: RayServegRPCContext, write: Write | None = None
