@@ -3,9 +3,8 @@
 * direct: the lines of the input go straight into the engine, as many at once as in bulk work. Nothing is
   planned, read or written; the answers are texts.
 * bulk: `python -m bulk` with the same settings, from its first shard to its last.
-* ray (with `--nodes`): the same on a Ray cluster of simulated nodes on this machine, with one worker on each,
-  which has the threads of one node. With `--kill`, also a cluster that loses a node after a third of the
-  shards.
+* ray (with `--nodes`): the same on a Ray cluster of simulated nodes on this machine, with one worker of one
+  thread on each. With `--kill`, also a cluster that loses a node after a third of the shards.
 
 The contenders take turns within each round, because the machine's speed varies over time. Ratios are those of
 one round, and their medians are reported. Not measured: the loading of models, the planning, the start of
@@ -22,6 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +151,10 @@ async def _ray(job: Job, shards: list[Shard], num_nodes: int, is_killed: bool) -
 
     from seq2seq_serve.bulk.cluster import connect
 
+    job = replace(job, runner=replace(job.runner, num_threads=1, num_instances=1))
     cluster = Cluster()
     for _ in range(num_nodes):
-        node = cluster.add_node(num_cpus=job.runner.num_threads)
+        node = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
     start, num_workers = connect(cluster.address, job, num_nodes)
     ready = [await start() for _ in range(num_workers)]

@@ -117,16 +117,22 @@ def validate(bundle: Path, plan: Plan, progress: Progress) -> list[Figures]:
                     before = sum(server.cpu_seconds() for server in servers)
                     run = generator.open_loop(address, jobs, rate=load * capacity, stream=False)
                     cpu_seconds = sum(server.cpu_seconds() for server in servers) - before
-                    by_fit = simulate(run, setup, times)
-                    work_seconds = sum(replica.work_seconds for replica in by_fit.replicas)
+                    # The load generator takes its part of the last core.
+                    slowness = [1 / (1 - run.cpu_share * (core == len(cores) - 1)) for core in setup.cores]
+                    by_fit = simulate(run, setup, times, slowness)
+                    work_seconds = sum(
+                        replica.work_seconds / factor
+                        for replica, factor in zip(by_fit.replicas, slowness, strict=True)
+                    )
                     # The machine's speed during the run: others use its caches and memory now more, now less.
-                    cluster = simulate(run, setup, times.scaled(cpu_seconds / work_seconds))
+                    cluster = simulate(run, setup, times.scaled(cpu_seconds / work_seconds), slowness)
                     figures = {
                         "requests_per_second": load * capacity,
                         "times": dataclasses.asdict(times),
                         "fit_total_error": max((each.total_error for each in fits), key=abs),
                         "lateness_p99": run.lateness_seconds,
                         "loop_lag_p99": run.lag_seconds,
+                        "generator_cpu_share": run.cpu_share,
                         "load_average": os.getloadavg()[0],
                         "cpu": {"real": cpu_seconds, "model": work_seconds},
                         "by_fit_alone": compare(run, by_fit.ended),
@@ -138,12 +144,19 @@ def validate(bundle: Path, plan: Plan, progress: Progress) -> list[Figures]:
     return rows
 
 
-def simulate(run: Run, setup: Setup, times: EngineTimes) -> Cluster:
-    """Let the model serve the calls of a real run, at the times when they were sent."""
+def simulate(run: Run, setup: Setup, times: EngineTimes, slowness: Sequence[float]) -> Cluster:
+    """Let the model serve the calls of a real run, at the times when they were sent.
+
+    Args:
+        run: The real run.
+        setup: The servers.
+        times: Times of their engines, where nothing else uses the core.
+        slowness: Factor of these times, for each server.
+    """
     calls = [Call.of(outcome.job, outcome.sent) for outcome in sorted(run.outcomes, key=lambda one: one.sent)]
     # The balancer of the project's clients, which the generator uses.
     (name,) = json.loads(str(dict(CHANNEL_OPTIONS)["grpc.service_config"]))["loadBalancingConfig"][0]
-    cluster = Cluster(times, setup.slots, _BALANCERS[name], cores=setup.cores)
+    cluster = Cluster(times, setup.slots, _BALANCERS[name], cores=setup.cores, slowness=slowness)
     cluster.run(calls)
     return cluster
 
