@@ -26,6 +26,7 @@ with needs_extra("server,cpu", __name__):
     from seq2seq_serve.bulk.formats import FORMATS, Writer, check_formats, split_into_shards
     from seq2seq_serve.bulk.plan import (
         ERRORS_FOLDER,
+        PLAN_FILE,
         TEXT,
         JobError,
         Plan,
@@ -33,10 +34,11 @@ with needs_extra("server,cpu", __name__):
         names_of,
         read_plan,
         remove_leftovers,
+        state_of,
         write_plan,
     )
     from seq2seq_serve.bulk.run import AnyWorker, Run
-    from seq2seq_serve.bulk.worker import Job, start_worker
+    from seq2seq_serve.bulk.worker import Job, WorkerLost, start_worker
     from seq2seq_serve.bundle.manifest import BundleError, load_bundle
     from seq2seq_serve.client.flags import TARGET_OPTIONS, add_generation_flags, given_options
     from seq2seq_serve.client.progress import Progress
@@ -61,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan, writer = _plan(options)
         return asyncio.run(_translate(options, plan, writer))
     except (JobError, BundleError) as error:
+        _report(f"error: {error}")
+        return 2
+    except WorkerLost as error:
         return _report(f"error: {error}")
     except OSError as error:
         return _report(f"error: {error.filename or 'output'}: {error.strerror or error}")
@@ -72,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
     """Returns the plan of the output folder, made now if there is none, and the writer of its shards."""
     folder = options.output.absolute()
+    if folder.is_file():
+        raise JobError(f"--output {folder} is a file, and must be a folder")
     inputs = _inputs(options.input, folder)
     output_format = check_formats(inputs, options.format)
     has_hypotheses = options.generation.num_hypotheses > 1
@@ -87,7 +94,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
         target_field=options.target_field,
         format=output_format,
         shard_lines=options.shard_lines,
-        inputs={str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in inputs},
+        inputs={str(path): state_of(path) for path in inputs},
     )
     plan = read_plan(folder, settings)
     if plan is None:
@@ -133,15 +140,29 @@ async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) ->
     logging.basicConfig(stream=progress, format="%(message)s", force=True)
     logging.getLogger("seq2seq_serve.bulk").setLevel(logging.INFO)
     _log.info("%d of %d shards are done already", len(shards) - len(waiting), len(shards))
-    job = Job(options.bundle.absolute(), runner_config(options), options.generation, options.field, writer)
+    job = Job(
+        options.bundle.absolute(),
+        runner_config(options),
+        options.generation,
+        options.field,
+        writer,
+        plan.settings.inputs,
+    )
     start, num_workers = _workers(options, job)
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    if not waiting:
+        sys.stdout.write(f"nothing is left to do: {options.output} has all {len(shards)} shards\n")
+        return 0
     run, started = Run(), time.monotonic()
     showing = asyncio.create_task(_show(run, progress, num_skipped))
     try:
         await run.translate(waiting, start, num_workers)
+    except JobError:
+        if not any(writer.is_done(shard) for shard in plan.shards):
+            (writer.folder / PLAN_FILE).unlink()  # for the corrected command
+        raise
     finally:
         showing.cancel()
         progress.close(num_skipped + run.num_lines, run.num_failed_lines)
@@ -182,7 +203,8 @@ def _parser() -> argparse.ArgumentParser:
         "shards, and each shard becomes a file in the folder --output, which appears when it is complete. If "
         "the command is interrupted or killed, the same command goes on: every line is in the output once. "
         "A line that cannot be translated has an empty target, and its reason is in the folder _errors of "
-        "the output. The exit code is 1 if a shard is left out.",
+        "the output. The exit code is 0 if all shards are there, 2 if the command cannot work as it is, "
+        "and otherwise 1.",
         epilog="examples: %(prog)s bundles/demo --input 'corpus/*.jsonl.gz' --field ko --output translated; "
         "cat translated/corpus-*.txt > corpus.en",
         allow_abbrev=False,
@@ -231,7 +253,7 @@ def _parser() -> argparse.ArgumentParser:
         default=(0, 1),
         metavar="I/N",
         help="only do every N-th shard, from the I-th on, counted from 0: for N machines with one output "
-        "folder, such as the pods of an indexed Job of Kubernetes",
+        "folder, such as the pods of an indexed Job of Kubernetes; all else must be the same on each",
     )
     add(
         "--ray",

@@ -58,7 +58,7 @@ class Target:
 
     Attributes:
         text: The best target.
-        score: Its score; None for a blank text, which is not sent to the model.
+        score: Its score; None where the server does not compute it, as for greedy targets and blank texts.
         hypotheses: The `text` and `score` of every hypothesis.
     """
 
@@ -212,12 +212,12 @@ class Reader:
         if format_of(path) == TEXT:
             texts = [_decoded(line) for line in lines]
             return Lines(texts, [self._record(text) for text in texts], {self._field})
-        parsed = [_parsed(line) for line in lines]
+        parsed = [_parsed(line) if line.strip() else {self._field: ""} for line in lines]
         names = {name for record in parsed if not isinstance(record, LineError) for name in record}
         if names and self._field not in names:
             raise self._missing(path, names)
         records = [
-            b"{}" if isinstance(record, LineError) else line.strip()
+            b"{}" if isinstance(record, LineError) else line.strip() or b"{}"
             for record, line in zip(parsed, lines, strict=True)
         ]
         return Lines([self._text_of(record) for record in parsed], records, names)

@@ -122,9 +122,23 @@ def _differences(before: dict[str, Any], now: dict[str, Any], *, most: int = 3) 
         one, other = before.get(name), now.get(name)
         if isinstance(one, dict) and isinstance(other, dict):
             found += [f"{name} {each}" for each in _differences(one, other)]
+        elif one != other and os.sep in name:
+            found.append(
+                f"{name} is new"
+                if one is None
+                else f"{name} is missing"
+                if other is None
+                else f"{name} has changed"
+            )
         elif one != other:
             found.append(f"{name} was {json.dumps(one)} and is {json.dumps(other)}")
     return sorted(found)[:most]
+
+
+def state_of(path: Path) -> list[int]:
+    """Returns the size of a file in bytes, and the time of its last change in nanoseconds."""
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]
 
 
 def names_of(inputs: Sequence[Path]) -> list[str]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from seq2seq_serve.bulk.plan import JobError, Shard
+from seq2seq_serve.bulk.plan import Shard
 from seq2seq_serve.bulk.worker import MAX_OPEN_SHARDS, Done, WorkerLost
 
 _MAX_TRIES = 3  # of a shard
 _MAX_LOST = 5  # workers, without a shard that is done
 _PAUSE_SECONDS = 1.0
+_FATAL = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)  # no other shard can be written either
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +66,8 @@ class Run:
 
         Raises:
             JobError: The run cannot go on.
+            OSError: The output cannot be written to.
+            WorkerLost: Each worker ends soon.
         """
         self._waiting.extend(shards)
         try:
@@ -83,7 +87,7 @@ class Run:
             except WorkerLost as lost:
                 num_lost = 1 if self.num_lines > num_lines else num_lost + 1
                 if num_lost == _MAX_LOST:
-                    raise JobError(f"{num_lost} workers were lost one after the other: {lost}") from lost
+                    raise WorkerLost(f"{num_lost} workers were lost one after the other: {lost}") from lost
                 _log.warning("a worker was lost: %s; another one does its shards", lost)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
@@ -131,6 +135,8 @@ class Run:
         try:
             done = await worker.translate(shard)
         except OSError as error:
+            if error.errno in _FATAL:
+                raise
             self._record_failure(shard, error, self._waiting)
         except WorkerLost as error:
             if is_alone:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from seq2seq_serve.bulk.formats import LineError, Reader, Target, Writer
-from seq2seq_serve.bulk.plan import JobError, Shard
+from seq2seq_serve.bulk.plan import JobError, Shard, state_of
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.deliveries import Deliveries
@@ -46,6 +47,7 @@ class Job:
         options: The options of every text.
         text_field: The field or column with the text.
         writer: Writes the shards.
+        inputs: The state of each input when the run was planned, by its path.
     """
 
     bundle: Path
@@ -53,6 +55,12 @@ class Job:
     options: pb.GenerateOptions
     text_field: str
     writer: Writer
+    inputs: Mapping[str, list[int]]
+
+    def check_unchanged(self, shard: Shard) -> None:
+        """Raises JobError if the input of a shard has changed since the run was planned."""
+        if state_of(Path(shard.input)) != self.inputs[shard.input]:
+            raise JobError(f"{shard.input} has changed since the run was planned: give another --output")
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,7 @@ class Worker:
         try:
             async with self._reading:
                 lines = await asyncio.to_thread(self._reader.read, shard)
+                self._job.check_unchanged(shard)  # after the reading: these are the lines that were planned
                 self._job.writer.check(lines)
                 for number, text in enumerate(lines.texts):
                     await self._room.acquire()
@@ -163,8 +172,8 @@ class Worker:
                 return _STEP_FAILED
             else:
                 best, *_ = answer.hypotheses
-                hypotheses = [{"text": one.text, "score": one.score} for one in answer.hypotheses]
-                return Target(best.text, best.score, tuple(hypotheses))
+                hypotheses = [{"text": one.text, "score": _score(one)} for one in answer.hypotheses]
+                return Target(best.text, _score(best), tuple(hypotheses))
 
     def stop(self) -> None:
         """Ends the engines."""
@@ -195,6 +204,10 @@ async def start_worker(job: Job) -> Worker:
         worker.stop()
         raise JobError(f"{job.bundle} does not have a model that translates texts")
     return worker
+
+
+def _score(hypothesis: pb.Hypothesis) -> float | None:
+    return hypothesis.score if hypothesis.HasField("score") else None
 
 
 async def _write_nothing(_message: object) -> None:

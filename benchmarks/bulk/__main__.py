@@ -32,7 +32,7 @@ from rich.table import Table
 from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
 from seq2seq_serve.bulk.formats import LineError, Writer, split_into_shards
-from seq2seq_serve.bulk.plan import TEXT, Shard
+from seq2seq_serve.bulk.plan import TEXT, Shard, state_of
 from seq2seq_serve.bulk.run import AnyWorker, Run
 from seq2seq_serve.bulk.worker import Job, start_worker
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
@@ -65,6 +65,7 @@ async def _measure(
 ) -> dict[str, Any]:
     (folder / "input.txt").write_text("".join(f"{text}\n" for text in texts))
     shards = split_into_shards(folder / "input.txt", "input", options.shard_lines)
+    inputs = {str(folder / "input.txt"): state_of(folder / "input.txt")}
     rates: dict[str, list[float]] = {}
     outputs: list[list[str]] = []
     names = [
@@ -78,7 +79,9 @@ async def _measure(
         for name in names:
             output = folder / f"{name}-{number}"
             writer = Writer(output, TEXT, "target", has_hypotheses=False)
-            job = Job(options.bundle.resolve(), runner_config(options), GenerateOptions(), "text", writer)
+            job = Job(
+                options.bundle.absolute(), runner_config(options), GenerateOptions(), "text", writer, inputs
+            )
             if name == "direct":
                 seconds, targets = await _direct(job, texts)
             else:

@@ -67,7 +67,7 @@ def main() -> int:
     }
     for name, text in helps.items():
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        command.add_argument("--quick", action="store_true", help="less of everything, in about a minute")
+        command.add_argument("--quick", action="store_true", help="less of everything, in about two minutes")
         command.add_argument(
             "--out", type=Path, metavar="FILE", help="also write the JSON object to this file"
         )

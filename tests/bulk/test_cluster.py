@@ -29,7 +29,7 @@ def kill():
         time.sleep(0.01)
     cluster.remove_node(nodes[-1], allow_graceful=False)
 
-assert main([*arguments, "--output", out + "-wrong", "--ray", cluster.address, "--beam-size", "99"]) == 1
+assert main([*arguments, "--output", out + "-wrong", "--ray", cluster.address, "--beam-size", "99"]) == 2
 killing = threading.Thread(target=kill)
 killing.start()
 code = main([*arguments, "--output", out, "--ray", cluster.address])

@@ -15,6 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from seq2seq_serve.bulk.__main__ import main
+from seq2seq_serve.bulk.formats import Writer
 from seq2seq_serve.bulk.worker import start_worker
 from seq2seq_serve.client import AsyncClient, GenerateOptions
 from seq2seq_serve.server.runner.runner import OnnxRunner
@@ -61,7 +62,7 @@ def test_the_lines_of_files_are_those_of_a_server(bundle_path, tmp_path, capsys)
 
 
 def test_records_keep_their_fields_and_bad_lines_are_reported_by_number(bundle_path, tmp_path, capsys):
-    good = ['{"id": 1, "ko": "하나 둘"}', '{"id": 2, "ko": " "}', '{"id": 3, "ko": "셋"}']
+    good = ['{"id": 1, "ko": "하나 둘"}', '{"id": 2, "ko": " "}', '{"id": 3, "ko": "셋"}', ""]
     bad = ['{"id": 4}', "half", json.dumps({"ko": "하나 " * 500}), '{"ko": "\\ud800"}']
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join((*good, *bad)))
@@ -74,10 +75,10 @@ def test_records_keep_their_fields_and_bad_lines_are_reported_by_number(bundle_p
         assert [each["text"] for each in record["en_hypotheses"]] == [each.text for each in hypotheses]
         assert record["en_score"] == pytest.approx(hypotheses[0].score, abs=1e-5)
     assert records[1] == {"id": 2, "ko": " ", "en": "", "en_score": None, "en_hypotheses": []}
-    assert [record["en"] for record in records[3:]] == [None] * 4
+    assert [record["en"] for record in records[3:]] == ["", *[None] * 4]
     errors = list(map(json.loads, (tmp_path / "out" / "_errors" / "a-00000.jsonl").read_text().splitlines()))
-    assert [error["line"] for error in errors] == [4, 5, 6, 7]
-    assert "7 lines, 4 of them failed" in capsys.readouterr().err
+    assert [error["line"] for error in errors] == [5, 6, 7, 8]
+    assert "8 lines, 4 of them failed" in capsys.readouterr().err
 
 
 def test_rows_of_parquet_get_new_columns(bundle_path, tmp_path):
@@ -108,7 +109,34 @@ def test_the_same_command_does_only_what_is_missing(lines, capsys):
     assert main(arguments) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("10 lines")
     assert files(out) == before
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == f"nothing is left to do: {out} has all 6 shards\n"
     assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+def test_an_input_that_changes_during_the_run_ends_it(lines, monkeypatch, capsys):
+    arguments, out = lines
+    write = Writer.write
+
+    def write_and_change(writer, shard, *rest):
+        write(writer, shard, *rest)
+        path = Path(shard.input)
+        path.write_bytes(path.read_bytes())
+
+    monkeypatch.setattr(Writer, "write", write_and_change)
+    assert main([*arguments, "--shard-lines", "1"]) == 2
+    assert "a.txt has changed since the run was planned" in capsys.readouterr().err
+    assert len(list(out.glob("*.txt"))) < 60
+
+
+def test_greedy_targets_do_not_have_a_score_and_beams_do(lines):
+    arguments, out = lines
+    for number, flags in enumerate(([], ["--beam-size", "2"])):
+        command = [*arguments[:3], "--output", str(out / str(number)), "--format", "jsonl", *FLAGS, *flags]
+        assert main(command) == 0
+        (path,) = (out / str(number)).glob("*.jsonl")
+        scores = [json.loads(line)["target_score"] for line in path.read_text().splitlines()]
+        assert all((score is None) == (number == 0) for score in scores)
 
 
 def test_parts_are_done_by_different_commands(lines):
@@ -131,7 +159,7 @@ def test_another_command_does_not_touch_the_output(lines, capsys, flags, message
     arguments, out = lines
     assert main([*arguments, "--part", "0/6"]) == 0
     before = files(out)
-    assert main([*arguments, *flags]) == 1
+    assert main([*arguments, *flags]) == 2
     assert message in capsys.readouterr().err
     assert files(out) == before
 
@@ -146,11 +174,11 @@ def test_another_command_does_not_touch_the_output(lines, capsys, flags, message
     ],
 )
 def test_a_mistake_ends_the_command_with_one_line(lines, capsys, flags, message):
-    arguments, out = lines
-    assert main([*arguments, *flags]) == 1
+    arguments, _ = lines
+    assert main([*arguments, *flags]) == 2
     (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert message in error
-    assert not list(out.glob("*.txt"))
+    assert main(arguments) == 0  # the mistake has left no plan behind
 
 
 def test_files_of_the_output_and_links_are_seen_as_what_they_are(lines):

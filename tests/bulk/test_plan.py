@@ -50,7 +50,8 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
 def test_a_folder_of_another_run_is_refused(tmp_path, change):
     write_plan(tmp_path, PLAN)
     (name,) = change
-    with pytest.raises(JobError, match=rf"other settings: {name}\b.* was .* and is .*\. Repeat the command"):
+    how = "(was .* and is .*|has changed|is new|is missing)"
+    with pytest.raises(JobError, match=rf"other settings: {name}\b.* {how}\. Repeat the command"):
         read_plan(tmp_path, dataclasses.replace(SETTINGS, **change))
 
 

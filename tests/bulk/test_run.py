@@ -1,6 +1,7 @@
 """The sharing out of shards, with workers that translate nothing."""
 
 import asyncio
+import errno
 from collections import Counter
 
 import pytest
@@ -106,7 +107,7 @@ def test_another_worker_does_the_shards_of_a_lost_one(num_workers):
 
 def test_workers_that_are_lost_one_after_the_other_end_the_run():
     office = FakeWorkers(lives=[2, *[0] * 9])
-    with pytest.raises(JobError, match="5 workers were lost one after the other: it was killed"):
+    with pytest.raises(WorkerLost, match="5 workers were lost one after the other: it was killed"):
         translate(office, num_workers=1)
     assert len(office.done) == 2
 
@@ -123,6 +124,13 @@ def test_lost_workers_do_not_count_in_the_progress():
     office = FakeWorkers(lives=[2, 4])
     run = translate(office, num_workers=1)
     assert run.num_lines_now == 120
+
+
+def test_a_full_disk_ends_the_run():
+    office = FakeWorkers({"a-00002": [OSError(errno.ENOSPC, "no space")]})
+    with pytest.raises(OSError, match="no space"):
+        translate(office)
+    assert office.tries["a-00002"] == 1
 
 
 def test_a_mistake_that_all_shards_share_ends_the_run():
