@@ -38,6 +38,9 @@ class FakeModel:
     def load(self) -> Load:
         return Load(0, 0, 0, 0)
 
+    def num_slots_wanted(self) -> int:
+        return 0
+
     def stop(self) -> None:
         self.stopped.append(self.version)
 
