@@ -25,6 +25,7 @@ from seq2seq_serve.bulk.plan import (
     Shard,
     atomic_write,
 )
+from seq2seq_serve.client.output import one_line
 from seq2seq_serve.commands import needs_extra
 
 FORMATS = (TEXT, JSONL, PARQUET)
@@ -35,7 +36,6 @@ _REFUSED = {
     ".json": "write JSON lines, one object on each line (.jsonl)",
 }
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_LINE_BREAKS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
 _BLOCK_BYTES = 2**20
 
 
@@ -344,7 +344,7 @@ class Writer:
         targets = [None if isinstance(answer, LineError) else answer for answer in answers]
         with atomic_write(self.path(shard)) as file:
             if self.format == TEXT:
-                texts = ("" if target is None else target.text.translate(_LINE_BREAKS) for target in targets)
+                texts = ("" if target is None else one_line(target.text) for target in targets)
                 file.writelines(f"{text}\n".encode() for text in texts)
             elif self.format == JSONL:
                 records = lines.records

@@ -39,7 +39,7 @@ class WorkerLost(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker of a run has to know.
+    """The settings that all workers of a run share.
 
     Attributes:
         bundle: The folder of the bundle, by a path that is right on every machine.
@@ -65,7 +65,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Done:
-    """What became of a shard."""
+    """The numbers of a shard that has been written."""
 
     num_lines: int
     num_failed: int

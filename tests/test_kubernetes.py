@@ -183,7 +183,7 @@ def built(folder: Path) -> list[dict[str, Any]]:
 
 
 def built_with(folder: Path, *components: str) -> dict[str, dict[str, Any]]:
-    """What an overlay in `folder` builds of deploy/kubernetes and some of its components, by kind."""
+    """The documents that an overlay in `folder` builds with some components, by kind."""
     base = os.path.relpath(DEPLOY / "kubernetes", folder.resolve())
     overlay = {"resources": [base], "components": [f"{base}/{name}" for name in components]}
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(overlay))

@@ -133,7 +133,7 @@ class Answers:
         }
 
     def by_slots(self) -> list[Figures]:
-        """What one replica can do by its number of slots, and how many slots are in use then."""
+        """The capacity of a replica by its number of slots, and the slots in use at the objective."""
         rows = []
         for num_slots in self._progress.track(self._plan.slots, description="slots"):
             size = 8
@@ -224,7 +224,7 @@ class Answers:
         return rows
 
     def jump(self) -> list[Figures]:
-        """What happens when the rate goes from half of the capacity to one and a half at once."""
+        """The latencies and refusals after the rate jumps from half of the capacity to one and a half."""
         rate = self.capacity * _GROWING_SIZE
         rates = ((0.0, 0.5 * rate), (_GROWTH_BEGINS, 1.5 * rate))
         cells = [
@@ -237,7 +237,7 @@ class Answers:
         ]
 
     def ramp(self) -> list[Figures]:
-        """What happens when the rate rises from 40 to 120 % of the capacity in 8 minutes, by threshold."""
+        """The latencies while the rate rises from 40 to 120 % of the capacity in 8 minutes, by threshold."""
         rate = self.capacity * _GROWING_SIZE
         steps = 32
         rates = (
@@ -251,7 +251,7 @@ class Answers:
         ]
 
     def one_lost(self) -> list[Figures]:
-        """What the loss of one of several replicas costs while it is replaced."""
+        """The latencies while one of several replicas is lost and replaced."""
         cells = [(size, load) for load in (0.5, 0.6, 0.7, 0.8) for size in (3, 5, 10, 30)]
         return [
             self._one_lost(size, load) for size, load in self._progress.track(cells, description="one lost")

@@ -141,7 +141,7 @@ class Seq2Seq:
             context.set_code(code)
             context.set_details(text)
             context.set_trailing_metadata(list(trailers_of(outcome, call.request_id)))
-        # After a stream there is no message. An empty message of any class has no bytes.
+        # A stream ends without a message of its own. Ray needs one: an empty one of any class has no bytes.
         return outcome if isinstance(outcome, Message) else Empty()
 
     async def _stream(

@@ -1,4 +1,4 @@
-"""What all tests of bulk work need."""
+"""A fixture for all tests of bulk work."""
 
 import dataclasses
 
