@@ -1,12 +1,13 @@
 """A model of many servers: `python -m benchmarks.scale`.
 
 * `fit` measures the turns of a real engine on one core: `base` with random weights in int8, and the requests
-  of the load benchmark. Least squares give the time of a turn, of a row by decoding mode, of a position, of
-  an encode call and of a source token. A server process then gives what gRPC costs a call.
+  of the load benchmark. Least squares give the time of a turn by its number of rows, and of a position, an
+  encode call and a source token. A server process then gives what gRPC costs a call.
 * `validate` runs real server processes and a separate load generator, with Poisson arrivals through gRPC and
-  `round_robin`, and lets the model serve the same requests at the same times. Each round fits the times anew,
-  on all cores at once, because the speed of a machine changes; the arrival rates are shares of a measured
-  capacity. The bar is 15 % for p50 and p99 of the whole latency, in medians over the rounds.
+  the balancer of the clients of this project, and lets the model serve the same requests at the same times.
+  Each round fits the times anew, on all cores at once, because the speed of a machine changes; the arrival
+  rates are shares of a measured capacity. The bar is 15 % for p50 and p99 of the whole latency, in medians
+  over the rounds.
 * `answers` simulates many servers with fitted times: how many slots and how many replicas, which policy, how
   fast to scale, and what a lost replica costs.
 
@@ -37,7 +38,7 @@ from benchmarks.scale.times import EngineTimes
 
 Figures = dict[str, Any]
 
-_VALIDATION = validate.Plan(validate.SETUPS, loads=(0.5, 0.8), num_rounds=3, num_calls=500)
+_VALIDATION = validate.Plan(validate.SETUPS, loads=(0.5, 0.8), num_rounds=3, num_calls=1500)
 _QUICK_VALIDATION = dataclasses.replace(_VALIDATION, num_rounds=1, num_calls=300)
 _ANSWERS = answers.Plan(
     num_calls=10_000, sizes=(1, 2, 4, 8, 16, 64), slots=(4, 8, 16, 32, 64, 128), full_scale_seconds=2.5
@@ -143,10 +144,16 @@ _MEASURE: dict[str, Callable[[Path, bool, Progress], Figures]] = {
 
 
 def _render_times(report: Figures) -> list[Table]:
-    table = _table("microseconds", "", "median", *(f"round {i + 1}" for i in range(len(report["rounds"]))))
-    for name, seconds in report["times"].items():
-        found = [each["times"][name] for each in report["rounds"]]
-        table.add_row(name.removesuffix("_seconds"), *(f"{1e6 * value:.1f}" for value in (seconds, *found)))
+    columns = [
+        EngineTimes.of(each) for each in (report["times"], *(each["times"] for each in report["rounds"]))
+    ]
+    table = _table("microseconds", "", "median", *(f"round {i}" for i in range(1, len(columns))))
+    for num_rows, _ in columns[0].rows_seconds:
+        found = [times.turn_seconds(num_rows) for times in columns]
+        table.add_row(f"a turn of {num_rows} rows", *(f"{1e6 * seconds:.0f}" for seconds in found))
+    for name in [name for name in report["times"] if name != "rows_seconds"]:
+        found = [getattr(times, name) for times in columns]
+        table.add_row(name.removesuffix("_seconds"), *(f"{1e6 * seconds:.1f}" for seconds in found))
     return [table]
 
 

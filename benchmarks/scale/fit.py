@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from benchmarks.load.inprocess import engine_request
 from benchmarks.load.mix import Job, Mode, draw_jobs
-from benchmarks.scale.times import EngineTimes
+from benchmarks.scale.times import EngineTimes, blend
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.records import Request, Selected, Turn
@@ -20,16 +19,20 @@ from seq2seq_serve.server.engine.records import Sequence as Row
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import RunnerConfig
 
-# The columns of the fit, in this order.
-_COLUMNS = (
-    "turn_seconds",
-    "greedy_row_seconds",
+# What is counted of a turn: its rows, and what each further term of `EngineTimes` is multiplied with.
+_ROWS = "rows"
+_TERMS = (
     "sampling_row_seconds",
     "beam_row_seconds",
     "position_seconds",
     "encode_seconds",
     "token_seconds",
 )
+_COLUMNS = (_ROWS, *_TERMS)
+_SIGNED = ("sampling_row_seconds", "beam_row_seconds")  # beside a greedy row; the others cannot be negative
+# Numbers of rows between which a turn's time is a straight line, where enough turns were measured.
+_KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
+_LEAST_TURNS = 10
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Fit:
 
 
 class _MeasuredRunner(OnnxRunner):
-    """Counts what each turn runs: rows by mode, positions, encode calls and their tokens."""
+    """Counts what each turn runs: rows, those of some modes, positions, encode calls and their tokens."""
 
     counts: np.ndarray
 
@@ -59,9 +62,10 @@ class _MeasuredRunner(OnnxRunner):
         super().encode(first_row, requests)
 
     def step(self, rows: tuple[Row, ...]) -> Selected:
-        modes = Counter(_mode(row.request) for row in rows)
-        for mode, count in modes.items():
-            self.counts[_COLUMNS.index(f"{mode.value}_row_seconds")] += count
+        self.counts[_COLUMNS.index(_ROWS)] += len(rows)
+        for row in rows:
+            if (mode := _mode(row.request)) is not Mode.GREEDY:
+                self.counts[_COLUMNS.index(f"{mode.value}_row_seconds")] += 1
         self.counts[_COLUMNS.index("position_seconds")] += sum(
             row.memory_length + row.cache_length for row in rows
         )
@@ -116,7 +120,6 @@ class MeasuredEngine:
     def _deliver(self, turn: Turn) -> None:
         self._seconds.append(time.perf_counter() - self._began)
         counts = self._runner.counts
-        counts[0] = 1
         self._turns.append(counts.copy())
         counts[:] = 0
         self._num_open -= sum(update.result is not None for update in turn.updates)
@@ -142,34 +145,55 @@ def fit(measured: Sequence[tuple[np.ndarray, np.ndarray]]) -> Fit:
     Turns that took more than three times the fitted time, in which the machine did something else, are left
     out of a second fit.
     """
-    turns = np.concatenate([turns for turns, _ in measured])
-    seconds = np.concatenate([seconds for _, seconds in measured])
-    found = _solve(turns, seconds)
-    usual = seconds < 3 * (turns @ found)
-    found = _solve(turns[usual], seconds[usual])
-    errors = [(ran @ found).sum() / took.sum() - 1 for ran, took in measured]
-    residual = seconds[usual] - turns[usual] @ found
+    knots = _knots(np.concatenate([turns[:, 0] for turns, _ in measured]))
+    designs = [(_design(turns, knots), seconds) for turns, seconds in measured]
+    design = np.concatenate([each for each, _ in designs])
+    seconds = np.concatenate([seconds for _, seconds in designs])
+    found = _solve(design, seconds)
+    usual = seconds < 3 * (design @ found)
+    found = _solve(design[usual], seconds[usual])
+    errors = [(ran @ found).sum() / took.sum() - 1 for ran, took in designs]
+    residual = seconds[usual] - design[usual] @ found
+    curve, terms = found[: len(knots)].tolist(), found[len(knots) :].tolist()
     return Fit(
-        EngineTimes(**dict(zip(_COLUMNS, map(float, found), strict=True))),
+        EngineTimes(tuple(zip(knots, curve, strict=True)), **dict(zip(_TERMS, terms, strict=True))),
         num_turns=len(seconds),
         explained=float(1 - residual.var() / seconds[usual].var()),
         total_error=float(max(errors, key=abs)),
     )
 
 
-def _solve(turns: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+def _knots(rows: np.ndarray) -> list[int]:
+    """Returns the `_KNOTS` with enough turns from their number of rows up to the next."""
+    counts, _ = np.histogram(rows, [*_KNOTS, np.inf])
+    return [knot for knot, count in zip(_KNOTS, counts.tolist(), strict=True) if count >= _LEAST_TURNS]
+
+
+def _design(turns: np.ndarray, knots: Sequence[int]) -> np.ndarray:
+    """Returns the factors of the terms `(turns, knots + terms)`: shares of knots, and what was counted."""
+    shares = np.zeros((len(turns), len(knots)))
+    for shares_of_turn, num_rows in zip(shares, turns[:, 0].astype(int).tolist(), strict=True):
+        for place, share in blend(num_rows, knots).items():
+            shares_of_turn[place] = share
+    return np.concatenate([shares, turns[:, 1:]], axis=1)
+
+
+def _solve(design: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """Returns the terms whose sums are closest to the seconds; one that would be negative is 0.
 
     The weights come from fitted times: those of measured times would favour turns that happened to be short.
     """
-    kept = turns.any(axis=0)
+    num_terms = design.shape[1]
+    kept = np.asarray(design.any(axis=0))
+    least = np.zeros(num_terms)
+    least[num_terms - len(_TERMS) :] = [-np.inf if name in _SIGNED else 0.0 for name in _TERMS]
     weights = np.ones(len(seconds))
     for _ in range(8):
-        found = np.zeros(turns.shape[1])
-        found[kept], *_ = np.linalg.lstsq(turns[:, kept] * weights[:, None], seconds * weights, rcond=None)
-        kept &= found >= 0
-        found = found.clip(0)
-        weights = 1 / np.maximum(turns @ found, seconds.min())
+        found = np.zeros(num_terms)
+        found[kept], *_ = np.linalg.lstsq(design[:, kept] * weights[:, None], seconds * weights, rcond=None)
+        kept &= found >= least
+        found = found.clip(least)
+        weights = 1 / np.maximum(design @ found, seconds.min())
     return found
 
 

@@ -26,6 +26,7 @@ from benchmarks.load.mix import BEAM_SIZE, Job, Mode
 from benchmarks.scale.times import EngineTimes
 from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.scheduler import GATHERED_SHARE, SchedulerLimits
+from seq2seq_serve.server.statistics import RecentLoad
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -33,7 +34,6 @@ _PADDING_SHARE = 4  # as in the scheduler
 _ENCODED_PER_STEP = 32  # as in a request's work
 _RESIDENCE_WEIGHT = 0.1  # as in the queue, with the bounds of a retry delay
 _LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 30.0
-_MEMORY_SECONDS = 2.0  # after which a moment counts a factor of e less in a load report, as in the server
 
 OK, REFUSED, LATE, LOST = "OK", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED", "UNAVAILABLE"
 
@@ -152,6 +152,7 @@ class Replica:
 
     Attributes:
         num_slots_wanted: Number of slots that its calls have or wait for.
+        recent_load: What its load reports are made of.
         seen_load: What the last scrape of its gauges showed of `num_slots_wanted`.
         work_seconds: Time of its turns, without waiting for a shared core.
     """
@@ -171,12 +172,14 @@ class Replica:
         self.index = index
         self.num_slots = num_slots
         self.num_slots_wanted = 0
+        self.recent_load = RecentLoad(clock=lambda: env.now)
         self.seen_load = 0
         self.work_seconds = 0.0
         self.is_alive = True
         self._env = env
         self._times = times
-        self._row_seconds = {mode: times.row_seconds(mode) for mode in Mode}
+        self._turn_seconds = [times.turn_seconds(num_rows) for num_rows in range(num_slots + 1)]
+        self._mode_seconds = {mode: times.mode_seconds(mode) for mode in Mode}
         self._report = report
         self._queue_limits = queue_limits or QueueLimits()
         self._limits = limits or SchedulerLimits()
@@ -195,7 +198,7 @@ class Replica:
         self._num_turns = 0
         self._num_rows = 0
         self._num_positions = 0
-        self._rows_seconds = 0.0  # of one step of all rows, without their positions
+        self._modes_seconds = 0.0  # what the modes of all rows cost
         self._owed_seconds = 0.0  # processor time of gRPC since the last turn began
         # The turns that run now: when they began, seconds of the first, how much longer each is than the one
         # before it, and their number.
@@ -203,18 +206,6 @@ class Replica:
         self._timer: simpy.Event | None = None  # the event of their end; None while it sleeps
         self._residence_seconds = 0.0
         self._residence_work = 0.0
-        self._calls_per_second = 0.0
-        self._slots_wanted = 0.0
-        self._averaged_at = env.now
-
-    def averages(self) -> tuple[float, float]:
-        """Returns the answered calls a second, and the slots wanted, both averaged over the last seconds."""
-        now = self._env.now
-        kept = math.exp((self._averaged_at - now) / _MEMORY_SECONDS)
-        self._calls_per_second *= kept
-        self._slots_wanted = kept * self._slots_wanted + (1 - kept) * self.num_slots_wanted
-        self._averaged_at = now
-        return self._calls_per_second, self._slots_wanted
 
     def submit(self, call: Call) -> None:
         """Queue a call, or end it at once because the queue is full or its deadline cannot be met."""
@@ -233,7 +224,8 @@ class Replica:
             call.retry_after = min(max(wait_seconds, _LEAST_RETRY_SECONDS), _MOST_RETRY_SECONDS)
             self._end(call, REFUSED)
         else:
-            self._want(call.num_slots)
+            self.num_slots_wanted += call.num_slots
+            self.recent_load.begin(call.num_slots)
             self._count_waiting(call, 1)
             self._waiting.append(call)
             if call.deadline < math.inf:
@@ -307,7 +299,8 @@ class Replica:
             self._count_waiting(call, -1)
             self._admit(call)
         times = self._times
-        seconds = times.turn_seconds + self._rows_seconds + times.position_seconds * self._num_positions
+        seconds = self._turn_seconds[self._num_rows] + self._modes_seconds
+        seconds += times.position_seconds * self._num_positions
         if self._newcomers:
             seconds += times.encode_seconds + times.token_seconds * total
         seconds, self._owed_seconds = seconds + self._owed_seconds, 0.0
@@ -334,7 +327,7 @@ class Replica:
     def _change_rows(self, call: Call, num_rows: int, num_positions: int) -> None:
         """Add rows of a call with their positions; negative numbers remove them."""
         self._num_rows += num_rows
-        self._rows_seconds += num_rows * self._row_seconds[call.mode]
+        self._modes_seconds += num_rows * self._mode_seconds[call.mode]
         self._num_positions += num_positions
 
     def _end_turns(self, timer: simpy.Event) -> None:
@@ -353,10 +346,10 @@ class Replica:
             for call in self._ending.pop(heapq.heappop(self._ends)):
                 if call in self._running:
                     self._leave(call)
-                    self._calls_per_second += 1 / _MEMORY_SECONDS
+                    self._want_no_more(call, is_answered=True)
                     self._end(call, OK)
         if not self._num_rows:
-            self._rows_seconds = 0.0  # drops what rounding has left
+            self._modes_seconds = 0.0  # drops what rounding has left
         if self.is_alive:
             self._begin_turns()
 
@@ -369,7 +362,6 @@ class Replica:
         num_rows = self._num_rows_of(call)
         self._change_rows(call, -num_rows, -num_rows * (call.source_length + num_steps))
         self._slots_in_use -= call.num_slots
-        self._want(-call.num_slots)
         weight = _RESIDENCE_WEIGHT if self._residence_work else 1.0
         self._residence_seconds += weight * (self._env.now - call.admitted - self._residence_seconds)
         self._residence_work += weight * (call.work / call.num_slots - self._residence_work)
@@ -380,9 +372,9 @@ class Replica:
         elif not call.code:
             self._waiting.remove(call)
             self._count_waiting(call, -1)
-            self._want(-call.num_slots)
         else:
             return
+        self._want_no_more(call, is_answered=False)
         self._end(call, LATE)
 
     def _end(self, call: Call, code: str) -> None:
@@ -390,9 +382,9 @@ class Replica:
         call.code = code
         self._report(call)
 
-    def _want(self, num_slots: int) -> None:
-        self.averages()  # first: up to now the former number counts
-        self.num_slots_wanted += num_slots
+    def _want_no_more(self, call: Call, *, is_answered: bool) -> None:
+        self.num_slots_wanted -= call.num_slots
+        self.recent_load.end(call.num_slots, is_answered=is_answered)
 
     def _count_waiting(self, call: Call, sign: int) -> None:
         self._waiting_slots += sign * call.num_slots

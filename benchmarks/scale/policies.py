@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import simpy
 
 from benchmarks.scale.model import OK, Call, Replica
+from seq2seq_serve.server.statistics import correction_at_end
 
 _MAX_RATIO = 10  # of a weight to the mean weight, as in gRPC
 _NUM_STARTS = 1 << 32
@@ -171,7 +172,8 @@ class WeightedRoundRobin(Balancer):
             return
         report = self._reports.setdefault(replica.index, _Weight())
         report.since = min(report.since, self._env.now)
-        calls_per_second, slots_wanted = replica.averages()
+        calls_per_second, slots_wanted = replica.recent_load.averages()
+        calls_per_second += correction_at_end(self._env.now - call.queued)
         if not self._is_averaged:
             slots_wanted = replica.num_slots_wanted
         if slots_wanted > 0:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.load.mix import Mode
+
+Curve = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True)
@@ -15,10 +19,11 @@ class EngineTimes:
     """Seconds that the parts of an engine's turn take; their sum is the time of the turn.
 
     Attributes:
-        turn_seconds: A turn, whatever runs in it.
-        greedy_row_seconds: A row of greedy search in a step.
-        sampling_row_seconds: A row of sampling in a step.
-        beam_row_seconds: A row of beam search in a step.
+        rows_seconds: A turn by its number of rows: pairs of rows and seconds, rising, with straight lines
+            between and beyond them. A curve, because kernels work on blocks of rows: a row more may be free,
+            or cost a block.
+        sampling_row_seconds: What a row of sampling takes more than one of greedy search.
+        beam_row_seconds: What a row of beam search takes more than one of greedy search.
         position_seconds: One position of memory or cache that a row of a step reads.
         encode_seconds: An encode call, whatever its sources.
         token_seconds: One source token in an encode call.
@@ -26,8 +31,7 @@ class EngineTimes:
         wire_seconds: Time of a call outside of the engine: client, gRPC, and the ways between threads.
     """
 
-    turn_seconds: float
-    greedy_row_seconds: float = 0.0
+    rows_seconds: Curve
     sampling_row_seconds: float = 0.0
     beam_row_seconds: float = 0.0
     position_seconds: float = 0.0
@@ -36,23 +40,45 @@ class EngineTimes:
     call_seconds: float = 0.0
     wire_seconds: float = 0.0
 
-    def row_seconds(self, mode: Mode) -> float:
-        """Returns the time of one row of a mode in a step."""
-        if mode is Mode.GREEDY:
-            return self.greedy_row_seconds
-        return self.beam_row_seconds if mode is Mode.BEAM else self.sampling_row_seconds
+    def turn_seconds(self, num_rows: int) -> float:
+        """Returns the time of a turn of some rows, without their positions and modes."""
+        places = blend(num_rows, [rows for rows, _ in self.rows_seconds])
+        return sum(share * self.rows_seconds[place][1] for place, share in places.items())
+
+    def mode_seconds(self, mode: Mode) -> float:
+        """Returns what a row of a mode takes more than one of greedy search."""
+        return {Mode.BEAM: self.beam_row_seconds, Mode.SAMPLING: self.sampling_row_seconds}.get(mode, 0.0)
 
     def scaled(self, factor: float) -> EngineTimes:
         """Returns the times of a machine on which everything takes `factor` times as long."""
-        return EngineTimes(**{name: factor * value for name, value in dataclasses.asdict(self).items()})
+        return _combined([self], lambda seconds: factor * seconds[0])
 
     @classmethod
     def median(cls, times: Sequence[EngineTimes]) -> EngineTimes:
         """Returns the medians of several measurements; of two their means."""
-        rows = [dataclasses.asdict(each) for each in times]
-        return cls(**{name: statistics.median(row[name] for row in rows) for name in rows[0]})
+        return _combined(times, statistics.median)
 
     @classmethod
-    def of(cls, figures: Mapping[str, float]) -> EngineTimes:
+    def of(cls, figures: Mapping[str, Any]) -> EngineTimes:
         """Returns the times of a result file."""
-        return cls(**figures)
+        curve = tuple((int(rows), float(seconds)) for rows, seconds in figures["rows_seconds"])
+        return cls(**{**figures, "rows_seconds": curve})
+
+
+def blend(num_rows: int, knots: Sequence[int]) -> dict[int, float]:
+    """Returns the places of the two knots beside a number of rows, with their shares; a lone knot has 1.
+
+    Beyond the ends one share is negative, which continues the straight line.
+    """
+    if len(knots) == 1:
+        return {0: 1.0}
+    place = min(max(bisect_right(knots, num_rows), 1), len(knots) - 1)
+    share = (num_rows - knots[place - 1]) / (knots[place] - knots[place - 1])
+    return {place - 1: 1 - share, place: share}
+
+
+def _combined(times: Sequence[EngineTimes], combine: Callable[[list[float]], float]) -> EngineTimes:
+    knots = sorted({rows for each in times for rows, _ in each.rows_seconds})
+    curve = tuple((rows, combine([each.turn_seconds(rows) for each in times])) for rows in knots)
+    names = [field.name for field in dataclasses.fields(EngineTimes) if field.name != "rows_seconds"]
+    return EngineTimes(curve, **{name: combine([getattr(each, name) for each in times]) for name in names})

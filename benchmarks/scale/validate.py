@@ -33,7 +33,7 @@ Figures = dict[str, Any]
 
 BAR = 0.15  # largest relative error of the whole latency
 _QUANTILES = {"p50": 0.5, "p99": 0.99}
-_LEVELS = (1, 2, 4, 8, 16)  # requests in flight of a fit for servers of few slots
+_LEVELS = (1, 2, 3, 4, 6, 8, 12, 16)  # requests in flight of a fit for servers of few slots
 _ALL_LEVELS = (*_LEVELS, 32, 64)
 _MAX_SLOTS = 160  # enough for 64 requests of the mix
 _BALANCERS: dict[str, MakeBalancer] = {
@@ -41,6 +41,10 @@ _BALANCERS: dict[str, MakeBalancer] = {
     "weighted_round_robin": WeightedRoundRobin,
 }
 _NUM_PINGS = 200
+# The machine's speed changes between a fit and a run, because others use its caches and memory. The model's
+# times are multiplied until its processor time is that of the run; faster turns also have fewer rows.
+_SPEED_ROUNDS = 3
+_SEEDS = range(5)  # the client's first choice of a server is random, and changes all later ones
 
 
 @dataclass(frozen=True)
@@ -120,12 +124,10 @@ def validate(bundle: Path, plan: Plan, progress: Progress) -> list[Figures]:
                     # The load generator takes its part of the last core.
                     slowness = [1 / (1 - run.cpu_share * (core == len(cores) - 1)) for core in setup.cores]
                     by_fit = simulate(run, setup, times, slowness)
-                    work_seconds = sum(
-                        replica.work_seconds / factor
-                        for replica, factor in zip(by_fit.replicas, slowness, strict=True)
-                    )
-                    # The machine's speed during the run: others use its caches and memory now more, now less.
-                    cluster = simulate(run, setup, times.scaled(cpu_seconds / work_seconds), slowness)
+                    factor, clusters = 1.0, by_fit
+                    for _ in range(_SPEED_ROUNDS):
+                        factor *= cpu_seconds / _cpu_seconds(clusters, slowness)
+                        clusters = simulate(run, setup, times.scaled(factor), slowness)
                     figures = {
                         "requests_per_second": load * capacity,
                         "times": dataclasses.asdict(times),
@@ -134,18 +136,18 @@ def validate(bundle: Path, plan: Plan, progress: Progress) -> list[Figures]:
                         "loop_lag_p99": run.lag_seconds,
                         "generator_cpu_share": run.cpu_share,
                         "load_average": os.getloadavg()[0],
-                        "cpu": {"real": cpu_seconds, "model": work_seconds},
-                        "by_fit_alone": compare(run, by_fit.ended),
+                        "cpu": {"real": cpu_seconds, "model": _cpu_seconds(by_fit, slowness)},
+                        "by_fit_alone": compare(run, by_fit),
                     }
-                    found[load].append(figures | compare(run, cluster.ended))
+                    found[load].append(figures | compare(run, clusters))
                     progress.advance(task)
         for load, rounds in found.items():
             rows.append({"setup": setup.name, "load": load, "rounds": rounds} | _medians(rounds))
     return rows
 
 
-def simulate(run: Run, setup: Setup, times: EngineTimes, slowness: Sequence[float]) -> Cluster:
-    """Let the model serve the calls of a real run, at the times when they were sent.
+def simulate(run: Run, setup: Setup, times: EngineTimes, slowness: Sequence[float]) -> list[Cluster]:
+    """Let the model serve the calls of a real run, at the times when they were sent, with several seeds.
 
     Args:
         run: The real run.
@@ -153,16 +155,30 @@ def simulate(run: Run, setup: Setup, times: EngineTimes, slowness: Sequence[floa
         times: Times of their engines, where nothing else uses the core.
         slowness: Factor of these times, for each server.
     """
-    calls = [Call.of(outcome.job, outcome.sent) for outcome in sorted(run.outcomes, key=lambda one: one.sent)]
     # The balancer of the project's clients, which the generator uses.
     (name,) = json.loads(str(dict(CHANNEL_OPTIONS)["grpc.service_config"]))["loadBalancingConfig"][0]
-    cluster = Cluster(times, setup.slots, _BALANCERS[name], cores=setup.cores, slowness=slowness)
-    cluster.run(calls)
-    return cluster
+    outcomes = sorted(run.outcomes, key=lambda one: one.sent)
+    clusters = []
+    for seed in _SEEDS:
+        cluster = Cluster(
+            times, setup.slots, _BALANCERS[name], cores=setup.cores, slowness=slowness, seed=seed
+        )
+        cluster.run([Call.of(outcome.job, outcome.sent) for outcome in outcomes])
+        clusters.append(cluster)
+    return clusters
 
 
-def compare(run: Run, calls: Sequence[Call]) -> Figures:
-    """Returns the quantiles of the real and of the simulated times."""
+def _cpu_seconds(clusters: Sequence[Cluster], slowness: Sequence[float]) -> float:
+    """Returns the processor time of all servers, the mean of the clusters."""
+    return statistics.mean(
+        sum(replica.work_seconds / factor for replica, factor in zip(cluster.replicas, slowness, strict=True))
+        for cluster in clusters
+    )
+
+
+def compare(run: Run, clusters: Sequence[Cluster]) -> Figures:
+    """Returns the quantiles of the real times, and of those of all simulated calls."""
+    calls = [call for cluster in clusters for call in cluster.ended]
     real = {
         "latency": [outcome.end - outcome.sent for outcome in run.outcomes],
         "wait": [outcome.queue_seconds for outcome in run.outcomes],

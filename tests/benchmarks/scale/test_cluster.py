@@ -13,10 +13,9 @@ from benchmarks.scale.times import EngineTimes
 from seq2seq_serve.server.engine.queue import QueueLimits
 
 TIMES = EngineTimes(
-    turn_seconds=1e-3,
-    greedy_row_seconds=2e-4,
-    sampling_row_seconds=5e-4,
-    beam_row_seconds=3e-4,
+    rows_seconds=((0, 1e-3), (1, 1.2e-3)),
+    sampling_row_seconds=3e-4,
+    beam_row_seconds=1e-4,
     position_seconds=1e-6,
     encode_seconds=1e-3,
     token_seconds=1e-4,
@@ -58,7 +57,7 @@ def test_equal_seeds_give_equal_results(policy):
 
 def test_work_is_the_same_however_it_is_spread():
     # What rows and encoded tokens cost does not depend on the policy; turns and encode calls are shared.
-    times = dataclasses.replace(TIMES, turn_seconds=0.0, encode_seconds=0.0)
+    times = dataclasses.replace(TIMES, rows_seconds=((0, 0.0), (1, 2e-4)), encode_seconds=0.0)
     found = []
     for policy in POLICIES[:2]:
         cluster = Cluster(times, (8, 8), policy.make, num_clients=policy.num_clients)

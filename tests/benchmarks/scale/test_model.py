@@ -17,9 +17,8 @@ from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded
 from tests.server.fakes import EOS_ID, FakeRunner, make_request, selected
 
 TIMES = EngineTimes(
-    turn_seconds=2e-3,
-    greedy_row_seconds=3e-4,
-    beam_row_seconds=5e-4,
+    rows_seconds=((1, 2.3e-3), (2, 2.4e-3), (5, 3.6e-3)),
+    beam_row_seconds=2e-4,
     position_seconds=1e-6,
     encode_seconds=1e-3,
     token_seconds=1e-4,
@@ -72,10 +71,10 @@ class TimedRunner(FakeRunner):
         self.now += TIMES.token_seconds * sum(request.encode_tokens for request in requests)
 
     def step(self, rows: tuple[Row, ...]) -> Selected:
-        self.now += TIMES.turn_seconds
+        self.now += TIMES.turn_seconds(len(rows))
         for row in rows:
             mode = Mode.GREEDY if row.request.beam is None else Mode.BEAM
-            self.now += TIMES.row_seconds(mode)
+            self.now += TIMES.mode_seconds(mode)
             self.now += TIMES.position_seconds * (row.memory_length + row.cache_length)
         branches = {
             number: Branches(
@@ -180,7 +179,7 @@ def test_passing_many_turns_at_once_changes_nothing():
 def test_replicas_on_one_core_share_it_while_both_work():
     env = simpy.Environment()
     core, ended = Core(env), list[Call]()
-    times = EngineTimes(turn_seconds=0.1)
+    times = EngineTimes(((1, 0.1),))
     replicas = [Replica(env, index, times, 1, ended.append, core=core) for index in range(2)]
     short, long = Call(0.0, 1, 5), Call(0.0, 1, 20)
     replicas[0].submit(short)
@@ -192,7 +191,7 @@ def test_replicas_on_one_core_share_it_while_both_work():
 
 
 def test_grpc_takes_time_of_the_next_turn_and_the_wire_of_the_answer():
-    times = EngineTimes(turn_seconds=0.1, call_seconds=0.01, wire_seconds=0.5)
+    times = EngineTimes(((1, 0.1),), call_seconds=0.01, wire_seconds=0.5)
     first, second = Call(0.0, 1, 2), Call(0.05, 1, 1)
     run([first, second], 2, times)
     assert (first.end, second.end) == pytest.approx((0.11 + 0.11 + 0.5, 0.11 + 0.11 + 0.5))

@@ -1,5 +1,6 @@
 import random
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import simpy
@@ -10,7 +11,7 @@ from benchmarks.scale.times import EngineTimes
 
 
 def make_replicas(env: simpy.Environment, *slots: int) -> list[Replica]:
-    times = EngineTimes(turn_seconds=0.01)
+    times = EngineTimes(((1, 0.01),))
     return [Replica(env, index, times, count, lambda call: None) for index, count in enumerate(slots)]
 
 
@@ -74,10 +75,10 @@ def test_two_choices_take_the_less_loaded_of_two_that_are_drawn(env):
 
 
 def report(env: simpy.Environment, balancer: Balancer, replica: Replica, rate: float, wanted: float) -> None:
-    """Let a call end on a replica whose averages are these."""
-    replica._calls_per_second, replica._slots_wanted, replica._averaged_at = rate, wanted, env.now
+    """Let a very short call end on a replica whose averages are these."""
+    replica.recent_load = SimpleNamespace(averages=lambda: (rate, wanted))
     call = Call(0.0, 5, 1)
-    call.replica, call.code = replica, OK
+    call.replica, call.code, call.queued = replica, OK, env.now - 1e-6
     balancer.ended(call)
 
 

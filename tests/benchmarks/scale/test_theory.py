@@ -15,7 +15,7 @@ from benchmarks.scale.policies import Random, RoundRobin
 from benchmarks.scale.times import EngineTimes
 
 TURN_SECONDS = 1e-3
-TIMES = EngineTimes(turn_seconds=TURN_SECONDS)
+TIMES = EngineTimes(((1, TURN_SECONDS),))
 MEAN_TURNS = 200
 NUM_CALLS = 40_000
 
