@@ -31,7 +31,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.flags import positive, seconds
 from benchmarks.hardware import describe_hardware
+from benchmarks.load.mix import BEAM_SIZE
 from benchmarks.scale import answers, validate
 from benchmarks.scale.plot import save_plot
 from benchmarks.scale.times import EngineTimes
@@ -43,6 +45,7 @@ _QUICK_VALIDATION = dataclasses.replace(_VALIDATION, num_rounds=1, num_calls=300
 _ANSWERS = answers.Plan(
     num_calls=10_000, sizes=(1, 2, 4, 8, 16, 64), slots=(4, 8, 16, 32, 64, 128), full_scale_seconds=2.5
 )
+_LEAST_SLOTS = 4 * BEAM_SIZE
 _QUICK_ANSWERS = answers.Plan(num_calls=2_000, sizes=(1, 4, 16), slots=(8, 32), full_scale_seconds=0.0)
 
 
@@ -60,6 +63,7 @@ def main() -> int:
         "  python -m benchmarks.scale answers --times times.json --plot scale.png",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    asked = answers.Servers()
     commands = parser.add_subparsers(dest="command", required=True)
     helps = {
         "fit": "measure the times of an engine on one core",
@@ -77,6 +81,24 @@ def main() -> int:
                 "--times", type=Path, metavar="FILE", required=True, help="the JSON object of `fit`"
             )
             command.add_argument("--plot", type=Path, metavar="FILE", help="plot the answers into this file")
+            for flag, kind, default, what in (
+                ("--slots", positive, asked.num_slots, "slots of a server, at least 16"),
+                (
+                    "--clients",
+                    positive,
+                    asked.num_clients,
+                    "clients or proxies, each with a balancer of its own",
+                ),
+                (
+                    "--latency",
+                    seconds,
+                    asked.latency_seconds,
+                    "objective: p99 of the whole answer, in seconds",
+                ),
+                ("--wait", seconds, asked.wait_seconds, "objective: p99 of the wait for a slot, in seconds"),
+            ):
+                help_text = f"{what} (default: %(default)s)"
+                command.add_argument(flag, type=kind, default=default, metavar="N", help=help_text)
         else:
             command.add_argument(
                 "--bundle",
@@ -85,6 +107,10 @@ def main() -> int:
                 help="an int8 bundle (default: exports `base` with random weights first)",
             )
     options = parser.parse_args()
+    if options.command == "answers" and options.slots < _LEAST_SLOTS:
+        parser.error(
+            f"--slots must be at least {_LEAST_SLOTS}: some servers have a quarter, a beam takes four"
+        )
     console = Console(stderr=True)
     report: Figures = {"benchmark": f"scale {options.command}", "hardware": describe_hardware()}
     try:
@@ -93,7 +119,8 @@ def main() -> int:
                 times = EngineTimes.of(json.loads(options.times.read_text())["times"])
                 plan = _QUICK_ANSWERS if options.quick else _ANSWERS
                 report["times"] = dataclasses.asdict(times)
-                report |= answers.Answers(times, plan, progress).all()
+                servers = answers.Servers(options.slots, options.clients, options.latency, options.wait)
+                report |= answers.Answers(times, servers, plan, progress).all()
             else:
                 bundle = options.bundle or _export(Path(name) / "bundle", console)
                 report |= _MEASURE[options.command](bundle, options.quick, progress)
@@ -173,13 +200,8 @@ def _compared(cell: dict[str, float], unit: float) -> str:
 def _render_answers(report: Figures) -> list[Table]:
     slots = _table("slots", "slots", "capacity/s", "calls/s within the objective", "slots in use", "p99 ms")
     for row in report["by_slots"]:
-        slots.add_row(
-            str(row["slots"]),
-            f"{row['capacity']:.1f}",
-            f"{row['rate']:.1f}",
-            f"{row['slots_in_use']:.0%}",
-            f"{1e3 * row['latency_p99']:.0f}",
-        )
+        met = (f"{row['slots_in_use']:.0%}", f"{1e3 * row['latency_p99']:.0f}") if row["rate"] else ("–", "–")
+        slots.add_row(str(row["slots"]), f"{row['capacity']:.1f}", f"{row['rate']:.1f}", *met)
     sizes = sorted({row["size"] for row in report["by_size"]})
     size = _table("calls/s a replica within the objective, by replicas", "policy", *map(str, sizes))
     for policy in dict.fromkeys(row["policy"] for row in report["by_size"]):

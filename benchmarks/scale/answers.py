@@ -21,14 +21,35 @@ from seq2seq_serve.server.engine.queue import QueueLimits
 
 Figures = dict[str, Any]
 
-LATENCY_SECONDS = 1.0  # the objective: p99 of the whole latency
-WAIT_SECONDS = 0.1  # and p99 of the wait for a slot
-SLOTS = 32
-CLIENTS = 8
 RATES = (100, 10_000, 1_000_000)
 _WARM_UP_SECONDS = 10.0
 _GROWING_SIZE = 5  # replicas before the rate rises
 _GROWTH_BEGINS = 60.0
+
+
+@dataclass(frozen=True)
+class Servers:
+    """The servers that are asked about, and what is asked of them.
+
+    Attributes:
+        num_slots: Slots of a server, where the question is not their number.
+        num_clients: Number of clients or proxies, each of which balances by itself.
+        latency_seconds: The objective: p99 of the whole answer.
+        wait_seconds: The objective: p99 of the wait for a slot.
+    """
+
+    num_slots: int = 32
+    num_clients: int = 8
+    latency_seconds: float = 1.0
+    wait_seconds: float = 0.1
+
+    def are_within(self, summary: Summary) -> bool:
+        """Returns whether all calls were answered, and within the objective."""
+        return (
+            summary.refused + summary.failed == 0
+            and summary.latency_p99 <= self.latency_seconds
+            and summary.wait_p99 <= self.wait_seconds
+        )
 
 
 @dataclass(frozen=True)
@@ -53,12 +74,13 @@ class Policy:
     """How clients spread their calls.
 
     Attributes:
+        num_clients: Number of clients that balance by themselves; None for those of the servers.
         scrape_seconds: Age of the gauges that clients look at; None if they do not.
     """
 
     name: str
     make: MakeBalancer
-    num_clients: int = CLIENTS
+    num_clients: int | None = None
     scrape_seconds: float | None = None
 
 
@@ -105,22 +127,22 @@ class Answers:
 
     Args:
         times: Times of an engine.
+        servers: The servers.
         plan: Extent of the simulations.
         progress: Shows the questions.
     """
 
-    def __init__(self, times: EngineTimes, plan: Plan, progress: Progress) -> None:
+    def __init__(self, times: EngineTimes, servers: Servers, plan: Plan, progress: Progress) -> None:
         self._times = times
+        self._servers = servers
         self._plan = plan
         self._progress = progress
-        self.capacity = self._capacity(SLOTS)
+        self.capacity = self._capacity(servers.num_slots)
 
     def all(self) -> Figures:
         """Answer every question."""
         return {
-            "objective": {"latency_p99": LATENCY_SECONDS, "wait_p99": WAIT_SECONDS},
-            "slots": SLOTS,
-            "clients": CLIENTS,
+            "servers": dataclasses.asdict(self._servers),
             "capacity": self.capacity,
             "by_slots": self.by_slots(),
             "by_size": (by_size := self.by_size()),
@@ -138,29 +160,34 @@ class Answers:
         for num_slots in self._progress.track(self._plan.slots, description="slots"):
             size = 8
             rate = self._best_rate(size, ROUND_ROBIN, num_slots)
-            calls, summary = self._run(size, rate, ROUND_ROBIN, num_slots=num_slots)
-            # Little's law: the rate of arrivals times the time for which each call holds its slots.
-            held = statistics.mean((call.end - call.admitted) * call.num_slots for call in calls)
-            rows.append(
-                {
-                    "slots": num_slots,
-                    "capacity": self._capacity(num_slots),
-                    "rate": rate,
-                    "slots_in_use": rate * held / num_slots,
-                    "latency_p99": summary.latency_p99,
-                    "wait_p99": summary.wait_p99,
-                }
-            )
+            row: Figures = {"slots": num_slots, "capacity": self._capacity(num_slots), "rate": rate}
+            if rate:
+                calls, summary = self._run(size, rate, ROUND_ROBIN, num_slots)
+                # Little's law: the rate of arrivals times the time for which each call holds its slots.
+                held = statistics.mean((call.end - call.admitted) * call.num_slots for call in calls)
+                row["slots_in_use"] = rate * held / num_slots
+                row |= {"latency_p99": summary.latency_p99, "wait_p99": summary.wait_p99}
+            rows.append(row)
         return rows
 
     def by_size(self) -> list[Figures]:
-        """The rate that a replica can take within the objective, by the number of replicas and the policy."""
+        """The rate that a replica can take within the objective, by the number of replicas and the policy.
+
+        Raises:
+            RuntimeError: The engine is too slow for the objective, however many replicas there are.
+        """
         policies = (RANDOM, ROUND_ROBIN, WEIGHTED, TWO_OWN, LEAST)
         cells = [(policy, size) for policy in policies for size in self._plan.sizes]
-        return [
-            {"policy": policy.name, "size": size, "rate": self._best_rate(size, policy)}
-            for policy, size in self._progress.track(cells, description="numbers of replicas")
-        ]
+        rows = []
+        for policy, size in self._progress.track(cells, description="numbers of replicas"):
+            rate = self._best_rate(size, policy)
+            if not rate and size == max(self._plan.sizes):
+                slots = self._servers.num_slots
+                raise RuntimeError(
+                    f"{size} servers of {slots} slots do not meet the objective at any rate ({policy.name})"
+                )
+            rows.append({"policy": policy.name, "size": size, "rate": rate})
+        return rows
 
     def replicas(self, by_size: Sequence[Figures]) -> list[Figures]:
         """The number of replicas for each of `RATES`, by policy."""
@@ -176,9 +203,10 @@ class Answers:
                 if row["policy"] == ROUND_ROBIN.name and row["rate"] == RATES[-1]
             )
             seconds = self._plan.full_scale_seconds
-            cluster = Cluster(self._times, [SLOTS] * size, RoundRobin, num_clients=CLIENTS)
+            cluster = self._cluster(size)
             warm_up = seconds / 2
-            calls = cluster.run(Traffic.steady(RATES[-1], seconds).calls(CLIENTS, seed=1), seconds + 2)
+            traffic = Traffic.steady(RATES[-1], seconds)
+            calls = cluster.run(traffic.calls(self._servers.num_clients, seed=1), seconds + 2)
             figures = dataclasses.asdict(summarize(calls, warm_up, seconds))
             rows.append(
                 {"policy": ROUND_ROBIN.name, "rate": RATES[-1], "replicas": size, "simulated": figures}
@@ -187,15 +215,19 @@ class Answers:
 
     def policies(self) -> list[Figures]:
         """The p99 of 16 replicas by policy and load, for like and for unlike replicas."""
-        size = 16
+        size, most = 16, self._servers.num_slots
         mixes: Mapping[str, tuple[Sequence[int], Sequence[float], tuple[float, ...]]] = {
-            "like": ([SLOTS] * size, [1.0] * size, (0.6, 0.8, 0.9)),
+            "like": ([most] * size, [1.0] * size, (0.6, 0.8, 0.9)),
             "2 of 16 half as fast": (
-                [SLOTS] * size,
+                [most] * size,
                 [2.0] * 2 + [1.0] * (size - 2),
                 (0.6, 0.8),
             ),
-            "half with 32, half with 8 slots": ([SLOTS, SLOTS // 4] * (size // 2), [1.0] * size, (0.6, 0.8)),
+            f"half with {most}, half with {most // 4} slots": (
+                [most, most // 4] * (size // 2),
+                [1.0] * size,
+                (0.6, 0.8),
+            ),
         }
         cells = [
             (name, slots, slowness, load, policy)
@@ -230,7 +262,7 @@ class Answers:
         cells = [
             (pod_seconds, learn_seconds, max_waiting)
             for pod_seconds, learn_seconds in ((10.0, 1.0), (60.0, 30.0), (120.0, 30.0))
-            for max_waiting in (1024, 2 * SLOTS)
+            for max_waiting in (1024, 2 * self._servers.num_slots)
         ]
         return [
             self._grow(rates, 0.5, *cell) for cell in self._progress.track(cells, description="a sudden rise")
@@ -257,27 +289,34 @@ class Answers:
             self._one_lost(size, load) for size, load in self._progress.track(cells, description="one lost")
         ]
 
+    def _cluster(self, size: int, seed: int = 0) -> Cluster:
+        servers = self._servers
+        return Cluster(
+            self._times, [servers.num_slots] * size, RoundRobin, num_clients=servers.num_clients, seed=seed
+        )
+
     def _simulate(
         self, slots: Sequence[int], rate: float, policy: Policy, slowness: Sequence[float] | None = None
     ) -> tuple[list[Call], Summary]:
         """Simulate a steady rate."""
         seconds = _WARM_UP_SECONDS + max(20.0, self._plan.num_calls / rate)
+        num_clients = policy.num_clients or self._servers.num_clients
         cluster = Cluster(
             self._times,
             slots,
             policy.make,
-            num_clients=policy.num_clients,
+            num_clients=num_clients,
             slowness=slowness,
             scrape_seconds=policy.scrape_seconds,
         )
-        calls = cluster.run(Traffic.steady(rate, seconds).calls(policy.num_clients, seed=1), seconds + 60)
+        calls = cluster.run(Traffic.steady(rate, seconds).calls(num_clients, seed=1), seconds + 60)
         return calls, summarize(calls, _WARM_UP_SECONDS, seconds)
 
     def _run(
-        self, size: int, rate: float, policy: Policy, *, num_slots: int = SLOTS
+        self, size: int, rate: float, policy: Policy, num_slots: int | None = None
     ) -> tuple[list[Call], Summary]:
         """Simulate like replicas at a rate for each."""
-        return self._simulate([num_slots] * size, rate * size, policy)
+        return self._simulate([num_slots or self._servers.num_slots] * size, rate * size, policy)
 
     def _capacity(self, num_slots: int) -> float:
         """Returns the calls per second of a replica that always has waiting calls."""
@@ -291,19 +330,13 @@ class Answers:
         seconds = (ends[-1] - ends[0]) / (len(ends) - 1)
         return 1 / (seconds + self._times.call_seconds)  # gRPC had its time before the first turn
 
-    def _best_rate(self, size: int, policy: Policy, num_slots: int = SLOTS) -> float:
-        """Returns the highest rate of a replica within the objective, by bisection.
-
-        Raises:
-            RuntimeError: The engine is too slow for the objective.
-        """
-        low, high = 0.0, 1.05 * self._capacity(num_slots)
+    def _best_rate(self, size: int, policy: Policy, num_slots: int | None = None) -> float:
+        """Returns the highest rate of a replica within the objective, by bisection; 0 if there is none."""
+        low, high = 0.0, 1.05 * (self._capacity(num_slots) if num_slots else self.capacity)
         for _ in range(7):
             rate = (low + high) / 2
-            _, summary = self._run(size, rate, policy, num_slots=num_slots)
-            low, high = (rate, high) if _is_within(summary) else (low, rate)
-        if not low:
-            raise RuntimeError(f"{size} replicas of {num_slots} slots do not meet the objective at any rate")
+            _, summary = self._run(size, rate, policy, num_slots)
+            low, high = (rate, high) if self._servers.are_within(summary) else (low, rate)
         return low
 
     def _grow(
@@ -317,21 +350,22 @@ class Answers:
         seconds = rates[-1][0] + 240.0
         cluster = Cluster(
             self._times,
-            [SLOTS] * _GROWING_SIZE,
+            [self._servers.num_slots] * _GROWING_SIZE,
             RoundRobin,
-            num_clients=CLIENTS,
+            num_clients=self._servers.num_clients,
             queue_limits=QueueLimits(max_waiting_requests=max_waiting),
             scrape_seconds=15.0,
         )
         scaler = Autoscaler(cluster, threshold, pod_seconds, learn_seconds)
         cluster.env.process(scaler.run())
         traffic = dataclasses.replace(Traffic.steady(1.0, seconds), rates=rates)
-        calls = cluster.run(traffic.calls(CLIENTS, seed=1), seconds + 30)
+        calls = cluster.run(traffic.calls(self._servers.num_clients, seed=1), seconds + 30)
         windows = [(begin, summarize(calls, begin, begin + 5.0)) for begin in range(0, int(seconds), 5)]
         bad = [
             begin
             for begin, summary in windows
-            if begin >= _GROWTH_BEGINS and (summary.refused or not summary.latency_p99 <= LATENCY_SECONDS)
+            if begin >= _GROWTH_BEGINS
+            and (summary.refused or not summary.latency_p99 <= self._servers.latency_seconds)
         ]
         return {
             "threshold": threshold,
@@ -358,24 +392,24 @@ class Answers:
         during: list[Summary] = []
         retried, recovered = 0, []
         for seed in range(max(1, math.ceil(self._plan.num_calls / (load * self.capacity * size * 60)))):
-            cluster = Cluster(self._times, [SLOTS] * size, RoundRobin, num_clients=CLIENTS, seed=seed)
+            cluster = self._cluster(size, seed)
 
             def lose(cluster: Cluster = cluster) -> Process:
                 yield cluster.env.timeout(lost_at)
                 cluster.kill(cluster.replicas[0])
                 yield cluster.env.timeout(back_after)
-                cluster.replicas.append(cluster.make_replica(SLOTS))
+                cluster.replicas.append(cluster.make_replica(self._servers.num_slots))
                 cluster.tell_within(learn)
 
             cluster.env.process(lose())
-            calls = cluster.run(traffic.calls(CLIENTS, seed), seconds + 60)
+            calls = cluster.run(traffic.calls(self._servers.num_clients, seed), seconds + 60)
             tried.append(summarize(calls, 5.0, lost_at - 1))
             during.append(summarize(calls, lost_at - 1, lost_at + back_after))
             retried += sum(call.num_tries > 1 for call in calls)
             waits = [
                 begin
                 for begin in range(int(lost_at), int(seconds), 5)
-                if not summarize(calls, begin, begin + 5.0).latency_p99 <= LATENCY_SECONDS
+                if not summarize(calls, begin, begin + 5.0).latency_p99 <= self._servers.latency_seconds
             ]
             recovered.append(max(waits, default=lost_at - 5) + 5 - lost_at)
         return {
@@ -446,18 +480,11 @@ class Autoscaler:
     def _start(self, count: int) -> Process:
         cluster = self._cluster
         yield cluster.env.timeout(self._pod_seconds)
-        cluster.replicas += [cluster.make_replica(SLOTS) for _ in range(count)]
+        num_slots = cluster.replicas[0].num_slots
+        cluster.replicas += [cluster.make_replica(num_slots) for _ in range(count)]
         self.first_ready = min(self.first_ready, cluster.env.now)
         self.history.append((cluster.env.now, len(cluster.replicas)))
         cluster.tell_within(self._learn_seconds)
-
-
-def _is_within(summary: Summary) -> bool:
-    return (
-        summary.refused + summary.failed == 0
-        and summary.latency_p99 <= LATENCY_SECONDS
-        and summary.wait_p99 <= WAIT_SECONDS
-    )
 
 
 def _size_for(rate: float, by_size: Mapping[int, float]) -> int:

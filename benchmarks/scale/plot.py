@@ -36,7 +36,7 @@ def _plot_sizes(panel: Axes, report: dict[str, Any]) -> None:
         panel.plot([row["size"] for row in rows], [row["rate"] for row in rows], marker="o", label=policy)
     panel.axhline(report["capacity"], linestyle=":", color="gray", label="capacity")
     panel.set(xscale="log", xlabel="replicas", ylabel="requests/s a replica", ylim=(0, None))
-    panel.set_title(f"what a replica takes at p99 ≤ {report['objective']['latency_p99']:g} s")
+    panel.set_title(f"what a replica takes at p99 ≤ {report['servers']['latency_seconds']:g} s")
 
 
 def _plot_policies(panel: Axes, report: dict[str, Any]) -> None:
@@ -52,7 +52,7 @@ def _plot_policies(panel: Axes, report: dict[str, Any]) -> None:
         panel.barh(places, values, height, label=kind)
     panel.set_yticks([place + 0.4 for place in range(len(policies))], policies, fontsize=8)
     panel.invert_yaxis()
-    panel.axvline(report["objective"]["latency_p99"], linestyle=":", color="gray")
+    panel.axvline(report["servers"]["latency_seconds"], linestyle=":", color="gray")
     panel.set(xscale="log", xlabel="p99 latency, s", xlim=(None, 500))
     panel.set_title(f"policies, 16 replicas at {_LOAD:.0%} of their capacity")
 
@@ -65,7 +65,7 @@ def _plot_jump(panel: Axes, report: dict[str, Any]) -> None:
             f"{row['refused']:.0%} refused"
         )
         panel.plot(times, values, label=label)
-    panel.axhline(report["objective"]["latency_p99"], linestyle=":", color="gray")
+    panel.axhline(report["servers"]["latency_seconds"], linestyle=":", color="gray")
     panel.set(yscale="log", xlabel="s; at 60 the rate triples", ylabel="p99 latency, s", ylim=(None, 1000))
     panel.set_title("a sudden rise, by delay and limit of the queue")
 
@@ -86,6 +86,6 @@ def _plot_lost(panel: Axes, report: dict[str, Any]) -> None:
         color="gray",
         label="none lost",
     )
-    panel.axhline(report["objective"]["latency_p99"], linestyle=":", color="gray")
+    panel.axhline(report["servers"]["latency_seconds"], linestyle=":", color="gray")
     panel.set(yscale="log", xlabel="load before, % of the capacity", ylabel="p99 latency, s")
     panel.set_title("the minute after one replica is lost")

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.scale.__main__ import _RENDER
-from benchmarks.scale.answers import Answers, Plan, _size_for
+from benchmarks.scale.answers import Answers, Plan, Servers, _size_for
 from benchmarks.scale.plot import save_plot
 from tests.benchmarks.scale.test_cluster import TIMES
 
@@ -28,15 +28,26 @@ def test_the_number_of_replicas_follows_the_largest_simulated_one(rate, size):
 
 def test_an_engine_that_is_too_slow_for_the_objective_is_an_error():
     plan = Plan(num_calls=100, sizes=(1,), slots=(4,), full_scale_seconds=0.0)
-    answers = Answers(TIMES.scaled(100.0), plan, Progress(console=Console(file=io.StringIO())))
-    with pytest.raises(RuntimeError, match="8 replicas of 4 slots do not meet the objective at any rate"):
-        answers.by_slots()
+    answers = Answers(TIMES.scaled(100.0), Servers(), plan, Progress(console=Console(file=io.StringIO())))
+    assert answers.by_slots() == [{"slots": 4, "capacity": pytest.approx(0.4, rel=0.5), "rate": 0.0}]
+    with pytest.raises(RuntimeError, match="1 servers of 32 slots do not meet the objective at any rate"):
+        answers.by_size()
+
+
+def test_a_looser_objective_is_met_at_a_higher_rate():
+    plan = Plan(num_calls=400, sizes=(1,), slots=(16,), full_scale_seconds=0.0)
+    rates = []
+    for latency_seconds in (0.2, 2.0):
+        servers = Servers(num_slots=16, latency_seconds=latency_seconds, wait_seconds=latency_seconds)
+        answers = Answers(TIMES.scaled(2.0), servers, plan, Progress(console=Console(file=io.StringIO())))
+        rates.append(answers.by_slots()[0]["rate"])
+    assert 0 < 1.2 * rates[0] < rates[1]
 
 
 @pytest.mark.slow
 def test_every_question_has_an_answer_a_table_and_a_panel(tmp_path):  # half a minute of simulations
     plan = Plan(num_calls=100, sizes=(1, 2), slots=(8, 16), full_scale_seconds=0.0)
-    report = Answers(TIMES.scaled(4.0), plan, Progress(console=Console(file=io.StringIO()))).all()
+    report = Answers(TIMES.scaled(4.0), Servers(), plan, Progress(console=Console(file=io.StringIO()))).all()
     report["hardware"] = {"cpu": "a CPU", "commit": "abc"}
     assert json.loads(json.dumps(report)) == json.loads(json.dumps(report))
     console = Console(file=io.StringIO(), width=300)
