@@ -73,7 +73,7 @@ class _MeasuredRunner(OnnxRunner):
 
 
 class MeasuredEngine:
-    """An engine in this process that takes the time of each of its turns.
+    """An engine in this process, of one thread, that takes the processor time of each of its turns.
 
     Args:
         bundle: Folder of a bundle.
@@ -88,7 +88,7 @@ class MeasuredEngine:
         self._num_open = 0
         self._turns: list[np.ndarray] = []
         self._seconds: list[float] = []
-        self._began = 0.0
+        self._began = 0.0  # by the processor time of this process: others may share its core
 
     def run(self, jobs: Sequence[Job], in_flight: int) -> tuple[np.ndarray, np.ndarray]:
         """Decode the jobs in a closed loop, on this thread.
@@ -99,7 +99,7 @@ class MeasuredEngine:
         self._left, self._num_open, self._turns, self._seconds = iter(jobs), 0, [], []
         self._fill(in_flight)
         while self._num_open:
-            self._began = time.perf_counter()
+            self._began = time.process_time()
             self._engine.run_turn()
             self._fill(in_flight)
         return np.array(self._turns), np.array(self._seconds)
@@ -118,7 +118,7 @@ class MeasuredEngine:
             self._num_open += 1
 
     def _deliver(self, turn: Turn) -> None:
-        self._seconds.append(time.perf_counter() - self._began)
+        self._seconds.append(time.process_time() - self._began)
         counts = self._runner.counts
         self._turns.append(counts.copy())
         counts[:] = 0

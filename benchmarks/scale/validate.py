@@ -17,13 +17,13 @@ from typing import Any
 from rich.progress import Progress
 
 from benchmarks.load.generator import Generator, Run
-from benchmarks.load.mix import MAX_TARGET_LENGTH, MIX, ONLY_GREEDY, draw_jobs, quantile, throughput
+from benchmarks.load.mix import MAX_TARGET_LENGTH, MIX, ONLY_GREEDY, Job, draw_jobs, quantile, throughput
 from benchmarks.scale.cluster import Cluster, MakeBalancer
 from benchmarks.scale.fit import Fit, MeasuredEngine, measure_turns
 from benchmarks.scale.model import Call
 from benchmarks.scale.policies import RoundRobin, WeightedRoundRobin
 from benchmarks.scale.times import EngineTimes
-from benchmarks.serving import RunningServer, serving
+from benchmarks.serving import Histogram, RunningServer, serving
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.client.wire import CHANNEL_OPTIONS
 from seq2seq_serve.server.runner.device import ProviderPolicy
@@ -41,9 +41,6 @@ _BALANCERS: dict[str, MakeBalancer] = {
     "weighted_round_robin": WeightedRoundRobin,
 }
 _NUM_PINGS = 200
-# The machine's speed changes between a fit and a run, because others use its caches and memory. The model's
-# times are multiplied until its processor time is that of the run; faster turns also have fewer rows.
-_SPEED_ROUNDS = 3
 _SEEDS = range(5)  # the client's first choice of a server is random, and changes all later ones
 
 
@@ -99,6 +96,24 @@ def _engine_config(num_slots: int) -> RunnerConfig:
     )
 
 
+@dataclass(frozen=True)
+class _Counted:
+    """What a server has counted so far: processor time, steps by their rows, and encode calls."""
+
+    cpu_seconds: float
+    steps: Histogram
+    num_encodes: int
+
+    @classmethod
+    def of(cls, server: RunningServer) -> _Counted:
+        steps, encodes = map(server.histogram, ("seq2seq_step_batch_size", "seq2seq_encode_time_seconds"))
+        return cls(server.cpu_seconds(), steps, encodes.count)
+
+    def since(self, before: _Counted) -> _Counted:
+        num_encodes = self.num_encodes - before.num_encodes
+        return _Counted(self.cpu_seconds - before.cpu_seconds, self.steps.since(before.steps), num_encodes)
+
+
 def validate(bundle: Path, plan: Plan, progress: Progress) -> list[Figures]:
     """Run real servers and the model; returns the figures of each setup and load."""
     cores = sorted(os.sched_getaffinity(0))
@@ -109,7 +124,7 @@ def validate(bundle: Path, plan: Plan, progress: Progress) -> list[Figures]:
         with _servers(bundle, setup, cores) as servers, Generator(cores[-1:]) as generator:
             address = "ipv4:" + ",".join(server.address for server in servers)
             for seed in range(plan.num_rounds):
-                fits = _fit_on(bundle, cores, _LEVELS)
+                fits = _fit_on(bundle, [cores[core % len(cores)] for core in setup.cores], _LEVELS)
                 times = EngineTimes.median([each.times for each in fits])
                 times = _with_grpc(times, servers[0], generator)
                 in_flight = 2 * sum(setup.slots)
@@ -118,16 +133,18 @@ def validate(bundle: Path, plan: Plan, progress: Progress) -> list[Figures]:
                 capacity = throughput(run.outcomes, in_flight).requests_per_second
                 for load in plan.loads:
                     jobs = draw_jobs(plan.num_calls, MIX, seed)
-                    before = sum(server.cpu_seconds() for server in servers)
+                    before = [_Counted.of(server) for server in servers]
                     run = generator.open_loop(address, jobs, rate=load * capacity, stream=False)
-                    cpu_seconds = sum(server.cpu_seconds() for server in servers) - before
+                    work = [
+                        _Counted.of(server).since(each) for server, each in zip(servers, before, strict=True)
+                    ]
+                    cpu_seconds = sum(each.cpu_seconds for each in work)
                     # The load generator takes its part of the last core.
                     slowness = [1 / (1 - run.cpu_share * (core == len(cores) - 1)) for core in setup.cores]
+                    # The machine's speed changes, because others use its caches and memory.
+                    factor = cpu_seconds / predicted_seconds(times, jobs, work)
                     by_fit = simulate(run, setup, times, slowness)
-                    factor, clusters = 1.0, by_fit
-                    for _ in range(_SPEED_ROUNDS):
-                        factor *= cpu_seconds / _cpu_seconds(clusters, slowness)
-                        clusters = simulate(run, setup, times.scaled(factor), slowness)
+                    clusters = simulate(run, setup, times.scaled(factor), slowness)
                     figures = {
                         "requests_per_second": load * capacity,
                         "times": dataclasses.asdict(times),
@@ -136,7 +153,8 @@ def validate(bundle: Path, plan: Plan, progress: Progress) -> list[Figures]:
                         "loop_lag_p99": run.lag_seconds,
                         "generator_cpu_share": run.cpu_share,
                         "load_average": os.getloadavg()[0],
-                        "cpu": {"real": cpu_seconds, "model": _cpu_seconds(by_fit, slowness)},
+                        "cpu": {"real": cpu_seconds, "model": _cpu_seconds(clusters, slowness)},
+                        "slower_than_fit": factor,
                         "by_fit_alone": compare(run, by_fit),
                     }
                     found[load].append(figures | compare(run, clusters))
@@ -166,6 +184,34 @@ def simulate(run: Run, setup: Setup, times: EngineTimes, slowness: Sequence[floa
         cluster.run([Call.of(outcome.job, outcome.sent) for outcome in outcomes])
         clusters.append(cluster)
     return clusters
+
+
+def predicted_seconds(times: EngineTimes, jobs: Sequence[Job], work: Sequence[_Counted]) -> float:
+    """Returns the processor time that the work of a run takes by the fitted times.
+
+    It is exact but for the numbers of rows: a bucket of their histogram stands for all its numbers alike.
+
+    Args:
+        times: The fitted times.
+        jobs: All jobs of the run.
+        work: What the servers counted.
+    """
+    seconds = times.encode_seconds * sum(each.num_encodes for each in work)
+    for each in work:
+        least, counted = 1, 0.0
+        for bound, count in each.steps.buckets:
+            if count > counted:
+                between = range(least, int(bound) + 1)
+                seconds += (count - counted) * statistics.mean(map(times.turn_seconds, between))
+            least, counted = int(min(bound, _MAX_SLOTS)) + 1, count
+    for job in jobs:
+        call = Call.of(job, 0.0)
+        num_later = call.num_tokens - 1  # turns in which a beam has all its rows
+        num_positions = call.source_length * (1 + num_later * call.num_slots)
+        num_positions += call.num_slots * num_later * call.num_tokens // 2
+        seconds += times.mode_seconds(call.mode) * (1 + num_later * call.num_slots)
+        seconds += times.position_seconds * num_positions + times.token_seconds * call.source_length
+    return seconds + times.call_seconds * len(jobs)
 
 
 def _cpu_seconds(clusters: Sequence[Cluster], slowness: Sequence[float]) -> float:

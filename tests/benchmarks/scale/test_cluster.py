@@ -30,17 +30,17 @@ def run(policy, *, rate=150.0, seconds=8.0, slots=(8, 8, 8, 4), deadline_seconds
         TIMES,
         slots,
         policy.make,
-        num_clients=policy.num_clients,
+        num_clients=policy.num_clients or 8,
         queue_limits=QueueLimits(max_waiting_requests=30),
         scrape_seconds=policy.scrape_seconds,
     )
-    return cluster, cluster.run(traffic.calls(policy.num_clients, seed=4))
+    return cluster, cluster.run(traffic.calls(policy.num_clients or 8, seed=4))
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 def test_every_call_ends_once_and_every_slot_comes_back(policy):
     cluster, calls = run(policy, rate=250.0, seconds=3.0, deadline_seconds=0.5)
-    expected = list(Traffic(((0.0, 250.0),), 3.0, MIX).calls(policy.num_clients, seed=4))
+    expected = list(Traffic(((0.0, 250.0),), 3.0, MIX).calls(policy.num_clients or 8, seed=4))
     assert sorted(call.arrival for call in calls) == [call.arrival for call in expected]
     assert {call.code for call in calls} <= {OK, REFUSED, LATE}
     assert len({call.code for call in calls}) > 1
@@ -60,8 +60,8 @@ def test_work_is_the_same_however_it_is_spread():
     times = dataclasses.replace(TIMES, rows_seconds=((0, 0.0), (1, 2e-4)), encode_seconds=0.0)
     found = []
     for policy in POLICIES[:2]:
-        cluster = Cluster(times, (8, 8), policy.make, num_clients=policy.num_clients)
-        cluster.run(Traffic.steady(20.0, 10.0).calls(policy.num_clients, seed=1))
+        cluster = Cluster(times, (8, 8), policy.make, num_clients=policy.num_clients or 8)
+        cluster.run(Traffic.steady(20.0, 10.0).calls(policy.num_clients or 8, seed=1))
         found.append(sum(replica.work_seconds for replica in cluster.replicas))
     assert found[0] == pytest.approx(found[1], rel=0.01)
 
