@@ -33,6 +33,7 @@ _SIGNED = ("sampling_row_seconds", "beam_row_seconds")  # beside a greedy row; t
 # Numbers of rows between which a turn's time is a straight line, where enough turns were measured.
 _KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 _LEAST_TURNS = 10
+_ROUNDS = 12  # of the weighted least squares
 
 
 @dataclass(frozen=True)
@@ -134,9 +135,9 @@ def measure_turns(
         engine: A warm engine.
         shares: Shares of the decoding modes.
         levels: Numbers of requests in flight.
-        num_jobs: Number of requests of each level, in addition to those in flight.
+        num_jobs: Number of requests of each level, in addition to three times those in flight.
     """
-    return fit([engine.run(draw_jobs(num_jobs + level, shares, seed=level), level) for level in levels])
+    return fit([engine.run(draw_jobs(num_jobs + 3 * level, shares, seed=level), level) for level in levels])
 
 
 def fit(measured: Sequence[tuple[np.ndarray, np.ndarray]]) -> Fit:
@@ -181,17 +182,19 @@ def _design(turns: np.ndarray, knots: Sequence[int]) -> np.ndarray:
 def _solve(design: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """Returns the terms whose sums are closest to the seconds; one that would be negative is 0.
 
-    The weights come from fitted times: those of measured times would favour turns that happened to be short.
+    The weights come from fitted times in the end: those of measured times favour turns that happened to be
+    short. Only then is it certain which terms would be negative.
     """
     num_terms = design.shape[1]
     kept = np.asarray(design.any(axis=0))
     least = np.zeros(num_terms)
     least[num_terms - len(_TERMS) :] = [-np.inf if name in _SIGNED else 0.0 for name in _TERMS]
-    weights = np.ones(len(seconds))
-    for _ in range(8):
+    weights = 1 / seconds
+    for number in range(_ROUNDS):
         found = np.zeros(num_terms)
         found[kept], *_ = np.linalg.lstsq(design[:, kept] * weights[:, None], seconds * weights, rcond=None)
-        kept &= found >= least
+        if number >= _ROUNDS // 2:
+            kept &= found >= least
         found = found.clip(least)
         weights = 1 / np.maximum(design @ found, seconds.min())
     return found
