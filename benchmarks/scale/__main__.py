@@ -5,9 +5,10 @@
   encode call and a source token. A server process then gives what gRPC costs a call.
 * `validate` runs real server processes and a separate load generator, with Poisson arrivals through gRPC and
   the balancer of the clients of this project, and lets the model serve the same requests at the same times.
-  Each round fits the times anew, on all cores at once, because the speed of a machine changes; the arrival
-  rates are shares of a measured capacity. The bar is 15 % for p50 and p99 of the whole latency, in medians
-  over the rounds.
+  Each round fits the times anew on the servers' cores, all at once. The machine's speed changes between a fit
+  and a run, so the model also gets the processor time that the servers took for the work that they counted.
+  Arrival rates are shares of a measured capacity. The bar is 15 % for p50 and p99 of the whole latency, in
+  medians over the rounds.
 * `answers` simulates many servers with fitted times: how many slots and how many replicas, which policy, how
   fast to scale, and what a lost replica costs.
 
@@ -40,7 +41,7 @@ from benchmarks.scale.times import EngineTimes
 
 Figures = dict[str, Any]
 
-_VALIDATION = validate.Plan(validate.SETUPS, loads=(0.5, 0.8), num_rounds=3, num_calls=1500)
+_VALIDATION = validate.Plan(validate.SETUPS, loads=(0.5, 0.8), num_rounds=3, num_calls=1000)
 _QUICK_VALIDATION = dataclasses.replace(_VALIDATION, num_rounds=1, num_calls=300)
 _ANSWERS = answers.Plan(
     num_calls=10_000, sizes=(1, 2, 4, 8, 16, 64), slots=(4, 8, 16, 32, 64, 128), full_scale_seconds=2.5
@@ -72,7 +73,7 @@ def main() -> int:
     }
     for name, text in helps.items():
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        command.add_argument("--quick", action="store_true", help="less of everything, in about two minutes")
+        command.add_argument("--quick", action="store_true", help="less of everything")
         command.add_argument(
             "--out", type=Path, metavar="FILE", help="also write the JSON object to this file"
         )
@@ -109,14 +110,14 @@ def main() -> int:
     options = parser.parse_args()
     if options.command == "answers" and options.slots < _LEAST_SLOTS:
         parser.error(
-            f"--slots must be at least {_LEAST_SLOTS}: some servers have a quarter, a beam takes four"
+            f"--slots {options.slots}: at least {_LEAST_SLOTS}, as some servers have a quarter of it"
         )
     console = Console(stderr=True)
     report: Figures = {"benchmark": f"scale {options.command}", "hardware": describe_hardware()}
     try:
         with tempfile.TemporaryDirectory() as name, Progress(console=console) as progress:
             if options.command == "answers":
-                times = EngineTimes.of(json.loads(options.times.read_text())["times"])
+                times = EngineTimes.of(json.loads(options.times.read_text()).get("times", {}))
                 plan = _QUICK_ANSWERS if options.quick else _ANSWERS
                 report["times"] = dataclasses.asdict(times)
                 servers = answers.Servers(options.slots, options.clients, options.latency, options.wait)
@@ -124,7 +125,7 @@ def main() -> int:
             else:
                 bundle = options.bundle or _export(Path(name) / "bundle", console)
                 report |= _MEASURE[options.command](bundle, options.quick, progress)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for table in _RENDER[options.command](report):
@@ -186,15 +187,18 @@ def _render_times(report: Figures) -> list[Table]:
 
 def _render_validation(report: Figures) -> list[Table]:
     names = ("latency_p50", "latency_p99", "wait_p50", "wait_p99", "first_token_p50", "first_token_p99")
-    table = _table("milliseconds: real, model, error", "servers", "load", *names, "CPU")
+    by_fit = names[:2]
+    columns = (*names, "slower than fit", *(f"by the fit alone: {name}" for name in by_fit))
+    table = _table("milliseconds: real, model, error", "servers", "load", *columns)
     for row in report["rows"]:
-        cells = [_compared(row[name], 1e3) for name in names]
-        table.add_row(row["setup"], f"{row['load']:.0%}", *cells, _compared(row["cpu"], 1.0))
+        cells = [_compared(row[name]) for name in names]
+        alone = [_compared(row["by_fit_alone"][name]) for name in by_fit]
+        table.add_row(row["setup"], f"{row['load']:.0%}", *cells, f"{row['slower_than_fit']:.2f}", *alone)
     return [table]
 
 
-def _compared(cell: dict[str, float], unit: float) -> str:
-    return f"{unit * cell['real']:.0f} {unit * cell['model']:.0f} {cell['error']:+.0%}"
+def _compared(cell: dict[str, float]) -> str:
+    return f"{1e3 * cell['real']:.0f} {1e3 * cell['model']:.0f} {cell['error']:+.0%}"
 
 
 def _render_answers(report: Figures) -> list[Table]:

@@ -364,7 +364,8 @@ class Answers:
         bad = [
             begin
             for begin, summary in windows
-            if begin >= _GROWTH_BEGINS
+            if summary.count
+            and begin >= _GROWTH_BEGINS
             and (summary.refused or not summary.latency_p99 <= self._servers.latency_seconds)
         ]
         return {

@@ -33,6 +33,7 @@ _SIGNED = ("sampling_row_seconds", "beam_row_seconds")  # beside a greedy row; t
 # Numbers of rows between which a turn's time is a straight line, where enough turns were measured.
 _KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 _LEAST_TURNS = 10
+_INTERRUPTED = 3  # turns that took so many times the fitted time are left out
 _ROUNDS = 12  # of the weighted least squares
 
 
@@ -105,10 +106,6 @@ class MeasuredEngine:
             self._fill(in_flight)
         return np.array(self._turns), np.array(self._seconds)
 
-    def close(self) -> None:
-        """Free the engine's memory."""
-        self._runner.close()
-
     def warm_up(self) -> None:
         """Do first-time work."""
         self._runner.warm_up()
@@ -145,15 +142,18 @@ def fit(measured: Sequence[tuple[np.ndarray, np.ndarray]]) -> Fit:
 
     Turns that took more than three times the fitted time, in which the machine did something else, are left
     out of a second fit.
+
+    Raises:
+        ValueError: There are not enough turns.
     """
-    knots = _knots(np.concatenate([turns[:, 0] for turns, _ in measured]))
-    designs = [(_design(turns, knots), seconds) for turns, seconds in measured]
-    design = np.concatenate([each for each, _ in designs])
-    seconds = np.concatenate([seconds for _, seconds in designs])
-    found = _solve(design, seconds)
-    usual = seconds < 3 * (design @ found)
+    turns = np.concatenate([turns for turns, _ in measured])
+    seconds = np.concatenate([seconds for _, seconds in measured])
+    design = _design(turns, _knots(turns[:, 0]))
+    usual = seconds < _INTERRUPTED * (design @ _solve(design, seconds))
+    knots = _knots(turns[usual, 0])
+    design = _design(turns, knots)
     found = _solve(design[usual], seconds[usual])
-    errors = [(ran @ found).sum() / took.sum() - 1 for ran, took in designs]
+    errors = [(_design(ran, knots) @ found).sum() / took.sum() - 1 for ran, took in measured]
     residual = seconds[usual] - design[usual] @ found
     curve, terms = found[: len(knots)].tolist(), found[len(knots) :].tolist()
     return Fit(
@@ -165,9 +165,16 @@ def fit(measured: Sequence[tuple[np.ndarray, np.ndarray]]) -> Fit:
 
 
 def _knots(rows: np.ndarray) -> list[int]:
-    """Returns the `_KNOTS` with enough turns from their number of rows up to the next."""
+    """Returns the `_KNOTS` with enough turns from their number of rows up to the next.
+
+    Raises:
+        ValueError: There is none.
+    """
     counts, _ = np.histogram(rows, [*_KNOTS, np.inf])
-    return [knot for knot, count in zip(_KNOTS, counts.tolist(), strict=True) if count >= _LEAST_TURNS]
+    knots = [knot for knot, count in zip(_KNOTS, counts.tolist(), strict=True) if count >= _LEAST_TURNS]
+    if not knots:
+        raise ValueError(f"{len(rows)} turns are not enough for a fit")
+    return knots
 
 
 def _design(turns: np.ndarray, knots: Sequence[int]) -> np.ndarray:
@@ -187,13 +194,13 @@ def _solve(design: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """
     num_terms = design.shape[1]
     kept = np.asarray(design.any(axis=0))
-    least = np.zeros(num_terms)
+    least = np.full(num_terms, -np.inf)  # a knot stands for enough turns
     least[num_terms - len(_TERMS) :] = [-np.inf if name in _SIGNED else 0.0 for name in _TERMS]
     weights = 1 / seconds
     for number in range(_ROUNDS):
         found = np.zeros(num_terms)
         found[kept], *_ = np.linalg.lstsq(design[:, kept] * weights[:, None], seconds * weights, rcond=None)
-        if number >= _ROUNDS // 2:
+        if _ROUNDS // 2 <= number < _ROUNDS - 1:
             kept &= found >= least
         found = found.clip(least)
         weights = 1 / np.maximum(design @ found, seconds.min())

@@ -60,7 +60,13 @@ class EngineTimes:
 
     @classmethod
     def of(cls, figures: Mapping[str, Any]) -> EngineTimes:
-        """Returns the times of a result file."""
+        """Returns the times of a result file.
+
+        Raises:
+            ValueError: They are not those of this version.
+        """
+        if set(figures) != {field.name for field in dataclasses.fields(cls)}:
+            raise ValueError("the times are not those of this version: measure them with `fit` again")
         curve = tuple((int(rows), float(seconds)) for rows, seconds in figures["rows_seconds"])
         return cls(**{**figures, "rows_seconds": curve})
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -14,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import grpc
 from rich.progress import Progress
 
 from benchmarks.load.generator import Generator, Run
@@ -23,9 +25,11 @@ from benchmarks.scale.fit import Fit, MeasuredEngine, measure_turns
 from benchmarks.scale.model import Call
 from benchmarks.scale.policies import RoundRobin, WeightedRoundRobin
 from benchmarks.scale.times import EngineTimes
-from benchmarks.serving import Histogram, RunningServer, serving
+from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.client.wire import CHANNEL_OPTIONS
+from seq2seq_serve.protos.open_inference_pb2 import ModelStatisticsRequest
+from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from seq2seq_serve.server.runner.device import ProviderPolicy
 from seq2seq_serve.server.runner.sizing import RunnerConfig
 
@@ -98,20 +102,23 @@ def _engine_config(num_slots: int) -> RunnerConfig:
 
 @dataclass(frozen=True)
 class _Counted:
-    """What a server has counted so far: processor time, steps by their rows, and encode calls."""
+    """What a server has counted so far: processor time, encode calls, and steps by their number of rows."""
 
     cpu_seconds: float
-    steps: Histogram
     num_encodes: int
+    steps: Counter[int]
 
     @classmethod
     def of(cls, server: RunningServer) -> _Counted:
-        steps, encodes = map(server.histogram, ("seq2seq_step_batch_size", "seq2seq_encode_time_seconds"))
-        return cls(server.cpu_seconds(), steps, encodes.count)
+        with grpc.insecure_channel(server.address) as channel:
+            stub = GRPCInferenceServiceStub(channel)  # type: ignore[no-untyped-call]
+            (model,) = stub.ModelStatistics(ModelStatisticsRequest()).model_stats
+        steps = Counter({each.batch_size: each.compute_infer.count for each in model.batch_stats})
+        return cls(server.cpu_seconds(), model.inference_stats.compute_input.count, steps)
 
     def since(self, before: _Counted) -> _Counted:
         num_encodes = self.num_encodes - before.num_encodes
-        return _Counted(self.cpu_seconds - before.cpu_seconds, self.steps.since(before.steps), num_encodes)
+        return _Counted(self.cpu_seconds - before.cpu_seconds, num_encodes, self.steps - before.steps)
 
 
 def validate(bundle: Path, plan: Plan, progress: Progress) -> list[Figures]:
@@ -122,9 +129,10 @@ def validate(bundle: Path, plan: Plan, progress: Progress) -> list[Figures]:
     for setup in plan.setups:
         found: dict[float, list[Figures]] = {load: [] for load in plan.loads}
         with _servers(bundle, setup, cores) as servers, Generator(cores[-1:]) as generator:
+            own_cores = [cores[core % len(cores)] for core in setup.cores]
             address = "ipv4:" + ",".join(server.address for server in servers)
             for seed in range(plan.num_rounds):
-                fits = _fit_on(bundle, [cores[core % len(cores)] for core in setup.cores], _LEVELS)
+                fits = _fit_on(bundle, own_cores, _LEVELS)
                 times = EngineTimes.median([each.times for each in fits])
                 times = _with_grpc(times, servers[0], generator)
                 in_flight = 2 * sum(setup.slots)
@@ -140,7 +148,7 @@ def validate(bundle: Path, plan: Plan, progress: Progress) -> list[Figures]:
                     ]
                     cpu_seconds = sum(each.cpu_seconds for each in work)
                     # The load generator takes its part of the last core.
-                    slowness = [1 / (1 - run.cpu_share * (core == len(cores) - 1)) for core in setup.cores]
+                    slowness = [1 / (1 - run.cpu_share * (core == cores[-1])) for core in own_cores]
                     # The machine's speed changes, because others use its caches and memory.
                     factor = cpu_seconds / predicted_seconds(times, jobs, work)
                     by_fit = simulate(run, setup, times, slowness)
@@ -153,7 +161,7 @@ def validate(bundle: Path, plan: Plan, progress: Progress) -> list[Figures]:
                         "loop_lag_p99": run.lag_seconds,
                         "generator_cpu_share": run.cpu_share,
                         "load_average": os.getloadavg()[0],
-                        "cpu": {"real": cpu_seconds, "model": _cpu_seconds(clusters, slowness)},
+                        "cpu_seconds": cpu_seconds,
                         "slower_than_fit": factor,
                         "by_fit_alone": compare(run, by_fit),
                     }
@@ -189,8 +197,6 @@ def simulate(run: Run, setup: Setup, times: EngineTimes, slowness: Sequence[floa
 def predicted_seconds(times: EngineTimes, jobs: Sequence[Job], work: Sequence[_Counted]) -> float:
     """Returns the processor time that the work of a run takes by the fitted times.
 
-    It is exact but for the numbers of rows: a bucket of their histogram stands for all its numbers alike.
-
     Args:
         times: The fitted times.
         jobs: All jobs of the run.
@@ -198,12 +204,7 @@ def predicted_seconds(times: EngineTimes, jobs: Sequence[Job], work: Sequence[_C
     """
     seconds = times.encode_seconds * sum(each.num_encodes for each in work)
     for each in work:
-        least, counted = 1, 0.0
-        for bound, count in each.steps.buckets:
-            if count > counted:
-                between = range(least, int(bound) + 1)
-                seconds += (count - counted) * statistics.mean(map(times.turn_seconds, between))
-            least, counted = int(min(bound, _MAX_SLOTS)) + 1, count
+        seconds += sum(count * times.turn_seconds(num_rows) for num_rows, count in each.steps.items())
     for job in jobs:
         call = Call.of(job, 0.0)
         num_later = call.num_tokens - 1  # turns in which a beam has all its rows
@@ -212,14 +213,6 @@ def predicted_seconds(times: EngineTimes, jobs: Sequence[Job], work: Sequence[_C
         seconds += times.mode_seconds(call.mode) * (1 + num_later * call.num_slots)
         seconds += times.position_seconds * num_positions + times.token_seconds * call.source_length
     return seconds + times.call_seconds * len(jobs)
-
-
-def _cpu_seconds(clusters: Sequence[Cluster], slowness: Sequence[float]) -> float:
-    """Returns the processor time of all servers, the mean of the clusters."""
-    return statistics.mean(
-        sum(replica.work_seconds / factor for replica, factor in zip(cluster.replicas, slowness, strict=True))
-        for cluster in clusters
-    )
 
 
 def compare(run: Run, clusters: Sequence[Cluster]) -> Figures:
@@ -306,6 +299,8 @@ def _servers(bundle: Path, setup: Setup, cores: Sequence[int]) -> Iterator[list[
 def _medians(rounds: Sequence[Figures]) -> Figures:
     """Returns the medians of the rounds, and the errors of the model's."""
     figures: Figures = {}
+    if "slower_than_fit" in rounds[0]:
+        figures["slower_than_fit"] = statistics.median(each["slower_than_fit"] for each in rounds)
     by_fit_alone = [each["by_fit_alone"] for each in rounds if "by_fit_alone" in each]
     if by_fit_alone:
         figures["by_fit_alone"] = _medians(by_fit_alone)

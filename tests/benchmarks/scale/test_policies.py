@@ -105,3 +105,24 @@ def test_a_replica_that_left_loses_its_weight(env):
     balancer.know(replicas)
     found = Counter(balancer.choose().index for _ in range(300))
     assert found == {0: 100, 1: 100, 2: 100}
+
+
+def test_weights_of_real_replicas_are_the_rates_that_would_fill_them(env):
+    # Calls of 1 second on one of 2 slots, of 4 seconds on one of 8: by Little's law 2 calls a second each.
+    balancer = WeightedRoundRobin(env, random.Random(0), blackout_seconds=0.0)
+    replicas = [
+        Replica(env, number, EngineTimes(((1, seconds),)), slots, balancer.ended)
+        for number, (seconds, slots) in enumerate(((1.0, 2), (4.0, 8)))
+    ]
+    balancer.know(replicas)
+
+    def calls(replica, gap):
+        for _ in range(10):
+            replica.submit(Call(env.now, 5, 1))
+            yield env.timeout(gap)
+
+    for replica, gap in zip(replicas, (2.0, 9.0), strict=True):
+        env.process(calls(replica, gap))
+    env.run()
+    weights = [balancer._reports[number].value for number in range(2)]
+    assert weights == pytest.approx([2.0, 2.0], rel=0.1)
