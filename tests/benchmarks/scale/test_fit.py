@@ -7,7 +7,7 @@ from benchmarks.load.mix import Mode
 from benchmarks.scale.fit import _COLUMNS, _SIGNED, _TERMS, fit
 from benchmarks.scale.times import EngineTimes
 
-# A kernel for blocks of 5 rows: a sixth row costs a block.
+# A kernel for blocks of rows: a sixth row costs a block.
 CURVE = ((1, 2e-3), (5, 2.1e-3), (6, 3.4e-3), (10, 4e-3), (32, 1e-2))
 TIMES = EngineTimes(
     CURVE,
