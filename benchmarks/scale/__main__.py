@@ -46,8 +46,8 @@ _QUICK_VALIDATION = dataclasses.replace(_VALIDATION, num_rounds=1, num_calls=300
 _ANSWERS = answers.Plan(
     num_calls=10_000, sizes=(1, 2, 4, 8, 16, 64), slots=(4, 8, 16, 32, 64, 128), full_scale_seconds=2.5
 )
-_LEAST_SLOTS = 4 * BEAM_SIZE
 _QUICK_ANSWERS = answers.Plan(num_calls=2_000, sizes=(1, 4, 16), slots=(8, 32), full_scale_seconds=0.0)
+_LEAST_SLOTS = 4 * BEAM_SIZE
 
 
 def main() -> int:
@@ -84,19 +84,9 @@ def main() -> int:
             command.add_argument("--plot", type=Path, metavar="FILE", help="plot the answers into this file")
             for flag, kind, default, what in (
                 ("--slots", positive, asked.num_slots, "slots of a server, at least 16"),
-                (
-                    "--clients",
-                    positive,
-                    asked.num_clients,
-                    "clients or proxies, each with a balancer of its own",
-                ),
-                (
-                    "--latency",
-                    seconds,
-                    asked.latency_seconds,
-                    "objective: p99 of the whole answer, in seconds",
-                ),
-                ("--wait", seconds, asked.wait_seconds, "objective: p99 of the wait for a slot, in seconds"),
+                ("--clients", positive, asked.num_clients, "clients or proxies that balance by themselves"),
+                ("--latency", seconds, asked.latency_seconds, "objective: p99 of the answer in seconds"),
+                ("--wait", seconds, asked.wait_seconds, "objective: p99 of the wait for a slot in seconds"),
             ):
                 help_text = f"{what} (default: %(default)s)"
                 command.add_argument(flag, type=kind, default=default, metavar="N", help=help_text)

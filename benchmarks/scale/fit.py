@@ -33,7 +33,7 @@ _SIGNED = ("sampling_row_seconds", "beam_row_seconds")  # beside a greedy row; t
 # Numbers of rows between which a turn's time is a straight line, where enough turns were measured.
 _KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 _LEAST_TURNS = 10
-_INTERRUPTED = 3  # turns that took so many times the fitted time are left out
+_INTERRUPTED = 3  # the fit leaves out turns that took more than 3 times the fitted time
 _ROUNDS = 12  # of the weighted least squares
 
 

@@ -102,7 +102,7 @@ def _engine_config(num_slots: int) -> RunnerConfig:
 
 @dataclass(frozen=True)
 class _Counted:
-    """What a server has counted so far: processor time, encode calls, and steps by their number of rows."""
+    """The work of a server since it started; `steps` has the number of steps by their rows."""
 
     cpu_seconds: float
     num_encodes: int

@@ -141,7 +141,7 @@ class Seq2Seq:
             context.set_code(code)
             context.set_details(text)
             context.set_trailing_metadata(list(trailers_of(outcome, call.request_id)))
-        # A stream ends without a message of its own. Ray needs one: an empty one of any class has no bytes.
+        # Ray sends a message at the end of a stream, too. Every class makes no bytes of an empty message.
         return outcome if isinstance(outcome, Message) else Empty()
 
     async def _stream(
