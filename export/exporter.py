@@ -69,6 +69,7 @@ _METRIC_NAMES = {"bleu": "BLEU", "accuracy": "% accuracy"}
 _INT8_ADVICE = "Export fp32 only, or calibrate on more dev pairs"
 
 _Pairs = Sequence[tuple[str, str]]
+_Prove = Callable[[TrainedModel, Graphs, Precision], Parity]
 
 
 class ExportError(ValueError):
@@ -81,18 +82,29 @@ def export_bundle(
     precisions: Sequence[Precision],
     *,
     overwrite: bool = False,
+    proves: bool = True,
     report: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
     """Export a model in some precisions, prove that each computes the same, and write the bundle at once.
 
-    `report` is called with a line about each step, as it begins or ends.
+    Args:
+        trained: The model.
+        path: The bundle.
+        precisions: Those of the bundle.
+        overwrite: Whether an older bundle is replaced.
+        proves: False leaves out the proof, for a device that this machine does not have: the manifest then
+            says that no shapes were compared.
+        report: Called with a line about each step, as it begins or ends.
 
     Raises:
         ExportError: `path` exists or cannot be written, or a proof failed. No bundle is written.
     """
     if not trained.model.source_kind.forms:
         raise ExportError("a model without a source cannot be asked: train a captioner that starts --from it")
-    return write_bundle(path, lambda folder: _write(trained, folder, precisions, report), overwrite=overwrite)
+    prove = _prove if proves else None
+    return write_bundle(
+        path, lambda folder: _write(trained, folder, precisions, prove, report), overwrite=overwrite
+    )
 
 
 def write_bundle(path: Path, write: Callable[[Path], Manifest], *, overwrite: bool = False) -> Manifest:
@@ -142,12 +154,18 @@ def _may_be_replaced(path: Path) -> bool:
 
 
 def _write(
-    trained: TrainedModel, folder: Path, precisions: Sequence[Precision], report: Callable[[str], None]
+    trained: TrainedModel,
+    folder: Path,
+    precisions: Sequence[Precision],
+    prove: _Prove | None,
+    report: Callable[[str], None],
 ) -> Manifest:
     config, kind = trained.config, trained.model.source_kind
     trained.tokenizer.save(folder / TOKENIZER_FILE)
     tokenizer = file_spec(folder, TOKENIZER_FILE)
-    variants = {precision: _export_variant(trained, folder, precision, report) for precision in precisions}
+    variants = {
+        precision: _export_variant(trained, folder, precision, prove, report) for precision in precisions
+    }
     score = {} if trained.dev_score is None else {"dev_score": f"{trained.dev_score:.2f}"}
     manifest = Manifest(
         format_version=FORMAT_VERSION,
@@ -173,7 +191,11 @@ def _write(
 
 
 def _export_variant(
-    trained: TrainedModel, folder: Path, precision: Precision, report: Callable[[str], None]
+    trained: TrainedModel,
+    folder: Path,
+    precision: Precision,
+    prove: _Prove | None,
+    report: Callable[[str], None],
 ) -> Variant:
     modules = make_graphs(trained, precision)
     variant = write_variant(
@@ -181,10 +203,11 @@ def _export_variant(
         precision,
         modules,
         trained.model,
-        lambda graphs: _prove(trained, graphs, precision),
+        None if prove is None else lambda graphs: prove(trained, graphs, precision),
         report,
     )
-    report(f"{precision}: {describe(variant.parity, trained.dev)}")
+    if prove is not None:
+        report(f"{precision}: {describe(variant.parity, trained.dev)}")
     return variant
 
 
@@ -193,11 +216,11 @@ def write_variant(
     precision: Precision,
     modules: dict[Verb, Graph],
     model: EncoderDecoder,
-    prove: Callable[[Graphs], Parity],
+    prove: Callable[[Graphs], Parity] | None,
     report: Callable[[str], None],
 ) -> Variant:
     """Write the graphs of one precision into a bundle's folder, and prove that they compute the same."""
-    provider = provider_of(precision)
+    provider = provider_of(precision) if prove else ""
     report(f"{precision}: converting")
     models = {verb: convert.convert(module) for verb, module in modules.items()}
     subfolder = folder / precision
@@ -206,8 +229,10 @@ def write_variant(
     del models
     for module in modules.values():
         module.to("meta")  # the sessions read the files, and need this memory
-    report(f"{precision}: comparing with the {model.origin} model")
-    proof = prove(Graphs(paths, modules, provider, model.source_kind))
+    proof = Parity(0.0, None, ())
+    if prove:
+        report(f"{precision}: comparing with the {model.origin} model")
+        proof = prove(Graphs(paths, modules, provider, model.source_kind))
     return Variant(
         graphs={
             verb: GraphSpec(_spec(folder, path), modules[verb].inputs, modules[verb].outputs)

@@ -1,15 +1,19 @@
-"""Shared by the parts of `benchmarks.gpu_check`: a model, its bundles, and decoding without an engine."""
+"""Shared by the parts of `benchmarks.gpu_check`: sizes, bundles, findings, and decoding without an engine."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
+import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.random_models import random_trained
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.server.engine.records import Request, Search, Sequence
@@ -17,14 +21,27 @@ from seq2seq_serve.server.runner.device import ProviderPolicy
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.training.config import EOS_ID, UNK_ID, TransformerConfig
-from seq2seq_serve.training.data.tokenizer import train_tokenizer
+from seq2seq_serve.training.models.recurrent import RecurrentConfig
 from seq2seq_serve.training.models.transformer import Transformer
 from seq2seq_serve.training.presets import base
 from seq2seq_serve.training.run import TrainedModel
 
 DTYPES = {Precision.FP32: torch.float32, Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
-_ENCODED_AT_ONCE = 64
+BASE = "base"
+ENCODED_AT_ONCE = 64
 _MEMORY_BUDGET_BYTES = 1 << 40  # so large that only the number of slots limits the buffers
+
+RECURRENT = RecurrentConfig(
+    vocab_size=300,
+    d_model=32,
+    d_hidden=48,
+    num_encoder_layers=1,
+    num_decoder_layers=2,
+    cell="lstm",
+    attention="additive",
+    max_source_length=48,
+    max_target_length=48,
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +50,7 @@ class Scale:
 
     Attributes:
         device: torch's name of the device.
+        model: Of the bundle `base`.
         precisions: Precisions to serve on the device; the bars apply to the first one.
         rows: Numbers of requests at once.
         source_length: Tokens of every timed source.
@@ -40,6 +58,8 @@ class Scale:
         num_requests: Number of requests in the memory check.
         num_rounds: Number of timed rounds.
         encode_shapes: Rows and source lengths at which the first encoding is timed.
+        load_seconds: Duration of an open loop.
+        num_jobs: Requests of a closed loop.
     """
 
     device: str
@@ -51,31 +71,40 @@ class Scale:
     num_requests: int
     num_rounds: int
     encode_shapes: tuple[tuple[int, int], ...]
+    load_seconds: float
+    num_jobs: int
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the device is a GPU."""
+        return self.device == "cuda"
 
     @property
     def policy(self) -> ProviderPolicy:
         """The provider policy of the runners."""
-        return ProviderPolicy.CPU if self.device == "cpu" else ProviderPolicy.REQUIRE
+        return ProviderPolicy.REQUIRE if self.on_cuda else ProviderPolicy.CPU
 
 
 _BASE = base().model
 assert isinstance(_BASE, TransformerConfig)
 CUDA_SCALE = Scale(
     device="cuda",
-    model=_BASE,
+    model=dataclasses.replace(_BASE, vocab_size=32_000),
     precisions=(Precision.FP16, Precision.BF16),
     rows=(1, 8, 64, 256),
     source_length=20,
     num_tokens=32,
-    num_requests=10_000,
+    num_requests=5_000,
     num_rounds=3,
     encode_shapes=(
         *((1, 5), (1, 12), (1, 33), (3, 9), (7, 17), (8, 24), (16, 11), (33, 30), (64, 20), (64, 63)),
     ),
+    load_seconds=5.0,
+    num_jobs=1024,
 )
 CPU_SCALE = Scale(
     device="cpu",
-    model=TransformerConfig(300, 32, 64, 4, 1, 1, max_source_length=32, max_target_length=32),
+    model=TransformerConfig(300, 32, 64, 4, 1, 1, max_source_length=64, max_target_length=80),
     precisions=(Precision.FP32,),
     rows=(1, 3),
     source_length=8,
@@ -83,63 +112,54 @@ CPU_SCALE = Scale(
     num_requests=60,
     num_rounds=1,
     encode_shapes=((1, 3), (3, 8)),
+    load_seconds=0.5,
+    num_jobs=16,
 )
+SCALES = {scale.device: scale for scale in (CUDA_SCALE, CPU_SCALE)}
 
 
-@dataclass
+class Findings(dict[str, Any]):
+    """What a part found; each change is written to a file at once, because a part may hang or crash."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        part = self._path.with_suffix(".part")
+        part.write_text(json.dumps(self))
+        part.replace(self._path)
+
+
+@dataclass(frozen=True)
 class Place:
-    """Shared state of the parts; an export adds the bundle that later parts need.
-
-    Attributes:
-        folder: A temporary folder.
-        trained: A model with random weights.
-        bundles: Exported bundles by precision.
-    """
+    """The sizes and the folder of the bundles, which every part has in a process of its own."""
 
     scale: Scale
     folder: Path
-    trained: TrainedModel
-    bundles: dict[Precision, Path] = field(default_factory=dict)
 
-    @property
-    def served(self) -> list[Precision]:
-        """The precisions of the device with a bundle.
-
-        Raises:
-            RuntimeError: There is no bundle for the device.
-        """
-        served = [precision for precision in self.scale.precisions if precision in self.bundles]
-        if not served:
-            raise RuntimeError("there is no bundle for the device, since every export failed")
-        return served
-
-    @property
-    def graphs(self) -> Path:
-        """The folder of graphs that were not verified."""
-        return self.folder / "graphs"
-
-    @property
-    def device(self) -> torch.device:
-        """The device of torch."""
-        return torch.device(self.scale.device)
+    @cached_property
+    def trained(self) -> TrainedModel:
+        """The model of the bundle `base`."""
+        return random_trained(self.scale.model)
 
     def model(self, dtype: torch.dtype = torch.float32) -> Transformer:
-        """Returns a copy of the model on the device."""
+        """Returns a copy of the model of `base` on the device."""
         model = Transformer(self.scale.model).eval()
         model.load_state_dict(self.trained.model.state_dict())
-        return model.to(self.device, dtype)
+        return model.to(self.scale.device, dtype)
 
     def runner(
         self,
         precision: Precision,
         num_slots: int,
         *,
+        name: str = BASE,
         cuda_graphs: bool = True,
         policy: ProviderPolicy | None = None,
     ) -> OnnxRunner:
         """Create a runner and warm it up; without a policy, it runs on the device."""
-        if precision not in self.bundles:
-            raise RuntimeError(f"there is no {precision} bundle, since its export failed")
         config = RunnerConfig(
             provider=policy or self.scale.policy,
             precision=precision,
@@ -147,7 +167,7 @@ class Place:
             memory_budget_bytes=_MEMORY_BUDGET_BYTES,
             max_slots=num_slots,
         )
-        runner = OnnxRunner(load_bundle(self.bundles[precision]), config)
+        runner = OnnxRunner(load_bundle(self.folder / name), config)
         runner.warm_up()
         return runner
 
@@ -155,27 +175,8 @@ class Place:
         """Returns random sources, always the same; the default is random lengths up to `source_length`."""
         rng = np.random.default_rng(0)
         lengths = rng.integers(1, self.scale.source_length + 1, count) if length is None else [length] * count
-        low, high = UNK_ID + 1, self.trained.config.vocab_size
+        low, high = UNK_ID + 1, self.scale.model.vocab_size
         return [[*rng.integers(low, high, int(n) - 1).tolist(), EOS_ID] for n in lengths]
-
-
-def random_model(config: TransformerConfig) -> TrainedModel:
-    """Returns a model with random weights, also in biases and norms, so that each of them has an effect."""
-    texts = ["the quick brown fox jumps over the lazy dog"]
-    model = Transformer(config).eval()
-    chance = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=chance)
-            if name.endswith("norm.weight"):
-                parameter.copy_(1 + 0.2 * noise)
-            elif parameter.ndim == 1:
-                parameter.copy_(0.2 * noise)
-            else:
-                parameter.copy_(noise / math.sqrt(parameter.shape[1]))
-    provenance = {"preset": "base", "corpus": "none: random weights"}
-    dev = [(text, text) for text in texts] * 4
-    return TrainedModel(model, train_tokenizer(texts, 300), config, provenance, dev, dev_score=0.0)
 
 
 def requests_for(sources: list[list[int]], num_tokens: int) -> list[Request]:
@@ -187,22 +188,38 @@ def requests_for(sources: list[list[int]], num_tokens: int) -> list[Request]:
 
 
 def greedy(
-    runner: OnnxRunner, sources: list[list[int]], num_tokens: int, step_seconds: list[float] | None = None
+    runner: OnnxRunner,
+    sources: list[list[int]],
+    num_tokens: int,
+    step_seconds: list[float] | None = None,
+    fed: list[list[int]] | None = None,
 ) -> list[list[int]]:
-    """Decode exactly `num_tokens` target tokens of each source; appends step times to `step_seconds`."""
+    """Returns the `num_tokens` tokens that the steps select for each source.
+
+    Args:
+        runner: Warm, with a slot for each source.
+        sources: Token ids.
+        num_tokens: Number of steps.
+        step_seconds: Receives the time of each step.
+        fed: The tokens that are fed after the start token; None feeds those that were selected.
+    """
     requests = requests_for(sources, num_tokens)
-    for start in range(0, len(requests), _ENCODED_AT_ONCE):
-        runner.encode(start, requests[start : start + _ENCODED_AT_ONCE])
+    for start in range(0, len(requests), ENCODED_AT_ONCE):
+        runner.encode(start, requests[start : start + ENCODED_AT_ONCE])
     rows = tuple(
         Sequence(Search(request, runner.start_ids), runner.start_ids[-1], row=row)
         for row, request in enumerate(requests)
     )
-    for _ in range(num_tokens):
+    targets: list[list[int]] = [[] for _ in rows]
+    for position in range(num_tokens):
         started = time.perf_counter()
-        selected = runner.step(rows)
+        # The runner reads the tokens of a tuple that it does not know.
+        selected = runner.step(rows if fed is None else (*rows,))
         if step_seconds is not None:
             step_seconds.append(time.perf_counter() - started)
-        for sequence, token_id in zip(rows, selected.token_ids, strict=True):
-            sequence.token_ids.append(token_id)
-            sequence.next_token_id = token_id
-    return [sequence.token_ids for sequence in rows]
+        for row, (sequence, token_id) in enumerate(zip(rows, selected.token_ids, strict=True)):
+            targets[row].append(token_id)
+            next_id = token_id if fed is None else fed[row][position]
+            sequence.token_ids.append(next_id)
+            sequence.next_token_id = next_id
+    return targets

@@ -1,0 +1,335 @@
+"""The parts of `benchmarks.gpu_check` that check what is computed: placement, tokens, log-probabilities."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import torch
+
+from benchmarks.gpu_check.place import BASE, DTYPES, Findings, Place, greedy, requests_for
+from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
+from seq2seq_serve.bundle.manifest import Manifest, load_bundle
+from seq2seq_serve.bundle.names import Precision, Verb
+from seq2seq_serve.export.exporter import TOLERANCES
+from seq2seq_serve.export.graphs import weightless
+from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.engine.records import Array, Beam, Request, Result, Sampling, Search, Sequence, Turn
+from seq2seq_serve.server.runner.device import ProviderPolicy
+from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.training.config import BOS_ID
+from seq2seq_serve.training.models.transformer import Transformer
+
+_WHOLLY_ON_DEVICE = {Verb.STEP.value, "greedy", "move"}
+# Operators that ONNX Runtime deliberately keeps on the CPU: arithmetic on a few sizes.
+_SHAPE_ARITHMETIC = {
+    *("Add", "Cast", "Concat", "Div", "Expand", "Gather", "MemcpyFromHost", "Mod", "Mul", "Neg", "Range"),
+    *("Reshape", "Shape", "Slice", "Squeeze", "Sub", "Unsqueeze"),
+}
+_COMPARED_SOURCES, _COMPARED_TARGET_LENGTH = 16, 12
+_SECONDS = 60.0  # in which an engine answers all requests of a family
+_FAMILY_REQUESTS, _FAMILY_TOKENS = 6, 12
+
+
+def device(place: Place, found: Findings) -> str:
+    """Report versions and the card; find the operators that do not run on it; run one step."""
+    found["versions"] = {"onnxruntime": ort.__version__, "torch": torch.__version__}
+    if place.scale.on_cuda:
+        found["card"] = _card()
+        found["libraries"] = load_cuda_libraries(None)
+    precision = place.scale.precisions[0]
+    started = time.perf_counter()
+    runner = place.runner(precision, max(place.scale.rows))
+    found["load_and_warm_up_seconds"] = round(time.perf_counter() - started, 2)
+    found["is_captured"] = runner.captures_steps
+    [target] = greedy(runner, place.sources(1), 2)
+    found["tokens"] = target
+    runner.close()
+    wanted = "CUDAExecutionProvider" if place.scale.on_cuda else "CPUExecutionProvider"
+    files = {path.stem: path for path in sorted(weightless.FOLDER.glob("*.onnx"))}
+    bundle = place.folder / BASE
+    graphs = load_bundle(bundle).manifest.variants[precision].graphs
+    files |= {f"{precision} {verb}": bundle / spec.file.file for verb, spec in graphs.items()}
+    elsewhere = {name: _operators_elsewhere(path, wanted) for name, path in files.items()}
+    found["not_on_the_device"] = {name: dict(operators) for name, operators in elsewhere.items() if operators}
+    wrong = {
+        name: sorted(operators)
+        for name, operators in elsewhere.items()
+        if (operators if name.split()[-1] in _WHOLLY_ON_DEVICE else operators.keys() - _SHAPE_ARITHMETIC)
+    }
+    problems = [f"these run on the CPU: {wrong}"] if wrong else []
+    if place.scale.on_cuda and not found["is_captured"]:
+        problems.append("steps are not captured")
+    return "; ".join(problems)
+
+
+def _card() -> list[str]:
+    query = "--query-gpu=name,driver_version,memory.total,clocks.sm,clocks.mem,clocks.max.sm,power.draw"
+    try:
+        command = ["nvidia-smi", query, "--format=csv"]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.splitlines()
+    except OSError as error:
+        return [str(error)]
+
+
+def _operators_elsewhere(path: Path, wanted: str) -> Counter[str]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    session = ort.InferenceSession(path, options, providers=[wanted])
+    return Counter(
+        node.op_type
+        for subgraph in session.get_provider_graph_assignment_info()
+        for node in subgraph.get_nodes()
+        if subgraph.ep_name != wanted
+    )
+
+
+def tokens(place: Place, found: Findings) -> str:
+    """Compare the first precision with torch in float32: tokens, log-probabilities, captured and not."""
+    return _compare_with_torch(place, found, place.scale.precisions[0])
+
+
+def other_precisions(place: Place, found: Findings) -> str:
+    """The same for the other precisions."""
+    problems = []
+    for precision in place.scale.precisions[1:]:
+        found[precision] = {}
+        each: dict[str, Any] = {}
+        problems.append(_compare_with_torch(place, each, precision))
+        found[precision] = each
+    return "; ".join(filter(None, problems))
+
+
+def _compare_with_torch(place: Place, found: dict[str, Any], precision: Precision) -> str:
+    scale, tolerance = place.scale, TOLERANCES[precision]
+    sources = place.sources(_COMPARED_SOURCES)
+    targets = place.sources(_COMPARED_SOURCES, _COMPARED_TARGET_LENGTH)
+    problems = []
+    runner = place.runner(precision, max(*scale.rows, len(sources)))
+    ours = _scores(runner, sources, targets)
+    # in a short type, torch's own rounding error is added
+    for name, dtype, limit in (
+        ("torch float32", torch.float32, tolerance),
+        (f"torch {precision}", DTYPES[precision], 2 * tolerance),
+    ):
+        difference = np.abs(ours - _torch_scores(place.model(dtype), sources, targets))
+        found[f"worst and mean difference from {name}"] = [float(difference.max()), float(difference.mean())]
+        if not difference.max() <= limit:
+            problems.append(f"{precision} differs from {name} by {difference.max():.2g}, of {limit} allowed")
+    num_tokens = scale.num_tokens
+    sources = place.sources(max(scale.rows))
+    # Random tokens are fed: a random model soon repeats its own.
+    fed = place.sources(len(sources), num_tokens)
+    served = greedy(runner, sources, num_tokens, fed=fed)
+    selected = {
+        "captured": served,
+        "captured again": greedy(runner, sources, num_tokens, fed=fed),
+        "alone": [
+            greedy(runner, sources[i : i + 1], num_tokens, fed=fed[i : i + 1])[0]
+            for i in range(len(sources[:8]))
+        ],
+        "own tokens fed": greedy(runner, sources[:8], num_tokens),
+    }
+    found["captured"] = runner.captures_steps
+    runner.close()
+    uncaptured = place.runner(precision, len(sources), cuda_graphs=False)
+    selected["uncaptured"] = greedy(uncaptured, sources, num_tokens, fed=fed)
+    if selected["captured again"] != served:
+        problems.append("tokens differ when repeated")
+    model = place.model()
+    for name, targets in selected.items():
+        context = targets if name.startswith("own") else fed
+        gaps = _gaps(model, sources[: len(targets)], context[: len(targets)], targets)
+        found[name] = {
+            "tokens": int(gaps.size),
+            "equal_to_captured": int(np.sum(np.array(targets) == np.array(served[: len(targets)]))),
+            "equal_to_torch_float32": int(np.sum(gaps == 0)),
+            "different_tokens": len(set(np.ravel(targets).tolist())),
+            "worst_gap": float(gaps.max()),
+        }
+        # each of the two log-probabilities may have an error of the tolerance
+        if not gaps.max() <= 2 * tolerance:
+            problems.append(f"{name}: tokens in {precision} differ from torch's, not only at near ties")
+    return "; ".join(problems)
+
+
+def _num_equal(ours: list[list[int]], others: list[list[int]]) -> int:
+    return sum(a == b for a, b in zip(ours, others, strict=True))
+
+
+def _scores(runner: OnnxRunner, sources: list[list[int]], targets: list[list[int]]) -> Array:
+    """Returns the log-probability of every target token, `(B, T)`."""
+    requests = [replace(request, is_score=True) for request in requests_for(sources, 1)]
+    runner.encode(0, requests)
+    rows = tuple(
+        Sequence(Search(request, runner.start_ids), runner.start_ids[-1], token_ids=target[:-1])
+        for request, target in zip(requests, targets, strict=True)
+    )
+    return np.array(runner.prefill(0, rows), np.float64)
+
+
+@torch.inference_mode()
+def _torch_scores(model: Transformer, sources: list[list[int]], targets: list[list[int]]) -> Array:
+    device = model.embedding.weight.device
+    rows = []
+    for source, target in zip(sources, targets, strict=True):
+        source_ids = torch.tensor([source], device=device)
+        fed, labels = (torch.tensor([ids], device=device) for ids in ([BOS_ID, *target[:-1]], target))
+        logits = model(source_ids, torch.ones_like(source_ids, dtype=torch.bool), fed)  # (1, T, V)
+        scores = logits.float().log_softmax(-1).gather(2, labels[:, :, None])[0, :, 0]
+        rows.append(scores.cpu().numpy())
+    return np.stack(rows)
+
+
+@torch.inference_mode()
+def _gaps(
+    model: Transformer, sources: list[list[int]], fed: list[list[int]], targets: list[list[int]]
+) -> Array:
+    """Returns the largest logit of torch minus that of the selected token, `(B, T)`; 0 where they agree."""
+    device = model.embedding.weight.device
+    gaps = []
+    for source, context, target in zip(sources, fed, targets, strict=True):
+        source_ids = torch.tensor([source], device=device)
+        fed_ids = torch.tensor([[BOS_ID, *context[:-1]]], device=device)
+        logits = model(source_ids, torch.ones_like(source_ids, dtype=torch.bool), fed_ids)[0]  # (T, V)
+        chosen = logits.gather(1, torch.tensor(target, device=device)[:, None])[:, 0]
+        gaps.append((logits.amax(1) - chosen).cpu().numpy())
+    return np.stack(gaps)
+
+
+def families(place: Place, found: Findings) -> str:
+    """Compare each imported or recurrent bundle with its float32 on the CPU, through the engine.
+
+    The CPU's targets are scored at once, and decoded step by step.
+    """
+    from benchmarks.gpu_check.prepare import FAMILIES
+
+    precision = Precision.FP16 if place.scale.on_cuda else Precision.FP32
+    tolerance = TOLERANCES[precision]
+    problems = []
+    for name in FAMILIES:
+        manifest = load_bundle(place.folder / name).manifest
+        asked = _family_requests(manifest)
+        reference = _answers(place, name, Precision.FP32, ProviderPolicy.CPU, asked)
+        served = _answers(place, name, precision, None, asked)
+        scored = [
+            replace(request, prefix_ids=result.best.token_ids, is_score=True)
+            for request, result in zip(asked["greedy"], reference["greedy"], strict=True)
+        ]
+        on_cpu = _answers(place, name, Precision.FP32, ProviderPolicy.CPU, {"score": scored})["score"]
+        here = _answers(place, name, precision, None, {"score": scored})["score"]
+        errors = {"score": _worst(here, on_cpu), "step": _worst(served["greedy"], reference["greedy"])}
+        found[name] = (
+            {
+                "worst difference of scores from float32": errors["score"],
+                "worst difference of steps from float32": errors["step"],
+                "tolerance": tolerance,
+            }
+            | {
+                f"{mode}: equal targets": _num_equal(
+                    [list(one.best.token_ids) for one in served[mode]],
+                    [list(one.best.token_ids) for one in reference[mode]],
+                )
+                for mode in asked
+            }
+            | {"of": len(asked["greedy"])}
+        )
+        problems += [
+            f"{name}: {kind} differs by {error:.2g}"
+            for kind, error in errors.items()
+            if not error <= tolerance
+        ]
+    return "; ".join(problems)
+
+
+def _family_requests(manifest: Manifest) -> dict[str, list[Request]]:
+    """Returns requests of every mode for random sources of the family."""
+    rng = np.random.default_rng(0)
+    greedy = []
+    for i in range(_FAMILY_REQUESTS):
+        [(name, form)] = manifest.sources.items()
+        length = 4 + 3 * i
+        source: Array = rng.integers(4, 290, length)
+        if form is names.Form.SOUND:
+            spec = next(
+                s for s in next(iter(manifest.variants.values())).graphs[Verb.ENCODE].inputs if s.name == name
+            )
+            source = rng.uniform(-1, 1.5, spec.axes[1:]).astype(np.float32)
+        memory_length = manifest.memory.memory_length({name: len(source)})
+        starts = tuple(
+            next(iter(manifest.choices[one].ids.values())) if isinstance(one, str) else one
+            for one in manifest.frames.start
+        )
+        request = Request(
+            str(i), {name: source}, memory_length, _FAMILY_TOKENS, time.monotonic(), start_ids=starts
+        )
+        greedy.append(replace(request, log_probabilities=True))
+    return {
+        "greedy": greedy,
+        "plain": [replace(one, log_probabilities=False) for one in greedy],
+        "beam": [replace(one, beam=Beam(4)) for one in greedy],
+        "sampling": [replace(one, sampling=Sampling(1.0, 0, 1.0, 0.0, i)) for i, one in enumerate(greedy)],
+    }
+
+
+def _answers(
+    place: Place,
+    name: str,
+    precision: Precision,
+    policy: ProviderPolicy | None,
+    asked: dict[str, list[Request]],
+) -> dict[str, list[Result]]:
+    """Decode all requests at once, as they share a running batch."""
+    runner = place.runner(precision, 4 * _FAMILY_REQUESTS, name=name, policy=policy)
+    results = decode(runner, [request for requests in asked.values() for request in requests])
+    answers = iter(results)
+    return {mode: [next(answers) for _ in requests] for mode, requests in asked.items()}
+
+
+def decode(runner: OnnxRunner, requests: list[Request]) -> list[Result]:
+    """Decode requests with an engine of their own.
+
+    Raises:
+        RuntimeError: A request failed, or did not end in time.
+    """
+    results: dict[int, Result] = {}
+    all_done = threading.Event()
+
+    def deliver(turn: Turn) -> None:
+        for update in turn.updates:
+            if update.result is not None:
+                results[id(update.request)] = update.result
+        if len(results) == len(requests):
+            all_done.set()
+
+    limits = QueueLimits(max_waiting_requests=len(requests), max_waiting_tokens=1 << 30)
+    engine = Engine(runner, model_name="check", deliver=deliver, queue_limits=limits)
+    engine.start()
+    for request in requests:
+        engine.submit(request)
+    is_done = all_done.wait(_SECONDS)
+    engine.stop()
+    failed = [result.error for result in results.values() if result.error is not None]
+    if failed or not is_done:
+        raise RuntimeError(f"{len(requests) - len(results)} requests did not end; failed: {failed[:3]}")
+    return [results[id(request)] for request in requests]
+
+
+def _worst(ours: list[Result], others: list[Result]) -> float:
+    """Returns the largest difference of a log-probability, up to the first token that differs."""
+    worst = 0.0
+    for one, other in zip(ours, others, strict=True):
+        for i, (a, b) in enumerate(zip(one.best.choices, other.best.choices, strict=False)):
+            if one.best.token_ids[:i] == other.best.token_ids[:i]:
+                worst = max(worst, abs(a.log_probability - b.log_probability))
+    return worst
