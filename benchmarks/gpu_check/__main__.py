@@ -38,12 +38,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "command",
         nargs="?",
-        choices=("check", "prepare", "part"),
+        choices=("check", "prepare"),
         default="check",
         help="check (default): run the parts; prepare: export the bundles and pack the packages that a "
-        "machine with torch usually lacks; part: run one part in this process",
+        "machine with torch usually lacks",
     )
-    parser.add_argument("name", nargs="?", help="part: its name")
     parser.add_argument("--parts", help="comma-separated names of the parts to check (default: all)")
     parser.add_argument("--out", type=Path, help="also write the JSON object to this file, after each part")
     parser.add_argument(
@@ -70,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         from benchmarks.gpu_check import prepare
         from benchmarks.gpu_check.parts import PARTS
         from benchmarks.gpu_check.place import SCALES
-        from benchmarks.gpu_check.run import run, run_part
+        from benchmarks.gpu_check.run import run
     except ImportError as error:
         print(f"gpu_check: {error}; `prepare` packs what machines seldom have", file=sys.stderr)
         return 2
@@ -83,12 +82,10 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"gpu_check: {error}", file=sys.stderr)
             return 1
         return 0
-    names = [options.name] if options.command == "part" else (options.parts or ",".join(PARTS)).split(",")
+    names = options.parts.split(",") if options.parts else list(PARTS)
     unknown = [name for name in names if name not in PARTS]
     if unknown:
         parser.error(f"unknown parts {unknown}; there are {', '.join(PARTS)}")
-    if options.command == "part":
-        return run_part(names[0], options.device, options.folder)
     if not (options.folder / prepare.BUNDLES).is_dir():
         print(f"gpu_check: there are no bundles in {options.folder}: run `prepare` first", file=sys.stderr)
         return 2

@@ -50,9 +50,8 @@ def device(place: Place, found: Findings) -> str:
     started = time.perf_counter()
     runner = place.runner(precision, max(place.scale.rows))
     found["load_and_warm_up_seconds"] = round(time.perf_counter() - started, 2)
-    found["is_captured"] = runner.captures_steps
-    [target] = greedy(runner, place.sources(1), 2)
-    found["tokens"] = target
+    [found["first_tokens"]] = greedy(runner, place.sources(1), 2)
+    found["captured"] = runner.captures_steps
     runner.close()
     wanted = "CUDAExecutionProvider" if place.scale.on_cuda else "CPUExecutionProvider"
     files = {path.stem: path for path in sorted(weightless.FOLDER.glob("*.onnx"))}
@@ -67,7 +66,7 @@ def device(place: Place, found: Findings) -> str:
         if (operators if name.split()[-1] in _WHOLLY_ON_DEVICE else operators.keys() - _SHAPE_ARITHMETIC)
     }
     problems = [f"these run on the CPU: {wrong}"] if wrong else []
-    if place.scale.on_cuda and not found["is_captured"]:
+    if place.scale.on_cuda and not found["captured"]:
         problems.append("steps are not captured")
     return "; ".join(problems)
 
@@ -220,8 +219,8 @@ def families(place: Place, found: Findings) -> str:
     for name in FAMILIES:
         manifest = load_bundle(place.folder / name).manifest
         asked = _family_requests(manifest)
-        reference = _answers(place, name, Precision.FP32, ProviderPolicy.CPU, asked)
         served = _answers(place, name, precision, None, asked)
+        reference = _answers(place, name, Precision.FP32, ProviderPolicy.CPU, asked)
         scored = [
             replace(request, prefix_ids=result.best.token_ids, is_score=True)
             for request, result in zip(asked["greedy"], reference["greedy"], strict=True)

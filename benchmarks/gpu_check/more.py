@@ -141,7 +141,7 @@ def _timed(
 def training(place: Place, found: Findings) -> str:
     """Measure tokens per second of `base` and of a plain loop, and the model FLOPs utilisation."""
     preset, steps = ("base", "5") if place.scale.on_cuda else ("tiny", "1")
-    command = ["benchmarks.training_speed", "--presets", preset, "--steps", steps, "--rounds", "4"]
+    command = ["benchmarks.training_speed", "--presets", preset, "--steps", steps, "--rounds", "2"]
     if not place.scale.on_cuda:
         command += ["--batch-tokens", "200"]
     done = _module(command)

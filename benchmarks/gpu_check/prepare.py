@@ -19,7 +19,7 @@ from pathlib import Path
 import onnx
 import torch
 
-from benchmarks.gpu_check.place import BASE, RECURRENT, Scale
+from benchmarks.gpu_check.place import BASE, RECURRENT, Place, Scale
 from benchmarks.random_models import random_trained
 from seq2seq_serve.bundle.manifest import file_spec
 from seq2seq_serve.bundle.names import CHECKSUM_FILE, MANIFEST_FILE, Precision
@@ -69,19 +69,19 @@ def _import(name: str, vocab_size: int, path: Path) -> None:
         export_checkpoint(checkpoint, path, _FAMILY_PRECISIONS, report=_report)
 
 
-def restore(prepared: Path, folder: Path, scale: Scale) -> bool:
-    """Copy the bundles into an empty folder, and write the weights of `base`.
+def restore(prepared: Path, place: Place) -> bool:
+    """Copy the bundles into the folder of a place, and write the weights of `base`.
 
     Returns:
         Whether the weights are those of the machine that exported it, bit for bit. If they are not, its
         version of numpy or torch computes other numbers, and the manifest is written anew.
     """
-    shutil.copytree(prepared / BUNDLES, folder, dirs_exist_ok=True)
-    trained, bundle = random_trained(scale.model), folder / BASE
+    shutil.copytree(prepared / BUNDLES, place.folder, dirs_exist_ok=True)
+    bundle = place.folder / BASE
     manifest = json.loads((bundle / MANIFEST_FILE).read_text())
     before = json.dumps(manifest)
-    for precision in scale.precisions:
-        _write_weights(trained, precision, bundle / precision)
+    for precision in place.scale.precisions:
+        _write_weights(place.trained, precision, bundle / precision)
         spec = file_spec(bundle, f"{precision}/{WEIGHTS_FILE}")
         manifest["variants"][precision]["weights"] |= {"sha256": spec.sha256, "size_bytes": spec.size_bytes}
     is_same = json.dumps(manifest) == before

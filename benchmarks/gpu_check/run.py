@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -14,6 +14,9 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime as ort
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -23,75 +26,80 @@ from benchmarks.gpu_check.prepare import restore
 from benchmarks.gpu_check.steps import bars
 from benchmarks.hardware import describe_hardware
 
-_ROOT = Path(__file__).parents[2]
+_CUDA = "CUDAExecutionProvider"
 _LEAST_SECONDS = 5.0
 _COLUMNS = 110  # a pipe has 80, which cuts the names of columns
 _MAX_SHOWN = 600  # characters of a finding; the JSON has all of it
 
 
 def run(device: str, prepared: Path, names: list[str], seconds: float, out: Path | None) -> int:
-    """Run parts; returns 0 if every one passed, 1 if one failed."""
+    """Run parts; returns 0 if every one passed, 1 if one failed, 2 if the device cannot be used at all."""
     console = Console(stderr=True, markup=False, highlight=False, width=_COLUMNS)
+    if device == "cuda" and _CUDA not in ort.get_available_providers():
+        console.print(f"gpu_check: onnxruntime {ort.__version__} in {ort.__file__} does not have {_CUDA}")
+        return 2
     deadline = time.monotonic() + seconds
     report: dict[str, Any] = {"benchmark": "gpu_check", "device": device, "hardware": describe_hardware()}
+    report["versions"] = {module.__name__: module.__version__ for module in (ort, torch, np)}
     with tempfile.TemporaryDirectory() as name:
-        folder, started = Path(name), time.monotonic()
-        report["weights_are_those_of_the_export"] = restore(prepared, folder, SCALES[device])
+        started = time.monotonic()
+        # Each part is a fork of this process, so that none waits for imports and weights. A process that
+        # forks must not have threads, and must not have used CUDA.
+        torch.set_num_threads(1)
+        place = Place(SCALES[device], Path(name))
+        report["weights_are_those_of_the_export"] = restore(prepared, place)
         console.print(f"bundles: restored in {time.monotonic() - started:.1f} s")
         report["parts"] = parts = {}
         for part in names:
-            parts[part] = _run(part, device, folder, deadline)
+            parts[part] = _run(part, place, deadline)
             report["bars"] = bars(parts)
             _show(console, part, parts[part])
             if out:
                 _write(report, out)
+            if part == "device" and "captured" not in parts[part]["found"]:
+                console.print("gpu_check: without a step on the device, the other parts cannot run")
+                return 2
     for bar in report["bars"]:
         console.print(_describe(bar))
     print(json.dumps(report))
     return int(any(part["status"] != "passed" for part in parts.values()))
 
 
-def run_part(name: str, device: str, folder: Path) -> int:
-    """Run a part in this process; returns 0 if it passed, 1 if it failed."""
-    found = Findings(folder / f"{name}.json")
-    try:
-        found["problem"] = PARTS[name].run(Place(SCALES[device], folder), found)
-    except Exception as error:
-        found["problem"] = f"{type(error).__name__}: {error}"
-        traceback.print_exc()
-    return int(bool(found["problem"]))
-
-
-def _run(name: str, device: str, folder: Path, deadline: float) -> dict[str, Any]:
+def _run(name: str, place: Place, deadline: float) -> dict[str, Any]:
     """Run a part in a process; returns its record, with what it had found when it crashed or was killed."""
     started = time.monotonic()
     limit = min(PARTS[name].seconds, deadline - started)
     if limit < _LEAST_SECONDS:
         return {"status": "no time was left", "seconds": 0.0, "problem": "", "found": {}}
-    command = [sys.executable, "-m", "benchmarks.gpu_check", "part", name, "--device", device]
-    process = subprocess.Popen(
-        [*command, "--folder", str(folder)], stdout=sys.stderr, cwd=_ROOT, start_new_session=True
-    )
-    try:
-        code = process.wait(limit)
-        problem = "" if code in (0, 1) else f"the process ended with {code}"
-    except subprocess.TimeoutExpired:
+    process = multiprocessing.get_context("fork").Process(target=_run_here, args=(name, place))
+    process.start()
+    process.join(limit)
+    problem = ""
+    if process.is_alive():
         problem = f"stopped after its {limit:.0f} s"
-    finally:
-        _kill(process)
-    path = folder / f"{name}.json"
+    elif process.exitcode:
+        problem = f"the process ended with {process.exitcode}"
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid or 0, signal.SIGKILL)  # it may have started a server
+    process.join()
+    path = place.folder / f"{name}.json"
     found = json.loads(path.read_text()) if path.exists() else {}
-    problem = "; ".join(filter(None, (problem, found.pop("problem", "" if problem else "it found nothing"))))
+    problem = "; ".join(filter(None, (problem, found.pop("problem", ""))))
     seconds = round(time.monotonic() - started, 1)
     status = "failed" if problem else "passed"
     return {"status": status, "seconds": seconds, "problem": problem, "found": found}
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a part: it may have started a server."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+def _run_here(name: str, place: Place) -> None:
+    os.setsid()
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # standard output is for the report
+    torch.set_num_threads(os.cpu_count() or 1)
+    found = Findings(place.folder / f"{name}.json")
+    try:
+        found["problem"] = PARTS[name].run(place, found)
+    except Exception as error:
+        found["problem"] = f"{type(error).__name__}: {error}"
+        traceback.print_exc()
 
 
 def _write(report: dict[str, Any], out: Path) -> None:

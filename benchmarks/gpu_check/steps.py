@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_check.place import DTYPES, ENCODED_AT_ONCE, Findings, Place, Scale, greedy, requests_for
-from benchmarks.peers.transformers_peer import TransformersPeer
 from benchmarks.peers.work import Search
 from seq2seq_serve.server.engine.records import Search as EngineSearch
 from seq2seq_serve.server.engine.records import Sequence
@@ -70,7 +69,9 @@ def _ours(runner: OnnxRunner, name: str, steps: dict[tuple[str, int], list[float
 
 
 def _transformers(place: Place, *, is_static: bool) -> _Contender:
+    # They take seconds to import, and other parts do not need them.
     from benchmarks.peers.marian import as_marian
+    from benchmarks.peers.transformers_peer import TransformersPeer
 
     dtype = DTYPES[place.scale.precisions[0]]
     marian = as_marian(place.trained.model, torch.device(place.scale.device), dtype)
