@@ -28,7 +28,7 @@ INSTALLED := $(VENV)/.installed-$(RUNTIME)
 # Else every run of the tests compiles them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help wheel demo gallery serve test test-all cuda-stub try-cuda-stub pytest coverage lint types bench figures stubs lock install clean
+.PHONY: help wheel demo gallery serve test test-all cuda-stub try-cuda-stub pytest coverage lint types bench figures stubs ptx lock install clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -102,6 +102,9 @@ stubs: $(INSTALLED) ## generate the gRPC stubs and the weightless graphs anew
 	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. seq2seq_serve/protos/*.proto
 	$(PY) -m export.graphs.weightless
 
+ptx: ## compile the CUDA kernels anew; needs CUDA's nvcc
+	nvcc $$($(PY) -c 'from seq2seq_serve import kernels; print(*kernels.PTX_FLAGS)') -o kernels/cuda_kernels.ptx kernels/cuda_kernels.cu
+
 lock: $(INSTALLED) ## choose anew the versions that the image has
 	$(PY) -m pip install --quiet uv
 	for runtime in cpu gpu; do $(PY) -m uv pip compile pyproject.toml --quiet --upgrade --universal --generate-hashes \
@@ -123,7 +126,7 @@ $(INSTALLED): pyproject.toml $(wildcard kernels/*.cpp kernels/*.h)
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --quiet --no-deps $(TORCH_PIP_ARGS) torch==2.13.0
-	rm -f kernels/_operators*.so
+	rm -f kernels/_*operators*.so
 	$(PY) -m pip install --quiet -e '.[training,export,server,dev,$(RUNTIME)]'
 	touch $@
 

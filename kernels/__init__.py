@@ -1,7 +1,9 @@
-"""The project's own operators for ONNX Runtime on a CPU, and copies of rows: an optional library in C++.
+"""The project's own operators for ONNX Runtime, and copies of rows: two optional libraries in C++.
 
-An installation compiles it if there is a C++ compiler. Every graph also contains definitions of these
-operators in ONNX Runtime's own ones (`export.graphs.functions`), which run where the library is missing.
+`_operators` has the operators for a CPU, `_cuda_operators` those for CUDA. An installation compiles both if
+there is a C++ compiler; CUDA's own compiler is not needed, because its kernels are committed as PTX. Every
+graph also contains definitions of these operators in ONNX Runtime's own ones (`export.graphs.functions`),
+which run where a library is missing.
 """
 
 from __future__ import annotations
@@ -19,28 +21,41 @@ import numpy.typing as npt
 _log = logging.getLogger(__name__)
 
 
+_FOLDER = Path(__file__).resolve().parent
+PTX = _FOLDER / "cuda_kernels.ptx"
+# Of nvcc: GPUs from Turing on, the oldest ones of CUDA 13.
+PTX_FLAGS = ("-ptx", "-arch=compute_75", "-O3", "-std=c++17")
+
+
 @functools.cache
-def library() -> Path | None:
-    """Returns the library that was compiled last; None if there is none."""
-    folder = Path(__file__).resolve().parent
-    paths = (folder / f"_operators{suffix}" for suffix in EXTENSION_SUFFIXES)
+def library(name: str = "_operators") -> Path | None:
+    """Returns the library of a name that was compiled last; None if there is none."""
+    paths = (_FOLDER / f"{name}{suffix}" for suffix in EXTENSION_SUFFIXES)
     return max(filter(Path.is_file, paths), key=lambda path: path.stat().st_mtime, default=None)
 
 
-def register(options: Any) -> bool:
+def register(options: Any, *, is_cuda: bool = False) -> bool:
     """Add the operators to the `SessionOptions` of ONNX Runtime; returns whether that succeeded.
 
     A library that cannot be loaded here is logged once, and not used.
     """
-    path = library()
+    path = library("_cuda_operators" if is_cuda else "_operators")
     if path is None:
         return False
     try:
+        if is_cuda:
+            _set_ptx(path)
         options.register_custom_ops_library(str(path))
     except Exception as error:  # ONNX Runtime's errors do not have a common class
         _warn(path, " ".join(str(error).split()))
         return False
     return True
+
+
+@functools.cache
+def _set_ptx(path: Path) -> None:
+    """Give the library the kernels, which it hands to the driver when it creates the first operator."""
+    ctypes.CDLL(str(path)).set_ptx(PTX.read_bytes())
 
 
 @functools.cache

@@ -13,8 +13,7 @@
 //
 // The last two need AVX-512 VNNI. On processors with AMX, ONNX Runtime's own products run instead.
 //
-// A row's numbers do not depend on the rows beside it. ONNX Runtime's packages for Python do not have its headers, so its
-// C interface is declared here as far as it is used.
+// A row's numbers do not depend on the rows beside it.
 
 #if !defined(__x86_64__)
 #error "the operators are for x86-64; elsewhere ONNX Runtime runs their definitions"
@@ -44,115 +43,8 @@ extern "C" bool computes_products() {
 namespace {
 
 #include "compute.h"
+#include "interface.h"
 #include "products.h"
-
-// ---- ONNX Runtime's C interface (onnxruntime_c_api.h), whose functions keep their places in its table ----
-
-using Status = void; // opaque; null means success
-constexpr uint32_t API_VERSION = 24; // the first with all functions that are used
-constexpr int VERSION = 1;           // of the operators, which the graphs import
-constexpr int FLOAT = 1, UINT8 = 2, INT8 = 3, INT32 = 6, INT64 = 7, INVALID_ARGUMENT = 2;
-
-struct ApiBase {
-  void *const *(*get)(uint32_t version);
-  const char *(*version)();
-};
-
-struct Operator { // OrtCustomOp
-  uint32_t version;
-  void *(*create)(const Operator *, void *const *, const void *);
-  const char *(*name)(const Operator *);
-  const char *(*provider)(const Operator *);
-  int (*input_type)(const Operator *, size_t);
-  size_t (*num_inputs)(const Operator *);
-  int (*output_type)(const Operator *, size_t);
-  size_t (*num_outputs)(const Operator *);
-  void (*compute)(void *, void *);
-  void (*destroy)(void *);
-  int (*input_kind)(const Operator *, size_t);
-  int (*output_kind)(const Operator *, size_t);
-  int (*input_memory)(const Operator *, size_t);
-  int (*variadic[4])(const Operator *);
-  Status *(*create_with_status)(const Operator *, void *const *, const void *, void **);
-  Status *(*compute_with_status)(void *, void *);
-  Status *(*infer_shapes)(const Operator *, void *);
-  int (*first_version)(const Operator *);
-  int (*last_version)(const Operator *);
-  void *in_place[4];
-};
-
-void *const *api = nullptr; // set once, before the first operator runs
-
-template <int PLACE, class Result = Status *, class... Arguments> Result call(Arguments... arguments) {
-  return reinterpret_cast<Result (*)(Arguments...)>(api[PLACE])(arguments...);
-}
-
-struct Failed { // an exception: it ends the run of an operator
-  Status *status;
-};
-
-void check(Status *status) {
-  if (status) throw Failed{status};
-}
-
-void require(bool is_right, const char *message) {
-  if (!is_right) check(call<0>(INVALID_ARGUMENT, message));
-}
-
-// Runs a part of an operator; no exception may leave the library.
-template <class Part> Status *guarded(const Part &part) {
-  try {
-    part();
-    return nullptr;
-  } catch (const Failed &failed) {
-    return failed.status;
-  } catch (const std::exception &error) { // of an allocation
-    return call<0>(INVALID_ARGUMENT, error.what());
-  }
-}
-
-template <class T> struct Tensor {
-  const T *data = nullptr;
-  const int64_t *shape = nullptr;
-  size_t num_axes = 0;
-
-  bool has_shape() const { return num_axes == 0; }
-  bool has_shape(int64_t a) const { return num_axes == 1 && shape[0] == a; }
-  bool has_shape(int64_t a, int64_t b) const { return num_axes == 2 && shape[0] == a && shape[1] == b; }
-};
-
-template <class T> Tensor<T> tensor_of(const void *value) {
-  Tensor<T> tensor;
-  int type = 0;
-  void *data = nullptr;
-  check(call<414>(value, &type, &tensor.shape, &tensor.num_axes));
-  check(call<51>(const_cast<void *>(value), &data));
-  tensor.data = static_cast<const T *>(data);
-  return tensor;
-}
-
-template <class T> Tensor<T> input(void *context, size_t index) {
-  const void *value = nullptr;
-  check(call<90>(context, index, &value));
-  return tensor_of<T>(value);
-}
-
-// An input that must be a constant of the graph, when the operator is created.
-template <class T> Tensor<T> constant(const void *info, size_t index) {
-  const void *value = nullptr;
-  int is_constant = 0;
-  check(call<249>(info, index, &is_constant, &value));
-  require(is_constant, "weights, scales, zero point and biases must be constants");
-  return tensor_of<T>(value);
-}
-
-// Returns null for an optional output that nothing reads, and for an empty one.
-template <class T = float> T *output(void *context, size_t index, std::initializer_list<int64_t> shape) {
-  void *value = nullptr, *data = nullptr;
-  check(call<91>(context, index, shape.begin(), shape.size(), &value));
-  if (value) check(call<51>(value, &data));
-  return static_cast<T *>(data);
-}
 
 // Computes all items of some work, by several threads if that is worth it: a thread does some ten products in a
 // nanosecond.
@@ -443,29 +335,6 @@ struct Candidates {
     compute(context, work, 8 * static_cast<size_t>(N * V));
   }
 };
-
-template <class T> Operator described() {
-  Operator made{};
-  made.version = API_VERSION;
-  made.name = [](const Operator *) { return T::NAME; };
-  made.provider = [](const Operator *) -> const char * { return nullptr; }; // the CPU's
-  made.input_type = [](const Operator *, size_t index) { return T::INPUTS[index]; };
-  made.num_inputs = [](const Operator *) { return std::size(T::INPUTS); };
-  made.output_type = [](const Operator *, size_t index) { return T::OUTPUTS[index]; };
-  made.num_outputs = [](const Operator *) { return std::size(T::OUTPUTS); };
-  made.input_kind = made.input_memory = [](const Operator *, size_t) { return 0; };  // required; in the CPU's memory
-  made.output_kind = [](const Operator *, size_t) { return std::size(T::OUTPUTS) > 1 ? 1 : 0; }; // optional, or required
-  for (auto &arity : made.variadic) arity = [](const Operator *) { return 0; };
-  made.create_with_status = [](const Operator *, void *const *, const void *info, void **kernel) {
-    return guarded([&] { *kernel = new T(info); });
-  };
-  made.compute_with_status = [](void *kernel, void *context) {
-    return guarded([&] { (*static_cast<const T *>(kernel))(context); });
-  };
-  made.destroy = [](void *kernel) { delete static_cast<T *>(kernel); };
-  made.first_version = made.last_version = [](const Operator *) { return VERSION; };
-  return made;
-}
 
 // The operators, which live as long as the library, because sessions use them.
 struct Domain {

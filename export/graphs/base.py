@@ -85,16 +85,17 @@ class Projection(nn.Module):
 
     def forward(self, hidden: Tensor, embedding: Embedding) -> Tensor:
         """float32 logits `(rows, V)` of decoder states `(rows, D)`."""
-        logits = self._products(hidden, embedding)
+        logits = self.products(hidden, embedding).to(torch.float32)
         return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
 
-    def _products(self, hidden: Tensor, embedding: Embedding) -> Tensor:
+    def products(self, hidden: Tensor, embedding: Embedding) -> Tensor:
+        """The logits before the cap, in the type of the graph's maps; int8 maps give float32."""
         if self.linear is not None:
             return self.linear(hidden)
         weight, alpha = self.weight, self.scale
         if weight is None:
             weight, alpha = embedding.weight, self.scale / embedding.weight_scale
-        return operators.gemm(hidden, weight, self.bias, transposed=True, alpha=alpha).to(torch.float32)
+        return operators.gemm(hidden, weight, self.bias, transposed=True, alpha=alpha)
 
 
 def source_specs() -> tuple[TensorSpec, TensorSpec]:

@@ -313,24 +313,19 @@ class DecoderBlock(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Cross-attention of one position per row, over the row's own source positions.
 
-        The operator always appends a position, so it gets the last source position again and rewrites it in
-        place.
+        ONNX Runtime's operator always appends a position, so it gets the last source position again and
+        rewrites it in place.
         """
         key, value, last_key, last_value = memory
-        query = self.cross_query(x).unsqueeze(1)  # (B, 1, HK)
-        attended, key, value = operators.group_query_attention(
-            query,
-            last_key,
-            last_value,
-            key,
-            value,
-            lengths,
-            capacity,
-            num_heads=self.num_heads,
-            scale=self.scale,
-            cap=self.cap,
-        )
-        return self.cross_output(attended.squeeze(1)), key, value
+        query, given = self.cross_query(x), {"num_heads": self.num_heads, "scale": self.scale, "cap": self.cap}
+        if operators.takes_on_cuda(self.d_head):
+            attended, key, value = operators.own_memory_attention(query, memory, lengths, capacity, **given)
+        else:
+            attended, key, value = operators.group_query_attention(
+                query.unsqueeze(1), last_key, last_value, key, value, lengths, capacity, **given
+            )
+            attended = attended.squeeze(1)
+        return self.cross_output(attended), key, value
 
     def attend_memory_fully(
         self, x: Tensor, key: Tensor, value: Tensor, mask: Tensor, target_length: int

@@ -48,6 +48,31 @@ MemoryAttention <num_heads, kv_num_heads, scale, softcap>
     attended = Squeeze (output, position)
 }}
 """
+# CUDA's operator always appends a position, so it gets the last one again, and rewrites it in place.
+_OWN_MEMORY_ATTENTION = """
+<domain: "{domain}", opset_import: ["": {opset}, "com.microsoft": 1]>
+OwnMemoryAttention <num_heads, kv_num_heads, scale, softcap>
+    (query, last_key, last_value, past_key, past_value, last_positions, capacity) => (attended, key, value)
+{{
+    position = Constant <value_ints = [1]> ()
+    row = Unsqueeze (query, position)
+    output, key, value = com.microsoft.GroupQueryAttention <num_heads: int = @num_heads,
+        kv_num_heads: int = @kv_num_heads, scale: float = @scale, softcap: float = @softcap>
+        (row, last_key, last_value, past_key, past_value, last_positions, capacity)
+    attended = Squeeze (output, position)
+}}
+"""
+_MOST_PROBABLE = """
+<domain: "{domain}", opset_import: ["": {opset}]>
+MostProbable (scores, added) => (logits, token_ids)
+{{
+    logits = Cast <to = 1> (scores)
+    penalties = Cast <to = 1> (added)
+    allowed = Add (logits, penalties)
+    one = Constant <value_ints = [1]> ()
+    best, token_ids = TopK <axis = 1> (allowed, one)
+}}
+"""
 # The tokens are first laid out with padding, which repeats the last token of its source.
 _SOURCE_ATTENTION = """
 <domain: "{domain}", opset_import: ["": {opset}]>
@@ -126,28 +151,33 @@ QuantizedChoice (x, weight, scale, weight_scale, zero_point, bias, added, num_ca
 _TEXTS = {
     "CacheAttention": _CACHE_ATTENTION,
     "MemoryAttention": _MEMORY_ATTENTION,
+    "OwnMemoryAttention": _OWN_MEMORY_ATTENTION,
     "SourceAttention": _SOURCE_ATTENTION,
     "AddNorm": _ADD_NORM,
     "QuantizedLinear": _QUANTIZED_LINEAR,
     "QuantizedChoice": _QUANTIZED_CHOICE,
     "Candidates": _CANDIDATES,
+    "MostProbable": _MOST_PROBABLE,
 }
 
 
+_WITH_WIDTH = ("MemoryAttention", "SourceAttention")  # whose definitions have a constant of it
+
+
 def definition(name: str, opset: int, width: int = 0) -> onnx.FunctionProto:
-    """The definition of an operator. An attention's has the width of all keys of a position as a constant."""
+    """The definition of an operator; some have the width of all keys of a position as a constant."""
     return onnx.parser.parse_function(_TEXTS[name].format(domain=DOMAIN, opset=opset, width=width))
 
 
 def define(model: ir.Model) -> None:
     """Add the definitions of the project's operators that a model uses; drop outputs that nothing reads.
 
-    All nodes of an attention must have keys of the same width.
+    All nodes of such an attention must have keys of the same width.
     """
     widths: dict[str, int] = {}
     for node in model.graph:
         if node.domain == DOMAIN:
-            width = _width(node) if node.op_type.endswith("Attention") else 0
+            width = _width(node) if node.op_type in _WITH_WIDTH else 0
             assert widths.setdefault(node.op_type, width) == width
             for output in node.outputs:
                 if not output.uses() and not output.is_graph_output():

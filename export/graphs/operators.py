@@ -18,8 +18,13 @@ from seq2seq_serve.export.graphs.functions import DOMAIN
 
 
 def takes(width: int) -> bool:
-    """Whether the project's own operators take vectors of this width."""
+    """Whether the project's own operators for the CPU take vectors of this width."""
     return width % 8 == 0
+
+
+def takes_on_cuda(d_head: int) -> bool:
+    """Whether the project's own attention for CUDA takes heads of this width."""
+    return d_head in (8, 16, 32, 64, 128, 256)
 
 
 def group_query_attention(
@@ -143,6 +148,43 @@ def memory_attention(
         shape=query.shape,
         version=1,
     )
+
+
+def own_memory_attention(
+    query: Tensor,
+    memory: Sequence[Tensor],
+    last_positions: Tensor,
+    capacity: Tensor,
+    *,
+    num_heads: int,
+    scale: float,
+    cap: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention of one position per row over its own memory, for CUDA (OwnMemoryAttention).
+
+    Args:
+        query: `(B, HK)`.
+        memory: Its keys and values, `(B, G, C, K)` each; and those of the last position of each row, `(B, 1,
+            GK)` each, which the definition writes again.
+        last_positions: `(B,)` int32: positions of each row, minus one.
+        capacity: `()` int32 on the host: C.
+        num_heads: H.
+        scale: The factor of the scores.
+        cap: As for `group_query_attention`.
+
+    Returns:
+        `(B, HK)`, and the memory's keys and values.
+    """
+    key, value, last_key, last_value = memory
+    attended, key, value = symbolic_multi_out(
+        f"{DOMAIN}::OwnMemoryAttention",
+        [query, last_key, last_value, key, value, last_positions, capacity],
+        _head_attributes(key, num_heads, scale, cap),
+        dtypes=(query.dtype,) * 3,
+        shapes=(query.shape, key.shape, value.shape),
+        version=1,
+    )
+    return attended, key, value
 
 
 def source_attention(
@@ -443,6 +485,22 @@ def most_probable(logits: Tensor) -> Tensor:
         shapes=(shape, shape),
     )
     return token_ids
+
+
+def choice(scores: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+    """The scores `(B, V)` as float32 logits, and `most_probable` of the logits plus `added` (MostProbable).
+
+    `added` is `(V,)`: minus infinity for tokens that are never chosen.
+    """
+    logits, token_ids = symbolic_multi_out(
+        f"{DOMAIN}::MostProbable",
+        [scores, added],
+        {},
+        dtypes=(torch.float32, torch.int64),
+        shapes=(scores.shape, (scores.shape[0], 1)),
+        version=1,
+    )
+    return logits, token_ids
 
 
 def write_prefix(buffer: Tensor, update: Tensor, *, axis: int = 2, first: Tensor | None = None) -> Tensor:

@@ -298,11 +298,9 @@ class OneStepGraph(TransformerGraph):
         super().__init__(model, model.decoder, linear)
         self.decoder = decoder
         self.feeds_itself = linear.is_fused
-        self.is_suppressed: nn.Parameter | None = None
-        if model.suppressed_token_ids:
-            is_suppressed = torch.zeros(self.vocab_size, dtype=torch.bool)
-            is_suppressed[list(model.suppressed_token_ids)] = True
-            self.is_suppressed = _constant(is_suppressed)
+        added = torch.zeros(self.vocab_size)
+        added[list(model.suppressed_token_ids)] = -math.inf
+        self.added = nn.Parameter(added, requires_grad=False)  # to the logits, before a choice
         lengths = names.PREVIOUS_LENGTHS if self.feeds_itself else names.CACHE_LENGTHS
         self.columns = token_specs(lengths, names.LAST_SOURCE_POSITIONS)
         token_ids, cache_lengths, _ = self.columns
@@ -317,23 +315,24 @@ class OneStepGraph(TransformerGraph):
 
     def answer(self, hidden: Tensor, cache_lengths: Tensor) -> tuple[Tensor, ...]:
         """The logits of decoder states `(B, D)`, and the inputs of the next step."""
-        logits = self.decoder.logits(hidden, self.embedding)
+        projection = self.decoder.logits
         if not self.feeds_itself:
-            return (logits,)
-        allowed = logits
-        if self.is_suppressed is not None:
-            allowed = logits.masked_fill(self.is_suppressed, -math.inf)
-        return logits, operators.most_probable(allowed), cache_lengths
+            return (projection(hidden, self.embedding),)
+        if projection.cap is None:
+            scores = projection.products(hidden, self.embedding)
+            return *operators.choice(scores, self.added), cache_lengths
+        logits = projection(hidden, self.embedding)
+        return logits, operators.most_probable(logits + self.added.to(torch.float32)), cache_lengths
 
 
 class StepGraph(OneStepGraph):
     """One target position for all running rows, with the cache in place.
 
     Attributes:
-        has_own_operators: Whether attention is in the project's own operators, which are for the CPU.
+        has_own_operators: Whether attention is in the project's own operators.
     """
 
-    has_own_operators = False
+    has_own_operators = True
 
     def states(
         self,
@@ -377,17 +376,11 @@ class SharingStepGraph(StepGraph):
     In int8 it also finds the most probable tokens, if the caller wants these instead of logits.
     """
 
-    has_own_operators = True
-
     def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
         super().__init__(model, linear, decoder)
         cache = self._cache_specs()
         linear_map, is_capped = decoder.logits.linear, decoder.logits.cap is not None
         self.chooser = linear_map if isinstance(linear_map, Int8Linear) and not is_capped else None
-        added = torch.zeros(self.vocab_size)
-        if self.is_suppressed is not None:
-            added.masked_fill_(self.is_suppressed, -math.inf)
-        self.added = nn.Parameter(added, requires_grad=False)
         choice: list[TensorSpec] = []
         if self.chooser is not None:
             choice.append(TensorSpec(names.NUM_CANDIDATES, "int64", (1,), Role.CANDIDATES))
@@ -441,6 +434,7 @@ class SeparateStepGraph(StepGraph):
 
     def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
         super().__init__(model, linear, decoder)
+        self.has_own_operators = operators.takes_on_cuda(model.decoder.d_head)
         cache, memory = self._cache_specs(), self._memory_specs()
         self.inputs = (
             *self.columns,

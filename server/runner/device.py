@@ -95,7 +95,9 @@ class OnnxDevice:
         self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="device")
         self.is_host = provider == CPU
         self.can_capture = provider == CUDA
-        self.has_operators = self.is_host and kernels.register(ort.SessionOptions())
+        # An operator of CUDA may still fail when a session creates it, if the driver refuses its kernel.
+        self._registers = kernels.register(ort.SessionOptions(), is_cuda=not self.is_host)
+        self.has_operators = self.is_host and self._registers
         self.has_products = self.has_operators and kernels.computes_products()
         self._provider = provider
         # By address, element type and shape of the host's copy; sessions keep the values alive.
@@ -124,6 +126,37 @@ class OnnxDevice:
         Raises:
             ValueError: ONNX Runtime would run it on another provider, or a weight lies outside of `weights`.
         """
+        found: list[Weight] = []
+        if weights is not None:
+            graph, found = take_weights(graph, weights, _EMPTY.name)
+        with self.in_use():
+            values = tuple(map(self._place_weight, found))
+        full_name = _FULL_NAMES[self._provider]
+        provider_options = (
+            {} if self._provider == CPU else _CUDA_OPTIONS | {"enable_cuda_graph": str(int(is_captured))}
+        )
+
+        def create() -> Session:
+            options = self._options()
+            for weight, value in zip(found, values, strict=True):
+                options.add_initializer(weight.name, value)
+            with self.in_use():
+                return Session(graph, options, providers=[(full_name, provider_options)])
+
+        try:
+            session = create()
+        except Exception as error:  # ONNX Runtime's errors do not have a common class
+            if self.is_host or not self._registers:
+                raise
+            _log.warning("%s runs without the operators for CUDA, and is slower: %s", name, one_line(error))
+            self._registers = False
+            session = create()
+        session.weights = values
+        if session.get_providers()[0] != full_name:
+            raise ValueError(f"{name} would run on {session.get_providers()[0]} instead of {full_name}")
+        return session
+
+    def _options(self) -> ort.SessionOptions:
         options = ort.SessionOptions()
         # ONNX Runtime refuses sessions with their own threads once there is a shared pool.
         options.use_per_session_threads = not share_threads.cache_info().currsize
@@ -135,27 +168,12 @@ class OnnxDevice:
         options.log_severity_level = 4
         # Threads that spin after a run would compete with the event loop for the CPU.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        if self.has_operators:
-            kernels.register(options)
-        values: tuple[ort.OrtValue, ...] = ()
-        if weights is not None:
-            graph, found = take_weights(graph, weights, _EMPTY.name)
-            # ONNX Runtime requires that the file exists; it does not read it, because it gets every weight.
-            options.add_session_config_entry(_WEIGHTS_FOLDER_KEY, str(_EMPTY.parent))
-            with self.in_use():
-                values = tuple(map(self._place_weight, found))
-            for weight, value in zip(found, values, strict=True):
-                options.add_initializer(weight.name, value)
-        full_name = _FULL_NAMES[self._provider]
-        provider_options = (
-            {} if self._provider == CPU else _CUDA_OPTIONS | {"enable_cuda_graph": str(int(is_captured))}
-        )
-        with self.in_use():
-            session = Session(graph, options, providers=[(full_name, provider_options)])
-        session.weights = values
-        if session.get_providers()[0] != full_name:
-            raise ValueError(f"{name} would run on {session.get_providers()[0]} instead of {full_name}")
-        return session
+        # ONNX Runtime requires that the file of the weights exists; it does not read it, because it gets
+        # every weight.
+        options.add_session_config_entry(_WEIGHTS_FOLDER_KEY, str(_EMPTY.parent))
+        if self._registers:
+            kernels.register(options, is_cuda=not self.is_host)
+        return options
 
     def weightless(self, name: str, *, is_captured: bool = False) -> Session:
         """Load a graph of the server's own, which `export.graphs.weightless` created."""

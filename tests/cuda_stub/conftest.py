@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_check.place import random_model
-from seq2seq_serve.bundle.manifest import Parity
+from benchmarks.random_models import random_trained
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.export import exporter
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.training.config import TransformerConfig
 from tests.cuda_stub.build import FOLDER, CannotBuildError, build
@@ -40,10 +38,6 @@ def cuda_bundle(made_once) -> Path:
             max_source_length=128,
             max_target_length=160,
         )
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(exporter, "provider_of", lambda _: "none")
-            patch.setattr(exporter, "Graphs", lambda *_: None)
-            patch.setattr(exporter, "_prove", lambda *_: Parity(0.0, 1.0, ((1, 1, 1),)))
-            export_bundle(random_model(config), folder / "random", PRECISIONS)
+        export_bundle(random_trained(config), folder / "random", PRECISIONS, proves=False)
 
     return made_once("cuda-bundle", make) / "random"

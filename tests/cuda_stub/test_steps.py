@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.gpu_check.speed import step_kernels
+from benchmarks.gpu_check.steps import step_kernels
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.runner.runner import buckets_up_to
 from tests.cuda_stub.log import Copy

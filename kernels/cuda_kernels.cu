@@ -1,0 +1,235 @@
+// CUDA kernels of the project's operators for one target position per row, in float16 and bfloat16.
+//
+// `make ptx` compiles this file to cuda_kernels.ptx, which the driver turns into code of the GPU at hand. It includes no
+// header of CUDA, so that tests also compile it for the host, where threads take the place of CUDA's.
+//
+//   attention      attends to the first positions of each row of a buffer, and may append one position to them before
+//   most_probable  converts scores to float32 logits, and finds the largest of each row
+//
+// A row's numbers do not depend on the rows beside it: each block reads one row.
+
+#ifndef HOST
+#define SYNC __syncthreads()
+#define SHARED extern __shared__ float shared[];
+using Index = long long;
+#endif
+
+// Eight values of 16 bits.
+struct alignas(16) Eight {
+  unsigned pairs[4];
+};
+
+struct Float16 {
+#ifndef HOST
+  static __device__ void unpack(unsigned pair, float &low, float &high) {
+    asm("{.reg .f16 a, b; mov.b32 {a, b}, %2; cvt.f32.f16 %0, a; cvt.f32.f16 %1, b;}" : "=f"(low), "=f"(high) : "r"(pair));
+  }
+  static __device__ unsigned short pack(float value) {
+    unsigned short bits;
+    asm("{.reg .f16 a; cvt.rn.f16.f32 a, %1; mov.b16 %0, a;}" : "=h"(bits) : "f"(value));
+    return bits;
+  }
+#else
+  static void unpack(unsigned pair, float &low, float &high) {
+    low = static_cast<float>(__builtin_bit_cast(_Float16, static_cast<unsigned short>(pair)));
+    high = static_cast<float>(__builtin_bit_cast(_Float16, static_cast<unsigned short>(pair >> 16)));
+  }
+  static unsigned short pack(float value) { return __builtin_bit_cast(unsigned short, static_cast<_Float16>(value)); }
+#endif
+};
+
+struct BFloat16 {
+  static __device__ void unpack(unsigned pair, float &low, float &high) {
+    low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000u);
+  }
+  static __device__ unsigned short pack(float value) { // rounded to the nearest, ties to even
+    const unsigned bits = __float_as_uint(value);
+    if (value != value) return static_cast<unsigned short>(bits >> 16 | 0x40);
+    return static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  }
+};
+
+template <class T> __device__ void unpack(const Eight &from, float *to) {
+  for (int i = 0; i < 4; i++) T::unpack(from.pairs[i], to[2 * i], to[2 * i + 1]);
+}
+
+// The softmax of the scores seen so far, of one part of the positions: exp2(score - largest) sums to `total`, and weights
+// the values in `sums`, 8 of the K of a head.
+struct Softmax {
+  float largest, total, sums[8];
+
+  __device__ void clear() {
+    largest = -__builtin_huge_valf(), total = 0;
+    for (int i = 0; i < 8; i++) sums[i] = 0;
+  }
+
+  __device__ static float factor(float from, float to) { // of sums relative to `from`; there may be none
+    return from == -__builtin_huge_valf() ? 0.0f : exp2f(from - to);
+  }
+
+  __device__ void add(float score, const float *values) {
+    const float next = fmaxf(largest, score), old = factor(largest, next), weight = factor(score, next);
+    total = total * old + weight;
+    for (int i = 0; i < 8; i++) sums[i] = sums[i] * old + weight * values[i];
+    largest = next;
+  }
+
+  __device__ void merge(const Softmax &other) {
+    const float next = fmaxf(largest, other.largest), a = factor(largest, next), b = factor(other.largest, next);
+    total = total * a + other.total * b;
+    for (int i = 0; i < 8; i++) sums[i] = sums[i] * a + other.sums[i] * b;
+    largest = next;
+  }
+
+  __device__ Softmax across(int distance) const { // that of another thread of the warp
+    Softmax other;
+    other.largest = __shfl_xor_sync(0xffffffffu, largest, distance);
+    other.total = __shfl_xor_sync(0xffffffffu, total, distance);
+    for (int i = 0; i < 8; i++) other.sums[i] = __shfl_xor_sync(0xffffffffu, sums[i], distance);
+    return other;
+  }
+};
+
+// Attention of one position of each row. A block computes a head (x) of a row (y). K / 8 neighbouring threads, a slot, read
+// a position together; the slots share the positions. K / 8 is a power of 2 up to 32, and the block has whole warps.
+//
+// queries     head h of row r is at r * query_stride + h * K
+// added       null, or the key of group g of row r at r * query_stride + g * K, which becomes the last position; its value is
+//             G * K further
+// keys        (rows, G, C, K), and so are the values
+// last        each row's last position
+// outputs     (rows, H * K)
+// scale       of the scores, times log2(e)
+// cap         0, or c: scores become c tanh(score / c), before that factor
+struct Attention {
+  const unsigned short *queries, *added;
+  unsigned short *keys, *values;
+  const int *last;
+  unsigned short *outputs;
+  int query_stride, num_heads, num_groups, num_positions, d_head;
+  float scale, cap;
+};
+
+template <class T> __device__ void attend(const Attention &work) {
+  SHARED
+  const float LOG2_E = 1.4426950408889634f;
+  const int K = work.d_head, lanes = K / 8, lane = threadIdx.x % lanes, slot = threadIdx.x / lanes;
+  const int num_slots = blockDim.x / lanes, head = blockIdx.x, row = blockIdx.y;
+  const int heads_per_group = work.num_heads / work.num_groups, group = head / heads_per_group;
+  const int last = work.last[row], count = last + 1;
+  const Index first = (static_cast<Index>(row) * work.num_groups + group) * work.num_positions * lanes + lane;
+  Eight *keys = reinterpret_cast<Eight *>(work.keys) + first, *values = reinterpret_cast<Eight *>(work.values) + first;
+  const Index given = static_cast<Index>(row) * work.query_stride;
+  Eight added_key = {}, added_value = {};
+  if (work.added) {
+    const Eight *added = reinterpret_cast<const Eight *>(work.added + given + group * K) + lane;
+    added_key = added[0], added_value = added[work.num_groups * lanes];
+    if (head % heads_per_group == 0 && slot == 0) { // no block reads this position of the buffers
+      keys[static_cast<Index>(last) * lanes] = added_key;
+      values[static_cast<Index>(last) * lanes] = added_value;
+    }
+  }
+  float query[8];
+  unpack<T>(reinterpret_cast<const Eight *>(work.queries + given + head * K)[lane], query);
+  Softmax softmax;
+  softmax.clear();
+  // Every thread takes part in each round, because threads of a warp exchange numbers in it.
+  for (int start = 0; start < count; start += num_slots) {
+    const int position = start + slot;
+    Eight key = added_key, value = added_value;
+    if (position < count && !(work.added && position == last)) {
+      key = keys[static_cast<Index>(position) * lanes];
+      value = values[static_cast<Index>(position) * lanes];
+    }
+    float numbers[8], score = 0;
+    unpack<T>(key, numbers);
+    for (int i = 0; i < 8; i++) score += query[i] * numbers[i];
+    for (int distance = lanes / 2; distance; distance /= 2) score += __shfl_xor_sync(0xffffffffu, score, distance);
+    score *= work.scale;
+    if (work.cap != 0) score = work.cap * LOG2_E * tanhf(score / (work.cap * LOG2_E));
+    unpack<T>(value, numbers);
+    if (position < count) softmax.add(score, numbers);
+  }
+  for (int distance = lanes; distance < 32; distance *= 2) softmax.merge(softmax.across(distance));
+  // Now each warp has one softmax, of which each of its first threads has 8 values.
+  const int num_warps = blockDim.x / 32, warp = threadIdx.x / 32, size = K + 2;
+  if (threadIdx.x % 32 < lanes) {
+    float *own = shared + warp * size;
+    if (lane == 0) own[0] = softmax.largest, own[1] = softmax.total;
+    for (int i = 0; i < 8; i++) own[2 + 8 * lane + i] = softmax.sums[i];
+  }
+  SYNC;
+  for (int k = threadIdx.x; k < K; k += blockDim.x) {
+    float largest = shared[0];
+    for (int w = 1; w < num_warps; w++) largest = fmaxf(largest, shared[w * size]);
+    float total = 0, sum = 0;
+    for (int w = 0; w < num_warps; w++) {
+      const float factor = Softmax::factor(shared[w * size], largest);
+      total += factor * shared[w * size + 1], sum += factor * shared[w * size + 2 + k];
+    }
+    work.outputs[(static_cast<Index>(row) * work.num_heads + head) * K + k] = T::pack(sum / total);
+  }
+}
+
+// scores   (rows, V)
+// added    (V,), added to the logits for the choice alone
+// logits   (rows, V): the scores
+// ids      (rows,): the largest of each row, the smallest id among equals
+struct Choice {
+  const unsigned short *scores, *added;
+  float *logits;
+  Index *ids;
+  int vocab_size;
+};
+
+template <class T> __device__ void choose(const Choice &work) {
+  SHARED
+  const int V = work.vocab_size, row = blockIdx.x;
+  const unsigned short *scores = work.scores + static_cast<Index>(row) * V;
+  float *logits = work.logits + static_cast<Index>(row) * V;
+  float best = -__builtin_huge_valf();
+  int best_id = 0x7fffffff;
+  const auto see = [&](float logit, float added, int id) {
+    logit += added;
+    if (logit > best || (logit == best && id < best_id)) best = logit, best_id = id;
+  };
+  if (V % 8 == 0) {
+    for (int first = 8 * threadIdx.x; first < V; first += 8 * blockDim.x) {
+      float numbers[8], added[8];
+      unpack<T>(reinterpret_cast<const Eight *>(scores + first)[0], numbers);
+      unpack<T>(reinterpret_cast<const Eight *>(work.added + first)[0], added);
+      for (int i = 0; i < 8; i++) logits[first + i] = numbers[i];
+      for (int i = 0; i < 8; i++) see(numbers[i], added[i], first + i);
+    }
+  } else {
+    for (int id = threadIdx.x; id < V; id += blockDim.x) {
+      float number, added, unused;
+      T::unpack(scores[id], number, unused);
+      T::unpack(work.added[id], added, unused);
+      logits[id] = number;
+      see(number, added, id);
+    }
+  }
+  const auto compare = [&](float other, int other_id) {
+    if (other > best || (other == best && other_id < best_id)) best = other, best_id = other_id;
+  };
+  for (int distance = 16; distance; distance /= 2) {
+    const float other = __shfl_xor_sync(0xffffffffu, best, distance);
+    compare(other, __shfl_xor_sync(0xffffffffu, best_id, distance));
+  }
+  if (threadIdx.x % 32 == 0)
+    shared[threadIdx.x / 16] = best, reinterpret_cast<int *>(shared)[threadIdx.x / 16 + 1] = best_id;
+  SYNC;
+  if (threadIdx.x == 0) {
+    for (int warp = 1; warp < static_cast<int>(blockDim.x / 32); warp++)
+      compare(shared[2 * warp], reinterpret_cast<int *>(shared)[2 * warp + 1]);
+    work.ids[row] = best_id < V ? best_id : 0; // of scores that are not numbers
+  }
+}
+
+#ifndef HOST
+extern "C" __global__ void attention_float16(Attention work) { attend<Float16>(work); }
+extern "C" __global__ void attention_bfloat16(Attention work) { attend<BFloat16>(work); }
+extern "C" __global__ void most_probable_float16(Choice work) { choose<Float16>(work); }
+extern "C" __global__ void most_probable_bfloat16(Choice work) { choose<BFloat16>(work); }
+#endif

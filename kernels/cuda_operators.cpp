@@ -1,0 +1,215 @@
+// Operators for ONNX Runtime on CUDA, which launch the kernels of cuda_kernels.cu through the driver.
+//
+//   CacheAttention      appends one position to each row's cache, and attends to the cache
+//   OwnMemoryAttention  attends from one position per row to the row's own memory
+//   MostProbable        converts scores to float32 logits, and finds the most probable token of each row
+//
+// They are compiled without CUDA: the driver's library is opened when the first session is created. A graph that uses them
+// also has their definitions, which ONNX Runtime takes where it does not have this library (export/graphs/functions.py).
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <dlfcn.h>
+#include <exception>
+#include <initializer_list>
+#include <iterator>
+#include <string>
+
+namespace {
+
+#include "interface.h"
+
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr int MOST_THREADS = 1024, FEWEST_THREADS = 128;
+
+std::string ptx; // of cuda_kernels.cu; set once, before the first session is created
+
+// The functions of the driver that are used, by its names without "cu".
+struct Driver {
+  int (*CtxGetCurrent)(void **) = nullptr;
+  int (*CtxSetCurrent)(void *) = nullptr;
+  int (*DevicePrimaryCtxRetain)(void **, int) = nullptr;
+  int (*ModuleLoadData)(void **, const void *) = nullptr;
+  int (*ModuleGetFunction)(void **, void *, const char *) = nullptr;
+  int (*LaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                      void **) = nullptr;
+  void *module = nullptr;
+  const char *problem = nullptr;
+
+  Driver() {
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+    const auto find = [&](auto &function, const char *name) {
+      function = reinterpret_cast<std::decay_t<decltype(function)>>(library ? dlsym(library, name) : nullptr);
+      if (!function) problem = "the CUDA driver lacks a function";
+    };
+    find(CtxGetCurrent, "cuCtxGetCurrent");
+    find(CtxSetCurrent, "cuCtxSetCurrent");
+    find(DevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain");
+    find(ModuleLoadData, "cuModuleLoadData");
+    find(ModuleGetFunction, "cuModuleGetFunction");
+    find(LaunchKernel, "cuLaunchKernel");
+    void *context = nullptr;
+    if (problem) return;
+    // The provider uses the primary context of its device, the first one that the process sees.
+    if ((CtxGetCurrent(&context) || !context) && (DevicePrimaryCtxRetain(&context, 0) || CtxSetCurrent(context)))
+      problem = "there is no CUDA context";
+    else if (ModuleLoadData(&module, ptx.c_str())) problem = "the CUDA driver does not compile the kernels";
+  }
+
+  // The driver with the kernels, which live as long as the process.
+  static const Driver &get() {
+    static const Driver driver;
+    require(!driver.problem, driver.problem ? driver.problem : "");
+    return driver;
+  }
+};
+
+// A kernel, and the launch of its blocks on the stream of a run.
+struct Kernel {
+  void *function = nullptr;
+
+  Kernel(const char *name, int type) {
+    const Driver &driver = Driver::get();
+    const std::string whole = std::string(name) + (type == BFLOAT16 ? "_bfloat16" : "_float16");
+    require(!driver.ModuleGetFunction(&function, driver.module, whole.c_str()), "a CUDA kernel is missing");
+  }
+
+  template <class Work>
+  void launch(void *context, Work work, int64_t x, int64_t y, unsigned num_threads, size_t shared_bytes) const {
+    if (x == 0 || y == 0) return;
+    void *stream = nullptr, *arguments[] = {&work};
+    check(call<193>(context, &stream));
+    require(!Driver::get().LaunchKernel(function, x, y, 1, num_threads, 1, 1, shared_bytes, stream, arguments, nullptr),
+            "a CUDA kernel cannot be launched");
+  }
+};
+
+// The argument of the kernel; cuda_kernels.cu describes it.
+struct AttentionWork {
+  const void *queries, *added;
+  void *keys, *values;
+  const int32_t *last;
+  void *outputs;
+  int query_stride, num_heads, num_groups, num_positions, d_head;
+  float scale, cap;
+};
+
+template <int TYPE> struct Attention {
+  Kernel kernel{"attention", TYPE};
+  int64_t num_heads = 0;
+  float scale = 0, cap = 0;
+
+  explicit Attention(const void *info) {
+    check(call<86>(info, "num_heads", &num_heads));
+    check(call<85>(info, "scale", &scale));
+    check(call<85>(info, "softcap", &cap));
+    require(num_heads > 0, "there must be a head");
+  }
+
+  // Runs the kernel; the inputs from `first` on are keys and values (B, G, C, K) and the rows' last positions (B,).
+  void run(void *context, size_t first, bool appends) const {
+    const auto queries = input<uint16_t>(context, 0), keys = input<uint16_t>(context, first);
+    const auto values = input<uint16_t>(context, first + 1);
+    const auto last = input<int32_t>(context, first + 2);
+    require(queries.num_axes == 2 && keys.num_axes == 4 && values.num_axes == 4, "queries must have 2 axes, keys 4");
+    const int64_t B = queries.shape[0], G = keys.shape[1], C = keys.shape[2], K = keys.shape[3], H = num_heads;
+    require(keys.shape[0] == B && last.has_shape(B), "the inputs differ in the number of rows");
+    require(K >= 8 && K <= 256 && (K & (K - 1)) == 0, "d_head must be a power of 2 from 8 to 256");
+    require(G > 0 && H % G == 0, "the heads must be a multiple of the heads of keys");
+    require(queries.shape[1] == (appends ? H + 2 * G : H) * K, "queries have another width");
+    AttentionWork work{};
+    work.queries = queries.data, work.added = appends ? queries.data + H * K : nullptr, work.last = last.data;
+    work.outputs = output<uint16_t>(context, 0, {B, H * K});
+    work.keys = output<uint16_t>(context, 1, {B, G, C, K}), work.values = output<uint16_t>(context, 2, {B, G, C, K});
+    require(B == 0 || (work.keys == keys.data && work.values == values.data), "keys and values must be bound in place");
+    work.query_stride = queries.shape[1], work.num_heads = H, work.num_groups = G, work.num_positions = C, work.d_head = K;
+    work.scale = scale * LOG2_E, work.cap = cap;
+    // A slot of K / 8 threads reads 8 positions of a row that is full; many blocks keep the GPU busy with fewer threads.
+    int num_threads = MOST_THREADS;
+    const int64_t enough = C * (K / 8) / (B * H > 512 ? 16 : 8);
+    while (num_threads > FEWEST_THREADS && num_threads / 2 >= enough) num_threads /= 2;
+    kernel.launch(context, work, H, B, num_threads, num_threads / 32 * (K + 2) * sizeof(float));
+  }
+};
+
+// Inputs: queries, keys and values (B, (H + 2G)K); the cache's keys and values (B, G, C, K); the new position of each
+// row (B,); and C, which only the definition reads. Outputs: (B, HK), and the cache, which must be bound in place.
+template <int TYPE> struct CacheAttention : Attention<TYPE> {
+  static constexpr const char *NAME = "CacheAttention";
+  static constexpr int INPUTS[] = {TYPE, TYPE, TYPE, INT32, INT32}, OUTPUTS[] = {TYPE, TYPE, TYPE};
+  using Attention<TYPE>::Attention;
+
+  void operator()(void *context) const { this->run(context, 1, true); }
+};
+
+// Inputs: queries (B, HK); the key and value of each row's last position (B, 1, GK), which only the definition reads; the
+// memory's keys and values (B, G, C, K); each row's last position (B,); and C, which only the definition reads. Outputs:
+// (B, HK), and the memory, which must be bound in place, and is not changed.
+template <int TYPE> struct OwnMemoryAttention : Attention<TYPE> {
+  static constexpr const char *NAME = "OwnMemoryAttention";
+  static constexpr int INPUTS[] = {TYPE, TYPE, TYPE, TYPE, TYPE, INT32, INT32}, OUTPUTS[] = {TYPE, TYPE, TYPE};
+  using Attention<TYPE>::Attention;
+
+  void operator()(void *context) const { this->run(context, 3, false); }
+};
+
+struct ChoiceWork {
+  const void *scores, *added;
+  float *logits;
+  int64_t *ids;
+  int vocab_size;
+};
+
+// Inputs: scores (B, V); and what is added to them for the choice (V,). Outputs: the scores as logits (B, V); and the ids
+// (B, 1) of the largest sums, the smallest id among equals.
+template <int TYPE> struct MostProbable {
+  static constexpr const char *NAME = "MostProbable";
+  static constexpr int INPUTS[] = {TYPE, TYPE}, OUTPUTS[] = {FLOAT, INT64};
+  Kernel kernel{"most_probable", TYPE};
+
+  explicit MostProbable(const void *) {}
+
+  void operator()(void *context) const {
+    const auto scores = input<uint16_t>(context, 0), added = input<uint16_t>(context, 1);
+    require(scores.num_axes == 2 && added.has_shape(scores.shape[1]), "the scores must have 2 axes, what is added 1");
+    const int64_t B = scores.shape[0], V = scores.shape[1];
+    ChoiceWork work{scores.data, added.data, output(context, 0, {B, V}), output<int64_t>(context, 1, {B, 1}),
+                    static_cast<int>(V)};
+    require(B == 0 || (work.logits && work.ids), "the outputs must be read");
+    kernel.launch(context, work, B, 1, MOST_THREADS, MOST_THREADS / 16 * sizeof(float));
+  }
+};
+
+// The operators, which live as long as the library, because sessions use them.
+struct Domain {
+  const Operator operators[6] = {
+      described<CacheAttention<FLOAT16>, true>(),     described<CacheAttention<BFLOAT16>, true>(),
+      described<OwnMemoryAttention<FLOAT16>, true>(), described<OwnMemoryAttention<BFLOAT16>, true>(),
+      described<MostProbable<FLOAT16>, true>(),       described<MostProbable<BFLOAT16>, true>()};
+  void *domain = nullptr;
+  bool is_complete = false;
+
+  explicit Domain(void *const *table) {
+    api = table;
+    Status *problem = call<26>("seq2seq_serve", &domain);
+    for (const Operator &each : operators)
+      if (!problem) problem = call<27>(domain, &each);
+    is_complete = !problem;
+  }
+};
+
+} // namespace
+
+// Takes the text of cuda_kernels.ptx, before any session loads the library.
+extern "C" void set_ptx(const char *text) { ptx = text; }
+
+// ONNX Runtime calls this for each session that loads the library. A session that gets an error runs the definitions.
+extern "C" Status *RegisterCustomOps(void *session_options, const ApiBase *base) {
+  static void *const *const table = base->get(API_VERSION);
+  if (!table) return nullptr; // an ONNX Runtime without the interface, which also runs the definitions
+  static const Domain domain(table);
+  if (!domain.is_complete)
+    return reinterpret_cast<Status *(*)(int, const char *)>(table[0])(INVALID_ARGUMENT, "their description is refused");
+  return reinterpret_cast<Status *(*)(void *, void *)>(table[28])(session_options, domain.domain);
+}

@@ -1,0 +1,134 @@
+"""The CUDA kernels, compiled for the host; their PTX; and what they compute, by the definition."""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from seq2seq_serve import kernels
+
+HERE = Path(__file__).parent
+SOURCE = Path(kernels.__file__).parent.resolve() / "cuda_kernels.cu"
+LOG2_E = 1.4426950408889634
+DTYPES = [torch.float16, torch.bfloat16]
+
+
+class Attention(ctypes.Structure):
+    """The argument of the kernel."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("queries", "added", "keys", "values", "last", "outputs")),
+        *(
+            (name, ctypes.c_int)
+            for name in ("query_stride", "num_heads", "num_groups", "num_positions", "d_head")
+        ),
+        *((name, ctypes.c_float) for name in ("scale", "cap")),
+    )
+
+
+class Choice(ctypes.Structure):
+    """The argument of the kernel."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("scores", "added", "logits", "ids")),
+        ("vocab_size", ctypes.c_int),
+    )
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory) -> ctypes.CDLL:
+    if not shutil.which("g++"):
+        pytest.skip("there is no g++")
+    path = tmp_path_factory.mktemp("host") / "kernels.so"
+    command = ["g++", "-O1", "-std=c++20", "-shared", "-fPIC", "-pthread", "-Wno-psabi", "-o", str(path)]
+    subprocess.run([*command, str(HERE / "cuda_on_host.cpp")], check=True)
+    return ctypes.CDLL(str(path))
+
+
+def attend(query, keys, values, *, scale, cap):
+    """Attention of each head `(H, K)` over positions `(H, n, K)`, in float64."""
+    scores = torch.einsum("hk,hnk->hn", query.double(), keys.double()) * scale
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
+    return torch.einsum("hn,hnk->hk", scores.softmax(-1), values.double())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("d_head", "num_heads", "num_groups", "num_threads", "cap", "appends"),
+    [
+        (64, 2, 2, 128, 0.0, True),
+        (64, 2, 2, 256, 0.0, False),
+        (8, 2, 1, 64, 3.0, True),
+        (128, 4, 2, 128, 0.0, True),
+        (256, 1, 1, 128, 0.0, False),
+    ],
+)
+def test_attention(host, d_head, num_heads, num_groups, num_threads, cap, appends, dtype):
+    chance = torch.Generator().manual_seed(0)
+    B, H, G, C, K = 3, num_heads, num_groups, 37, d_head
+    random = lambda *shape: torch.randn(*shape, generator=chance).to(dtype)  # noqa: E731
+    packed = random(B, (H + 2 * G) * K) if appends else random(B, H * K)
+    keys, values = random(B, G, C, K), random(B, G, C, K)
+    before = keys.clone(), values.clone()
+    last = torch.tensor([0, 17, 36], dtype=torch.int32)
+    outputs = torch.full((B, H * K), torch.nan, dtype=dtype)
+    scale = K**-0.5
+    work = Attention(
+        packed.data_ptr(),
+        packed.data_ptr() + 2 * H * K if appends else None,
+        keys.data_ptr(),
+        values.data_ptr(),
+        last.data_ptr(),
+        outputs.data_ptr(),
+        packed.shape[1],
+        H,
+        G,
+        C,
+        K,
+        scale * LOG2_E,
+        cap,
+    )
+    host.run_attention(ctypes.byref(work), B, num_threads, dtype is torch.bfloat16)
+    for row, position in enumerate(last.tolist()):
+        for buffer, old, first in ((keys, before[0], H), (values, before[1], H + G)):
+            if appends:
+                old[row, :, position] = packed[row, first * K : (first + G) * K].view(G, K)
+            assert torch.equal(buffer[row], old[row]), "another position was written"
+        live = [one[row, :, : position + 1].repeat_interleave(H // G, dim=0) for one in (keys, values)]
+        expected = attend(packed[row, : H * K].view(H, K), *live, scale=scale, cap=cap)
+        given = outputs[row].view(H, K).double()
+        torch.testing.assert_close(given, expected, rtol=0, atol=0.02 if dtype is torch.bfloat16 else 0.003)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab_size", [8 * 130, 1001])
+def test_the_most_probable_token_is_the_first_of_equal_ones(host, vocab_size, dtype):
+    scores = torch.randn(4, vocab_size, generator=torch.Generator().manual_seed(0)).to(dtype)
+    scores[0] = 0
+    scores[1, [7, 600]] = 9
+    scores[2] = torch.nan
+    added = torch.zeros(vocab_size, dtype=dtype)
+    added[scores[3].argmax()] = -torch.inf
+    logits = torch.full(scores.shape, torch.nan)
+    ids = torch.full((4,), -1)
+    work = Choice(scores.data_ptr(), added.data_ptr(), logits.data_ptr(), ids.data_ptr(), vocab_size)
+    host.run_most_probable(ctypes.byref(work), 4, 128, dtype is torch.bfloat16)
+    assert torch.equal(logits.nan_to_num(5), scores.float().nan_to_num(5))
+    assert ids.tolist() == [0, 7, 0, int((logits[3] + added).argmax())]
+
+
+def test_the_ptx_is_that_of_the_source(tmp_path):
+    compiler = shutil.which("nvcc")
+    committed = SOURCE.with_suffix(".ptx").read_text()
+    if not compiler:
+        pytest.skip("there is no nvcc")
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    if committed.splitlines()[4].removeprefix("// ").split(", V")[1] not in version:
+        pytest.skip("it was compiled by another version of nvcc")
+    made = tmp_path / "made.ptx"
+    subprocess.run([compiler, *kernels.PTX_FLAGS, "-o", str(made), str(SOURCE)], check=True)
+    assert made.read_text() == committed, "run `make ptx`"
