@@ -71,7 +71,7 @@ def computes_products() -> bool:
 
 
 class _Tensors(ctypes.Structure):
-    """The first argument of `copy_positions` in kernels/moves.cpp."""
+    """The first argument of `copy_positions` in kernels/moves.cpp, and of `move_on_cuda`."""
 
     _fields_ = (
         ("first", ctypes.c_void_p),
@@ -100,16 +100,42 @@ def copy_positions(tensors: npt.NDArray[Any], moves: npt.NDArray[np.int64]) -> N
     function(ctypes.byref(described), moves.ctypes.data, len(moves))
 
 
+def move_on_cuda(
+    first: int, shape: tuple[int, ...], strides: tuple[int, ...], moves: npt.NDArray[np.int64]
+) -> bool:
+    """Copy positions of rows on the device into other rows, all at once; returns whether that succeeded.
+
+    Args:
+        first: The address of the tensors `(G, N, outer, positions, inner)`.
+        shape: The sizes of the axes; the last two have no gaps.
+        strides: Bytes of a step along each axis.
+        moves: `(M, 4)`, as for `copy_positions`; no move reads or writes a row that another one writes.
+    """
+    function = _function("move_on_cuda", "_cuda_operators")
+    if function is None:
+        return False
+    described = _Tensors(first, shape[0], shape[2], *strides[:3], strides[3])
+    return bool(function(ctypes.byref(described), moves.ctypes.data, len(moves)))
+
+
+def write_to_cuda(address: int, array: npt.NDArray[Any]) -> bool:
+    """Copy an array without gaps to an address of the device; returns whether that succeeded."""
+    function = _function("write_to_cuda", "_cuda_operators")
+    return function is not None and bool(function(address, array.ctypes.data, array.nbytes))
+
+
 _TYPES = {
+    "move_on_cuda": ((ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64), ctypes.c_bool),
+    "write_to_cuda": ((ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_bool),
     "copy_positions": ((ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64), None),
     "computes_products": ((), ctypes.c_bool),
 }
 
 
 @functools.cache
-def _function(name: str) -> Any:
-    """Returns a function of the library; None without it."""
-    path = library()
+def _function(name: str, library_name: str = "_operators") -> Any:
+    """Returns a function of a library; None without it."""
+    path = library(library_name)
     try:
         function = getattr(ctypes.CDLL(str(path)), name) if path is not None else None
     except (OSError, AttributeError):  # `register` logs why it cannot be loaded; or it is an older one

@@ -5,6 +5,7 @@
 //
 //   attention      attends to the first positions of each row of a buffer, and may append one position to them before
 //   most_probable  converts scores to float32 logits, and finds the largest of each row
+//   move           copies positions of rows of several tensors into other rows
 //
 // A row's numbers do not depend on the rows beside it: each block reads one row.
 
@@ -227,7 +228,34 @@ template <class T> __device__ void choose(const Choice &work) {
   }
 }
 
+constexpr int MOST_MOVES = 64;
+
+struct Move {
+  int from_row, to_row, start, count; // positions
+};
+
+// Tensors (G, N, outer, positions, inner); the last two axes have no gaps. Strides and sizes are in units of 16 bytes. No
+// move reads or writes a row that another one writes.
+struct Moves {
+  Eight *first;
+  Index tensor_stride, row_stride, outer_stride;
+  int num_outer, position_size;
+  Move moves[MOST_MOVES];
+};
+
+// A block carries out a move (y) of a part without gaps (x) of a tensor's row.
+__device__ void carry_out(const Moves &work) {
+  const Move move = work.moves[blockIdx.y];
+  const int tensor = blockIdx.x / work.num_outer, outer = blockIdx.x % work.num_outer;
+  Eight *part = work.first + tensor * work.tensor_stride + outer * work.outer_stride;
+  const Index start = static_cast<Index>(move.start) * work.position_size;
+  const Eight *from = part + move.from_row * work.row_stride + start;
+  Eight *to = part + move.to_row * work.row_stride + start;
+  for (int i = threadIdx.x; i < move.count * work.position_size; i += blockDim.x) to[i] = from[i];
+}
+
 #ifndef HOST
+extern "C" __global__ void move(Moves work) { carry_out(work); }
 extern "C" __global__ void attention_float16(Attention work) { attend<Float16>(work); }
 extern "C" __global__ void attention_bfloat16(Attention work) { attend<BFloat16>(work); }
 extern "C" __global__ void most_probable_float16(Choice work) { choose<Float16>(work); }

@@ -1,8 +1,10 @@
 // Operators for ONNX Runtime on CUDA, which launch the kernels of cuda_kernels.cu through the driver.
 //
-//   CacheAttention      appends one position to each row's cache, and attends to the cache
-//   OwnMemoryAttention  attends from one position per row to the row's own memory
-//   MostProbable        converts scores to float32 logits, and finds the most probable token of each row
+//   CudaCacheAttention   appends one position to each row's cache, and attends to the cache
+//   CudaMemoryAttention  attends from one position per row to the row's own memory
+//   MostProbable         converts scores to float32 logits, and finds the most probable token of each row
+//
+// Besides, `move_on_cuda` copies positions of rows, and `write_to_cuda` writes an array, both outside of graphs.
 //
 // They are compiled without CUDA: the driver's library is opened when the first session is created. A graph that uses them
 // also has their definitions, which ONNX Runtime takes where it does not have this library (export/graphs/functions.py).
@@ -34,6 +36,8 @@ struct Driver {
   int (*ModuleGetFunction)(void **, void *, const char *) = nullptr;
   int (*LaunchKernel)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                       void **) = nullptr;
+  int (*StreamSynchronize)(void *) = nullptr;
+  int (*MemcpyHtoD)(uint64_t, const void *, size_t) = nullptr;
   void *module = nullptr;
   const char *problem = nullptr;
 
@@ -49,12 +53,18 @@ struct Driver {
     find(ModuleLoadData, "cuModuleLoadData");
     find(ModuleGetFunction, "cuModuleGetFunction");
     find(LaunchKernel, "cuLaunchKernel");
-    void *context = nullptr;
+    find(StreamSynchronize, "cuStreamSynchronize");
+    find(MemcpyHtoD, "cuMemcpyHtoD_v2");
     if (problem) return;
-    // The provider uses the primary context of its device, the first one that the process sees.
-    if ((CtxGetCurrent(&context) || !context) && (DevicePrimaryCtxRetain(&context, 0) || CtxSetCurrent(context)))
-      problem = "there is no CUDA context";
+    if (!enter()) problem = "there is no CUDA context";
     else if (ModuleLoadData(&module, ptx.c_str())) problem = "the CUDA driver does not compile the kernels";
+  }
+
+  // Gives the calling thread a context: the primary one of the first device that the process sees, as the provider does.
+  bool enter() const {
+    void *context = nullptr;
+    if (!CtxGetCurrent(&context) && context) return true;
+    return !DevicePrimaryCtxRetain(&context, 0) && !CtxSetCurrent(context);
   }
 
   // The driver with the kernels, which live as long as the process.
@@ -69,11 +79,12 @@ struct Driver {
 struct Kernel {
   void *function = nullptr;
 
-  Kernel(const char *name, int type) {
+  explicit Kernel(const std::string &name) {
     const Driver &driver = Driver::get();
-    const std::string whole = std::string(name) + (type == BFLOAT16 ? "_bfloat16" : "_float16");
-    require(!driver.ModuleGetFunction(&function, driver.module, whole.c_str()), "a CUDA kernel is missing");
+    require(!driver.ModuleGetFunction(&function, driver.module, name.c_str()), "a CUDA kernel is missing");
   }
+
+  Kernel(const std::string &name, int type) : Kernel(name + (type == BFLOAT16 ? "_bfloat16" : "_float16")) {}
 
   template <class Work>
   void launch(void *context, Work work, int64_t x, int64_t y, unsigned num_threads, size_t shared_bytes) const {
@@ -135,8 +146,8 @@ template <int TYPE> struct Attention {
 
 // Inputs: queries, keys and values (B, (H + 2G)K); the cache's keys and values (B, G, C, K); the new position of each
 // row (B,); and C, which only the definition reads. Outputs: (B, HK), and the cache, which must be bound in place.
-template <int TYPE> struct CacheAttention : Attention<TYPE> {
-  static constexpr const char *NAME = "CacheAttention";
+template <int TYPE> struct CudaCacheAttention : Attention<TYPE> {
+  static constexpr const char *NAME = "CudaCacheAttention";
   static constexpr int INPUTS[] = {TYPE, TYPE, TYPE, INT32, INT32}, OUTPUTS[] = {TYPE, TYPE, TYPE};
   using Attention<TYPE>::Attention;
 
@@ -146,8 +157,8 @@ template <int TYPE> struct CacheAttention : Attention<TYPE> {
 // Inputs: queries (B, HK); the key and value of each row's last position (B, 1, GK), which only the definition reads; the
 // memory's keys and values (B, G, C, K); each row's last position (B,); and C, which only the definition reads. Outputs:
 // (B, HK), and the memory, which must be bound in place, and is not changed.
-template <int TYPE> struct OwnMemoryAttention : Attention<TYPE> {
-  static constexpr const char *NAME = "OwnMemoryAttention";
+template <int TYPE> struct CudaMemoryAttention : Attention<TYPE> {
+  static constexpr const char *NAME = "CudaMemoryAttention";
   static constexpr int INPUTS[] = {TYPE, TYPE, TYPE, TYPE, TYPE, INT32, INT32}, OUTPUTS[] = {TYPE, TYPE, TYPE};
   using Attention<TYPE>::Attention;
 
@@ -181,11 +192,20 @@ template <int TYPE> struct MostProbable {
   }
 };
 
+constexpr int MOST_MOVES = 64;
+
+struct MovesWork {
+  void *first;
+  int64_t tensor_stride, row_stride, outer_stride;
+  int num_outer, position_size;
+  int32_t moves[MOST_MOVES][4];
+};
+
 // The operators, which live as long as the library, because sessions use them.
 struct Domain {
   const Operator operators[6] = {
-      described<CacheAttention<FLOAT16>, true>(),     described<CacheAttention<BFLOAT16>, true>(),
-      described<OwnMemoryAttention<FLOAT16>, true>(), described<OwnMemoryAttention<BFLOAT16>, true>(),
+      described<CudaCacheAttention<FLOAT16>, true>(),     described<CudaCacheAttention<BFLOAT16>, true>(),
+      described<CudaMemoryAttention<FLOAT16>, true>(), described<CudaMemoryAttention<BFLOAT16>, true>(),
       described<MostProbable<FLOAT16>, true>(),       described<MostProbable<BFLOAT16>, true>()};
   void *domain = nullptr;
   bool is_complete = false;
@@ -203,6 +223,52 @@ struct Domain {
 
 // Takes the text of cuda_kernels.ptx, before any session loads the library.
 extern "C" void set_ptx(const char *text) { ptx = text; }
+
+// Tensors (G, N, outer, positions, inner) on the device, as in moves.cpp; the last two axes have no gaps.
+struct DeviceTensors {
+  void *first;
+  int64_t num_tensors, num_outer, tensor_stride, row_stride, outer_stride, position_bytes;
+};
+
+// Carries out moves (M, 4), and waits for their end: for each the row to read, the row to write, the first position, and
+// how many. No move reads or writes a row that another one writes. Returns whether that succeeded; false also if the sizes
+// are no multiples of 16 bytes.
+extern "C" bool move_on_cuda(const DeviceTensors *tensors, const int64_t *moves, int64_t num_moves) {
+  if (!api) return false; // no session has loaded the library
+  try {
+    static const Kernel kernel("move");
+    const Driver &driver = Driver::get();
+    constexpr int64_t UNIT = 16;
+    if ((tensors->tensor_stride | tensors->row_stride | tensors->outer_stride | tensors->position_bytes) % UNIT) return false;
+    MovesWork work{};
+    work.first = tensors->first, work.num_outer = tensors->num_outer, work.position_size = tensors->position_bytes / UNIT;
+    work.tensor_stride = tensors->tensor_stride / UNIT, work.row_stride = tensors->row_stride / UNIT;
+    work.outer_stride = tensors->outer_stride / UNIT;
+    if (!driver.enter()) return false;
+    for (int64_t begin = 0; begin < num_moves; begin += MOST_MOVES) {
+      const int64_t count = num_moves - begin < MOST_MOVES ? num_moves - begin : MOST_MOVES;
+      for (int64_t i = 0; i < 4 * count; i++) work.moves[i / 4][i % 4] = static_cast<int32_t>(moves[4 * begin + i]);
+      void *arguments[] = {&work};
+      if (driver.LaunchKernel(kernel.function, tensors->num_tensors * tensors->num_outer, count, 1, 128, 1, 1, 0, nullptr,
+                              arguments, nullptr))
+        return false;
+    }
+    return !driver.StreamSynchronize(nullptr);
+  } catch (const Failed &) {
+    return false;
+  }
+}
+
+// Copies bytes of the host to an address of the device; returns whether that succeeded.
+extern "C" bool write_to_cuda(uint64_t address, const void *bytes, size_t size) {
+  if (!api) return false;
+  try {
+    const Driver &driver = Driver::get();
+    return driver.enter() && !driver.MemcpyHtoD(address, bytes, size);
+  } catch (const Failed &) {
+    return false;
+  }
+}
 
 // ONNX Runtime calls this for each session that loads the library. A session that gets an error runs the definitions.
 extern "C" Status *RegisterCustomOps(void *session_options, const ApiBase *base) {

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from seq2seq_serve.bundle.names import Verb
 from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import Beam, Turn
+from seq2seq_serve.server.models.loading import LIMITS
 
 _ROOT = Path(__file__).parents[2]
 _SETTLED_SHARE = 0.3  # share of the requests after which memory must not grow
@@ -58,12 +60,16 @@ def memory(place: Place, found: Findings) -> str:
             all_done.set()
 
     limits = QueueLimits(max_waiting_requests=scale.num_requests, max_waiting_tokens=1 << 30)
-    engine = Engine(runner, model_name="memory", deliver=deliver, queue_limits=limits)
+    engine = Engine(
+        runner, model_name="memory", deliver=deliver, queue_limits=limits, limits=LIMITS[runner.provider]
+    )
+    started = time.perf_counter()
     engine.start()
     for number, request in enumerate(requests_for(sources, 1)):
         beam = None if number % _BEAM_SHARE else Beam(_BEAM_SIZE)
         engine.submit(replace(request, max_new_tokens=int(rng.integers(1, scale.num_tokens + 1)), beam=beam))
     finished = all_done.wait(_MEMORY_SECONDS)
+    found["seconds"] = time.perf_counter() - started
     engine.stop()
     settled = used_bytes[int(_SETTLED_SHARE * len(used_bytes)) :]
     found["requests"] = num_done

@@ -158,13 +158,28 @@ def load(place: Place, found: Findings) -> str:
         provider=scale.policy, precision=scale.precisions[0], max_slots=_SLOTS, memory_budget_bytes=1 << 40
     )
     engine = InProcessEngine(place.folder / BASE, config)
+    for mix_name, mix in (("greedy", ONLY_GREEDY), ("mix", MIX)):
+        chosen = _jobs(scale.num_jobs // 2, scale.model.vocab_size, mix)
+        for _ in range(2):  # the first one is warm-up
+            engine.totals.clear()
+            started = time.perf_counter()
+            outcomes = engine.closed_loop(chosen, in_flight)
+            seconds = time.perf_counter() - started
+        num_tokens = sum(one.num_tokens for one in outcomes)
+        found[f"engine, {mix_name}"] = dict(engine.totals) | {
+            "seconds": seconds,
+            "tokens_per_second": num_tokens / seconds,
+            "turn_ms": 1e3 * seconds / engine.totals["turns"],
+            "encode_ms": 1e3 * engine.totals["encode_seconds"] / max(1, engine.totals["encodes"]),
+            "step_ms": 1e3 * engine.totals["step_seconds"] / engine.totals["turns"],
+        }
     log = place.folder / "load.log"
     with (
         _server(place, place.folder / BASE, ["--max-slots", str(_SLOTS)], log) as running,
         Generator(cores[half:] or cores) as generator,
     ):
         rates: dict[str, list[float]] = {"engine": [], "unary": [], "stream": []}
-        for number in range(scale.num_rounds + 1):
+        for number in range(scale.num_rounds):
             measured = {"engine": engine.closed_loop(jobs, in_flight)}
             for name in ("unary", "stream"):
                 run = generator.closed_loop(
@@ -172,18 +187,20 @@ def load(place: Place, found: Findings) -> str:
                 )
                 measured[name] = run.outcomes
                 found[f"{name}: client's cores, lag p99"] = [run.cpu_share, run.lag_seconds]
-            if number:  # the first one is warm-up
-                for name, outcomes in measured.items():
-                    failed = [one.code for one in outcomes if one.code != "OK"]
-                    if failed:
-                        return f"{name}: {failed[:3]} failed"
+            for name, outcomes in measured.items():
+                failed = [one.code for one in outcomes if one.code != "OK"]
+                if failed:
+                    return f"{name}: {failed[:3]} failed"
+                if number or scale.num_rounds == 1:  # the first one is warm-up
                     rates[name].append(throughput(outcomes, in_flight).tokens_per_second)
+            found["rates"] = rates
         found["tokens per second"] = medians = {name: statistics.median(of) for name, of in rates.items()}
         found["of the engine's"] = {name: rate / medians["engine"] for name, rate in medians.items()}
         mean_tokens = sum(job.num_tokens for job in jobs) / len(jobs)
         capacity = medians["stream"] / mean_tokens
         for mix_name, mix in (("greedy", ONLY_GREEDY), ("mix", MIX)):
-            rate = _SERVICE_LOAD * capacity * (1 if mix is ONLY_GREEDY else 0.4)
+            share = found["engine, mix"]["tokens_per_second"] / found["engine, greedy"]["tokens_per_second"]
+            rate = _SERVICE_LOAD * capacity * (1 if mix is ONLY_GREEDY else share)
             count = max(4, round(rate * scale.load_seconds))
             run = generator.open_loop(
                 running.address, _jobs(count, scale.model.vocab_size, mix), rate=rate, stream=True

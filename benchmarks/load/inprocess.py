@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.records import Beam, Request, Sampling, Turn
+from seq2seq_serve.server.models.loading import LIMITS
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import RunnerConfig
 
@@ -25,11 +27,17 @@ class InProcessEngine:
     Args:
         bundle: Folder of a bundle.
         config: The server's configuration of the runner.
+
+    Attributes:
+        totals: Turns and admissions, and the seconds of steps and encode calls, since it was cleared.
     """
 
     def __init__(self, bundle: Path, config: RunnerConfig) -> None:
         runner = OnnxRunner(load_bundle(bundle), config)
-        self._engine = Engine(runner, model_name="benchmark", deliver=self._deliver)
+        self.totals: Counter[str] = Counter()
+        self._engine = Engine(
+            runner, model_name="benchmark", deliver=self._deliver, limits=LIMITS[runner.provider]
+        )
         self._engine.start()
         self._loop: _Loop | None = None
 
@@ -75,6 +83,13 @@ class InProcessEngine:
     def _deliver(self, turn: Turn) -> None:
         loop = self._loop
         assert loop is not None
+        self.totals.update(
+            turns=1,
+            encodes=bool(turn.queue_seconds),
+            step_seconds=turn.step_seconds,
+            encode_seconds=turn.encode_seconds,
+            moved_bytes=turn.moved_bytes,
+        )
         loop.note(turn)
         for request in loop.next_requests():
             self._engine.submit(request)

@@ -278,7 +278,13 @@ class DecoderBlock(nn.Module):
         return self.output(attended.reshape(-1, self.num_heads * self.d_head)), key, value
 
     def attend_once(
-        self, x: Tensor, cache: tuple[Tensor, Tensor], lengths: Tensor, capacity: Tensor
+        self,
+        x: Tensor,
+        cache: tuple[Tensor, Tensor],
+        lengths: Tensor,
+        capacity: Tensor,
+        *,
+        is_cuda: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """`attend` of one position per row, without bias and rotation, in the project's own operator."""
         attended, key, value = operators.cache_attention(
@@ -289,6 +295,7 @@ class DecoderBlock(nn.Module):
             num_heads=self.num_heads,
             scale=self.scale,
             cap=self.cap,
+            is_cuda=is_cuda,
         )
         return self.output(attended), key, value
 
@@ -317,9 +324,12 @@ class DecoderBlock(nn.Module):
         rewrites it in place.
         """
         key, value, last_key, last_value = memory
-        query, given = self.cross_query(x), {"num_heads": self.num_heads, "scale": self.scale, "cap": self.cap}
+        query, given = (
+            self.cross_query(x),
+            {"num_heads": self.num_heads, "scale": self.scale, "cap": self.cap},
+        )
         if operators.takes_on_cuda(self.d_head):
-            attended, key, value = operators.own_memory_attention(query, memory, lengths, capacity, **given)
+            attended, key, value = operators.cuda_memory_attention(query, memory, lengths, capacity, **given)
         else:
             attended, key, value = operators.group_query_attention(
                 query.unsqueeze(1), last_key, last_value, key, value, lengths, capacity, **given

@@ -15,9 +15,10 @@ import onnx_ir as ir
 DOMAIN = "seq2seq_serve"
 
 # T = 1: GroupQueryAttention has an axis of positions, and the queries, keys and values of a row are packed.
+# An operator of two providers would need one list of types, so that of CUDA has another name.
 _CACHE_ATTENTION = """
 <domain: "{domain}", opset_import: ["": {opset}, "com.microsoft": 1]>
-CacheAttention <num_heads, kv_num_heads, scale, softcap>
+{name} <num_heads, kv_num_heads, scale, softcap>
     (packed, past_key, past_value, last_positions, capacity) => (attended, key, value)
 {{
     position = Constant <value_ints = [1]> ()
@@ -49,9 +50,9 @@ MemoryAttention <num_heads, kv_num_heads, scale, softcap>
 }}
 """
 # CUDA's operator always appends a position, so it gets the last one again, and rewrites it in place.
-_OWN_MEMORY_ATTENTION = """
+_CUDA_MEMORY_ATTENTION = """
 <domain: "{domain}", opset_import: ["": {opset}, "com.microsoft": 1]>
-OwnMemoryAttention <num_heads, kv_num_heads, scale, softcap>
+CudaMemoryAttention <num_heads, kv_num_heads, scale, softcap>
     (query, last_key, last_value, past_key, past_value, last_positions, capacity) => (attended, key, value)
 {{
     position = Constant <value_ints = [1]> ()
@@ -150,8 +151,9 @@ QuantizedChoice (x, weight, scale, weight_scale, zero_point, bias, added, num_ca
 """
 _TEXTS = {
     "CacheAttention": _CACHE_ATTENTION,
+    "CudaCacheAttention": _CACHE_ATTENTION,
     "MemoryAttention": _MEMORY_ATTENTION,
-    "OwnMemoryAttention": _OWN_MEMORY_ATTENTION,
+    "CudaMemoryAttention": _CUDA_MEMORY_ATTENTION,
     "SourceAttention": _SOURCE_ATTENTION,
     "AddNorm": _ADD_NORM,
     "QuantizedLinear": _QUANTIZED_LINEAR,
@@ -166,7 +168,7 @@ _WITH_WIDTH = ("MemoryAttention", "SourceAttention")  # whose definitions have a
 
 def definition(name: str, opset: int, width: int = 0) -> onnx.FunctionProto:
     """The definition of an operator; some have the width of all keys of a position as a constant."""
-    return onnx.parser.parse_function(_TEXTS[name].format(domain=DOMAIN, opset=opset, width=width))
+    return onnx.parser.parse_function(_TEXTS[name].format(domain=DOMAIN, name=name, opset=opset, width=width))
 
 
 def define(model: ir.Model) -> None:

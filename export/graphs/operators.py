@@ -98,13 +98,14 @@ def cache_attention(
     num_heads: int,
     scale: float,
     cap: float | None,
+    is_cuda: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`group_query_attention` of one position per row, in the project's own operator (CacheAttention).
+    """`group_query_attention` of one position per row (CacheAttention, CudaCacheAttention).
 
     `packed` is `(B, (H + 2G)K)`, and the attention output `(B, HK)`.
     """
     attended, key, value = symbolic_multi_out(
-        f"{DOMAIN}::CacheAttention",
+        f"{DOMAIN}::{'Cuda' if is_cuda else ''}CacheAttention",
         [packed, past_key, past_value, last_positions, capacity],
         _head_attributes(past_key, num_heads, scale, cap),
         dtypes=(packed.dtype,) * 3,
@@ -150,7 +151,7 @@ def memory_attention(
     )
 
 
-def own_memory_attention(
+def cuda_memory_attention(
     query: Tensor,
     memory: Sequence[Tensor],
     last_positions: Tensor,
@@ -160,7 +161,7 @@ def own_memory_attention(
     scale: float,
     cap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Attention of one position per row over its own memory, for CUDA (OwnMemoryAttention).
+    """Attention of one position per row over its own memory, for CUDA (CudaMemoryAttention).
 
     Args:
         query: `(B, HK)`.
@@ -177,7 +178,7 @@ def own_memory_attention(
     """
     key, value, last_key, last_value = memory
     attended, key, value = symbolic_multi_out(
-        f"{DOMAIN}::OwnMemoryAttention",
+        f"{DOMAIN}::CudaMemoryAttention",
         [query, last_key, last_value, key, value, last_positions, capacity],
         _head_attributes(key, num_heads, scale, cap),
         dtypes=(query.dtype,) * 3,

@@ -358,7 +358,9 @@ class StepGraph(OneStepGraph):
             buffers, rotation = (cache[2 * layer], cache[2 * layer + 1]), self.rotation(layer)
             is_plain = bias is None and rotation is None and block.kind.window is None
             if self.has_own_operators and is_plain:
-                output, key, value = block.attend_once(hidden, buffers, cache_lengths, cache_capacity)
+                output, key, value = block.attend_once(
+                    hidden, buffers, cache_lengths, cache_capacity, is_cuda=self.feeds_itself
+                )
             else:
                 output, key, value = block.attend(
                     hidden, buffers, cache_lengths, cache_capacity, 1, bias, rotation

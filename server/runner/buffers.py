@@ -15,15 +15,18 @@ import numpy as np
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role
-from seq2seq_serve.kernels import copy_positions
+from seq2seq_serve.kernels import copy_positions, move_on_cuda, write_to_cuda
 from seq2seq_serve.server.engine.records import Array, Move, Sequence
 from seq2seq_serve.server.runner.device import OnnxDevice
 
 _SHARED_BYTES = 1 << 20  # from here on several threads copy faster than one
-_MOVED_BYTES = 8  # the graph that moves rows copies words of int64
+# The graph that moves rows copies words of int64. A thread of its kernel copies a whole row of the matrix that
+# it sees, so short rows keep a GPU busy: copying a slot of `base` as one row took an H100 milliseconds.
+_WORD_BYTES, _MOVED_BYTES = 8, 256
 
 ROW_ROLES = (Role.MEMORY, Role.CACHE, Role.STATE)  # of tensors with one row for each slot
 
+Copy = tuple[int, int, int, int]  # the row to read, the row to write, the first position, and how many
 BindPointer = Callable[[Any, str, Any, tuple[int, ...], int], None]
 
 
@@ -70,8 +73,8 @@ class Buffers:
             self._lay_out(self._row_shape)
         else:
             del self._storage
-            if self._row_bytes % _MOVED_BYTES:
-                raise ValueError(f"a row takes {self._row_bytes} bytes, which {_MOVED_BYTES} does not divide")
+            if self._row_bytes % _WORD_BYTES:
+                raise ValueError(f"a row takes {self._row_bytes} bytes, which {_WORD_BYTES} does not divide")
             self._mover = device.weightless("move")
 
     def fit(self, capacity: int, num_rows: int) -> None:
@@ -103,14 +106,16 @@ class Buffers:
             (len(used), self._num_rows, *row_shape),
             (used.strides[0], *(np.empty((1, *row_shape), used.dtype).strides)),
         )
-        axis = self._live_axis
-        outer, positions = (1, 1) if axis is None else (math.prod(row_shape[:axis]), row_shape[axis])
-        # (G, N, outer, positions, inner); a row that is always full has one position.
         self._positions = self._host.view()
-        self._positions.shape = (*self._host.shape[:2], outer, positions, -1)
+        self._positions.shape = (*self._host.shape[:2], *self._parts_of(row_shape), -1)
         self._copies = np.split(self._positions, self.num_copies)
         num_threads = self._device.num_threads
         self._parts = [np.array_split(tensors, num_threads) for tensors in self._copies]  # one per thread
+
+    def _parts_of(self, row_shape: tuple[int, ...]) -> tuple[int, int]:
+        """Returns the axes `(outer, positions)` of a row; one that is always full has one position."""
+        axis = self._live_axis
+        return (1, 1) if axis is None else (math.prod(row_shape[:axis]), row_shape[axis])
 
     def bind_input(self, binding: Any, name: str, first_row: int, num_rows: int) -> None:
         """Bind rows of the tensor `name` as a graph's input of that name."""
@@ -135,17 +140,16 @@ class Buffers:
     def move_all(self, moves: Iterable[Move]) -> int:
         """Carry out moves in order; returns the number of bytes copied.
 
-        The host copies the live positions of a row; another device copies whole rows, several moves at once.
-        A move without live positions in these tensors copies nothing.
+        Only the live positions of a row are copied; a move without live positions in these tensors copies
+        nothing. A device carries out several moves at once.
         """
-        if not self._device.is_host:
-            touching = [move for move in moves if self._live(move)]
-            return sum(self._move_on_device(batch) for batch in independent_batches(touching))
         copies = [
             (move.from_row, move.to_row, live.start, live.stop - live.start)
             for move in moves
             if (live := self._live(move))
         ]
+        if not self._device.is_host:
+            return sum(self._move_on_device(batch) for batch in independent_batches(copies))
         if not copies:
             return 0
         its = np.array(copies, np.int64)
@@ -167,39 +171,51 @@ class Buffers:
             return None
         return slice(start, stop) if self._live_axis is not None else slice(0, 1)
 
-    def _move_on_device(self, moves: list[Move]) -> int:
-        """Copy rows of all tensors at once, as rows of one matrix of words; works for any element type."""
-        first_tensor = self.copy * len(self.index)
-        first_rows = (first_tensor + np.arange(len(self.index)))[:, None] * self._num_rows  # (G, 1)
-        from_rows = (first_rows + [move.from_row for move in moves]).ravel()  # (G*moves,)
-        to_rows = (first_rows + [move.to_row for move in moves]).reshape(-1, 1)
-        shape = (self.num_copies * len(self.index) * self._num_rows, self._row_bytes // _MOVED_BYTES)
+    def _move_on_device(self, copies: list[Copy]) -> int:
+        """Carry out independent moves: by the project's own kernel, or whole rows by a graph."""
+        num_tensors, moves = len(self.index), np.array(copies, np.int64)
+        outer, positions = self._parts_of(self._row_shape)
+        position_bytes = self._row_bytes // (outer * positions)
+        strides = self._tensor_bytes, self._row_bytes, self._row_bytes // outer, position_bytes
+        shape = num_tensors, self._num_rows, outer, positions
+        first = self._base + self.copy * num_tensors * self._tensor_bytes
+        if move_on_cuda(first, shape, strides, moves):
+            return int(moves[:, 3].sum()) * position_bytes * outer * num_tensors
+        width = math.gcd(self._row_bytes, _MOVED_BYTES)  # of the rows of a matrix of words
+        first_rows = (self.copy * num_tensors + np.arange(num_tensors)) * self._num_rows  # (G,)
+        parts = np.arange(self._row_bytes // width)
+        from_parts, to_parts = (
+            ((first_rows[:, None] + rows)[:, :, None] * len(parts) + parts).reshape(-1)
+            for rows in (moves[:, 0], moves[:, 1])
+        )
+        matrix = self.num_copies * num_tensors * self._tensor_bytes // width, width // _WORD_BYTES
         binding = self._mover.io_binding()
-        self._device.bind_input(binding, names.BUFFER, np.int64, shape, self._base)
-        binding.bind_cpu_input(names.FROM_ROWS, from_rows)
-        binding.bind_cpu_input(names.TO_ROWS, to_rows)
-        self._device.bind_output(binding, names.out(names.BUFFER), np.int64, shape, self._base)
+        self._device.bind_input(binding, names.BUFFER, np.int64, matrix, self._base)
+        binding.bind_cpu_input(names.FROM_ROWS, from_parts)
+        binding.bind_cpu_input(names.TO_ROWS, to_parts.reshape(-1, 1))
+        self._device.bind_output(binding, names.out(names.BUFFER), np.int64, matrix, self._base)
         self._mover.run_with_iobinding(binding)
-        return len(from_rows) * self._row_bytes
+        return len(copies) * num_tensors * self._row_bytes
 
     def _pointer(self, name: str, row: int, copy: int) -> int:
         tensor = copy * len(self.index) + self.index[name]
         return self._base + tensor * self._tensor_bytes + row * self._row_bytes
 
 
-def independent_batches(moves: Iterable[Move]) -> list[list[Move]]:
-    """Split moves, in order, into batches in which no move writes a row that another one reads or writes."""
-    batches: list[list[Move]] = []
+def independent_batches(copies: Iterable[Copy]) -> list[list[Copy]]:
+    """Split copies, in order, into batches in which none writes a row that another one reads or writes."""
+    batches: list[list[Copy]] = []
     read: set[int] = set()
     written: set[int] = set()
-    for move in moves:
-        is_free = move.from_row not in written and move.to_row not in read | written
+    for copy in copies:
+        from_row, to_row = copy[:2]
+        is_free = from_row not in written and to_row not in read | written
         if not batches or not is_free:
             batches.append([])
             read, written = set(), set()
-        batches[-1].append(move)
-        read.add(move.from_row)
-        written.add(move.to_row)
+        batches[-1].append(copy)
+        read.add(from_row)
+        written.add(to_row)
     return batches
 
 
@@ -365,6 +381,8 @@ class Columns:
         values[0, list(penalties)] = list(penalties.values())
         if self._device.is_host:
             self._penalties[row] = values[0]
+            return
+        if write_to_cuda(self._penalties_pointer + row * values.nbytes, values):
             return
         binding = self._writer.io_binding()
         self.bind_penalties(self._device.bind_input, binding, names.BUFFER)

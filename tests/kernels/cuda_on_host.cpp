@@ -69,3 +69,7 @@ extern "C" void run_attention(const Attention *work, int num_rows, int num_threa
 extern "C" void run_most_probable(const Choice *work, int num_rows, int num_threads, bool is_bfloat16) {
   run(*work, is_bfloat16 ? choose<BFloat16> : choose<Float16>, {num_rows, 1}, num_threads);
 }
+
+extern "C" void run_move(const Moves *work, int num_parts, int num_moves) {
+  run(*work, carry_out, {num_parts, num_moves}, 32);
+}

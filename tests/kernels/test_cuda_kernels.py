@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -35,6 +36,17 @@ class Choice(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("scores", "added", "logits", "ids")),
         ("vocab_size", ctypes.c_int),
+    )
+
+
+class Moves(ctypes.Structure):
+    """The argument of the kernel."""
+
+    _fields_ = (
+        ("first", ctypes.c_void_p),
+        *((f"{axis}_stride", ctypes.c_int64) for axis in ("tensor", "row", "outer")),
+        *((name, ctypes.c_int) for name in ("num_outer", "position_size")),
+        ("moves", ctypes.c_int32 * 4 * 64),
     )
 
 
@@ -119,6 +131,23 @@ def test_the_most_probable_token_is_the_first_of_equal_ones(host, vocab_size, dt
     host.run_most_probable(ctypes.byref(work), 4, 128, dtype is torch.bfloat16)
     assert torch.equal(logits.nan_to_num(5), scores.float().nan_to_num(5))
     assert ids.tolist() == [0, 7, 0, int((logits[3] + added).argmax())]
+
+
+def test_moves_copy_live_positions_and_nothing_more(host):
+    G, N, H, C, K = 2, 5, 3, 7, 16
+    rng = np.random.default_rng(0)
+    buffer = rng.integers(0, 1 << 16, (G, N, H, C, K), np.uint16)
+    expected = buffer.copy()
+    moves = [(4, 0, 0, 7), (3, 1, 2, 3)]
+    strides = [stride // 16 for stride in buffer.strides]
+    work = Moves(buffer.ctypes.data, *strides[:3], H, strides[3])
+    for place, move in zip(work.moves, moves, strict=False):
+        place[:] = move
+    for from_row, to_row, start, count in moves:
+        live = slice(start, start + count)
+        expected[:, to_row, :, live] = expected[:, from_row, :, live]
+    host.run_move(ctypes.byref(work), G * H, len(moves))
+    assert np.array_equal(buffer, expected)
 
 
 def test_the_ptx_is_that_of_the_source(tmp_path):
