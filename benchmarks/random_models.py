@@ -15,8 +15,8 @@ from seq2seq_serve.training.models.registry import make_model
 from seq2seq_serve.training.run import TrainedModel
 
 # Standard deviations of products of maps with values of a deviation of 1. With sharp attention and small
-# feed-forward layers, targets depend on the source and on the tokens before. Sharper attention would make the
-# numbers depend on rounding: with 4, float16 differs from float32 by 0.9 in a log-probability; with 2.5, 0.01.
+# feed-forward layers, targets depend on the source and on the tokens before. With 4 in the place of 2.5,
+# float16 would differ from float32 by 0.9 in a log-probability, and not by 0.01.
 _GAINS = {"query": 2.5, "key": 2.5, "feed_forward": 0.5}
 _BIAS = 0.05
 _TEXT = "the quick brown fox jumps over the lazy dog"

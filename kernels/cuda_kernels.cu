@@ -15,9 +15,15 @@
 using Index = long long;
 #endif
 
-// Eight values of 16 bits.
+// Values of 16 bits.
 struct alignas(16) Eight {
   unsigned pairs[4];
+};
+struct alignas(8) Four {
+  unsigned pairs[2];
+};
+struct alignas(16) Floats {
+  float numbers[4];
 };
 
 struct Float16 {
@@ -50,8 +56,8 @@ struct BFloat16 {
   }
 };
 
-template <class T> __device__ void unpack(const Eight &from, float *to) {
-  for (int i = 0; i < 4; i++) T::unpack(from.pairs[i], to[2 * i], to[2 * i + 1]);
+template <class T, class Several> __device__ void unpack(const Several &from, float *to) {
+  for (int i = 0; i < static_cast<int>(sizeof from / 4); i++) T::unpack(from.pairs[i], to[2 * i], to[2 * i + 1]);
 }
 
 // The softmax of the scores seen so far, of one part of the positions: exp2(score - largest) sums to `total`, and weights
@@ -186,21 +192,23 @@ struct Choice {
 template <class T> __device__ void choose(const Choice &work) {
   SHARED
   const int V = work.vocab_size, row = blockIdx.x;
-  const unsigned short *scores = work.scores + static_cast<Index>(row) * V;
-  float *logits = work.logits + static_cast<Index>(row) * V;
+  const unsigned short *__restrict__ scores = work.scores + static_cast<Index>(row) * V;
+  float *__restrict__ logits = work.logits + static_cast<Index>(row) * V;
   float best = -__builtin_huge_valf();
   int best_id = 0x7fffffff;
   const auto see = [&](float logit, float added, int id) {
     logit += added;
     if (logit > best || (logit == best && id < best_id)) best = logit, best_id = id;
   };
-  if (V % 8 == 0) {
-    for (int first = 8 * threadIdx.x; first < V; first += 8 * blockDim.x) {
-      float numbers[8], added[8];
-      unpack<T>(reinterpret_cast<const Eight *>(scores + first)[0], numbers);
-      unpack<T>(reinterpret_cast<const Eight *>(work.added + first)[0], added);
-      for (int i = 0; i < 8; i++) logits[first + i] = numbers[i];
-      for (int i = 0; i < 8; i++) see(numbers[i], added[i], first + i);
+  if (V % 4 == 0) { // neighbouring threads read and write neighbouring words
+#pragma unroll 4
+    for (int first = 4 * threadIdx.x; first < V; first += 4 * blockDim.x) {
+      Floats logits_here;
+      float added[4];
+      unpack<T>(reinterpret_cast<const Four *>(scores + first)[0], logits_here.numbers);
+      unpack<T>(reinterpret_cast<const Four *>(work.added + first)[0], added);
+      reinterpret_cast<Floats *>(logits + first)[0] = logits_here;
+      for (int i = 0; i < 4; i++) see(logits_here.numbers[i], added[i], first + i);
     }
   } else {
     for (int id = threadIdx.x; id < V; id += blockDim.x) {

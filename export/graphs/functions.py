@@ -63,13 +63,15 @@ CudaMemoryAttention <num_heads, kv_num_heads, scale, softcap>
     attended = Squeeze (output, position)
 }}
 """
+# No node reads `added` alone: ONNX Runtime would run that one when it loads the graph, and would look for the
+# values in the file of weights, which the server does not keep.
 _MOST_PROBABLE = """
 <domain: "{domain}", opset_import: ["": {opset}]>
 MostProbable (scores, added) => (logits, token_ids)
 {{
     logits = Cast <to = 1> (scores)
-    penalties = Cast <to = 1> (added)
-    allowed = Add (logits, penalties)
+    allowed_scores = Add (scores, added)
+    allowed = Cast <to = 1> (allowed_scores)
     one = Constant <value_ints = [1]> ()
     best, token_ids = TopK <axis = 1> (allowed, one)
 }}

@@ -20,8 +20,8 @@ from seq2seq_serve.server.engine.records import Array, Move, Sequence
 from seq2seq_serve.server.runner.device import OnnxDevice
 
 _SHARED_BYTES = 1 << 20  # from here on several threads copy faster than one
-# The graph that moves rows copies words of int64. A thread of its kernel copies a whole row of the matrix that
-# it sees, so short rows keep a GPU busy: copying a slot of `base` as one row took an H100 milliseconds.
+# The graph that moves rows copies words of int64. A thread of its kernel copies a whole row of the matrix
+# that it sees, so short rows keep a GPU busy: copying a slot of `base` as one row took an H100 milliseconds.
 _WORD_BYTES, _MOVED_BYTES = 8, 256
 
 ROW_ROLES = (Role.MEMORY, Role.CACHE, Role.STATE)  # of tensors with one row for each slot

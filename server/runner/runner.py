@@ -249,7 +249,7 @@ class OnnxRunner:
         return rows if first_row + rows <= self.num_slots else num_rows, min(length, self.max_source_length)
 
     def _encode_every_shape(self, request: Request) -> None:
-        """Run all shapes of encode calls, the largest first: the others reuse the memory that it allocates."""
+        """Run all shapes of encode calls, the largest first: the others reuse its memory."""
         axes = {axis for spec in self._source_specs for axis in spec.axes}
         lengths = [self.max_source_length]
         if Axis.SOURCE_LENGTH in axes:

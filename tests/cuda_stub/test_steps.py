@@ -52,6 +52,27 @@ def test_a_step_of_new_rows_also_writes_their_tokens_and_source_lengths(finished
     assert step.copies == FIRST_STEP_COPIES
 
 
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+def test_without_the_projects_own_operators_their_definitions_are_captured(
+    precision, stub, cuda_bundle, tmp_path
+):
+    arguments = str(cuda_bundle), precision, "definitions"
+    done = stub.run(tmp_path / "log", "-m", "tests.cuda_stub.programs.paths", *arguments)
+    assert done.stdout == "captured\n"
+    assert done.log.whole.errors == []
+    step = done.log["steady_step"]
+    # The choice of a token takes three kernels more.
+    assert step.graph_launches == [STEP_NODES + 3]
+    assert step.copies == STEADY_STEP_COPIES
+
+
+def test_moves_are_one_kernel_for_each_kind_of_tensor(finished):
+    move = finished.log["move"]
+    assert move.launches == {"move": 3}
+    assert move.copies == {}
+    assert move.num_allocations == 0
+
+
 def test_nothing_is_captured_after_warm_up(finished):
     assert len(finished.log.whole.captures) == len(finished.log["warm_up"].captures)
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 def test_a_library_that_cannot_be_loaded_is_logged_and_not_used(tmp_path, monkeypatch, caplog):
     broken = tmp_path / "_operators.so"
     broken.write_bytes(b"not a library")
-    monkeypatch.setattr(kernels, "library", lambda: broken)
+    monkeypatch.setattr(kernels, "library", lambda _: broken)
     assert not kernels.register(ort.SessionOptions())
     assert not kernels.register(ort.SessionOptions())
     (record,) = caplog.records

@@ -330,7 +330,8 @@ def test_a_device_that_is_not_the_host_gives_the_same_answers(trained_run, train
         assert sum(turn.moved_bytes for turn in driver.turns) > 0
     for near, far in zip(*answers, strict=True):
         assert far.best.token_ids == near.best.token_ids
-        np.testing.assert_array_equal(far.best.attention, near.best.attention)
+        # A device pads sources to few lengths, and sums of other lengths are rounded otherwise.
+        np.testing.assert_allclose(far.best.attention, near.best.attention, atol=1e-6)
 
 
 class CapturingDevice(OnnxDevice):
