@@ -16,9 +16,10 @@ WORKDIR /app
 COPY pyproject.toml .
 COPY kernels kernels
 RUN python -c "import tomllib; \
-(kernels,) = tomllib.load(open('pyproject.toml', 'rb'))['tool']['setuptools']['ext-modules']; \
-print('g++ -shared -fPIC -o kernels/_operators.so', *kernels['extra-compile-args'], *kernels['sources'])" | sh -e \
- && test -s kernels/_operators.so
+modules = tomllib.load(open('pyproject.toml', 'rb'))['tool']['setuptools']['ext-modules']; \
+[print('g++ -shared -fPIC -o', each['name'].replace('seq2seq_serve.', '').replace('.', '/') + '.so', \
+    *each['extra-compile-args'], *each['sources'], '-ldl') for each in modules]" | sh -e \
+ && test -s kernels/_operators.so && test -s kernels/_cuda_operators.so
 
 FROM python:${PYTHON_VERSION}-slim-bookworm AS build
 # cpu or gpu: the extra of pyproject.toml with ONNX Runtime.

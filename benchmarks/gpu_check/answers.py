@@ -18,7 +18,7 @@ from benchmarks.gpu_check.place import BASE, DTYPES, Findings, Place, greedy, re
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
 from seq2seq_serve.bundle.manifest import Manifest, load_bundle
-from seq2seq_serve.bundle.names import Precision, Verb
+from seq2seq_serve.bundle.names import Axis, Precision, Verb
 from seq2seq_serve.export.exporter import TOLERANCES
 from seq2seq_serve.export.graphs import weightless
 from seq2seq_serve.server.engine.engine import Engine
@@ -26,6 +26,7 @@ from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import Array, Beam, Request, Result, Sampling, Search, Sequence, Turn
 from seq2seq_serve.server.runner.device import ProviderPolicy
 from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.server.runner.sizing import source_specs
 from seq2seq_serve.training.config import BOS_ID
 from seq2seq_serve.training.models.transformer import Transformer
 
@@ -260,10 +261,8 @@ def _family_requests(manifest: Manifest) -> dict[str, list[Request]]:
         length = 4 + 3 * i
         source: Array = rng.integers(4, 290, length)
         if form is names.Form.SOUND:
-            spec = next(
-                s for s in next(iter(manifest.variants.values())).graphs[Verb.ENCODE].inputs if s.name == name
-            )
-            source = rng.uniform(-1, 1.5, spec.axes[1:]).astype(np.float32)
+            [spec] = source_specs(manifest, Precision.FP32)
+            source = rng.uniform(-1, 1.5, spec.shape({Axis.BATCH: 1})[1:]).astype(np.float32)
         memory_length = manifest.memory.memory_length({name: len(source)})
         starts = tuple(
             next(iter(manifest.choices[one].ids.values())) if isinstance(one, str) else one

@@ -36,7 +36,8 @@ def run(device: str, prepared: Path, names: list[str], seconds: float, out: Path
     """Run parts; returns 0 if every one passed, 1 if one failed, 2 if the device cannot be used at all."""
     console = Console(stderr=True, markup=False, highlight=False, width=_COLUMNS)
     if device == "cuda" and _CUDA not in ort.get_available_providers():
-        console.print(f"gpu_check: onnxruntime {ort.__version__} in {ort.__file__} does not have {_CUDA}")
+        folder = Path(ort.__file__).parent
+        print(f"gpu_check: onnxruntime {ort.__version__} in {folder} does not have {_CUDA}", file=sys.stderr)
         return 2
     deadline = time.monotonic() + seconds
     report: dict[str, Any] = {"benchmark": "gpu_check", "device": device, "hardware": describe_hardware()}

@@ -162,7 +162,8 @@ def profile(place: Place, found: Findings) -> str:
         def encode(requests: list[Any] = requests) -> None:
             runner.encode(0, requests[:ENCODED_AT_ONCE])
 
-        for name, run in {"step": step, "encode": encode}.items():
+        runs: dict[str, Callable[[], None]] = {"step": step, "encode": encode}
+        for name, run in runs.items():
             run()
             with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiled:
                 started = time.perf_counter()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +34,7 @@ class InProcessEngine:
 
     def __init__(self, bundle: Path, config: RunnerConfig) -> None:
         runner = OnnxRunner(load_bundle(bundle), config)
-        self.totals: Counter[str] = Counter()
+        self.totals: dict[str, float] = defaultdict(float)
         self._engine = Engine(
             runner, model_name="benchmark", deliver=self._deliver, limits=LIMITS[runner.provider]
         )
@@ -83,13 +83,14 @@ class InProcessEngine:
     def _deliver(self, turn: Turn) -> None:
         loop = self._loop
         assert loop is not None
-        self.totals.update(
-            turns=1,
-            encodes=bool(turn.queue_seconds),
-            step_seconds=turn.step_seconds,
-            encode_seconds=turn.encode_seconds,
-            moved_bytes=turn.moved_bytes,
-        )
+        for name, number in (
+            ("turns", 1),
+            ("encodes", bool(turn.queue_seconds)),
+            ("step_seconds", turn.step_seconds),
+            ("encode_seconds", turn.encode_seconds),
+            ("moved_bytes", turn.moved_bytes),
+        ):
+            self.totals[name] += number
         loop.note(turn)
         for request in loop.next_requests():
             self._engine.submit(request)

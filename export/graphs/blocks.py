@@ -323,19 +323,32 @@ class DecoderBlock(nn.Module):
         ONNX Runtime's operator always appends a position, so it gets the last source position again and
         rewrites it in place.
         """
-        key, value, last_key, last_value = memory
-        query, given = (
-            self.cross_query(x),
-            {"num_heads": self.num_heads, "scale": self.scale, "cap": self.cap},
-        )
+        query = self.cross_query(x)
         if operators.takes_on_cuda(self.d_head):
-            attended, key, value = operators.cuda_memory_attention(query, memory, lengths, capacity, **given)
-        else:
-            attended, key, value = operators.group_query_attention(
-                query.unsqueeze(1), last_key, last_value, key, value, lengths, capacity, **given
+            attended, key, value = operators.cuda_memory_attention(
+                query,
+                memory,
+                lengths,
+                capacity,
+                num_heads=self.num_heads,
+                scale=self.scale,
+                cap=self.cap,
             )
-            attended = attended.squeeze(1)
-        return self.cross_output(attended), key, value
+            return self.cross_output(attended), key, value
+        key, value, last_key, last_value = memory
+        attended, key, value = operators.group_query_attention(
+            query.unsqueeze(1),
+            last_key,
+            last_value,
+            key,
+            value,
+            lengths,
+            capacity,
+            num_heads=self.num_heads,
+            scale=self.scale,
+            cap=self.cap,
+        )
+        return self.cross_output(attended.squeeze(1)), key, value
 
     def attend_memory_fully(
         self, x: Tensor, key: Tensor, value: Tensor, mask: Tensor, target_length: int
