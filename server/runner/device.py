@@ -216,6 +216,13 @@ class OnnxDevice:
             value = self._weights[place] = ort.OrtValue.from_dlpack(memory)
         return value
 
+    def bind_feed(self, binding: ort.IOBinding, name: str, feed: Array | ort.OrtValue) -> None:
+        """Bind an array of the host, which a run copies to the device, or a value of `value`."""
+        if isinstance(feed, ort.OrtValue):
+            binding.bind_ortvalue_input(name, feed)
+        else:
+            binding.bind_cpu_input(name, feed)
+
     def bind_input(
         self, binding: ort.IOBinding, name: str, dtype: Any, shape: tuple[int, ...], pointer: int
     ) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from itertools import product
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -34,18 +36,24 @@ from seq2seq_serve.server.runner import selection
 from seq2seq_serve.server.runner.buffers import Buffers, Columns
 from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, share_threads
 from seq2seq_serve.server.runner.selection import Selector
-from seq2seq_serve.server.runner.sizing import RunnerConfig, Sizing, row_shape, size_up, source_specs
+from seq2seq_serve.server.runner.sizing import (
+    STAGED_ROWS,
+    RunnerConfig,
+    Sizing,
+    row_shape,
+    size_up,
+    source_specs,
+)
 
 _log = logging.getLogger(__name__)
 
 _MEMORY_STEP = 16  # positions by which memory grows
 _FIRST_BETWEEN = 16  # from here on there is a bucket between two powers of two
-# The shapes of encode calls on a device: rows, tokens, and the most of both that is run to warm up
-_ENCODE_ROWS, _ENCODE_LENGTHS, _MOST_ENCODED = (
-    (1, 2, 4, 8, 16, 32, 64),
-    (16, 32, 64, 128, 256, 512, 1024),
-    8192,
-)
+# The shapes of encode calls on a device: rows, tokens, and the most of both together in a warm-up. The first
+# call of a shape takes an H100 6 to 14 ms, because kernels are loaded and chosen, and later ones 0.9.
+_ENCODE_ROWS, _ENCODE_LENGTHS = (1, 2, 4, 8, 16, 32, 64), (16, 32, 64, 128, 256, 512, 1024)
+_MOST_ENCODED = 8192
+_NOT_CAPTURED = -1  # the graph id of a run of a captured session that is neither captured nor replayed
 _CANDIDATES = (names.CANDIDATE_IDS, names.LOG_PROBABILITIES)
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -60,6 +68,14 @@ def _on_device(method: _Method) -> _Method:
             return method(self, *args)
 
     return cast(_Method, run)
+
+
+class _Staged(NamedTuple):
+    """A captured encode call: it reads the inputs, on the device, and writes the rows after all slots."""
+
+    binding: Any
+    inputs: dict[str, Any]
+    graph_id: int
 
 
 class OnnxRunner:
@@ -108,9 +124,19 @@ class OnnxRunner:
         self._device = OnnxDevice(self.provider, self.num_threads)
         self._path = bundle.path
         self._graphs = manifest.variants[self.precision].graphs
+        captures = config.cuda_graphs and self._device.can_capture and self.max_target_length > 1
+        self._source_specs = source_specs(bundle.manifest, self.precision)
+        axes = {axis for spec in self._source_specs for axis in spec.axes[1:] if isinstance(axis, str)}
+        self._has_tokens = Axis.SOURCE_LENGTH in axes
+        has_state = any(specs[0].role is Role.STATE for specs in sizing.groups)
+        # Rows after those of the slots, for captured encode calls, which have few shapes
+        stages = captures and not self._device.is_host and not has_state and axes <= {Axis.SOURCE_LENGTH}
+        self._num_staged = STAGED_ROWS if stages else 0
+        self._staged: dict[tuple[int, int], _Staged] = {}  # by rows and tokens
         self._buffers: dict[str, Buffers] = {}
         for specs in sizing.groups:
-            shape = (self.num_slots, *row_shape(specs[0], sizing.sizes))
+            num_rows = self.num_slots + (self._num_staged if specs[0].role is Role.MEMORY else 0)
+            shape = (num_rows, *row_shape(specs[0], sizing.sizes))
             buffers = Buffers(specs, shape, self._device)
             self._buffers |= dict.fromkeys(buffers.index, buffers)
         self._groups_of_buffers = tuple(dict.fromkeys(self._buffers.values()))
@@ -120,7 +146,6 @@ class OnnxRunner:
             for buffers in self._groups_of_buffers
             if self._device.is_host and buffers.capacity_axis == Axis.MEMORY_CAPACITY
         ]
-        self._source_specs = source_specs(bundle.manifest, self.precision)
         self.has_decode = Verb.DECODE in self._graphs
         step = self._graphs[Verb.STEP]
         inputs = [spec.name for spec in step.inputs if spec.role is Role.TOKEN]
@@ -155,7 +180,9 @@ class OnnxRunner:
         }
         self._files: VariantFiles | None = files or bundle.read_variant(self.precision)
         self._sessions: dict[Verb, Session] = {
-            verb: self._load(verb) for verb in self._graphs if verb is not Verb.STEP
+            verb: self._load(verb, is_captured=verb is Verb.ENCODE and bool(self._num_staged))
+            for verb in self._graphs
+            if verb is not Verb.STEP
         }
         self._times = manifest.timestamps
         self._detects = manifest.detects_language
@@ -178,7 +205,7 @@ class OnnxRunner:
         self._rows: tuple[Sequence, ...] = ()  # of the last step, if the columns know what follows it
         self._fitting: tuple[Sequence, ...] = ()  # of the last step
         # A bucket's first step runs twice, to allocate memory and to be captured, each at a new position.
-        self.captures_steps = config.cuda_graphs and self._device.can_capture and self.max_target_length > 1
+        self.captures_steps = captures
         self._or_uncaptured()
 
     def warm_up(self) -> None:
@@ -193,10 +220,9 @@ class OnnxRunner:
         }
         memory_length = self._memory.memory_length({name: len(array) for name, array in sources.items()})
         request = Request("warm-up", sources, memory_length, max_new_tokens=1, arrival=0.0)
-        self.encode(0, [request])
         if not self._device.is_host:
-            with self._device.in_use():
-                self._encode_every_shape(request)
+            self._warm_up_encode(request)
+        self.encode(0, [request])
         self._or_uncaptured(self._step_every_bucket)
         start_id = self.start_ids[-1]
         self.step((Sequence(Search(request, (start_id,)), start_id, row=0),))
@@ -219,13 +245,55 @@ class OnnxRunner:
             self._fit_memory(longest, 0)
         elif longest > self._memory_capacity:
             self._fit_memory(self._rounded(longest), first_row)
-        num_rows, least_length = len(requests), 0
-        if not self._device.is_host:
-            num_rows, least_length = self._encode_shape(first_row, num_rows, longest)
-        self._encode(first_row, requests + requests[-1:] * (num_rows - len(requests)), least_length)
+        if self._device.is_host:
+            self._encode(first_row, requests, 0)
+            return
+        size = STAGED_ROWS if self._staged else len(requests)
+        for start in range(0, len(requests), size):
+            self._encode_on_device(first_row + start, requests[start : start + size])
 
     def _encode(self, first_row: int, requests: list[Request], least_length: int) -> None:
         """Encode requests, padded to at least a number of tokens."""
+        binding = self._bind(Verb.ENCODE, first_row, len(requests), self._feeds(requests, least_length))
+        session = self._sessions[Verb.ENCODE]
+        if self._staged:
+            self._device.replay(session, binding, graph_id=_NOT_CAPTURED)
+        else:
+            session.run_with_iobinding(binding)
+
+    def _encode_on_device(self, first_row: int, requests: list[Request]) -> None:
+        """Encode requests by a captured run into the rows after all slots, and copy them; or directly.
+
+        A captured run always writes the same rows. The last request fills up its rows.
+        """
+        num_rows = len(requests)
+        shape = self._encode_shape(requests)
+        if shape not in self._staged:
+            is_free = first_row + shape[0] <= self.num_slots
+            filling = requests[-1:] * (shape[0] - num_rows if is_free else 0)
+            self._encode(first_row, requests + filling, shape[1])
+            return
+        staged = self._staged[shape]
+        feeds = self._feeds(requests + requests[-1:] * (shape[0] - num_rows), shape[1])
+        for name, value in staged.inputs.items():
+            value.update_inplace(feeds[name])
+        self._device.replay(self._sessions[Verb.ENCODE], staged.binding, graph_id=staged.graph_id)
+        moves = [
+            Move(self.num_slots + i, first_row + i, cache_length=0, memory_length=request.memory_length)
+            for i, request in enumerate(requests)
+        ]
+        for buffers in self._groups_of_buffers:
+            buffers.move_all(moves)
+
+    def _encode_shape(self, requests: list[Request]) -> tuple[int, int]:
+        """Returns the rows and tokens of an encode call on a device, one of few shapes."""
+        num_rows, length = len(requests), self.max_source_length
+        if self._has_tokens:
+            longest = max(len(request.sources[self._memory.source]) for request in requests)
+            length = min(next((size for size in _ENCODE_LENGTHS if size >= longest), longest), length)
+        return next((size for size in _ENCODE_ROWS if size >= num_rows), num_rows), length
+
+    def _feeds(self, requests: list[Request], least_length: int) -> dict[str, Array]:
         feeds: dict[str, Array] = {}
         for spec in self._source_specs:
             arrays = [request.sources[spec.name] for request in requests]
@@ -235,29 +303,55 @@ class OnnxRunner:
                 if isinstance(axis, str):
                     lengths = [array.shape[number] for array in arrays]
                     feeds[names.lengths_of(axis)] = np.array(lengths, np.int32)
-        binding = self._bind(Verb.ENCODE, first_row, len(requests), feeds)
-        self._sessions[Verb.ENCODE].run_with_iobinding(binding)
-
-    def _encode_shape(self, first_row: int, num_rows: int, longest: int) -> tuple[int, int]:
-        """Returns the rows and tokens of an encode call on a device, one of few shapes.
-
-        The first call of a shape takes a GPU 6 to 14 ms, and later ones 0.9 (an H100): it loads kernels and
-        chooses among them. The further rows are free, and get the last request once more.
-        """
-        rows = next((size for size in _ENCODE_ROWS if size >= num_rows), num_rows)
-        length = next((size for size in _ENCODE_LENGTHS if size >= longest), longest)
-        return rows if first_row + rows <= self.num_slots else num_rows, min(length, self.max_source_length)
+        return feeds
 
     def _encode_every_shape(self, request: Request) -> None:
-        """Run all shapes of encode calls, the largest first: the others reuse its memory."""
-        axes = {axis for spec in self._source_specs for axis in spec.axes}
+        """Run, and capture, all shapes of encode calls, the largest first: the others reuse its memory."""
         lengths = [self.max_source_length]
-        if Axis.SOURCE_LENGTH in axes:
-            lengths += [size for size in reversed(_ENCODE_LENGTHS) if size < self.max_source_length]
-        for length in lengths:
-            for num_rows in reversed(_ENCODE_ROWS):
-                if num_rows <= self.num_slots and num_rows * length <= _MOST_ENCODED:
-                    self._encode(0, [request] * num_rows, length)
+        if self._has_tokens:
+            lengths += [length for length in _ENCODE_LENGTHS if length < self.max_source_length]
+        most_rows = self._num_staged or self.num_slots
+        shapes = product((num_rows for num_rows in _ENCODE_ROWS if num_rows <= most_rows), lengths)
+        captures = bool(self._num_staged)
+        for number, shape in enumerate(sorted(shapes, key=math.prod, reverse=True), start=1):
+            if math.prod(shape) > _MOST_ENCODED:
+                continue
+            feeds = self._feeds([request] * shape[0], shape[1])
+            if not captures:
+                with self._device.in_use():
+                    self._encode(0, [request] * shape[0], shape[1])
+                continue
+            inputs = {name: self._device.value(array) for name, array in feeds.items()}
+            binding = self._bind(Verb.ENCODE, self.num_slots, shape[0], inputs)
+            with self._device.alone():
+                self._device.replay(self._sessions[Verb.ENCODE], binding, graph_id=number)
+            self._staged[shape] = _Staged(binding, inputs, number)
+
+    def _warm_up_encode(self, request: Request) -> None:
+        """Run encode calls of every shape; if they cannot be captured, without capturing.
+
+        The first CUDA call after a failed capture may return the capture's error, so there is one more try.
+        """
+        num_left = 2 if self._num_staged else 0
+        while True:
+            try:
+                self._encode_every_shape(request)
+                return
+            except Exception as error:  # ONNX Runtime's errors do not have a common class
+                if not num_left:
+                    raise
+                num_left -= 1
+                if self._num_staged:
+                    message = "%s: encode calls are not captured as CUDA graphs, and are slower: %s"
+                else:
+                    message = "%s: an encode call failed after a capture that failed, and is tried again: %s"
+                _log.warning(message, self._path, one_line(error))
+                self._num_staged = 0
+            # After the `except` block: inside it the exception's frames would keep the failed session alive.
+            with self._device.in_use():
+                self._staged.clear()
+                del self._sessions[Verb.ENCODE]
+            self._sessions[Verb.ENCODE] = self._load(Verb.ENCODE)
 
     @_on_device
     def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
@@ -339,6 +433,7 @@ class OnnxRunner:
     def close(self) -> None:
         """Free all memory of the device; the runner cannot be used afterwards."""
         self._bindings.clear()
+        self._staged.clear()
         self._sessions.clear()
         self._buffers.clear()
         self._groups_of_buffers = ()
@@ -385,15 +480,15 @@ class OnnxRunner:
         for buffers in self._fitted:
             buffers.fit(capacity, num_rows)
 
-    def _bind(self, verb: Verb, first_row: int, num_rows: int, feeds: Mapping[str, Array]) -> Any:
-        """Bind a graph to `num_rows` rows from `first_row` on, and to host arrays."""
+    def _bind(self, verb: Verb, first_row: int, num_rows: int, feeds: Mapping[str, Any]) -> Any:
+        """Bind a graph to `num_rows` rows from `first_row` on, and to arrays of the host or values."""
         binding = self._sessions[verb].io_binding()
         graph = self._graphs[verb]
         for spec in graph.inputs:
             if spec.name in self._buffers:
                 self._buffers[spec.name].bind_input(binding, spec.name, first_row, num_rows)
             elif spec.name in feeds:
-                binding.bind_cpu_input(spec.name, feeds[spec.name])
+                self._device.bind_feed(binding, spec.name, feeds[spec.name])
             elif spec.role is Role.CAPACITY:
                 binding.bind_cpu_input(spec.name, self._capacities[spec.name])
             else:

@@ -31,8 +31,22 @@ def test_every_path_is_legal(finished):
     assert finished.log.whole.errors == []
 
 
-def test_warm_up_captures_a_step_of_every_bucket(finished):
-    assert finished.log["warm_up"].captures == [STEP_NODES] * len(buckets_up_to(NUM_SLOTS))
+def test_warm_up_captures_every_shape_of_an_encode_call_and_a_step_of_every_bucket(finished):
+    num_steps = len(buckets_up_to(NUM_SLOTS))
+    captures = finished.log["warm_up"].captures
+    assert captures[-num_steps:] == [STEP_NODES] * num_steps
+    # 1 to 16 rows of 16 to 128 tokens
+    assert len(captures[:-num_steps]) == 5 * 4
+
+
+@pytest.mark.parametrize("path", ["encode", "encode_longer"])
+def test_an_encode_call_launches_one_graph_and_copies_what_it_wrote(path, finished):
+    section = finished.log[path]
+    [nodes] = section.graph_launches
+    assert nodes > 30
+    assert section.launches == {"move": 2}  # keys and values of all positions, and of the last one
+    assert section.copies == {Copy("H2D", is_synchronous=True): 2}  # the tokens and the lengths
+    assert section.num_allocations == 0
     assert finished.stdout == "captured\n"
 
 
@@ -61,8 +75,8 @@ def test_without_the_projects_own_operators_their_definitions_are_captured(
     assert done.stdout == "captured\n"
     assert done.log.whole.errors == []
     step = done.log["steady_step"]
-    # The choice of a token takes three kernels more.
-    assert step.graph_launches == [STEP_NODES + 3]
+    # The choice of a token takes four kernels more.
+    assert step.graph_launches == [STEP_NODES + 4]
     assert step.copies == STEADY_STEP_COPIES
 
 

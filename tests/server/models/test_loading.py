@@ -299,7 +299,7 @@ def test_a_column_that_the_server_does_not_fill_is_named(bundle_path, tmp_path, 
 def test_one_line_of_the_log_says_what_was_loaded(
     has_operators, has_products, remark, bundle_path, deliveries, caplog, monkeypatch
 ):
-    monkeypatch.setattr(kernels, "register", lambda options: has_operators)
+    monkeypatch.setattr(kernels, "register", lambda _, **__: has_operators)
     monkeypatch.setattr(kernels, "computes_products", lambda: has_products)
     with caplog.at_level(logging.INFO, "seq2seq_serve.server.models.loading"):
         load_model(bundle_path, CONFIG, deliveries)

@@ -484,8 +484,17 @@ def test_a_warm_up_captures_every_bucket_the_largest_first(random_bundle, monkey
     monkeypatch.setattr(runner_module, "OnnxDevice", FarCapturingDevice)
     runner = make_runner(random_bundle, 5)
     runner.warm_up()
+    sizes = [rows * length for rows, length in runner._staged]
+    assert sizes == sorted(sizes, reverse=True)
+    assert {rows for rows, _ in runner._staged} == {1, 2, 4, 8, 16}
+    num_encodes = len(sizes)
+    assert runner._device.graph_ids[:num_encodes] == list(range(1, num_encodes + 1))
     step_and_selection = [5, 5, 4, 4, 2, 2, 1, 1]
-    assert runner._device.graph_ids[: len(step_and_selection)] == step_and_selection
+    again = runner._staged[1, 16].graph_id  # the source of the steps
+    assert runner._device.graph_ids[num_encodes:][: 1 + len(step_and_selection)] == [
+        again,
+        *step_and_selection,
+    ]
 
 
 @pytest.mark.parametrize("device", [RefusingDevice, FailingDevice])
