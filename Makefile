@@ -28,7 +28,7 @@ INSTALLED := $(VENV)/.installed-$(RUNTIME)
 # Else every run of the tests compiles them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help wheel demo gallery serve test test-all cuda-stub try-cuda-stub pytest coverage lint types bench figures stubs ptx lock install clean
+.PHONY: help wheel demo gallery serve test test-all test-docker cuda-stub try-cuda-stub pytest coverage lint types bench figures stubs ptx lock install clean
 .DEFAULT_GOAL := help
 
 help: ## list these commands
@@ -58,7 +58,10 @@ try-cuda-stub: $(INSTALLED)
 	-$(PY) -m tests.cuda_stub.build
 
 pytest: $(INSTALLED)
-	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
+	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 600 $(PYTEST_FLAGS)
+
+test-docker: $(INSTALLED) ## build the image and run the stack; needs Docker, and base images
+	$(PY) -m pytest -m docker --verbose tests/test_containers.py
 
 coverage: try-cuda-stub ## statements and branches of bundle, server and client that test-all runs
 	$(PY) -m coverage erase
