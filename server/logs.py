@@ -1,12 +1,21 @@
-"""The format of the server's log lines; `server.__main__` configures it once."""
+"""The format of the server's log lines, and the thread that writes them; `server.__main__` configures both.
+
+A reader of the log that is slow or gone must not stop the event loop or an engine: they hand their lines
+over, and lines that do not fit into the queue are dropped and counted.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
+import queue
 import sys
+import threading
 import time
 
+_MAX_LINES = 10_000  # that wait to be written
+_FLUSH_SECONDS = 1.0
 _IN_MESSAGE = ("request_id", "method", "code")  # the fields that a line about a call begins with
 
 
@@ -37,7 +46,11 @@ def configure_logging(level: str, log_format: str) -> None:
 
     A line may have `fields`, a mapping in `extra`: keys of the object, or text after the message.
     """
-    handler = logging.StreamHandler(sys.stderr)
+    handler: logging.Handler
+    try:
+        handler = LogWriter(sys.stderr.fileno())
+    except (AttributeError, OSError):  # not a file: in a test, or without a standard error
+        handler = logging.StreamHandler(sys.stderr)
     if log_format == "json":
         handler.setFormatter(_JsonFormatter())
     else:
@@ -46,3 +59,55 @@ def configure_logging(level: str, log_format: str) -> None:
         handler.setFormatter(formatter)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("grpc").setLevel(logging.INFO)  # at debug level it logs every event loop
+
+
+class LogWriter(logging.Handler):
+    """Writes lines to a file descriptor on a thread of its own; never waits for it.
+
+    Owned by the root logger. `emit` is thread-safe.
+
+    Args:
+        descriptor: Not of a buffered stream: the end of the process would wait for the stream's lock.
+
+    Attributes:
+        num_dropped: Lines that did not fit into the queue.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self.num_dropped = 0
+        self._descriptor = descriptor
+        self._lines: queue.Queue[bytes] = queue.Queue(_MAX_LINES)
+        threading.Thread(target=self._write_lines, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Format a line on the calling thread, and queue it."""
+        try:
+            line = self.format(record).encode(errors="backslashreplace") + b"\n"
+            self._lines.put_nowait(line)
+        except queue.Full:
+            self.num_dropped += 1
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait until all queued lines are written, or for a second; `logging.shutdown` calls it."""
+        end = time.monotonic() + _FLUSH_SECONDS
+        with self._lines.all_tasks_done:
+            while self._lines.unfinished_tasks and (left := end - time.monotonic()) > 0:
+                self._lines.all_tasks_done.wait(left)
+
+    def _write_lines(self) -> None:
+        while True:
+            line = self._lines.get()
+            try:
+                while line:
+                    line = line[os.write(self._descriptor, line) :]
+            except OSError:  # nobody reads any more
+                self.num_dropped += 1
+            self._lines.task_done()
+
+
+def num_dropped_lines() -> int:
+    """Returns the number of lines that were not written."""
+    return sum(getattr(handler, "num_dropped", 0) for handler in logging.getLogger().handlers)

@@ -7,6 +7,7 @@ are finer at the low end, because a step of a small model takes a millisecond.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Protocol
 
 from prometheus_client import (
@@ -17,8 +18,11 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from seq2seq_serve.server.engine.records import FinishReason, Load, Turn
+from seq2seq_serve.server.logs import num_dropped_lines
 
 _MODEL = "model_name"
 
@@ -93,6 +97,7 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        self.registry.register(_DroppedLines())
         self._models: dict[str, _ModelSeries] = {}
         self._infos: dict[str, tuple[str, ...]] = {}
         self._gauges: list[Gauge] = []  # one value per model
@@ -291,6 +296,14 @@ class Metrics:
             model.bounded.inc(result.num_bounded)
             if reason in _WASTED_REASONS:
                 model.wasted[_WASTED_REASONS[reason]].inc(result.num_target_tokens)
+
+
+class _DroppedLines(Collector):
+    """The lines of this process's log that nobody read in time."""
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        text = "Log lines that were dropped, because standard error was not read in time"
+        yield CounterMetricFamily("seq2seq_log_lines_dropped", text, value=num_dropped_lines())
 
 
 class RpcSeries:

@@ -624,6 +624,7 @@ class _Instance:
             os._exit(1)  # the server has ended
         except BaseException:
             _log.critical("the instance cannot carry out a command, and ends", exc_info=True)
+            logging.shutdown()
             os._exit(1)
         assert self._engine is not None
         self._engine.stop()

@@ -40,6 +40,7 @@ NAMES = GRPC_NAMES | {
     "seq2seq_step_batch_size": "histogram",
     "seq2seq_engine_heartbeat_timestamp_seconds": "gauge",
     "seq2seq_model_info": "gauge",
+    "seq2seq_log_lines_dropped": "counter",
     "process_cpu_seconds": "counter",
     "process_max_fds": "gauge",
     "process_open_fds": "gauge",
