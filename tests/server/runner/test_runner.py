@@ -372,6 +372,10 @@ class CapturingDevice(OnnxDevice):
 
     def replay(self, session, binding, graph_id):
         captured = self.captured[session]
+        if graph_id == -1:  # neither captured nor replayed
+            assert self.held == "in use"
+            super().replay(session, binding, graph_id)
+            return
         assert self.held == ("in use" if graph_id in captured else "alone")
         captured.add(graph_id)
         self.graph_ids.append(graph_id)
@@ -463,6 +467,26 @@ def test_steps_that_feed_themselves_give_the_same_tokens_whatever_the_neighbours
             driver.turn(chance.randint(0, 4))
         driver.finish()
         assert [driver.results[copy].best.token_ids for copy in copies] == alone
+
+
+@pytest.mark.parametrize("most_encoded", [16, 64, 8192])
+def test_captured_encode_calls_fill_the_same_memory_as_direct_ones(most_encoded, random_bundle, monkeypatch):
+    """More requests than a captured call has rows, sources longer than its tokens, a full engine."""
+    monkeypatch.setattr(runner_module, "_MOST_ENCODED", most_encoded)
+    requests = random_requests(random_bundle, 41, seed=8)
+    answers = []
+    for device in (OnnxDevice, FarCapturingDevice):
+        monkeypatch.setattr(runner_module, "OnnxDevice", device)
+        runner = make_runner(random_bundle, 20)
+        runner.warm_up()
+        driver = Driver(runner)
+        copies = [dataclasses.replace(request) for request in requests]
+        driver.submit(*copies)
+        driver.finish()
+        answers.append([driver.results[copy].best.token_ids for copy in copies])
+    assert {rows * length for rows, length in runner._staged} <= set(range(most_encoded + 1))
+    assert runner._staged
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.parametrize("hears", [False, True])
