@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).resolve().parent
 PTX = _FOLDER / "cuda_kernels.ptx"
-# Of nvcc: GPUs from Turing on, the oldest ones of CUDA 13.
+# nvcc's flags: for GPUs from Turing on, the oldest ones of CUDA 13.
 PTX_FLAGS = ("-ptx", "-arch=compute_75", "-O3", "-std=c++17")
 
 

@@ -97,8 +97,8 @@ struct Softmax {
   }
 };
 
-// Attention of one position of each row. A block computes a head (x) of a row (y). K / 8 neighbouring threads, a slot, read
-// a position together; the slots share the positions. K / 8 is a power of 2 up to 32, and the block has whole warps.
+// Attention of one position of each row. A block computes a head (x) of a row (y). K / 8 neighbouring threads, a team, read
+// a position together; the teams share the positions. K / 8 is a power of 2 up to 32, and the block has whole warps.
 //
 // queries     head h of row r is at r * query_stride + h * K
 // added       null, or the key of group g of row r at r * query_stride + g * K, which becomes the last position; its value is
@@ -120,8 +120,8 @@ struct Attention {
 template <class T> __device__ void attend(const Attention &work) {
   SHARED
   const float LOG2_E = 1.4426950408889634f;
-  const int K = work.d_head, lanes = K / 8, lane = threadIdx.x % lanes, slot = threadIdx.x / lanes;
-  const int num_slots = blockDim.x / lanes, head = blockIdx.x, row = blockIdx.y;
+  const int K = work.d_head, lanes = K / 8, lane = threadIdx.x % lanes, team = threadIdx.x / lanes;
+  const int num_teams = blockDim.x / lanes, head = blockIdx.x, row = blockIdx.y;
   const int heads_per_group = work.num_heads / work.num_groups, group = head / heads_per_group;
   const int last = work.last[row], count = last + 1;
   const Index first = (static_cast<Index>(row) * work.num_groups + group) * work.num_positions * lanes + lane;
@@ -131,7 +131,7 @@ template <class T> __device__ void attend(const Attention &work) {
   if (work.added) {
     const Eight *added = reinterpret_cast<const Eight *>(work.added + given + group * K) + lane;
     added_key = added[0], added_value = added[work.num_groups * lanes];
-    if (head % heads_per_group == 0 && slot == 0) { // no block reads this position of the buffers
+    if (head % heads_per_group == 0 && team == 0) { // no block reads this position of the buffers
       keys[static_cast<Index>(last) * lanes] = added_key;
       values[static_cast<Index>(last) * lanes] = added_value;
     }
@@ -141,8 +141,8 @@ template <class T> __device__ void attend(const Attention &work) {
   Softmax softmax;
   softmax.clear();
   // Every thread takes part in each round, because threads of a warp exchange numbers in it.
-  for (int start = 0; start < count; start += num_slots) {
-    const int position = start + slot;
+  for (int start = 0; start < count; start += num_teams) {
+    const int position = start + team;
     Eight key = added_key, value = added_value;
     if (position < count && !(work.added && position == last)) {
       key = keys[static_cast<Index>(position) * lanes];
@@ -182,14 +182,14 @@ template <class T> __device__ void attend(const Attention &work) {
 // added    (V,), added to the logits for the choice alone
 // logits   (rows, V): the scores
 // ids      (rows,): the largest of each row, the smallest id among equals
-struct Choice {
+struct MostProbable {
   const unsigned short *scores, *added;
   float *logits;
   Index *ids;
   int vocab_size;
 };
 
-template <class T> __device__ void choose(const Choice &work) {
+template <class T> __device__ void choose(const MostProbable &work) {
   SHARED
   const int V = work.vocab_size, row = blockIdx.x;
   const unsigned short *__restrict__ scores = work.scores + static_cast<Index>(row) * V;
@@ -263,9 +263,9 @@ __device__ void carry_out(const Moves &work) {
 }
 
 #ifndef HOST
-extern "C" __global__ void move(Moves work) { carry_out(work); }
-extern "C" __global__ void attention_float16(Attention work) { attend<Float16>(work); }
-extern "C" __global__ void attention_bfloat16(Attention work) { attend<BFloat16>(work); }
-extern "C" __global__ void most_probable_float16(Choice work) { choose<Float16>(work); }
-extern "C" __global__ void most_probable_bfloat16(Choice work) { choose<BFloat16>(work); }
+extern "C" __global__ void __launch_bounds__(1024) move(Moves work) { carry_out(work); }
+extern "C" __global__ void __launch_bounds__(1024) attention_float16(Attention work) { attend<Float16>(work); }
+extern "C" __global__ void __launch_bounds__(1024) attention_bfloat16(Attention work) { attend<BFloat16>(work); }
+extern "C" __global__ void __launch_bounds__(1024) most_probable_float16(MostProbable work) { choose<Float16>(work); }
+extern "C" __global__ void __launch_bounds__(1024) most_probable_bfloat16(MostProbable work) { choose<BFloat16>(work); }
 #endif

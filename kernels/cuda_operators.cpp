@@ -136,9 +136,10 @@ template <int TYPE> struct Attention {
     require(B == 0 || (work.keys == keys.data && work.values == values.data), "keys and values must be bound in place");
     work.query_stride = queries.shape[1], work.num_heads = H, work.num_groups = G, work.num_positions = C, work.d_head = K;
     work.scale = scale * LOG2_E, work.cap = cap;
-    // A slot of K / 8 threads reads 8 positions of a row that is full; many blocks keep the GPU busy with fewer threads.
+    // A team of K / 8 threads reads 16 positions of a row that is full. The number of threads decides how sums are rounded,
+    // so it does not depend on the number of rows.
     int num_threads = MOST_THREADS;
-    const int64_t enough = C * (K / 8) / (B * H > 512 ? 16 : 8);
+    const int64_t enough = C * (K / 8) / 16;
     while (num_threads > FEWEST_THREADS && num_threads / 2 >= enough) num_threads /= 2;
     kernel.launch(context, work, H, B, num_threads, num_threads / 32 * (K + 2) * sizeof(float));
   }
@@ -264,7 +265,8 @@ extern "C" bool write_to_cuda(uint64_t address, const void *bytes, size_t size) 
   if (!api) return false;
   try {
     const Driver &driver = Driver::get();
-    return driver.enter() && !driver.MemcpyHtoD(address, bytes, size);
+    // The copy may go on after the call, and the streams of sessions do not wait for it.
+    return driver.enter() && !driver.MemcpyHtoD(address, bytes, size) && !driver.StreamSynchronize(nullptr);
   } catch (const Failed &) {
     return false;
   }

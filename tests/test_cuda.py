@@ -1,4 +1,4 @@
-"""Tests that need a CUDA device: `pytest -m gpu`, or in `python -m benchmarks.gpu_check design`."""
+"""Tests that need a CUDA device: `pytest -m gpu`, or in `python -m benchmarks.gpu_check --parts tests`."""
 
 import random
 from pathlib import Path

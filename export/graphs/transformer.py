@@ -300,6 +300,7 @@ class OneStepGraph(TransformerGraph):
         self.feeds_itself = linear.is_fused
         added = torch.zeros(self.vocab_size)
         added[list(model.suppressed_token_ids)] = -math.inf
+        self.is_suppressed = _constant(added < 0) if model.suppressed_token_ids else None
         self.added = nn.Parameter(added, requires_grad=False)  # to the logits, before a choice
         lengths = names.PREVIOUS_LENGTHS if self.feeds_itself else names.CACHE_LENGTHS
         self.columns = token_specs(lengths, names.LAST_SOURCE_POSITIONS)
@@ -321,8 +322,10 @@ class OneStepGraph(TransformerGraph):
         if projection.cap is None:
             scores = projection.products(hidden, self.embedding)
             return *operators.choice(scores, self.added), cache_lengths
-        logits = projection(hidden, self.embedding)
-        return logits, operators.most_probable(logits + self.added.to(torch.float32)), cache_lengths
+        allowed = logits = projection(hidden, self.embedding)
+        if self.is_suppressed is not None:
+            allowed = logits.masked_fill(self.is_suppressed, -math.inf)
+        return logits, operators.most_probable(allowed), cache_lengths
 
 
 class StepGraph(OneStepGraph):

@@ -95,13 +95,17 @@ class OnnxDevice:
         self.pool = ThreadPoolExecutor(num_threads, thread_name_prefix="device")
         self.is_host = provider == CPU
         self.can_capture = provider == CUDA
-        # An operator of CUDA may still fail when a session creates it, if the driver refuses its kernel.
         self._registers = kernels.register(ort.SessionOptions(), is_cuda=not self.is_host)
         self.has_operators = self.is_host and self._registers
         self.has_products = self.has_operators and kernels.computes_products()
         self._provider = provider
         # By address, element type and shape of the host's copy; sessions keep the values alive.
         self._weights: WeakValueDictionary[tuple[Any, ...], ort.OrtValue] = WeakValueDictionary()
+
+    @property
+    def moves_positions(self) -> bool:
+        """Whether a kernel of the project's own copies live positions of rows on the device."""
+        return not self.is_host and self._registers
 
     def in_use(self) -> AbstractContextManager[None]:
         """Held during every use of the device except `session`, `value` and a capture; must not be nested."""
@@ -148,9 +152,14 @@ class OnnxDevice:
         except Exception as error:  # ONNX Runtime's errors do not have a common class
             if self.is_host or not self._registers:
                 raise
-            _log.warning("%s runs without the operators for CUDA, and is slower: %s", name, one_line(error))
+            # The driver may refuse a kernel of the project's own.
             self._registers = False
-            session = create()
+            try:
+                session = create()
+            except Exception:
+                self._registers = True
+                raise error from None
+            _log.warning("%s runs without the operators for CUDA, and is slower: %s", name, one_line(error))
         session.weights = values
         if session.get_providers()[0] != full_name:
             raise ValueError(f"{name} would run on {session.get_providers()[0]} instead of {full_name}")

@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 _MEMORY_STEP = 16  # positions by which memory grows
 _FIRST_BETWEEN = 16  # from here on there is a bucket between two powers of two
 # The shapes of encode calls on a device: rows, tokens, and the most of both together in a warm-up. The first
-# call of a shape takes an H100 6 to 14 ms, because kernels are loaded and chosen, and later ones 0.9.
+# call of a shape takes an H100 3 to 14 ms, because kernels are loaded and chosen, and later ones 0.9.
 _ENCODE_ROWS, _ENCODE_LENGTHS = (1, 2, 4, 8, 16, 32, 64), (16, 32, 64, 128, 256, 512, 1024)
 _MOST_ENCODED = 8192
 _NOT_CAPTURED = -1  # the graph id of a run of a captured session that is neither captured nor replayed
@@ -130,9 +130,11 @@ class OnnxRunner:
         self._has_tokens = Axis.SOURCE_LENGTH in axes
         has_state = any(specs[0].role is Role.STATE for specs in sizing.groups)
         # Rows after those of the slots, for captured encode calls, which have few shapes
-        stages = captures and not self._device.is_host and not has_state and axes <= {Axis.SOURCE_LENGTH}
+        stages = captures and self._device.moves_positions and not has_state and axes <= {Axis.SOURCE_LENGTH}
+        self._pads_sources = self._has_tokens and not has_state and not self._device.is_host
         self._num_staged = STAGED_ROWS if stages else 0
         self._staged: dict[tuple[int, int], _Staged] = {}  # by rows and tokens
+        self._padded: set[tuple[int, int]] = set()  # shapes of other encode calls that were run to warm up
         self._buffers: dict[str, Buffers] = {}
         for specs in sizing.groups:
             num_rows = self.num_slots + (self._num_staged if specs[0].role is Role.MEMORY else 0)
@@ -180,9 +182,7 @@ class OnnxRunner:
         }
         self._files: VariantFiles | None = files or bundle.read_variant(self.precision)
         self._sessions: dict[Verb, Session] = {
-            verb: self._load(verb, is_captured=verb is Verb.ENCODE and bool(self._num_staged))
-            for verb in self._graphs
-            if verb is not Verb.STEP
+            verb: self._load(verb) for verb in self._graphs if verb not in (Verb.ENCODE, Verb.STEP)
         }
         self._times = manifest.timestamps
         self._detects = manifest.detects_language
@@ -206,7 +206,8 @@ class OnnxRunner:
         self._fitting: tuple[Sequence, ...] = ()  # of the last step
         # A bucket's first step runs twice, to allocate memory and to be captured, each at a new position.
         self.captures_steps = captures
-        self._or_uncaptured()
+        self._or_uncaptured(Verb.ENCODE)
+        self._or_uncaptured(Verb.STEP)
 
     def warm_up(self) -> None:
         """Run every graph, and a step of every bucket, so that no request waits for first-time work.
@@ -220,10 +221,9 @@ class OnnxRunner:
         }
         memory_length = self._memory.memory_length({name: len(array) for name, array in sources.items()})
         request = Request("warm-up", sources, memory_length, max_new_tokens=1, arrival=0.0)
-        if not self._device.is_host:
-            self._warm_up_encode(request)
+        self._or_uncaptured(Verb.ENCODE, lambda: self._encode_every_shape(request))
         self.encode(0, [request])
-        self._or_uncaptured(self._step_every_bucket)
+        self._or_uncaptured(Verb.STEP, self._step_every_bucket)
         start_id = self.start_ids[-1]
         self.step((Sequence(Search(request, (start_id,)), start_id, row=0),))
         for detailed in _requests_of_every_selection(request, self._times, detects=self._detects):
@@ -269,9 +269,9 @@ class OnnxRunner:
         num_rows = len(requests)
         shape = self._encode_shape(requests)
         if shape not in self._staged:
-            is_free = first_row + shape[0] <= self.num_slots
-            filling = requests[-1:] * (shape[0] - num_rows if is_free else 0)
-            self._encode(first_row, requests + filling, shape[1])
+            is_padded = shape in self._padded and first_row + shape[0] <= self.num_slots
+            filling = requests[-1:] * (shape[0] - num_rows if is_padded else 0)
+            self._encode(first_row, requests + filling, shape[1] if is_padded else 0)
             return
         staged = self._staged[shape]
         feeds = self._feeds(requests + requests[-1:] * (shape[0] - num_rows), shape[1])
@@ -307,51 +307,29 @@ class OnnxRunner:
 
     def _encode_every_shape(self, request: Request) -> None:
         """Run, and capture, all shapes of encode calls, the largest first: the others reuse its memory."""
+        if not (self._num_staged or self._pads_sources):
+            return
         lengths = [self.max_source_length]
         if self._has_tokens:
             lengths += [length for length in _ENCODE_LENGTHS if length < self.max_source_length]
         most_rows = self._num_staged or self.num_slots
         shapes = product((num_rows for num_rows in _ENCODE_ROWS if num_rows <= most_rows), lengths)
-        captures = bool(self._num_staged)
         for number, shape in enumerate(sorted(shapes, key=math.prod, reverse=True), start=1):
             if math.prod(shape) > _MOST_ENCODED:
                 continue
-            feeds = self._feeds([request] * shape[0], shape[1])
-            if not captures:
+            requests = [request] * shape[0]
+            if not self._num_staged:
                 with self._device.in_use():
-                    self._encode(0, [request] * shape[0], shape[1])
+                    self._encode(0, requests, shape[1])
+                self._padded.add(shape)
                 continue
-            inputs = {name: self._device.value(array) for name, array in feeds.items()}
+            inputs = {
+                name: self._device.value(array) for name, array in self._feeds(requests, shape[1]).items()
+            }
             binding = self._bind(Verb.ENCODE, self.num_slots, shape[0], inputs)
             with self._device.alone():
                 self._device.replay(self._sessions[Verb.ENCODE], binding, graph_id=number)
             self._staged[shape] = _Staged(binding, inputs, number)
-
-    def _warm_up_encode(self, request: Request) -> None:
-        """Run encode calls of every shape; if they cannot be captured, without capturing.
-
-        The first CUDA call after a failed capture may return the capture's error, so there is one more try.
-        """
-        num_left = 2 if self._num_staged else 0
-        while True:
-            try:
-                self._encode_every_shape(request)
-                return
-            except Exception as error:  # ONNX Runtime's errors do not have a common class
-                if not num_left:
-                    raise
-                num_left -= 1
-                if self._num_staged:
-                    message = "%s: encode calls are not captured as CUDA graphs, and are slower: %s"
-                else:
-                    message = "%s: an encode call failed after a capture that failed, and is tried again: %s"
-                _log.warning(message, self._path, one_line(error))
-                self._num_staged = 0
-            # After the `except` block: inside it the exception's frames would keep the failed session alive.
-            with self._device.in_use():
-                self._staged.clear()
-                del self._sessions[Verb.ENCODE]
-            self._sessions[Verb.ENCODE] = self._load(Verb.ENCODE)
 
     @_on_device
     def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
@@ -565,42 +543,49 @@ class OnnxRunner:
         graph, weights = self._files.graphs[verb], self._files.weights
         return self._device.session(verb, graph, weights, is_captured=is_captured)
 
-    def _load_step(self) -> None:
-        is_captured = self.captures_steps
-        self._sessions[Verb.STEP] = self._load(Verb.STEP, is_captured=is_captured)
-        if not self._picks_in_step and not self._device.is_host:
-            self._select = self._device.weightless("greedy", is_captured=is_captured)
+    def _is_captured(self, verb: Verb) -> bool:
+        return self.captures_steps if verb is Verb.STEP else self._num_staged > 0
 
-    def _drop_step(self) -> None:
+    def _drop(self, verb: Verb) -> None:
         with self._device.in_use():  # this frees memory of the device
-            self._bindings.clear()
-            self._sessions.pop(Verb.STEP, None)
-            self._select = None
+            self._sessions.pop(verb, None)
+            if verb is Verb.ENCODE:
+                self._staged.clear()
+            else:
+                self._bindings.clear()
+                self._select = None
 
-    def _or_uncaptured(self, action: Callable[[], None] = lambda: None) -> None:
-        """Load the step if it is not loaded, and run `action`; if that fails, try again without capturing.
+    def _or_uncaptured(self, verb: Verb, action: Callable[[], None] = lambda: None) -> None:
+        """Load a graph if it is not loaded, and run `action`; if that fails, try again without capturing.
 
         The first CUDA call after a failed capture may return the capture's error, so there is one more try.
         """
-        num_left = 2 if self.captures_steps else 0
+        num_left = 2 if self._is_captured(verb) else 0
+        one, all_of_them = ("a step", "steps") if verb is Verb.STEP else ("an encode call", "encode calls")
         while True:
             try:
-                if Verb.STEP not in self._sessions:
-                    self._load_step()
+                if verb not in self._sessions:
+                    is_captured = self._is_captured(verb)
+                    self._sessions[verb] = self._load(verb, is_captured=is_captured)
+                    if verb is Verb.STEP and not self._picks_in_step and not self._device.is_host:
+                        self._select = self._device.weightless("greedy", is_captured=is_captured)
                 action()
                 return
             except Exception as error:  # ONNX Runtime's errors do not have a common class
                 if not num_left:
                     raise
                 num_left -= 1
-                if self.captures_steps:
-                    message = "%s: steps are not captured as CUDA graphs, and are slower: %s"
+                if self._is_captured(verb):
+                    message = f"%s: {all_of_them} are not captured as CUDA graphs, and are slower: %s"
                 else:
-                    message = "%s: a step failed after a capture that failed, and is tried once more: %s"
+                    message = f"%s: {one} failed after a capture that failed, and is tried once more: %s"
                 _log.warning(message, self._path, one_line(error))
-                self.captures_steps = False
+                if verb is Verb.STEP:
+                    self.captures_steps = False
+                else:
+                    self._num_staged = 0
             # After the `except` block: inside it the exception's frames would keep the failed sessions alive.
-            self._drop_step()
+            self._drop(verb)
 
     def _bind_step(self, num_rows: int, num_candidates: int) -> list[Any]:
         """Returns the bindings of the step and, if a second graph selects tokens, of that graph."""

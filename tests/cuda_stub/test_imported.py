@@ -85,9 +85,8 @@ def test_every_model_runs_on_cuda_and_its_steps_are_captured(life):
         CASES, ("cuda", "fp16")
     )
     assert "not captured" not in life.stderr
-    num_replays = len(life.log.whole.named("graph_launch"))
-    assert len(life.log.whole.captures) >= len(CASES) * len(buckets_up_to(NUM_SLOTS))
-    assert num_replays > len(life.log.whole.captures)
+    # An encode call of every model has at least the shapes of 1 to 16 rows.
+    assert len(life.log.whole.captures) >= len(CASES) * (len(buckets_up_to(NUM_SLOTS)) + 3)
 
 
 def test_calls_of_every_kind_are_answered(life):

@@ -80,6 +80,12 @@ def test_without_the_projects_own_operators_their_definitions_are_captured(
     assert step.copies == STEADY_STEP_COPIES
 
 
+def test_an_encode_call_of_another_shape_is_neither_captured_nor_replayed(finished):
+    section = finished.log["encode_uncaptured"]
+    assert (section.graph_launches, section.captures) == ([], [])
+    assert section.launches.total() > 30
+
+
 def test_moves_are_one_kernel_for_each_kind_of_tensor(finished):
     move = finished.log["move"]
     assert move.launches == {"move": 3}

@@ -30,7 +30,7 @@ class Attention(ctypes.Structure):
     )
 
 
-class Choice(ctypes.Structure):
+class MostProbable(ctypes.Structure):
     """The argument of the kernel."""
 
     _fields_ = (
@@ -127,7 +127,7 @@ def test_the_most_probable_token_is_the_first_of_equal_ones(host, vocab_size, dt
     added[scores[3].argmax()] = -torch.inf
     logits = torch.full(scores.shape, torch.nan)
     ids = torch.full((4,), -1)
-    work = Choice(scores.data_ptr(), added.data_ptr(), logits.data_ptr(), ids.data_ptr(), vocab_size)
+    work = MostProbable(scores.data_ptr(), added.data_ptr(), logits.data_ptr(), ids.data_ptr(), vocab_size)
     host.run_most_probable(ctypes.byref(work), 4, 128, dtype is torch.bfloat16)
     assert torch.equal(logits.nan_to_num(5), scores.float().nan_to_num(5))
     assert ids.tolist() == [0, 7, 0, int((logits[3] + added).argmax())]

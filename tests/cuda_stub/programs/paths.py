@@ -33,6 +33,10 @@ class Paths:
     def encode_longer(self) -> None:
         self.runner.encode(0, requests_for([[5] * length + [2] for length in range(20, 20 + NUM_SLOTS)]))
 
+    def encode_uncaptured(self) -> None:
+        """As for sources beyond the shapes that are captured."""
+        self.runner._encode(0, self.requests, 0)
+
     def step(self) -> None:
         self._step(_PLAIN, _PLAIN, _PLAIN)
 
@@ -113,6 +117,7 @@ class Paths:
 PATHS: tuple[Callable[[Paths], None], ...] = (
     Paths.encode,
     Paths.encode_longer,
+    Paths.encode_uncaptured,
     Paths.step,
     Paths.step_of_one,
     Paths.prefill,
