@@ -142,7 +142,7 @@ def test_image_has_no_torch_and_no_compiler(stack):
 
 def test_image_holds_only_what_serves(stack):
     files = run("docker", "run", "--rm", "--entrypoint", "ls", stack.image, "/app").split()
-    assert files == ["bundle", "client", "kernels", "protos", "seq2seq_serve", "server"]
+    assert files == ["bulk", "bundle", "client", "kernels", "protos", "seq2seq_serve", "server"]
 
 
 def test_image_says_what_it_is_and_how_to_stop_it(stack):
