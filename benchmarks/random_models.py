@@ -41,9 +41,14 @@ def fill(model: EncoderDecoder) -> None:
 
 
 def random_trained(config: ModelConfig) -> TrainedModel:
-    """Returns a model that `fill` filled, with a tokenizer of 300 tokens; requests give it token ids."""
+    """Returns a model that `fill` filled."""
     model = make_model(config).eval()
     fill(model)
+    return untrained(model, config)
+
+
+def untrained(model: EncoderDecoder, config: ModelConfig) -> TrainedModel:
+    """Returns a model as a trained one, with a tokenizer of 300 tokens; requests give it token ids."""
     provenance = {"corpus": "none: random weights"}
     dev = [(_TEXT, _TEXT)] * 4
     return TrainedModel(model, train_tokenizer([_TEXT], 300), config, provenance, dev, dev_score=0.0)

@@ -106,17 +106,9 @@ struct AttentionWork {
   float scale, cap;
 };
 
-template <int TYPE> struct Attention {
+template <int TYPE> struct Attention : Heads {
   Kernel kernel{"attention", TYPE};
-  int64_t num_heads = 0;
-  float scale = 0, cap = 0;
-
-  explicit Attention(const void *info) {
-    check(call<86>(info, "num_heads", &num_heads));
-    check(call<85>(info, "scale", &scale));
-    check(call<85>(info, "softcap", &cap));
-    require(num_heads > 0, "there must be a head");
-  }
+  using Heads::Heads;
 
   // Runs the kernel; the inputs from `first` on are keys and values (B, G, C, K) and the rows' last positions (B,).
   void run(void *context, size_t first, bool appends) const {

@@ -109,6 +109,19 @@ template <class T = float> T *output(void *context, size_t index, std::initializ
   return static_cast<T *>(data);
 }
 
+// The attributes of an attention.
+struct Heads {
+  int64_t num_heads = 0;
+  float scale = 0, cap = 0;
+
+  explicit Heads(const void *info) {
+    check(call<86>(info, "num_heads", &num_heads));
+    check(call<85>(info, "scale", &scale));
+    check(call<85>(info, "softcap", &cap));
+    require(num_heads > 0, "there must be a head");
+  }
+};
+
 // The description of an operator, which runs on the CPU or on CUDA.
 template <class T, bool IS_CUDA = false> Operator described() {
   Operator made{};

@@ -68,16 +68,8 @@ template <class Work> void compute(void *context, const Work &work, size_t num_p
 
 // ---- The operators ----
 
-struct Attention {
-  int64_t num_heads = 0;
-  float scale = 0, cap = 0;
-
-  explicit Attention(const void *info) {
-    check(call<86>(info, "num_heads", &num_heads));
-    check(call<85>(info, "scale", &scale));
-    check(call<85>(info, "softcap", &cap));
-    require(num_heads > 0, "there must be a head");
-  }
+struct Attention : Heads {
+  using Heads::Heads;
 
   // The work of rows over keys and values (B, G, C, K).
   Rows rows(const Tensor<float> &queries, const Tensor<float> &keys, const Tensor<float> &values,

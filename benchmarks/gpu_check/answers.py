@@ -103,7 +103,6 @@ def other_precisions(place: Place, found: Findings) -> str:
     """The same for the other precisions."""
     problems = []
     for precision in place.scale.precisions[1:]:
-        found[precision] = {}
         each: dict[str, Any] = {}
         problems.append(_compare_with_torch(place, each, precision))
         found[precision] = each

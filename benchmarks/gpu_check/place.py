@@ -21,7 +21,6 @@ from seq2seq_serve.server.runner.device import ProviderPolicy
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.training.config import EOS_ID, UNK_ID, TransformerConfig
-from seq2seq_serve.training.models.recurrent import RecurrentConfig
 from seq2seq_serve.training.models.transformer import Transformer
 from seq2seq_serve.training.presets import base
 from seq2seq_serve.training.run import TrainedModel
@@ -30,18 +29,6 @@ DTYPES = {Precision.FP32: torch.float32, Precision.FP16: torch.float16, Precisio
 BASE = "base"
 ENCODED_AT_ONCE = 64
 _MEMORY_BUDGET_BYTES = 1 << 40  # so large that only the number of slots limits the buffers
-
-RECURRENT = RecurrentConfig(
-    vocab_size=300,
-    d_model=32,
-    d_hidden=48,
-    num_encoder_layers=1,
-    num_decoder_layers=2,
-    cell="lstm",
-    attention="additive",
-    max_source_length=48,
-    max_target_length=48,
-)
 
 
 @dataclass(frozen=True)
@@ -119,7 +106,7 @@ SCALES = {scale.device: scale for scale in (CUDA_SCALE, CPU_SCALE)}
 
 
 class Findings(dict[str, Any]):
-    """What a part found; each change is written to a file at once, because a part may hang or crash."""
+    """The findings of a part; each change is written to a file at once, because a part may hang or crash."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -127,9 +114,14 @@ class Findings(dict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, value)
-        part = self._path.with_suffix(".part")
-        part.write_text(json.dumps(self))
-        part.replace(self._path)
+        write_json(self, self._path)
+
+
+def write_json(content: dict[str, Any], path: Path, indent: int | None = None) -> None:
+    """Replace a file atomically, so that an interrupted process leaves a complete one."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(content, indent=indent) + "\n")
+    part.replace(path)
 
 
 @dataclass(frozen=True)
@@ -150,6 +142,23 @@ class Place:
         model.load_state_dict(self.trained.model.state_dict())
         return model.to(self.scale.device, dtype)
 
+    def config(
+        self,
+        precision: Precision,
+        num_slots: int,
+        *,
+        cuda_graphs: bool = True,
+        policy: ProviderPolicy | None = None,
+    ) -> RunnerConfig:
+        """Returns the settings of a runner; without a policy, it runs on the device."""
+        return RunnerConfig(
+            provider=policy or self.scale.policy,
+            precision=precision,
+            cuda_graphs=cuda_graphs,
+            memory_budget_bytes=_MEMORY_BUDGET_BYTES,
+            max_slots=num_slots,
+        )
+
     def runner(
         self,
         precision: Precision,
@@ -160,13 +169,7 @@ class Place:
         policy: ProviderPolicy | None = None,
     ) -> OnnxRunner:
         """Create a runner and warm it up; without a policy, it runs on the device."""
-        config = RunnerConfig(
-            provider=policy or self.scale.policy,
-            precision=precision,
-            cuda_graphs=cuda_graphs,
-            memory_budget_bytes=_MEMORY_BUDGET_BYTES,
-            max_slots=num_slots,
-        )
+        config = self.config(precision, num_slots, cuda_graphs=cuda_graphs, policy=policy)
         runner = OnnxRunner(load_bundle(self.folder / name), config)
         runner.warm_up()
         return runner
@@ -203,13 +206,7 @@ def greedy(
         step_seconds: Receives the time of each step.
         fed: The tokens that are fed after the start token; None feeds those that were selected.
     """
-    requests = requests_for(sources, num_tokens)
-    for start in range(0, len(requests), ENCODED_AT_ONCE):
-        runner.encode(start, requests[start : start + ENCODED_AT_ONCE])
-    rows = tuple(
-        Sequence(Search(request, runner.start_ids), runner.start_ids[-1], row=row)
-        for row, request in enumerate(requests)
-    )
+    rows = encoded_rows(runner, requests_for(sources, num_tokens))
     targets: list[list[int]] = [[] for _ in rows]
     for position in range(num_tokens):
         started = time.perf_counter()
@@ -217,9 +214,24 @@ def greedy(
         selected = runner.step(rows if fed is None else (*rows,))
         if step_seconds is not None:
             step_seconds.append(time.perf_counter() - started)
-        for row, (sequence, token_id) in enumerate(zip(rows, selected.token_ids, strict=True)):
-            targets[row].append(token_id)
-            next_id = token_id if fed is None else fed[row][position]
-            sequence.token_ids.append(next_id)
-            sequence.next_token_id = next_id
+        for target, token_id in zip(targets, selected.token_ids, strict=True):
+            target.append(token_id)
+        feed(rows, selected.token_ids if fed is None else [ids[position] for ids in fed])
     return targets
+
+
+def encoded_rows(runner: OnnxRunner, requests: list[Request]) -> tuple[Sequence, ...]:
+    """Encode requests, some at once; returns their rows, which have no token yet."""
+    for start in range(0, len(requests), ENCODED_AT_ONCE):
+        runner.encode(start, requests[start : start + ENCODED_AT_ONCE])
+    return tuple(
+        Sequence(Search(request, runner.start_ids), runner.start_ids[-1], row=row)
+        for row, request in enumerate(requests)
+    )
+
+
+def feed(rows: tuple[Sequence, ...], token_ids: list[int]) -> None:
+    """Give each row the token that its next step is fed."""
+    for sequence, token_id in zip(rows, token_ids, strict=True):
+        sequence.token_ids.append(token_id)
+        sequence.next_token_id = token_id

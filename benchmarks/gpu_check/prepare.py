@@ -19,18 +19,30 @@ from pathlib import Path
 import onnx
 import torch
 
-from benchmarks.gpu_check.place import BASE, RECURRENT, Place, Scale
+from benchmarks.gpu_check.place import BASE, Place, Scale
 from benchmarks.random_models import random_trained
 from seq2seq_serve.bundle.manifest import file_spec
 from seq2seq_serve.bundle.names import CHECKSUM_FILE, MANIFEST_FILE, Precision
 from seq2seq_serve.export.convert import WEIGHTS_FILE
 from seq2seq_serve.export.exporter import export_bundle, make_graphs
 from seq2seq_serve.training.config import TransformerConfig
+from seq2seq_serve.training.models.recurrent import RecurrentConfig
 from seq2seq_serve.training.run import TrainedModel
 
 BUNDLES, PACKAGES = "bundles", "site.tar.xz"
 FAMILIES = ("marian", "whisper", "recurrent")
 _FAMILY_PRECISIONS = [Precision.FP32, Precision.FP16]
+_RECURRENT = RecurrentConfig(
+    vocab_size=300,
+    d_model=32,
+    d_hidden=48,
+    num_encoder_layers=1,
+    num_decoder_layers=2,
+    cell="lstm",
+    attention="additive",
+    max_source_length=48,
+    max_target_length=48,
+)
 _ROOT = Path(__file__).parents[2]
 # Packages of the server that machines set up for torch seldom have; and gRPC's, which must not be older than
 # the generator of our stubs.
@@ -50,7 +62,7 @@ def prepare(folder: Path, scale: Scale) -> None:
     for precision in scale.precisions:
         (bundles / BASE / precision / WEIGHTS_FILE).unlink()
     export_bundle(
-        random_trained(RECURRENT), bundles / "recurrent", _FAMILY_PRECISIONS, proves=False, report=_report
+        random_trained(_RECURRENT), bundles / "recurrent", _FAMILY_PRECISIONS, proves=False, report=_report
     )
     for name, vocab_size in (("marian", 800), ("whisper", 2000)):
         _import(name, vocab_size, bundles / name)

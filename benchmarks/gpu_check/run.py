@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gpu_check.parts import PARTS
-from benchmarks.gpu_check.place import SCALES, Findings, Place
+from benchmarks.gpu_check.place import SCALES, Findings, Place, write_json
 from benchmarks.gpu_check.prepare import restore
 from benchmarks.gpu_check.steps import bars
 from benchmarks.hardware import describe_hardware
@@ -56,7 +56,8 @@ def run(device: str, prepared: Path, names: list[str], seconds: float, out: Path
             report["bars"] = bars(parts)
             _show(console, part, parts[part])
             if out:
-                _write(report, out)
+                out.parent.mkdir(parents=True, exist_ok=True)
+                write_json(report, out, indent=1)
             if part == "device" and "captured" not in parts[part]["found"]:
                 console.print("gpu_check: without a step on the device, the other parts cannot run")
                 return 2
@@ -101,14 +102,6 @@ def _run_here(name: str, place: Place) -> None:
     except Exception as error:
         found["problem"] = f"{type(error).__name__}: {error}"
         traceback.print_exc()
-
-
-def _write(report: dict[str, Any], out: Path) -> None:
-    """Replace the file atomically, so that an interrupted run leaves a complete one."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    part = out.with_name(f"{out.name}.part")
-    part.write_text(json.dumps(report, indent=1) + "\n")
-    part.replace(out)
 
 
 def _show(console: Console, name: str, part: dict[str, Any]) -> None:

@@ -8,18 +8,18 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.gpu_check.place import BASE, Findings, Place
 from benchmarks.load.generator import Generator
 from benchmarks.load.inprocess import InProcessEngine
-from benchmarks.load.mix import MIX, ONLY_GREEDY, VOCAB_SIZE, Job, draw_jobs, quantile, throughput
+from benchmarks.load.mix import MIX, ONLY_GREEDY, VOCAB_SIZE, Job, Mode, draw_jobs, quantile, throughput
 from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.client import Client, ClientError
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, Target, TokenIds
-from seq2seq_serve.server.runner.sizing import RunnerConfig
 
 _PREFIX = Target(token_ids=TokenIds(values=range(5, 25)))
 _OPTIONS = {
@@ -154,10 +154,7 @@ def load(place: Place, found: Findings) -> str:
     jobs = _jobs(scale.num_jobs, scale.model.vocab_size)
     cores = sorted(os.sched_getaffinity(0))
     half = max(1, len(cores) // 2)
-    config = RunnerConfig(
-        provider=scale.policy, precision=scale.precisions[0], max_slots=_SLOTS, memory_budget_bytes=1 << 40
-    )
-    engine = InProcessEngine(place.folder / BASE, config)
+    engine = InProcessEngine(place.folder / BASE, place.config(scale.precisions[0], _SLOTS))
     for mix_name, mix in (("greedy", ONLY_GREEDY), ("mix", MIX)):
         chosen = _jobs(scale.num_jobs // 2, scale.model.vocab_size, mix)
         for _ in range(2):  # the first one is warm-up
@@ -228,11 +225,9 @@ def load(place: Place, found: Findings) -> str:
     return ""
 
 
-def _jobs(count: int, vocab_size: int, mix: object = ONLY_GREEDY) -> list[Job]:
+def _jobs(count: int, vocab_size: int, mix: Mapping[Mode, float] = ONLY_GREEDY) -> list[Job]:
     """Returns jobs of the load benchmark; a smaller vocabulary keeps its own ids."""
-    from dataclasses import replace
-
-    jobs = draw_jobs(count, mix, seed=1)  # type: ignore[arg-type]
+    jobs = draw_jobs(count, mix, seed=1)
     if vocab_size >= VOCAB_SIZE:
         return jobs
     return [

@@ -17,10 +17,19 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_check.place import DTYPES, ENCODED_AT_ONCE, Findings, Place, Scale, greedy, requests_for
+from benchmarks.gpu_check.place import (
+    DTYPES,
+    ENCODED_AT_ONCE,
+    Findings,
+    Place,
+    Scale,
+    encoded_rows,
+    feed,
+    greedy,
+    requests_for,
+)
 from benchmarks.peers.work import Search
 from seq2seq_serve import kernels
-from seq2seq_serve.server.engine.records import Search as EngineSearch
 from seq2seq_serve.server.engine.records import Sequence
 from seq2seq_serve.server.runner.runner import OnnxRunner
 
@@ -146,18 +155,10 @@ def profile(place: Place, found: Findings) -> str:
     runner = place.runner(place.scale.precisions[0], max(place.scale.rows))
     for num_rows in (min(place.scale.rows), max(place.scale.rows)):
         requests = requests_for(place.sources(num_rows, place.scale.source_length), 64)
-        for start in range(0, num_rows, ENCODED_AT_ONCE):
-            runner.encode(start, requests[start : start + ENCODED_AT_ONCE])
-        rows = tuple(
-            Sequence(EngineSearch(request, runner.start_ids), runner.start_ids[-1], row=row)
-            for row, request in enumerate(requests)
-        )
+        rows = encoded_rows(runner, requests)
 
         def step(rows: tuple[Sequence, ...] = rows) -> None:
-            selected = runner.step(rows)
-            for sequence, token_id in zip(rows, selected.token_ids, strict=True):
-                sequence.token_ids.append(token_id)
-                sequence.next_token_id = token_id
+            feed(rows, runner.step(rows).token_ids)
 
         def encode(requests: list[Any] = requests) -> None:
             runner.encode(0, requests[:ENCODED_AT_ONCE])

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.random_models import untrained
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.training.config import EOS_ID, UNK_ID, ModelConfig, TransformerConfig
 from seq2seq_serve.training.data.text_files import read_lines
-from seq2seq_serve.training.data.tokenizer import train_tokenizer
 from seq2seq_serve.training.models.registry import make_model
 from seq2seq_serve.training.presets import base, recurrent, recurrent_additive, recurrent_dot
 from seq2seq_serve.training.run import TrainedModel, load_run
@@ -181,15 +181,12 @@ class Contender:
 def random_model(config: ModelConfig) -> TrainedModel:
     """Returns a model with random weights that never ends a target before its limit."""
     torch.manual_seed(0)
-    texts = ["the quick brown fox jumps over the lazy dog"]
     model = make_model(config).eval()
     with torch.no_grad():
         # The logit of the end of sequence is 0, far below the best of many. So every target runs to its limit
         # in every contender, and none has to spend time on forbidding the end of sequence.
         model.embedding.weight[EOS_ID] = 0
-    provenance = {"corpus": "none: random weights"}
-    dev = [(text, text) for text in texts] * 4
-    return TrainedModel(model, train_tokenizer(texts, 300), config, provenance, dev, dev_score=0.0)
+    return untrained(model, config)
 
 
 def base_works(

@@ -132,12 +132,12 @@ class OnnxRunner:
         # Rows after those of the slots, for captured encode calls, which have few shapes
         stages = captures and self._device.moves_positions and not has_state and axes <= {Axis.SOURCE_LENGTH}
         self._pads_sources = self._has_tokens and not has_state and not self._device.is_host
-        self._num_staged = STAGED_ROWS if stages else 0
+        self._captures = {Verb.STEP: captures, Verb.ENCODE: stages}
         self._staged: dict[tuple[int, int], _Staged] = {}  # by rows and tokens
         self._padded: set[tuple[int, int]] = set()  # shapes of other encode calls that were run to warm up
         self._buffers: dict[str, Buffers] = {}
         for specs in sizing.groups:
-            num_rows = self.num_slots + (self._num_staged if specs[0].role is Role.MEMORY else 0)
+            num_rows = self.num_slots + (STAGED_ROWS if stages and specs[0].role is Role.MEMORY else 0)
             shape = (num_rows, *row_shape(specs[0], sizing.sizes))
             buffers = Buffers(specs, shape, self._device)
             self._buffers |= dict.fromkeys(buffers.index, buffers)
@@ -205,9 +205,13 @@ class OnnxRunner:
         self._rows: tuple[Sequence, ...] = ()  # of the last step, if the columns know what follows it
         self._fitting: tuple[Sequence, ...] = ()  # of the last step
         # A bucket's first step runs twice, to allocate memory and to be captured, each at a new position.
-        self.captures_steps = captures
         self._or_uncaptured(Verb.ENCODE)
         self._or_uncaptured(Verb.STEP)
+
+    @property
+    def captures_steps(self) -> bool:
+        """Whether steps are captured and replayed."""
+        return self._captures[Verb.STEP]
 
     def warm_up(self) -> None:
         """Run every graph, and a step of every bucket, so that no request waits for first-time work.
@@ -248,7 +252,7 @@ class OnnxRunner:
         if self._device.is_host:
             self._encode(first_row, requests, 0)
             return
-        size = STAGED_ROWS if self._staged else len(requests)
+        size = STAGED_ROWS if self._captures[Verb.ENCODE] else len(requests)
         for start in range(0, len(requests), size):
             self._encode_on_device(first_row + start, requests[start : start + size])
 
@@ -256,7 +260,7 @@ class OnnxRunner:
         """Encode requests, padded to at least a number of tokens."""
         binding = self._bind(Verb.ENCODE, first_row, len(requests), self._feeds(requests, least_length))
         session = self._sessions[Verb.ENCODE]
-        if self._staged:
+        if self._captures[Verb.ENCODE]:
             self._device.replay(session, binding, graph_id=_NOT_CAPTURED)
         else:
             session.run_with_iobinding(binding)
@@ -307,18 +311,19 @@ class OnnxRunner:
 
     def _encode_every_shape(self, request: Request) -> None:
         """Run, and capture, all shapes of encode calls, the largest first: the others reuse its memory."""
-        if not (self._num_staged or self._pads_sources):
+        captures = self._captures[Verb.ENCODE]
+        if not (captures or self._pads_sources):
             return
         lengths = [self.max_source_length]
         if self._has_tokens:
             lengths += [length for length in _ENCODE_LENGTHS if length < self.max_source_length]
-        most_rows = self._num_staged or self.num_slots
+        most_rows = STAGED_ROWS if captures else self.num_slots
         shapes = product((num_rows for num_rows in _ENCODE_ROWS if num_rows <= most_rows), lengths)
         for number, shape in enumerate(sorted(shapes, key=math.prod, reverse=True), start=1):
             if math.prod(shape) > _MOST_ENCODED:
                 continue
             requests = [request] * shape[0]
-            if not self._num_staged:
+            if not captures:
                 with self._device.in_use():
                     self._encode(0, requests, shape[1])
                 self._padded.add(shape)
@@ -543,9 +548,6 @@ class OnnxRunner:
         graph, weights = self._files.graphs[verb], self._files.weights
         return self._device.session(verb, graph, weights, is_captured=is_captured)
 
-    def _is_captured(self, verb: Verb) -> bool:
-        return self.captures_steps if verb is Verb.STEP else self._num_staged > 0
-
     def _drop(self, verb: Verb) -> None:
         with self._device.in_use():  # this frees memory of the device
             self._sessions.pop(verb, None)
@@ -560,12 +562,12 @@ class OnnxRunner:
 
         The first CUDA call after a failed capture may return the capture's error, so there is one more try.
         """
-        num_left = 2 if self._is_captured(verb) else 0
+        num_left = 2 if self._captures[verb] else 0
         one, all_of_them = ("a step", "steps") if verb is Verb.STEP else ("an encode call", "encode calls")
         while True:
             try:
                 if verb not in self._sessions:
-                    is_captured = self._is_captured(verb)
+                    is_captured = self._captures[verb]
                     self._sessions[verb] = self._load(verb, is_captured=is_captured)
                     if verb is Verb.STEP and not self._picks_in_step and not self._device.is_host:
                         self._select = self._device.weightless("greedy", is_captured=is_captured)
@@ -575,15 +577,12 @@ class OnnxRunner:
                 if not num_left:
                     raise
                 num_left -= 1
-                if self._is_captured(verb):
+                if self._captures[verb]:
                     message = f"%s: {all_of_them} are not captured as CUDA graphs, and are slower: %s"
                 else:
                     message = f"%s: {one} failed after a capture that failed, and is tried once more: %s"
                 _log.warning(message, self._path, one_line(error))
-                if verb is Verb.STEP:
-                    self.captures_steps = False
-                else:
-                    self._num_staged = 0
+                self._captures[verb] = False
             # After the `except` block: inside it the exception's frames would keep the failed sessions alive.
             self._drop(verb)
 

@@ -340,11 +340,13 @@ class CapturingDevice(OnnxDevice):
     Attributes:
         graph_ids: Of the runs since it was last cleared.
         held: How it is held now.
+        num_direct: Runs of captured sessions that were neither captured nor replayed.
     """
 
     def __init__(self, provider: str, num_threads: int) -> None:
         super().__init__(provider, num_threads)
         self.can_capture = True
+        self.num_direct = 0
         self.captured: dict[object, set[int]] = {}
         self.graph_ids: list[int] = []
         self.held = ""
@@ -374,6 +376,7 @@ class CapturingDevice(OnnxDevice):
         captured = self.captured[session]
         if graph_id == -1:  # neither captured nor replayed
             assert self.held == "in use"
+            self.num_direct += 1
             super().replay(session, binding, graph_id)
             return
         assert self.held == ("in use" if graph_id in captured else "alone")
@@ -487,6 +490,15 @@ def test_captured_encode_calls_fill_the_same_memory_as_direct_ones(most_encoded,
     assert {rows * length for rows, length in runner._staged} <= set(range(most_encoded + 1))
     assert runner._staged
     assert answers[0] == answers[1]
+
+
+def test_an_encode_call_before_any_shape_is_captured_captures_none(random_bundle, monkeypatch):
+    """ONNX Runtime captures a run of such a session, unless it is forbidden to."""
+    monkeypatch.setattr(runner_module, "_MOST_ENCODED", 0)
+    monkeypatch.setattr(runner_module, "OnnxDevice", FarCapturingDevice)
+    runner = make_runner(random_bundle, 3)
+    runner.encode(0, random_requests(random_bundle, 2, seed=9))
+    assert (runner._staged, runner._device.num_direct) == ({}, 1)
 
 
 @pytest.mark.parametrize("hears", [False, True])
