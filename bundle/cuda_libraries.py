@@ -63,7 +63,7 @@ def provider_problem(folder: Path) -> str:
 
 
 def device_description(folder: Path, device_id: int) -> str:
-    """The name of a device and its free memory, such as "NVIDIA H100, 78 of 79 GiB free".
+    """The name of a device and its memory, such as "NVIDIA H100, 79 GiB".
 
     The folder is that of the CUDA provider, which this process has loaded; the device id is CUDA's. The
     result is empty if CUDA does not answer.
@@ -76,7 +76,7 @@ def device_description(folder: Path, device_id: int) -> str:
     except (AttributeError, OSError):
         return ""
     name = properties.value.decode(errors="replace")
-    return "" if failed else f"{name}, {free.value / 2**30:.0f} of {total.value / 2**30:.0f} GiB free"
+    return "" if failed else f"{name}, {total.value / 2**30:.0f} GiB"
 
 
 def _version_of(path: Path) -> list[int]:

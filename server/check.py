@@ -48,7 +48,7 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
             bound = "at most" if sizing.provider == CPU else "on the GPU at least"
             yield (
                 f"{name}: version {version.version or bundle.version}, {sizing.precision} on "
-                f"{describe_device(sizing.provider, sizing.precision)}, "
+                f"{describe_device(sizing.provider, sizing.precision, config.runner.cuda_libraries)}, "
                 f"{sizing.num_instances * sizing.num_slots} slots, {bound} "
                 f"{sizing.total_bytes / 2**20:.0f} MiB"
             )

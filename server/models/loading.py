@@ -66,7 +66,7 @@ def load_model(
         "model %s: %s on %s, %d slots, %d threads%s",
         deliveries.model_name,
         sizing.precision,
-        describe_device(sizing.provider, sizing.precision),
+        describe_device(sizing.provider, sizing.precision, config.runner.cuda_libraries),
         num_slots,
         num_instances * sizing.num_threads,
         f", {num_instances} instances" if num_instances > 1 else "",
@@ -122,9 +122,11 @@ def start_engines(
     deliver: Callable[[Turn], None],
     refuse: Callable[[Sequence[Request], ServerError], None],
 ) -> tuple[AnyEngine, ...]:
-    """Start the engines of a model: on the CPU several of them in a process each.
+    """Start the engines of a model: one on a CPU in this process, all others in a process each.
 
-    On CUDA they share this process, because only the threads of one process can share the device's captures.
+    An engine on CUDA turns every millisecond or two, and the handlers run as much Python as the engine does.
+    On an H100 that served `base` to 64 callers, a process of its own made it 1.6 times as fast. It also keeps
+    captures apart: while a thread captures a run, no other thread of the process may use the device.
 
     Args:
         bundle: A checked bundle.
@@ -155,10 +157,8 @@ def start_engines(
     )
     engines: list[AnyEngine] = []
     try:
-        if sizing.num_instances == 1 or sizing.provider != CPU:
-            for _ in range(sizing.num_instances):
-                engines.append(started_engine(setup, files.weights, deliver))
-            return tuple(engines)
+        if sizing.num_instances == 1 and sizing.provider == CPU:
+            return (started_engine(setup, files.weights, deliver),)
         group = Group()
         with shared_memory(files.weights) as weights:
             for _ in range(sizing.num_instances):

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import enum
 import functools
+import json
 import logging
 import os
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -23,7 +25,6 @@ from seq2seq_serve.bundle.cuda_libraries import device_description, load_cuda_li
 from seq2seq_serve.bundle.manifest import Bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.engine.records import Array
-from seq2seq_serve.server.runner.readers_writer import ReadersWriterLock
 from seq2seq_serve.server.runner.weights import Weight, take_weights
 
 _log = logging.getLogger(__name__)
@@ -45,12 +46,12 @@ _PROVIDERS = Path(ort.__file__).parent / "capi"  # the folder of ONNX Runtime's 
 _DRIVER = "libcuda.so"
 _CUDA_FAILURE = re.compile(r"CU\w+ failure \d+: [^;]*\b")
 
+_TRY_SECONDS = 120.0  # the first use of a GPU after the machine's start may take many seconds
+_TRY = f"import json, sys; from {__name__} import try_cuda; print(json.dumps(try_cuda(*sys.argv[1:])))"
+_MOST_SHOWN = 500  # characters of a process's errors
+
 _EMPTY = Path("/dev/null")  # the file that a graph names for weights that are given from memory
 _WEIGHTS_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
-
-# A capture is global to the process. While one thread captures a run, no other thread may allocate memory on
-# the device, copy to it or wait for it; otherwise both fail. All other uses may run in parallel.
-_capturing = ReadersWriterLock()
 
 ort.set_default_logger_severity(4)  # its errors are also raised, and its lines do not have our log's format
 for _name, _value in names.CUDA_ENVIRONMENT.items():
@@ -73,6 +74,13 @@ class Session(ort.InferenceSession):  # type: ignore[misc]  # ONNX Runtime does 
     """
 
     weights: tuple[ort.OrtValue, ...] = ()
+
+
+class _Tried(NamedTuple):
+    """Why CUDA does not work, or an empty text and the device's name."""
+
+    problem: str
+    description: str
 
 
 class OnnxDevice:
@@ -107,14 +115,6 @@ class OnnxDevice:
         """Whether a kernel of the project's own copies live positions of rows on the device."""
         return not self.is_host and self._registers
 
-    def in_use(self) -> AbstractContextManager[None]:
-        """Held during every use of the device except `session`, `value` and a capture; must not be nested."""
-        return nullcontext() if self.is_host else _capturing.reading()
-
-    def alone(self) -> AbstractContextManager[None]:
-        """Held while a run is captured: no other thread may use the device then."""
-        return nullcontext() if self.is_host else _capturing.writing()
-
     def session(
         self, name: str, graph: bytes, weights: memoryview | None = None, *, is_captured: bool = False
     ) -> Session:
@@ -133,8 +133,7 @@ class OnnxDevice:
         found: list[Weight] = []
         if weights is not None:
             graph, found = take_weights(graph, weights, _EMPTY.name)
-        with self.in_use():
-            values = tuple(map(self._place_weight, found))
+        values = tuple(map(self._place_weight, found))
         full_name = _FULL_NAMES[self._provider]
         provider_options = (
             {} if self._provider == CPU else _CUDA_OPTIONS | {"enable_cuda_graph": str(int(is_captured))}
@@ -144,8 +143,7 @@ class OnnxDevice:
             options = self._options()
             for weight, value in zip(found, values, strict=True):
                 options.add_initializer(weight.name, value)
-            with self.in_use():
-                return Session(graph, options, providers=[(full_name, provider_options)])
+            return Session(graph, options, providers=[(full_name, provider_options)])
 
         try:
             session = create()
@@ -192,7 +190,9 @@ class OnnxDevice:
     def replay(self, session: Session, binding: ort.IOBinding, graph_id: int) -> None:
         """Run a captured session; each thread's first run with a `graph_id` is captured.
 
-        A graph id stands for one set of shapes and addresses, so its binding must never change.
+        A graph id stands for one set of shapes and addresses, so its binding must never change. While a
+        thread captures a run, no other thread of the process may allocate memory on the device, copy to it or
+        wait for it; otherwise both fail.
         """
         options = ort.RunOptions()
         options.add_run_config_entry("gpu_graph_id", str(graph_id))
@@ -200,8 +200,7 @@ class OnnxDevice:
 
     def value(self, array: Array) -> ort.OrtValue:
         """Returns a copy of `array` on the device."""
-        with self.in_use():
-            return ort.OrtValue.ortvalue_from_numpy(array, self._provider, _DEVICE_ID)
+        return ort.OrtValue.ortvalue_from_numpy(array, self._provider, _DEVICE_ID)
 
     def place(self, array: Array) -> tuple[Any, int]:
         """Returns `array` itself on the host, otherwise a copy on the device; and its address."""
@@ -262,14 +261,13 @@ def share_threads(num_threads: int) -> None:
         _log.warning("graphs do not get a pool of %d threads: %s", num_threads, error)
 
 
-def describe_device(provider: str, precision: Precision) -> str:
-    """Returns a provider with a remark: the GPU's name and free memory, if they can be read.
+def describe_device(provider: str, precision: Precision, cuda_libraries: Path | None) -> str:
+    """Returns a provider with a remark: the GPU's name and memory, if they can be read.
 
     For a CPU the remark says which of the operators in C++ are missing; there is none if all run.
     """
     if provider != CPU:
-        with _capturing.reading():
-            remark = device_description(_PROVIDERS, _DEVICE_ID)
+        remark = _try_cuda(cuda_libraries).description
     elif not kernels.register(ort.SessionOptions()):
         remark = "without the compiled operators"
     elif precision is Precision.INT8 and not kernels.computes_products():
@@ -356,16 +354,38 @@ def _cuda_problem(libraries: Path | None) -> str:
             f"this ONNX Runtime has no {_FULL_NAMES[CUDA]} (for a GPU, install "
             "onnxruntime-gpu[cuda,cudnn] in place of onnxruntime)"
         )
+    reason = _try_cuda(libraries).problem
+    if _DRIVER in reason:
+        searched = "it is part of NVIDIA's driver; start a container with --gpus all to get it"
+    return f"{_FULL_NAMES[CUDA]} does not work here: {reason} ({searched})" if reason else ""
+
+
+@functools.cache
+def _try_cuda(libraries: Path | None) -> _Tried:
+    """Run `try_cuda` in a process of its own: CUDA takes hundreds of MiB in each process that uses it."""
+    command = [sys.executable, "-P", "-c", _TRY, *([] if libraries is None else [str(libraries.absolute())])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_TRY_SECONDS)
+    except subprocess.TimeoutExpired:
+        return _Tried(f"it did not answer for {_TRY_SECONDS:.0f} seconds", "")
+    try:
+        return _Tried(*json.loads(done.stdout))
+    except ValueError:
+        errors = " ".join(done.stderr[-_MOST_SHOWN:].split())
+        return _Tried(f"a process that tried it ended with {done.returncode}: {errors}", "")
+
+
+def try_cuda(libraries: str | None = None) -> _Tried:
+    """Use CUDA in this process, with the libraries of a folder or those that are found."""
+    load_cuda_libraries(None if libraries is None else Path(libraries))
     try:
         device = OnnxDevice(CUDA, num_threads=1)
         device.value(np.zeros(1, np.float32))
         device.weightless("greedy")
     except Exception as error:  # ONNX Runtime's errors do not have a common class
-        reason = provider_problem(_PROVIDERS) or one_line(error)
-        if _DRIVER in reason:
-            searched = "it is part of NVIDIA's driver; start a container with --gpus all to get it"
-        return f"{_FULL_NAMES[CUDA]} does not work here: {reason} ({searched})"
-    return ""
+        return _Tried(provider_problem(_PROVIDERS) or one_line(error), "")
+    return _Tried("", device_description(_PROVIDERS, _DEVICE_ID))
 
 
 def one_line(error: Exception) -> str:

@@ -7,18 +7,19 @@ later step of n rows. The manifest gives each tensor's role; the runner does not
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import Any, NamedTuple, TypeVar, cast
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
 from seq2seq_serve.bundle.manifest import Bundle, Timestamps, VariantFiles
 from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.server.engine.records import (
@@ -37,7 +38,6 @@ from seq2seq_serve.server.runner.buffers import Buffers, Columns
 from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, share_threads
 from seq2seq_serve.server.runner.selection import Selector
 from seq2seq_serve.server.runner.sizing import (
-    STAGED_ROWS,
     RunnerConfig,
     Sizing,
     row_shape,
@@ -55,19 +55,7 @@ _ENCODE_ROWS, _ENCODE_LENGTHS = (1, 2, 4, 8, 16, 32, 64), (16, 32, 64, 128, 256,
 _MOST_ENCODED = 8192
 _NOT_CAPTURED = -1  # the graph id of a run of a captured session that is neither captured nor replayed
 _CANDIDATES = (names.CANDIDATE_IDS, names.LOG_PROBABILITIES)
-
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-def _on_device(method: _Method) -> _Method:
-    """Decorates a method that uses the device: no other thread captures a run meanwhile."""
-
-    @functools.wraps(method)
-    def run(self: OnnxRunner, *args: Any) -> Any:
-        with self._device.in_use():
-            return method(self, *args)
-
-    return cast(_Method, run)
+_STATE = attrgetter("num_branches", "num_forced", "is_plain")  # of a row before a step
 
 
 class _Staged(NamedTuple):
@@ -107,6 +95,7 @@ class OnnxRunner:
         self.provider, self.precision = sizing.provider, sizing.precision
         self.num_threads, self.num_slots = sizing.num_threads, sizing.num_slots
         self.slot_bytes = sizing.slot_bytes
+        self._num_staged_rows = sizing.num_staged_rows
         self.max_source_length = sizing.max_source_length
         self._max_memory_length = sizing.sizes[Axis.MEMORY_CAPACITY]
         self.max_target_length = sizing.sizes[Axis.CACHE_CAPACITY]
@@ -121,6 +110,8 @@ class OnnxRunner:
         never_ids = manifest.generation.suppressed_token_ids
         if config.shares_threads:
             share_threads(self.num_threads)
+        if self.provider != CPU:
+            load_cuda_libraries(config.cuda_libraries)
         self._device = OnnxDevice(self.provider, self.num_threads)
         self._path = bundle.path
         self._graphs = manifest.variants[self.precision].graphs
@@ -137,7 +128,9 @@ class OnnxRunner:
         self._padded: set[tuple[int, int]] = set()  # shapes of other encode calls that were run to warm up
         self._buffers: dict[str, Buffers] = {}
         for specs in sizing.groups:
-            num_rows = self.num_slots + (STAGED_ROWS if stages and specs[0].role is Role.MEMORY else 0)
+            num_rows = self.num_slots + (
+                self._num_staged_rows if stages and specs[0].role is Role.MEMORY else 0
+            )
             shape = (num_rows, *row_shape(specs[0], sizing.sizes))
             buffers = Buffers(specs, shape, self._device)
             self._buffers |= dict.fromkeys(buffers.index, buffers)
@@ -242,7 +235,6 @@ class OnnxRunner:
             # The weights are on the device, and no further session will be created.
             self._files = None
 
-    @_on_device
     def encode(self, first_row: int, requests: list[Request]) -> None:
         longest = max(request.memory_length for request in requests)
         if not first_row:
@@ -252,7 +244,7 @@ class OnnxRunner:
         if self._device.is_host:
             self._encode(first_row, requests, 0)
             return
-        size = STAGED_ROWS if self._captures[Verb.ENCODE] else len(requests)
+        size = self._num_staged_rows if self._captures[Verb.ENCODE] else len(requests)
         for start in range(0, len(requests), size):
             self._encode_on_device(first_row + start, requests[start : start + size])
 
@@ -317,26 +309,23 @@ class OnnxRunner:
         lengths = [self.max_source_length]
         if self._has_tokens:
             lengths += [length for length in _ENCODE_LENGTHS if length < self.max_source_length]
-        most_rows = STAGED_ROWS if captures else self.num_slots
+        most_rows = self._num_staged_rows if captures else self.num_slots
         shapes = product((num_rows for num_rows in _ENCODE_ROWS if num_rows <= most_rows), lengths)
         for number, shape in enumerate(sorted(shapes, key=math.prod, reverse=True), start=1):
             if math.prod(shape) > _MOST_ENCODED:
                 continue
             requests = [request] * shape[0]
             if not captures:
-                with self._device.in_use():
-                    self._encode(0, requests, shape[1])
+                self._encode(0, requests, shape[1])
                 self._padded.add(shape)
                 continue
             inputs = {
                 name: self._device.value(array) for name, array in self._feeds(requests, shape[1]).items()
             }
             binding = self._bind(Verb.ENCODE, self.num_slots, shape[0], inputs)
-            with self._device.alone():
-                self._device.replay(self._sessions[Verb.ENCODE], binding, graph_id=number)
+            self._device.replay(self._sessions[Verb.ENCODE], binding, graph_id=number)
             self._staged[shape] = _Staged(binding, inputs, number)
 
-    @_on_device
     def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
         """Fill the caches of the rows from `first_row` on from start tokens and prefixes, by one call.
 
@@ -361,7 +350,6 @@ class OnnxRunner:
             for row, ids, sequence in zip(scores, labels, sequences, strict=True)
         ]
 
-    @_on_device
     def step(self, rows: tuple[Sequence, ...]) -> Selected:
         num_rows = len(rows)
         if rows is not self._fitting:
@@ -371,9 +359,10 @@ class OnnxRunner:
                 self._fit_memory(longest, num_rows)
         # The columns do not know the next token of a row with several branches or a forced token; a row that
         # only keeps its memory does not grow.
-        are_growing = all(sequence.num_branches == 1 and not sequence.num_forced for sequence in rows)
+        states = set(map(_STATE, rows))
+        are_growing = all(num_branches == 1 and not num_forced for num_branches, num_forced, _ in states)
         self._columns.fill(rows, is_same=are_growing and rows is self._rows)
-        has_plain = any(sequence.is_plain for sequence in rows)
+        has_plain, are_plain = (how(is_plain for *_, is_plain in states) for how in (any, all))
         num_candidates = selection.num_candidates(rows, self.vocab_size) if self._chooses else 0
         binding = self._run_step(num_rows, picks=has_plain, num_candidates=num_candidates)
         if has_plain and self._device.is_host and not num_candidates:
@@ -381,7 +370,7 @@ class OnnxRunner:
         token_ids = self._columns.read_token_ids(num_rows) if has_plain else [self.eos_ids[0]] * num_rows
         self._rows = rows if are_growing else ()
         attention = self._read_attention(rows)
-        if all(sequence.is_plain for sequence in rows):
+        if are_plain:
             return Selected(token_ids, attention=attention)
         if num_candidates:
             values = binding.get_outputs_as_ortvaluevector()
@@ -390,12 +379,10 @@ class OnnxRunner:
             return Selected(token_ids, candidates=selection.table_of(rows, *best), attention=attention)
         return replace(self._selector.select(rows, token_ids), attention=attention)
 
-    @_on_device
     def move(self, moves: Iterable[Move]) -> int:
         moves = tuple(moves)
         return sum(buffers.move_all(moves) for buffers in self._groups_of_buffers)
 
-    @_on_device
     def align(self, row: int, first_position: int, target_ids: tuple[int, ...], memory_length: int) -> Array:
         """Returns the attention `(T, memory_length)` of some positions of a row whose memory is filled.
 
@@ -412,7 +399,6 @@ class OnnxRunner:
         }
         return self._decode(row, 1, first_position, feeds, names.ATTENTION)[0, :, :memory_length].copy()
 
-    @_on_device
     def close(self) -> None:
         """Free all memory of the device; the runner cannot be used afterwards."""
         self._bindings.clear()
@@ -537,11 +523,9 @@ class OnnxRunner:
     def _step_every_bucket(self) -> None:
         # The largest first: the others reuse the memory that it allocates.
         for num_rows in reversed(self._buckets):
-            with self._device.in_use():
-                self._columns.fill((), is_same=False)
+            self._columns.fill((), is_same=False)
             for _ in range(2 if self._state else 1):  # from either copy
-                with self._device.alone():
-                    self._run_step(num_rows, num_candidates=int(self._chooses))
+                self._run_step(num_rows, num_candidates=int(self._chooses))
 
     def _load(self, verb: Verb, *, is_captured: bool = False) -> Session:
         assert self._files is not None
@@ -549,13 +533,12 @@ class OnnxRunner:
         return self._device.session(verb, graph, weights, is_captured=is_captured)
 
     def _drop(self, verb: Verb) -> None:
-        with self._device.in_use():  # this frees memory of the device
-            self._sessions.pop(verb, None)
-            if verb is Verb.ENCODE:
-                self._staged.clear()
-            else:
-                self._bindings.clear()
-                self._select = None
+        self._sessions.pop(verb, None)
+        if verb is Verb.ENCODE:
+            self._staged.clear()
+        else:
+            self._bindings.clear()
+            self._select = None
 
     def _or_uncaptured(self, verb: Verb, action: Callable[[], None] = lambda: None) -> None:
         """Load a graph if it is not loaded, and run `action`; if that fails, try again without capturing.

@@ -31,7 +31,6 @@ from seq2seq_serve.server.runner.buffers import Columns
 from seq2seq_serve.server.runner.device import CPU, OnnxDevice
 
 _CHANGED = names.out(names.LOGITS)
-_NO_ADJUSTMENT = {0: (1.0, 0.0)}
 _NO_PENALTY = 0  # the row of penalties that stays zero
 # The graphs that requests to any model may need
 _GRAPHS = (
@@ -340,14 +339,13 @@ class Selector:
         if is_whole:
             return logits
         longest = max(1, *(len(ask.changes) for ask in asks))
-        ids = np.empty((len(asks), longest), np.int64)
-        factors, biases = np.empty(ids.shape, np.float32), np.empty(ids.shape, np.float32)
+        ids = np.zeros((len(asks), longest), np.int64)
+        factors, biases = np.ones(ids.shape, np.float32), np.zeros(ids.shape, np.float32)
         for i, ask in enumerate(asks):
-            changes = ask.changes or _NO_ADJUSTMENT
-            (first_id, (factor, bias)) = next(iter(changes.items()))
-            ids[i], factors[i], biases[i] = first_id, factor, bias  # the padding repeats the first change
-            ids[i, : len(changes)] = list(changes)
-            factors[i, : len(changes)], biases[i, : len(changes)] = zip(*changes.values(), strict=True)
+            if changes := ask.changes:
+                ids[i], (factors[i], biases[i]) = next(iter(changes.items()))  # the padding repeats the first
+                ids[i, : len(changes)] = list(changes)
+                factors[i, : len(changes)], biases[i, : len(changes)] = zip(*changes.values(), strict=True)
         feeds = {
             names.ROWS: np.array([ask.row for ask in asks]),
             names.ADJUSTED_IDS: ids,

@@ -19,8 +19,8 @@ from seq2seq_serve.server.runner.device import CPU, ProviderPolicy, choose
 # Packed copies of weights that the kernels of one runner create: the encoder's once, the decoder's for a step
 # and for many positions at once. All runners share the weights that were read.
 _MOST_PACKED_COPIES = 2
-# Rows of memory on a GPU beside those of the slots, for encode calls that are captured
-STAGED_ROWS = 16
+# Most rows of memory on a GPU beside those of the slots, for encode calls that are captured
+_MOST_STAGED_ROWS = 64
 _PROCESS_BYTES = 64 * 2**20  # an instance's own process, with Python, numpy and ONNX Runtime: 50 MiB measured
 
 
@@ -99,12 +99,20 @@ class Sizing:
     num_hops: int
 
     @property
+    def num_staged_rows(self) -> int:
+        """The rows of memory on a GPU, after those of the slots, that captured encode calls write.
+
+        A power of two, as are the numbers of rows of the largest captured calls.
+        """
+        return min(1 << (self.num_slots.bit_length() - 1), _MOST_STAGED_ROWS)
+
+    @property
     def total_bytes(self) -> int:
         """The bytes of weights, slots and processes of all instances; on a GPU also logits and penalties."""
         slots_bytes = self.num_slots * self.slot_bytes
         if self.provider != CPU:
             columns_bytes = 2 * self.num_slots * self.vocab_size * np.dtype(np.float32).itemsize
-            staged_bytes = STAGED_ROWS * self.slot_bytes  # at most: they have no cache
+            staged_bytes = self.num_staged_rows * self.slot_bytes  # at most: they have no cache
             return self.num_instances * (self.weight_bytes + slots_bytes + columns_bytes + staged_bytes)
         packed_bytes = _MOST_PACKED_COPIES * self.weight_bytes
         process_bytes = _PROCESS_BYTES if self.num_instances > 1 else 0
