@@ -123,9 +123,15 @@ template <class T> __device__ void attend(const Attention &work) {
   const int K = work.d_head, lanes = K / 8, lane = threadIdx.x % lanes, team = threadIdx.x / lanes;
   const int num_teams = blockDim.x / lanes, head = blockIdx.x, row = blockIdx.y;
   const int heads_per_group = work.num_heads / work.num_groups, group = head / heads_per_group;
-  const int last = work.last[row], count = last + 1;
   const Index first = (static_cast<Index>(row) * work.num_groups + group) * work.num_positions * lanes + lane;
   Eight *keys = reinterpret_cast<Eight *>(work.keys) + first, *values = reinterpret_cast<Eight *>(work.values) + first;
+  // The first round's position is read before `last` is there; it may be one that is not live.
+  Eight key = {}, value = {};
+  if (team < work.num_positions) {
+    key = keys[static_cast<Index>(team) * lanes];
+    value = values[static_cast<Index>(team) * lanes];
+  }
+  const int last = work.last[row], count = last + 1;
   const Index given = static_cast<Index>(row) * work.query_stride;
   Eight added_key = {}, added_value = {};
   if (work.added) {
@@ -140,14 +146,16 @@ template <class T> __device__ void attend(const Attention &work) {
   unpack<T>(reinterpret_cast<const Eight *>(work.queries + given + head * K)[lane], query);
   Softmax softmax;
   softmax.clear();
-  // Every thread takes part in each round, because threads of a warp exchange numbers in it.
+  // Every thread takes part in each round, because threads of a warp exchange numbers in it. The next round's position is
+  // read meanwhile.
   for (int start = 0; start < count; start += num_teams) {
-    const int position = start + team;
-    Eight key = added_key, value = added_value;
-    if (position < count && !(work.added && position == last)) {
-      key = keys[static_cast<Index>(position) * lanes];
-      value = values[static_cast<Index>(position) * lanes];
+    const int position = start + team, next = position + num_teams;
+    Eight next_key = added_key, next_value = added_value;
+    if (next < last || (next == last && !work.added)) {
+      next_key = keys[static_cast<Index>(next) * lanes];
+      next_value = values[static_cast<Index>(next) * lanes];
     }
+    if (work.added && position == last) key = added_key, value = added_value;
     float numbers[8], score = 0;
     unpack<T>(key, numbers);
     for (int i = 0; i < 8; i++) score += query[i] * numbers[i];
@@ -156,6 +164,7 @@ template <class T> __device__ void attend(const Attention &work) {
     if (work.cap != 0) score = work.cap * LOG2_E * tanhf(score / (work.cap * LOG2_E));
     unpack<T>(value, numbers);
     if (position < count) softmax.add(score, numbers);
+    key = next_key, value = next_value;
   }
   for (int distance = lanes; distance < 32; distance *= 2) softmax.merge(softmax.across(distance));
   // Now each warp has one softmax, of which each of its first threads has 8 values.
