@@ -7,6 +7,7 @@ are finer at the low end, because a step of a small model takes a millisecond.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -159,8 +160,12 @@ class Metrics:
         self._first_token = self._histogram(
             "seq2seq_time_to_first_token_seconds", "From arrival to the first target token.", LATENCY_BOUNDS
         )
-        self._inter_token = self._histogram(
-            "seq2seq_inter_token_latency_seconds", "Between two steps of a request.", STEP_BOUNDS
+        self._inter_token = _CountedHistogram(
+            "seq2seq_inter_token_latency_seconds",
+            "Between two steps of a request.",
+            (_MODEL,),
+            buckets=STEP_BOUNDS,
+            registry=self.registry,
         )
         self._step = self._histogram(
             "seq2seq_decode_step_seconds", "One decoding step of all running rows.", STEP_BOUNDS
@@ -274,13 +279,12 @@ class Metrics:
             model.batch_size.observe(turn.num_rows)
         if turn.queue_seconds:
             model.encode.observe(turn.encode_seconds)
-        for histogram, values in (
-            (model.queue, turn.queue_seconds),
-            (model.first_token, turn.first_token_seconds),
-            (model.inter_token, turn.inter_token_seconds),
-        ):
-            for seconds in values:
-                histogram.observe(seconds)
+        for seconds in turn.queue_seconds:
+            model.queue.observe(seconds)
+        for seconds in turn.first_token_seconds:
+            model.first_token.observe(seconds)
+        for seconds, count in turn.inter_token_seconds.items():
+            model.inter_token.observe_several(seconds, count)
         model.moved.inc(turn.moved_bytes)
         for update in turn.updates:
             result, mode = update.result, update.request.mode
@@ -296,6 +300,15 @@ class Metrics:
             model.bounded.inc(result.num_bounded)
             if reason in _WASTED_REASONS:
                 model.wasted[_WASTED_REASONS[reason]].inc(result.num_target_tokens)
+
+
+class _CountedHistogram(Histogram):
+    """A histogram that takes equal values together: a turn may have hundreds of them each millisecond."""
+
+    def observe_several(self, value: float, count: int) -> None:
+        """Observe a value `count` times."""
+        self._sum.inc(value * count)
+        self._buckets[bisect_left(self._upper_bounds, value)].inc(count)
 
 
 class _DroppedLines(Collector):

@@ -12,7 +12,8 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Protocol
 
@@ -44,6 +45,7 @@ _log = logging.getLogger(__name__)
 _FAILURES_TO_UNHEALTHY = 3  # turns in a row that raised
 STOP_SECONDS = 10.0
 RETRY_SECONDS = 10.0  # after which an engine whose steps fail gets requests again
+_NO_GAPS: Mapping[float, int] = {}
 _NO_PLAN = StepPlan((), (), ())
 
 
@@ -258,12 +260,12 @@ class Engine:
             plan, result, failed = self._run(plan)
             finished += failed
             first: tuple[float, ...] = ()
-            gaps: tuple[float, ...] = ()
+            gaps: Counter[float] = Counter()
             if result is not None:
                 now = self._clock()
                 running = list(self._scheduler.running.values())
                 new = [search for search in running if not search.last_token_at]
-                gaps = tuple(
+                gaps.update(
                     now - search.last_token_at for search in running if search.rows and search.last_token_at
                 )
                 finished += self._scheduler.record(plan, result, now)
@@ -379,7 +381,7 @@ class Engine:
         plan: StepPlan = _NO_PLAN,
         result: StepResult | None = None,
         first_token_seconds: tuple[float, ...] = (),
-        inter_token_seconds: tuple[float, ...] = (),
+        inter_token_seconds: Mapping[float, int] = _NO_GAPS,
     ) -> None:
         """Deliver what the turn produced: new tokens, results, and the numbers for the metrics."""
         streaming = dict.fromkeys(s.search for s in plan.rows if s.search.request.stream)

@@ -609,7 +609,8 @@ class Turn:
     Attributes:
         num_rows: Rows of the step; 0 without one.
         queue_seconds: The waiting time of each admitted request.
-        inter_token_seconds: For each request that had a token before, the time since that token.
+        inter_token_seconds: The times since their previous token, of the requests that had one, with the
+            number of requests for each: most had it in the same turn.
     """
 
     updates: tuple[Update, ...] = ()
@@ -618,7 +619,7 @@ class Turn:
     encode_seconds: float = 0.0
     queue_seconds: tuple[float, ...] = ()
     first_token_seconds: tuple[float, ...] = ()
-    inter_token_seconds: tuple[float, ...] = ()
+    inter_token_seconds: Mapping[float, int] = field(default_factory=dict)
     moved_bytes: int = 0
 
     @property

@@ -126,7 +126,7 @@ def test_a_turn_is_added_up():
             encode_seconds=0.004,
             queue_seconds=(0.001, 0.003),
             first_token_seconds=(0.01, 0.02),
-            inter_token_seconds=(0.005,),
+            inter_token_seconds={0.005: 2, 0.1: 1},
             moved_bytes=640,
         ),
     )
@@ -135,7 +135,16 @@ def test_a_turn_is_added_up():
     assert value(metrics, "seq2seq_encode_time_seconds_count") == 1
     assert value(metrics, "seq2seq_request_queue_time_seconds_sum") == pytest.approx(0.004)
     assert value(metrics, "seq2seq_time_to_first_token_seconds_count") == 2
-    assert value(metrics, "seq2seq_inter_token_latency_seconds_count") == 1
+    name = "seq2seq_inter_token_latency_seconds"
+    assert value(metrics, f"{name}_count") == 3
+    assert value(metrics, f"{name}_sum") == pytest.approx(0.11)
+    # A value that equals a bound is in its bucket.
+    assert [value(metrics, f"{name}_bucket", le=le) for le in ("0.004", "0.006", "0.075", "0.1")] == [
+        0,
+        2,
+        2,
+        3,
+    ]
     assert value(metrics, "seq2seq_cache_moved_bytes_total") == 640
 
 
