@@ -444,11 +444,11 @@ def fast_matmul(device: torch.device) -> Iterator[None]:
     """Let torch multiply float32 matrices with oneDNN instead of MKL on a CPU; fp32 on a GPU stays fp32.
 
     Measured on one core of an AMD EPYC (Zen 5) with this project's shapes: 240 instead of 110 GFLOP/s, with
-    an error of 4e-7 instead of 2.4e-7. A CPU with matrix units for bfloat16 may round its inputs to that
-    format.
+    an error of 4e-7 instead of 2.4e-7. A CPU with matrix units for bfloat16 (AMX) would round its inputs to
+    that format, so there MKL multiplies.
     """
     before = torch.get_float32_matmul_precision()
-    if device.type == "cpu":
+    if device.type == "cpu" and not torch.cpu._is_amx_tile_supported():
         torch.set_float32_matmul_precision("medium")
     try:
         yield
