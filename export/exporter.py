@@ -247,9 +247,7 @@ def make_graphs(trained: TrainedModel, precision: Precision) -> dict[Verb, Graph
     """The torch modules of a model's graphs in one precision."""
     if precision is not Precision.INT8:
         return make_modules(trained.model, float_factory(precision))
-    calibration, _ = _split(trained.dev)
-    fed = [(source, target[:-1]) for source, target in _encoded(trained, calibration)]
-    return make_modules(trained.model, Int8Factory(calibrate(trained.model, fed)))
+    return make_modules(trained.model, Int8Factory())
 
 
 def float_factory(precision: Precision) -> FloatFactory:

@@ -150,17 +150,16 @@ class FeedForward(nn.Module):
     neither it nor the output leaves the range of float16.
     """
 
-    def __init__(
-        self, layer: Any, path: str, stack: Stack, linear: LinearFactory, residual_scale: float
-    ) -> None:
+    def __init__(self, layer: Any, stack: Stack, linear: LinearFactory, residual_scale: float) -> None:
         super().__init__()
         network = layer.feed_forward
         gate: nn.Linear | None = getattr(network, "gate", None)
         self.is_gated = gate is not None
         self.activation = stack.activation
         first_maps = [network.inner] if gate is None else [gate, network.inner]
-        self.inner = linear(f"{path}.feed_forward.inner", first_maps)
-        outer = linear(f"{path}.feed_forward.outer", [network.outer])
+        self.inner = linear(first_maps)
+        is_relu = self.activation == "relu" and not self.is_gated
+        outer = linear([network.outer], follows_relu=is_relu)
         if self.is_gated or self.activation == "relu":
             scale_columns(self.inner, residual_scale, first=0 if gate is None else gate.out_features)
         else:
@@ -180,15 +179,13 @@ class FeedForward(nn.Module):
 class _Block(nn.Module):
     """The parts of a layer with a single attention."""
 
-    def __init__(
-        self, layer: Any, path: str, stack: Stack, linear: LinearFactory, residual_scale: float = 1.0
-    ) -> None:
+    def __init__(self, layer: Any, stack: Stack, linear: LinearFactory, residual_scale: float = 1.0) -> None:
         super().__init__()
         attention = layer.self_attention
         packed = [attention.query, attention.key, attention.value]
-        self.query_key_value = linear(f"{path}.self_attention.query", packed)
-        self.output = _last(layer, "self_attention", path, linear, residual_scale)
-        self.feed_forward = FeedForward(layer, path, stack, linear, residual_scale)
+        self.query_key_value = linear(packed)
+        self.output = _last(layer, "self_attention", linear, residual_scale)
+        self.feed_forward = FeedForward(layer, stack, linear, residual_scale)
         self.num_heads, self.d_head, self.scale = stack.num_heads, stack.d_head, stack.attention_scale
         self.heads, self.cap = Heads(attention, stack), stack.score_cap
 
@@ -223,7 +220,6 @@ class DecoderBlock(nn.Module):
     def __init__(
         self,
         layer: Any,
-        path: str,
         stack: Stack,
         kind: LayerKind,
         linear: LinearFactory,
@@ -232,11 +228,11 @@ class DecoderBlock(nn.Module):
         super().__init__()
         attention, cross = layer.self_attention, layer.cross_attention
         packed = [attention.query, attention.key, attention.value]
-        self.query_key_value = linear(f"{path}.self_attention.query", packed)
-        self.output = _last(layer, "self_attention", path, linear, residual_scale)
-        self.cross_query = linear(f"{path}.cross_attention.query", [cross.query])
-        self.cross_output = _last(layer, "cross_attention", path, linear, residual_scale)
-        self.feed_forward = FeedForward(layer, path, stack, linear, residual_scale)
+        self.query_key_value = linear(packed)
+        self.output = _last(layer, "self_attention", linear, residual_scale)
+        self.cross_query = linear([cross.query])
+        self.cross_output = _last(layer, "cross_attention", linear, residual_scale)
+        self.feed_forward = FeedForward(layer, stack, linear, residual_scale)
         self.num_heads, self.d_head, self.scale = stack.num_heads, stack.d_head, stack.attention_scale
         self.cap, self.kind = stack.score_cap, kind
 
@@ -488,9 +484,9 @@ def _softmax(parts: Sequence[Tensor]) -> list[Tensor]:
     return [power / total for power in powers]
 
 
-def _last(layer: Any, attention: str, path: str, linear: LinearFactory, residual_scale: float) -> Linear:
+def _last(layer: Any, attention: str, linear: LinearFactory, residual_scale: float) -> Linear:
     """The output map of an attention, with the norm of its output if the layer has one."""
-    output = linear(f"{path}.{attention}.output", [getattr(layer, attention).output])
+    output = linear([getattr(layer, attention).output])
     scale_columns(output, residual_scale)
     return with_norm(output, layer, attention, residual_scale)
 

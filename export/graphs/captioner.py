@@ -67,8 +67,8 @@ class EncodeGraph(Graph):
         self.config = model.config
         self.dtype = linear.dtype
         self.annotate = _Annotate(model)
-        self.initial = linear("initial", [model.initial])
-        self.key = None if model.attention is None else linear("attention.key", [model.attention.key])
+        self.initial = linear([model.initial])
+        self.key = None if model.attention is None else linear([model.attention.key])
         memory = _memory_specs(model.config, self.dtype)
         in_place = [] if model.attention is None else memory
         self.inputs = (*_source_specs(model.config), *in_place)
@@ -129,10 +129,10 @@ class StepGraph(Graph):
         readers = [model.cell.hidden, model.gate]
         if model.attention is not None:
             readers.append(model.attention.query)
-        self.hidden = linear("cell.hidden", readers)
-        self.input = linear("cell.input", [model.cell.input])
-        self.context = linear("context", [model.context])
-        self.readout = linear("readout", [model.readout])
+        self.hidden = linear(readers)
+        self.input = linear([model.cell.input])
+        self.context = linear([model.context])
+        self.readout = linear([model.readout])
         self.score = None if model.attention is None else nn.Parameter(model.attention.v.detach())
         self.feeds_itself = linear.is_fused
         memory, state = _memory_specs(config, linear.dtype), _state_specs(config, linear.dtype)

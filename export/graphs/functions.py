@@ -106,15 +106,45 @@ AddNorm <epsilon> (x, residual, weight, bias) => (total, normalized)
     normalized = LayerNormalization <axis = -1, epsilon: float = @epsilon> (total, weight, bias)
 }}
 """
-_QUANTIZED_LINEAR = """
-<domain: "{domain}", opset_import: ["": {opset}, "com.microsoft": 1]>
-QuantizedLinear (x, weight, scale, weight_scale, zero_point, bias) => (output)
-{{
-    levels = QuantizeLinear (x, scale, zero_point)
-    output = com.microsoft.MatMulIntegerToFloat
-        (levels, weight, scale, weight_scale, zero_point, , bias)
+# The levels of a row are relative to its own largest number; `least_level` is -127, or 0 if negative numbers
+# count as 0. Products of unsigned by unsigned levels are exact on every processor: with signed weights ONNX
+# Runtime saturates on those without VNNI.
+_PRODUCTS = """
+    least = Constant <value_float: float = @least_level> ()
+    most = Constant <value_float: float = @most_level> ()
+    huge = Constant <value_float = 3.4e38> ()
+    lowest = Mul (least, huge)
+    counted = Max (x, lowest)
+    magnitudes = Abs (counted)
+    last_axis = Constant <value_ints = [1]> ()
+    largest = ReduceMax (magnitudes, last_axis)
+    tiny = Constant <value_float = 7.8886090522101181e-31> ()
+    divided = Max (largest, tiny)
+    levels_per_unit = Div (most, divided)
+    scale = Div (divided, most)
+    steps = Mul (counted, levels_per_unit)
+    signed_levels = Round (steps)
+    shifted = Sub (signed_levels, least)
+    levels = Cast <to = 2> (shifted)
+    shift = Neg (least)
+    zero_point = Cast <to = 2> (shift)
+    middle = Constant <value_float = 128.0> ()
+    weight_zero_point = Cast <to = 2> (middle)
+    sums = MatMulInteger (levels, weight, zero_point, weight_zero_point)
+    float_sums = Cast <to = 1> (sums)
+    of_levels = Mul (float_sums, scale)
+    of_columns = Mul (of_levels, weight_scale)"""
+_QUANTIZED_LINEAR = (
+    """
+<domain: "{domain}", opset_import: ["": {opset}]>
+QuantizedLinear <least_level, most_level> (x, weight, weight_scale, bias) => (output)
+{{"""
+    + _PRODUCTS
+    + """
+    output = Add (of_columns, bias)
 }}
 """
+)
 _CANDIDATES = """
 <domain: "{domain}", opset_import: ["": {opset}]>
 Candidates (logits, num_candidates) => (token_ids, log_probabilities)
@@ -124,14 +154,15 @@ Candidates (logits, num_candidates) => (token_ids, log_probabilities)
     log_probabilities = GatherElements <axis = 1> (all_log_probabilities, token_ids)
 }}
 """
-_QUANTIZED_CHOICE = """
-<domain: "{domain}", opset_import: ["": {opset}, "com.microsoft": 1]>
-QuantizedChoice (x, weight, scale, weight_scale, zero_point, bias, added, num_candidates)
+_QUANTIZED_CHOICE = (
+    """
+<domain: "{domain}", opset_import: ["": {opset}]>
+QuantizedChoice <least_level, most_level> (x, weight, weight_scale, bias, added, num_candidates)
     => (logits, token_ids, log_probabilities)
-{{
-    levels = QuantizeLinear (x, scale, zero_point)
-    logits = com.microsoft.MatMulIntegerToFloat
-        (levels, weight, scale, weight_scale, zero_point, , bias)
+{{"""
+    + _PRODUCTS
+    + """
+    logits = Add (of_columns, bias)
     zero = Constant <value_ints = [0]> ()
     are_wanted = Greater (num_candidates, zero)
     is_choice = Squeeze (are_wanted)
@@ -151,6 +182,7 @@ QuantizedChoice (x, weight, scale, weight_scale, zero_point, bias, added, num_ca
     >
 }}
 """
+)
 _TEXTS = {
     "CacheAttention": _CACHE_ATTENTION,
     "CudaCacheAttention": _CACHE_ATTENTION,

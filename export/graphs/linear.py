@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -44,12 +44,12 @@ class LinearFactory(Protocol):
     @property
     def is_fused(self) -> bool: ...
 
-    def __call__(self, name: str, layers: Sequence[nn.Linear]) -> Linear:
+    def __call__(self, layers: Sequence[nn.Linear], *, follows_relu: bool = False) -> Linear:
         """The layers side by side as one map, with weights of the trained model's type.
 
         Args:
-            name: The calibrated input of the map.
-            layers: Layers that all read this input.
+            layers: Layers that all read one input.
+            follows_relu: Whether the input is that of a ReLU, which the map may take over.
         """
 
     def output(self, weight: Tensor, bias: Tensor | None = None) -> Linear | None:
@@ -91,83 +91,59 @@ class FloatFactory:
     dtype: torch.dtype
     is_fused: bool = False
 
-    def __call__(self, name: str, layers: Sequence[nn.Linear]) -> Linear:  # noqa: ARG002
+    def __call__(self, layers: Sequence[nn.Linear], *, follows_relu: bool = False) -> Linear:  # noqa: ARG002
         return FloatLinear(*_side_by_side(layers))
 
     def output(self, weight: Tensor, bias: Tensor | None = None) -> Linear | None:  # noqa: ARG002
         return None
 
 
-@dataclass(frozen=True)
-class ActivationRange:
-    """The interval of a map's input that its 256 levels cover; `low` is at most 0, `high` is above 0."""
-
-    low: float
-    high: float
-
-
 class Int8Linear(Linear):
-    """uint8 inputs with one calibrated scale, int8 weights with one scale per output column.
+    """Products of 8-bit levels, exact on every processor, with a scale for each row and each output column.
 
-    A constant scale keeps rows independent of each other: if the scale were computed from the whole batch, a
-    row's tokens would depend on its neighbours.
+    A row's scale is computed from this row alone, so a row's outputs do not depend on its neighbours.
+
+    Attributes:
+        weight: `(I, O)` uint8: the levels from -127 to 127, plus 128. ONNX Runtime multiplies unsigned by
+            unsigned levels exactly everywhere; unsigned by signed ones saturate on processors without VNNI.
+        weight_scale: `(O,)`.
+        bias: `(O,)`.
     """
 
     weight: Tensor
     weight_scale: Tensor
-    scale: Tensor
-    zero_point: Tensor
     bias: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, activation: ActivationRange) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, clamps_negative: bool = False) -> None:
         super().__init__()
         weight_scale = weight.abs().amax(dim=0).clamp_min(1e-8) / 127  # (O,)
-        scale = (activation.high - activation.low) / 255
-        zero_point = round(-activation.low / scale)
-        self.clamps_negative = zero_point == 0
-        self.register_buffer("weight", torch.round(weight / weight_scale).to(torch.int8))
+        self.clamps_negative = clamps_negative
+        self.register_buffer("weight", (torch.round(weight / weight_scale) + 128).to(torch.uint8))
         self.register_buffer("weight_scale", weight_scale)
-        self.register_buffer("scale", torch.tensor(scale))
-        self.register_buffer("zero_point", torch.tensor(zero_point, dtype=torch.uint8))
         self.register_buffer("bias", torch.zeros_like(weight_scale) if bias is None else bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return operators.quantized_linear(
-            x, self.weight, self.scale, self.weight_scale, self.zero_point, self.bias
+            x, self.weight, self.weight_scale, self.bias, clamps_negative=self.clamps_negative
         )
 
     def choose(self, x: Tensor, added: Tensor, num_candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The outputs as logits, or the most probable tokens: see `operators.quantized_choice`."""
-        return operators.quantized_choice(
-            x,
-            self.weight,
-            self.scale,
-            self.weight_scale,
-            self.zero_point,
-            self.bias,
-            added,
-            num_candidates,
-        )
+        return operators.quantized_choice(x, self.weight, self.weight_scale, self.bias, added, num_candidates)
 
 
 @dataclass(frozen=True)
 class Int8Factory:
-    """Quantised maps.
+    """Quantised maps."""
 
-    Attributes:
-        ranges: The calibrated input range of each map, by name (`export.calibration`).
-    """
-
-    ranges: Mapping[str, ActivationRange]
     dtype: ClassVar[torch.dtype] = torch.float32
     is_fused: ClassVar[bool] = False
 
-    def __call__(self, name: str, layers: Sequence[nn.Linear]) -> Linear:
-        weight, bias = _side_by_side(layers)
-        return Int8Linear(weight, bias, self.ranges[name])
+    def __call__(self, layers: Sequence[nn.Linear], *, follows_relu: bool = False) -> Linear:
+        return Int8Linear(*_side_by_side(layers), clamps_negative=follows_relu)
 
     def output(self, weight: Tensor, bias: Tensor | None = None) -> Linear | None:
-        return Int8Linear(weight.detach().t(), bias, self.ranges["output"])
+        return Int8Linear(weight.detach().t(), bias)
 
 
 def _side_by_side(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

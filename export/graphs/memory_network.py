@@ -104,7 +104,7 @@ class StepGraph(Graph):
         config = self.config = model.config
         self.end = nn.Parameter(model.end.detach())
         transition = model.transition
-        self.transition = None if transition is None else linear("transition", [transition])
+        self.transition = None if transition is None else linear([transition])
         self.output = linear.output(model.output_weight)
         self.weight = nn.Parameter(model.output_weight.detach()) if self.output is None else None
         self.feeds_itself = linear.is_fused

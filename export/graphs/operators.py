@@ -384,25 +384,29 @@ def gemm(
     )
 
 
+_LEVELS = {False: (-127.0, 127.0), True: (0.0, 255.0)}  # by whether negative inputs count as 0
+
+
 def quantized_linear(
-    x: Tensor, weight: Tensor, scale: Tensor, weight_scale: Tensor, zero_point: Tensor, bias: Tensor
+    x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor, *, clamps_negative: bool
 ) -> Tensor:
     """A map of levels by int8 weights, in the project's own operator (QuantizedLinear).
 
-    With levels `q = clamp(round(x / scale) + zero_point, 0, 255)` it is
-    `(q - zero_point) @ weight * scale * weight_scale + bias`.
+    With `top = 127`, `scale = max|x| / top` over a row, and levels `q = round(x / scale)`, a row is
+    `(q @ (weight - 128)) * scale * weight_scale + bias`. If negative inputs count as 0, `top` is 255.
 
     Args:
         x: `(rows, I)`.
-        weight: `(I, O)` int8.
-        scale: `()`.
+        weight: `(I, O)` uint8.
         weight_scale: `(O,)`.
-        zero_point: `()` uint8.
         bias: `(O,)`.
+        clamps_negative: Whether negative inputs count as 0.
     """
+    least, most = _LEVELS[clamps_negative]
     return symbolic(
         f"{DOMAIN}::QuantizedLinear",
-        [x, weight, scale, weight_scale, zero_point, bias],
+        [x, weight, weight_scale, bias],
+        {"least_level": least, "most_level": most},
         dtype=torch.float32,
         shape=(*x.shape[:-1], weight.shape[1]),
         version=1,
@@ -412,9 +416,7 @@ def quantized_linear(
 def quantized_choice(
     x: Tensor,
     weight: Tensor,
-    scale: Tensor,
     weight_scale: Tensor,
-    zero_point: Tensor,
     bias: Tensor,
     added: Tensor,
     num_candidates: Tensor,
@@ -423,10 +425,8 @@ def quantized_choice(
 
     Args:
         x: `(B, D)`.
-        weight: `(D, V)` int8.
-        scale: `()`.
+        weight: `(D, V)` uint8.
         weight_scale: `(V,)`.
-        zero_point: `()` uint8.
         bias: `(V,)`.
         added: `(V,)`, added to the logits before a choice.
         num_candidates: `(1,)` int64.
@@ -435,10 +435,11 @@ def quantized_choice(
         The logits `(B, V)`, which may lack all rows if there are candidates; the ids of the candidates `(B,
         num_candidates)`; and their log-probabilities, which may lack all columns if there is only one.
     """
+    least, most = _LEVELS[False]
     logits, token_ids, log_probabilities = symbolic_multi_out(
         f"{DOMAIN}::QuantizedChoice",
-        [x, weight, scale, weight_scale, zero_point, bias, added, num_candidates],
-        {},
+        [x, weight, weight_scale, bias, added, num_candidates],
+        {"least_level": least, "most_level": most},
         dtypes=(torch.float32, torch.int64, torch.float32),
         shapes=((x.shape[0], weight.shape[1]), x.shape, x.shape),
         version=1,

@@ -69,8 +69,8 @@ class EncodeGraph(Graph):
         self.dtype = linear.dtype
         self.embedding = Embedding(model.source_weight, linear)
         self.layers = nn.ModuleList(_EncoderLayer(model, i) for i in range(model.config.num_encoder_layers))
-        self.initial = linear("initial", [model.initial])
-        self.key = None if model.attention is None else linear("attention.key", [model.attention.key])
+        self.initial = linear([model.initial])
+        self.key = None if model.attention is None else linear([model.attention.key])
         self.num_tensors = len(model.cells) * model.tensors_per_cell
         memory = _memory_specs(model.config, self.dtype)
         in_place = [spec for spec in memory if Axis.MEMORY_CAPACITY in spec.axes]
@@ -163,11 +163,11 @@ class StepGraph(Graph):
         hidden = [[cell.hidden] for cell in cells]
         if model.attention is not None:
             hidden[-1] = [top.hidden, model.attention.query]
-        self.hidden = nn.ModuleList(linear(f"cells.{i}.hidden", layers) for i, layers in enumerate(hidden))
-        self.input = nn.ModuleList(linear(f"cells.{i}.input", [cell.input]) for i, cell in enumerate(cells))
-        self.context = None if model.context is None else linear("context", [model.context])
-        self.feeding = None if model.feeding is None else linear("feeding", [model.feeding])
-        self.readout = linear("readout", [model.readout])
+        self.hidden = nn.ModuleList(map(linear, hidden))
+        self.input = nn.ModuleList(linear([cell.input]) for cell in cells)
+        self.context = None if model.context is None else linear([model.context])
+        self.feeding = None if model.feeding is None else linear([model.feeding])
+        self.readout = linear([model.readout])
         self.score = None if model.attention is None else nn.Parameter(model.attention.v.detach())
         self.feeds_itself = linear.is_fused
         memory, state = _memory_specs(config, linear.dtype), _state_specs(model, linear.dtype)

@@ -177,17 +177,13 @@ class EncodeGraph(TransformerGraph):
         self.front = None if stack.front is None else _front(stack.front, linear)
         self.is_packed = not linear.is_fused
         self.blocks = Layers[EncoderBlock](
-            EncoderBlock(layer, f"{stack.name}.{i}", stack, linear, scale)
-            for i, layer in enumerate(stack.layers)
+            EncoderBlock(layer, stack, linear, scale) for layer in stack.layers
         )
         self.has_plain_attention = stack.has_plain_attention
         self.norms = _norms(stack, self.blocks, linear)
         name = "self_attention" if model.is_merged else "cross_attention"
         cross: list[Any] = [getattr(layer, name) for layer in model.decoder.layers]
-        self.memory = linear(
-            f"{model.decoder.name}.0.{name}.key",
-            [module for attention in cross for module in (attention.key, attention.value)],
-        )
+        self.memory = linear([module for attention in cross for module in (attention.key, attention.value)])
         norms = [norm for attention in cross if (norm := HeadNorm.of(attention, "key_norm"))]
         self.key_norms = Layers[HeadNorm](norms)
         self.has_last = linear.is_fused and not model.is_merged
@@ -255,8 +251,8 @@ class _SoundMaps(nn.Module):
     def __init__(self, front: SoundFront, linear: LinearFactory) -> None:
         super().__init__()
         self.dtype = linear.dtype
-        self.first = linear(f"{front.name}.first", [front.first])
-        self.last = linear(f"{front.name}.last", [front.last])
+        self.first = linear([front.first])
+        self.last = linear([front.last])
 
     def forward(self, sound: Tensor) -> Tensor:
         x = sound.to(self.dtype).transpose(1, 2)  # (B, T, C)
@@ -277,7 +273,7 @@ class _PatchMap(nn.Module):
             nn.Parameter(values.detach(), requires_grad=False)
             for values in (front.mean, front.deviation, front.tokens)
         )
-        self.last = linear(f"{front.name}.last", [front.last])
+        self.last = linear([front.last])
 
     def forward(self, pictures: Tensor) -> Tensor:
         normal = (pictures.to(self.dtype) - self.mean) / self.deviation
@@ -566,10 +562,10 @@ class Decoder(nn.Module):
         super().__init__()
         stack, scale = model.decoder, _residual_scale(model.decoder, linear)
         self.blocks = Layers[Any](
-            MergedBlock(layer, f"{stack.name}.{i}", stack, linear, scale)
+            MergedBlock(layer, stack, linear, scale)
             if model.is_merged
-            else DecoderBlock(layer, f"{stack.name}.{i}", stack, kind, linear, scale)
-            for i, (layer, kind) in enumerate(zip(stack.layers, stack.kinds, strict=True))
+            else DecoderBlock(layer, stack, kind, linear, scale)
+            for layer, kind in zip(stack.layers, stack.kinds, strict=True)
         )
         self.norms = _norms(stack, self.blocks, linear)
         self.logits = Projection(
