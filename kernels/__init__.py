@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -42,12 +43,18 @@ def register(options: Any, *, is_cuda: bool = False) -> bool:
     path = library("_cuda_operators" if is_cuda else "_operators")
     if path is None:
         return False
+    if not is_cuda:
+        instructions()  # a wrong name is an error, and not a reason to do without the library
     try:
         if is_cuda:
             _set_ptx(path)
         options.register_custom_ops_library(str(path))
     except Exception as error:  # ONNX Runtime's errors do not have a common class
         _warn(path, " ".join(str(error).split()))
+        return False
+    is_complete = _function("is_complete", path.name.partition(".")[0])
+    if is_complete is None or not is_complete():
+        _warn(path, "this ONNX Runtime does not have the interface that it needs")
         return False
     return True
 
@@ -63,11 +70,30 @@ def _warn(path: Path, problem: str) -> None:
     _log.warning("graphs run without the operators of %s, which cannot be loaded: %s", path, problem)
 
 
-@functools.cache
-def computes_products() -> bool:
-    """Whether the library's int8 products run on this processor, and not their definitions."""
-    function = _function("computes_products")
-    return function is not None and bool(function())
+def instructions() -> str:
+    """Returns the name of the instructions that multiply int8 weights here; empty without the library.
+
+    The environment variable SEQ2SEQ_ISA may name some: avx512vnni, avxvnni, avx2, dotprod or scalar. The
+    outputs are the same, bit for bit.
+
+    Raises:
+        ValueError: It names some that the library or this processor does not have.
+    """
+    function = _function("instructions")
+    if function is None:
+        return ""
+    name = function()
+    if name is None:
+        raise ValueError(
+            f"SEQ2SEQ_ISA is {os.environ.get('SEQ2SEQ_ISA')!r}, which this processor does not have"
+        )
+    return str(name.decode())
+
+
+def num_maps() -> int:
+    """Returns the number of maps of int8 weights that sessions of this process use; equal ones are shared."""
+    function = _function("num_maps")
+    return 0 if function is None else int(function())
 
 
 class _Tensors(ctypes.Structure):
@@ -128,7 +154,9 @@ _TYPES = {
     "move_on_cuda": ((ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64), ctypes.c_bool),
     "write_to_cuda": ((ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_bool),
     "copy_positions": ((ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64), None),
-    "computes_products": ((), ctypes.c_bool),
+    "instructions": ((), ctypes.c_char_p),
+    "is_complete": ((), ctypes.c_bool),
+    "num_maps": ((), ctypes.c_int64),
 }
 
 

@@ -4,9 +4,9 @@
 //
 // Letters: H heads, G heads of keys and values, K width of a head, D width of a model, V vocabulary.
 
-#if defined(__clang__)
+#if defined(__x86_64__) && defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
-#else
+#elif defined(__x86_64__)
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
 #endif
@@ -397,10 +397,8 @@ struct Ranking {
   }
 };
 
-#undef SHUFFLE
-
-#if defined(__clang__)
+#if defined(__x86_64__) && defined(__clang__)
 #pragma clang attribute pop
-#else
+#elif defined(__x86_64__)
 #pragma GCC pop_options
 #endif

@@ -213,6 +213,8 @@ struct Domain {
   }
 };
 
+bool is_described = false;
+
 } // namespace
 
 // Takes the text of cuda_kernels.ptx, before any session loads the library.
@@ -265,11 +267,15 @@ extern "C" bool write_to_cuda(uint64_t address, const void *bytes, size_t size) 
   }
 }
 
+// Whether ONNX Runtime has accepted the operators.
+extern "C" bool is_complete() { return is_described; }
+
 // ONNX Runtime calls this for each session that loads the library. A session that gets an error runs the definitions.
 extern "C" Status *RegisterCustomOps(void *session_options, const ApiBase *base) {
   static void *const *const table = base->get(API_VERSION);
-  if (!table) return nullptr; // an ONNX Runtime without the interface, which also runs the definitions
+  if (!table) return nullptr; // an ONNX Runtime without the interface, to which nothing can be reported: see is_complete
   static const Domain domain(table);
+  is_described = domain.is_complete;
   if (!domain.is_complete)
     return reinterpret_cast<Status *(*)(int, const char *)>(table[0])(INVALID_ARGUMENT, "their description is refused");
   return reinterpret_cast<Status *(*)(void *, void *)>(table[28])(session_options, domain.domain);

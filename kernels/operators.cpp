@@ -1,4 +1,4 @@
-// Operators for ONNX Runtime on a CPU with AVX2.
+// Operators for ONNX Runtime on a CPU: x86-64 with AVX2, or 64-bit ARM.
 //
 // A graph that uses them also has a definition of each in ONNX Runtime's own operators, which ONNX Runtime takes where
 // it does not have this library (export/graphs/functions.py).
@@ -8,37 +8,40 @@
 //   SourceAttention  attends from every token of a source to all of its tokens
 //   AddNorm          adds a residual, and normalizes the sum
 //   Candidates       finds the most probable tokens of each row
-//   QuantizedLinear  quantizes, and multiplies by int8 weights
+//   QuantizedLinear  quantizes each row, and multiplies by int8 weights
 //   QuantizedChoice  does the same for logits, or only finds the most probable tokens, without writing logits
-//
-// The last two need AVX-512 VNNI. On processors with AMX, ONNX Runtime's own products run instead.
 //
 // A row's numbers do not depend on the rows beside it.
 
-#if !defined(__x86_64__)
-#error "the operators are for x86-64; elsewhere ONNX Runtime runs their definitions"
+#if !defined(__x86_64__) && !defined(__aarch64__)
+#error "the operators are for x86-64 and aarch64; elsewhere ONNX Runtime runs their definitions"
 #endif
 
 #include <algorithm>
 #include <cmath>
-#include <cpuid.h>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <initializer_list>
-#include <immintrin.h>
 #include <iterator>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <new>
+#include <thread>
+#include <tuple>
 #include <vector>
 
-// Whether QuantizedLinear and QuantizedChoice run here, and not their definitions.
-extern "C" bool computes_products() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  const bool has_amx = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & 1u << 25); // tiles of int8
-  return !has_amx && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#else
+#include <arm_neon.h>
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 namespace {
 
@@ -49,7 +52,8 @@ namespace {
 // Computes all items of some work, by several threads if that is worth it: a thread does some ten products in a
 // nanosecond.
 template <class Work> void compute(void *context, const Work &work, size_t num_products) {
-  constexpr size_t MOST_PARTS = 16, WORTH_THREADS = 1 << 20;
+  constexpr size_t WORTH_THREADS = 1 << 20;
+  static const size_t MOST_PARTS = std::max(std::thread::hardware_concurrency(), 1u);
   struct Parts {
     const Work &work;
     size_t count;
@@ -214,22 +218,67 @@ struct AddNorm {
   }
 };
 
-// Inputs: x (N, I); and, constants, the weights (I, O), the scale of x's levels, those of the columns of the weights (O,),
-// the zero point of x's levels, and the bias (O,). Output: (N, O).
+// The maps of this process: sessions with the same weights share them.
+class Packed {
+public:
+  static Packed &get() {
+    static Packed packed;
+    return packed;
+  }
+
+  std::shared_ptr<const Int8Map> map(const Tensor<uint8_t> &weight, const float *scales, const float *bias, bool positive) {
+    const size_t I = weight.shape[0], O = weight.shape[1];
+    const Instructions *how = instructions_here();
+    const Key key{how, hash(weight.data, I * O), hash(scales, O * sizeof *scales), hash(bias, O * sizeof *bias), I, O, positive};
+    const std::lock_guard<std::mutex> lock(mutex);
+    auto found = maps[key].lock();
+    if (!found) {
+      found = std::make_shared<const Int8Map>(how, weight.data, I, O, positive, scales, bias);
+      maps[key] = found;
+    }
+    return found;
+  }
+
+  // The number of maps that sessions use.
+  size_t count() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return std::count_if(maps.begin(), maps.end(), [](const auto &each) { return !each.second.expired(); });
+  }
+
+private:
+  using Key = std::tuple<const Instructions *, uint64_t, uint64_t, uint64_t, size_t, size_t, bool>;
+  std::mutex mutex;
+  std::map<Key, std::weak_ptr<const Int8Map>> maps;
+
+  // Of 64 bits, by multiplication and shifts of each eight bytes.
+  static uint64_t hash(const void *data, size_t size) {
+    constexpr uint64_t FACTOR = 0x9e3779b97f4a7c15;
+    uint64_t result = size;
+    for (size_t i = 0; i < size; i += 8) {
+      uint64_t eight = 0;
+      memcpy(&eight, static_cast<const char *>(data) + i, std::min<size_t>(8, size - i));
+      result = (result ^ eight) * FACTOR;
+      result ^= result >> 29;
+    }
+    return result;
+  }
+};
+
+// Inputs: x (N, I); and, constants, the weights (I, O), 128 above their levels, the scales of their columns (O,), and the
+// bias (O,). Output: (N, O). The attribute `least_level` is 0 where negative inputs count as 0.
 struct QuantizedLinear {
   static constexpr const char *NAME = "QuantizedLinear";
-  static constexpr int INPUTS[] = {FLOAT, INT8, FLOAT, FLOAT, UINT8, FLOAT}, OUTPUTS[] = {FLOAT};
-  std::unique_ptr<const Int8Map> map;
+  static constexpr int INPUTS[] = {FLOAT, UINT8, FLOAT, FLOAT}, OUTPUTS[] = {FLOAT};
+  std::shared_ptr<const Int8Map> map;
 
   explicit QuantizedLinear(const void *info) {
-    const auto weight = constant<int8_t>(info, 1);
-    const auto scale = constant<float>(info, 2), scales = constant<float>(info, 3), bias = constant<float>(info, 5);
-    const auto zero_point = constant<uint8_t>(info, 4);
+    const auto weight = constant<uint8_t>(info, 1);
+    const auto scales = constant<float>(info, 2), bias = constant<float>(info, 3);
+    float least_level = 0;
+    check(call<85>(info, "least_level", &least_level));
     require(weight.num_axes == 2, "the weights must have 2 axes");
-    require(scale.has_shape() && zero_point.has_shape(), "scale and zero point must be scalars");
     require(scales.has_shape(weight.shape[1]) && bias.has_shape(weight.shape[1]), "the columns differ in number");
-    map.reset(
-        new Int8Map(weight.data, weight.shape[0], weight.shape[1], *scale.data, *zero_point.data, scales.data, bias.data));
+    map = Packed::get().map(weight, scales.data, bias.data, least_level == 0);
   }
 
   void operator()(void *context) const {
@@ -244,24 +293,28 @@ struct QuantizedLinear {
   }
 
   void multiply(void *context, const Tensor<float> &x, float *outputs) const {
-    run(context, x, Product{map.get(), levels(x), outputs});
+    run(context, x, Product{map.get(), levels(context, x), outputs});
   }
 
   template <class Tile> void run(void *context, const Tensor<float> &x, const Tile &tile) const {
     const Tiles<Tile> work{tile, static_cast<size_t>(x.shape[0]), map->num_panels()};
-    // 16 of these products take about as long as one elsewhere; fewer than 32 rows take as long as 32, to read the weights.
-    compute(context, work, std::max<size_t>(work.num_rows, 32) * map->num_inputs * map->num_outputs / 16);
+    // Fewer than 32 rows take as long as 32, to read the weights.
+    compute(context, work,
+            std::max<size_t>(work.num_rows, 32) * map->num_inputs * map->num_outputs / map->instructions->speed);
   }
 
-  const uint8_t *levels(const Tensor<float> &x) const {
-    uint8_t *levels = scratch<uint8_t>(x.shape[0] * 4 * map->num_fours);
-    quantize(*map, x.data, x.shape[0], levels);
+  Levels levels(void *context, const Tensor<float> &x) const {
+    const size_t num_rows = x.shape[0];
+    const Levels levels{scratch<uint8_t, LEVELS>(num_rows * map->row_bytes()), scratch<float, SCALES>(num_rows)};
+    compute(context, Quantization{map.get(), x.data, levels, num_rows}, 4 * num_rows * map->depth);
     return levels;
   }
 
-  // Memory of the calling thread, until the next call for the same type. It is kept: new memory of this size would come
+  enum Purpose { LEVELS, SCALES, SUMMARY };
+
+  // Memory of the calling thread, until the next call for the same purpose. It is kept: new memory of this size would come
   // from the system each time.
-  template <class T> static T *scratch(size_t size) {
+  template <class T, Purpose> static T *scratch(size_t size) {
     thread_local std::vector<T> kept;
     if (kept.size() < size) kept.resize(size);
     return kept.data();
@@ -273,19 +326,19 @@ struct QuantizedLinear {
 // ids of the candidates (N, candidates), the most probable first; and their log-probabilities, if there are several.
 struct QuantizedChoice : QuantizedLinear {
   static constexpr const char *NAME = "QuantizedChoice";
-  static constexpr int INPUTS[] = {FLOAT, INT8, FLOAT, FLOAT, UINT8, FLOAT, FLOAT, INT64},
-                       OUTPUTS[] = {FLOAT, INT64, FLOAT};
+  static constexpr int INPUTS[] = {FLOAT, UINT8, FLOAT, FLOAT, FLOAT, INT64}, OUTPUTS[] = {FLOAT, INT64, FLOAT};
   std::vector<float> bias;
 
-  explicit QuantizedChoice(const void *info) : QuantizedLinear(info), bias(map->bias) {
-    const auto added = constant<float>(info, 6);
+  explicit QuantizedChoice(const void *info)
+      : QuantizedLinear(info), bias(map->bias.data(), map->bias.data() + map->num_panels() * COLUMNS) {
+    const auto added = constant<float>(info, 4);
     require(added.has_shape(map->num_outputs), "the columns differ in number");
     for (size_t o = 0; o < map->num_outputs; o++) bias[o] += added.data[o];
   }
 
   void operator()(void *context) const {
     const auto x = given(context);
-    const auto number = input<int64_t>(context, 7);
+    const auto number = input<int64_t>(context, 5);
     require(number.has_shape(1), "the number must have 1 axis");
     const int64_t N = x.shape[0], V = map->num_outputs, count = *number.data;
     require(count >= 0 && count <= V, "the number of candidates must be from 0 to the size of the vocabulary");
@@ -296,12 +349,12 @@ struct QuantizedChoice : QuantizedLinear {
             "the outputs must be read");
     if (!count) return multiply(context, x, logits);
     const size_t size = N * map->num_panels();
-    float *largest = scratch<float>(2 * size);
-    const Summary summary{map.get(), bias.data(), levels(x), largest, count > 1 ? largest + size : nullptr};
+    float *largest = scratch<float, SUMMARY>(2 * size);
+    const Summary summary{map.get(), bias.data(), levels(context, x), largest, count > 1 ? largest + size : nullptr};
     run(context, x, summary);
     const Choice choice{summary, static_cast<size_t>(N), static_cast<size_t>(count), token_ids,
                         count > 1 ? log_probabilities : nullptr};
-    compute(context, choice, size * 8 + N * count * COLUMNS * map->num_inputs / 16);
+    compute(context, choice, size * 8 + N * count * COLUMNS * map->num_inputs / map->instructions->speed);
   }
 };
 
@@ -330,9 +383,9 @@ struct Candidates {
 
 // The operators, which live as long as the library, because sessions use them.
 struct Domain {
-  const Operator operators[5] = {described<CacheAttention>(), described<MemoryAttention>(), described<SourceAttention>(),
-                                 described<AddNorm>(), described<Candidates>()};
-  const Operator products[2] = {described<QuantizedLinear>(), described<QuantizedChoice>()};
+  const Operator operators[7] = {described<CacheAttention>(),  described<MemoryAttention>(), described<SourceAttention>(),
+                                 described<AddNorm>(),         described<Candidates>(),      described<QuantizedLinear>(),
+                                 described<QuantizedChoice>()};
   void *domain = nullptr;
   bool is_complete = false;
 
@@ -341,22 +394,38 @@ struct Domain {
     Status *problem = call<26>("seq2seq_serve", &domain);
     for (const Operator &each : operators)
       if (!problem) problem = call<27>(domain, &each);
-    for (const Operator &each : products)
-      if (!problem && computes_products()) problem = call<27>(domain, &each);
     is_complete = !problem;
   }
 };
 
+bool is_described = false;
+
 } // namespace
+
+// Whether ONNX Runtime has accepted the operators.
+extern "C" bool is_complete() { return is_described; }
+
+// The name of the instructions that multiply int8 weights; null if SEQ2SEQ_ISA names some that this processor does not have.
+extern "C" const char *instructions() {
+  const Instructions *here = instructions_here();
+  return here ? here->name : nullptr;
+}
+
+// The number of maps of int8 weights that sessions of this process use.
+extern "C" int64_t num_maps() { return Packed::get().count(); }
 
 // ONNX Runtime calls this for each session that loads the library. A session that gets an error runs the definitions.
 extern "C" Status *RegisterCustomOps(void *session_options, const ApiBase *base) {
   static void *const *const table = base->get(API_VERSION);
-  if (!table) return nullptr; // an ONNX Runtime without the interface, which also runs the definitions
+  if (!table) return nullptr; // an ONNX Runtime without the interface, to which nothing can be reported: see is_complete
   const auto failure = reinterpret_cast<Status *(*)(int, const char *)>(table[0]);
+#if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
     return failure(INVALID_ARGUMENT, "they need a processor with AVX2");
+#endif
+  if (!instructions_here()) return failure(INVALID_ARGUMENT, "this processor does not have the instructions of SEQ2SEQ_ISA");
   static const Domain domain(table);
+  is_described = domain.is_complete;
   if (!domain.is_complete) return failure(INVALID_ARGUMENT, "ONNX Runtime refuses their description");
   return reinterpret_cast<Status *(*)(void *, void *)>(table[28])(session_options, domain.domain);
 }

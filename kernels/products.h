@@ -1,83 +1,395 @@
-// Products of levels by int8 weights, with the instructions for them (AVX-512 VNNI). It knows nothing of ONNX Runtime.
+// Products of 8-bit levels by int8 weights, exact on every processor. It knows nothing of ONNX Runtime.
 //
 // operators.cpp includes it after compute.h.
 //
+// A row of inputs x becomes levels q = round(x / scale), where the scale is that of the row alone: its largest magnitude is
+// 127 levels, or 255 where negative inputs count as 0. Sums of products are integers, so they do not depend on the
+// instructions that compute them, nor on the order; all floats are computed by one code.
+//
 // Letters: I inputs of a map, O outputs.
 
-#if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni"))), apply_to = function)
-#else
+#if defined(__x86_64__) && defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#elif defined(__x86_64__)
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
+#pragma GCC target("avx2,fma")
 #endif
 
-constexpr size_t COLUMNS = BLOCK; // of a panel: they are computed together, two vectors of sums for each row
+constexpr size_t COLUMNS = BLOCK; // of a panel: they are computed together
 constexpr size_t MOST_ROWS = 6; // of a tile: the sums of more do not stay in registers as compilers assign them
+constexpr size_t DEPTH = 16;    // inputs are padded with zeros to a multiple of it
 
-// A map from levels q of its input x = scale (q - zero_point) to floats, with a scale for each column of its weights.
-struct Int8Map {
-  size_t num_inputs, num_outputs, num_fours; // fours: groups of four inputs, whose products one instruction adds
-  float scale, zero_point;
-  std::vector<int8_t> weights;      // (O / COLUMNS, I / 4, COLUMNS, 4): a panel is read from its beginning to its end
-  std::vector<int32_t> starts;      // (O,): what each sum starts with: minus the zero point times the column's sum
-  std::vector<float> factors, bias; // (O,): the factor of each sum, and the bias; the padding of the bias is minus infinity
+#define TARGET(features) __attribute__((target(features)))
+#define EACH_NUMBER_OF_ROWS(f) {f<1>, f<2>, f<3>, f<4>, f<5>, f<6>}
 
-  // The weights are (I, O). What lies beyond I and O is zero.
-  Int8Map(const int8_t *given, size_t inputs, size_t outputs, float level_scale, uint8_t level_zero_point,
-          const float *weight_scales, const float *biases)
-      : num_inputs(inputs), num_outputs(outputs), num_fours((inputs + 3) / 4), scale(level_scale),
-        zero_point(level_zero_point) {
-    const size_t room = num_panels() * COLUMNS;
-    weights.resize(room * 4 * num_fours), starts.resize(room), factors.resize(room), bias.resize(room, -INFINITY);
-    for (size_t i = 0; i < inputs; i++)
-      for (size_t o = 0; o < outputs; o++) {
-        const int8_t weight = given[i * outputs + o];
-        weights[(((o / COLUMNS) * num_fours + i / 4) * COLUMNS + o % COLUMNS) * 4 + i % 4] = weight;
-        starts[o] -= level_zero_point * weight;
-      }
-    for (size_t o = 0; o < outputs; o++) factors[o] = level_scale * weight_scales[o], bias[o] = biases[o];
-  }
-
-  size_t num_panels() const { return (num_outputs + COLUMNS - 1) / COLUMNS; }
+// Some rows of levels, a panel of weights, and where their outputs go.
+//
+// A panel consists of strips of columns, whose weights lie as (depth / group, columns of a strip, group): one instruction
+// adds the products of a group.
+struct Work {
+  const uint8_t *levels; // rows that are `row_bytes` long, and the scale of each
+  const float *row_scales;
+  size_t row_bytes, depth;
+  const int8_t *weights;
+  const int32_t *starts;      // of the panel's columns: added to the sums, then come the scales and what is added
+  const float *scales, *bias;
+  float *to; // rows with this distance
+  size_t distance;
 };
 
-// Writes rows of floats (N, I) as levels, each row followed by zeros up to a group of four.
-static void quantize(const Int8Map &map, const float *x, size_t num_rows, uint8_t *levels) {
-  const __m512 per_scale = _mm512_set1_ps(1 / map.scale), zero_point = _mm512_set1_ps(map.zero_point);
-  for (size_t row = 0; row < num_rows; row++, x += map.num_inputs, levels += 4 * map.num_fours)
-    for (size_t i = 0; i < 4 * map.num_fours; i += 16) {
-      const size_t count = map.num_inputs - std::min(i, map.num_inputs), room = 4 * map.num_fours - i;
-      const __mmask16 given = count < 16 ? (1u << count) - 1 : 0xffff, kept = room < 16 ? (1u << room) - 1 : 0xffff;
-      const __m512 level = _mm512_maskz_fmadd_ps(given, _mm512_maskz_loadu_ps(given, x + i), per_scale, zero_point);
-      const __m512 possible = _mm512_max_ps(_mm512_min_ps(level, _mm512_set1_ps(255)), _mm512_setzero_ps());
-      _mm512_mask_cvtepi32_storeu_epi8(levels + i, kept, _mm512_cvtps_epi32(possible));
-    }
+// How one kind of processor multiplies. `multiply[n - 1]` is for n rows.
+struct Instructions {
+  const char *name;
+  bool (*run_here)();
+  size_t strip, group;
+  bool has_wide_levels;      // of 16 bits
+  int shift, positive_shift; // added to levels from -127 to 127, and to those from 0 to 255
+  size_t speed;              // products that take as long as one of other work
+  void (*multiply[MOST_ROWS])(const Work &);
+};
+
+INLINE Integers load(const int32_t *place) {
+  Integers eight;
+  memcpy(&eight, place, sizeof eight);
+  return eight;
 }
 
-// Multiplies some rows of levels by one panel, scales the sums, and adds `bias`.
+// Writes eight outputs of a row.
+INLINE void finish(const Work &work, Integers sums, int row, size_t column) {
+  const Vector sum = __builtin_convertvector(sums + load(work.starts + column), Vector);
+  store(work.to + row * work.distance + column,
+        (sum * work.row_scales[row]) * load(work.scales + column) + load(work.bias + column));
+}
+
+// ---- AVX-512 VNNI: unsigned by signed bytes, four products in a sum ----
+
+#if defined(__x86_64__)
 template <int ROWS>
-INLINE void multiply(const Int8Map &map, const float *bias, const uint8_t *levels, size_t panel,
-                     __m512 (&products)[ROWS][2]) {
-  const size_t I = 4 * map.num_fours, first = panel * COLUMNS;
-  const int8_t *weights = map.weights.data() + first * I;
+TARGET("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
+static void multiply_avx512vnni(const Work &work) {
+  const int8_t *weights = work.weights;
   __m512i sums[ROWS][2];
-  for (int row = 0; row < ROWS; row++)
-    for (int half = 0; half < 2; half++) sums[row][half] = _mm512_loadu_si512(map.starts.data() + first + 16 * half);
-  for (size_t i = 0; i < I; i += 4) {
-    const __m512i weight[2] = {_mm512_loadu_si512(weights + i * COLUMNS), _mm512_loadu_si512(weights + i * COLUMNS + 64)};
+  for (int half = 0; half < 2; half++)
+    for (int row = 0; row < ROWS; row++) sums[row][half] = _mm512_loadu_si512(work.starts + 16 * half);
+  for (size_t i = 0; i < work.depth; i += 4, weights += 4 * COLUMNS) {
+    const __m512i weight[2] = {_mm512_loadu_si512(weights), _mm512_loadu_si512(weights + 64)};
     for (int row = 0; row < ROWS; row++) {
       int32_t four;
-      memcpy(&four, levels + row * I + i, 4);
+      memcpy(&four, work.levels + row * work.row_bytes + i, 4);
       for (int half = 0; half < 2; half++)
         sums[row][half] = _mm512_dpbusd_epi32(sums[row][half], _mm512_set1_epi32(four), weight[half]);
     }
   }
   for (int half = 0; half < 2; half++) {
-    const __m512 factor = _mm512_loadu_ps(map.factors.data() + first + 16 * half),
-                 added = _mm512_loadu_ps(bias + first + 16 * half);
-    for (int row = 0; row < ROWS; row++)
-      products[row][half] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[row][half]), factor, added);
+    const __m512 scale = _mm512_loadu_ps(work.scales + 16 * half), added = _mm512_loadu_ps(work.bias + 16 * half);
+    for (int row = 0; row < ROWS; row++) {
+      const __m512 of_levels = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[row][half]), _mm512_set1_ps(work.row_scales[row]));
+      _mm512_storeu_ps(work.to + row * work.distance + 16 * half, _mm512_fmadd_ps(of_levels, scale, added));
+    }
   }
+}
+
+// ---- AVX-VNNI: the same in half as long vectors ----
+
+template <int ROWS>
+TARGET("avx2,fma,avxvnni")
+static void multiply_avxvnni(const Work &work) {
+  const int8_t *weights = work.weights;
+  for (size_t strip = 0; strip < COLUMNS; strip += 16) {
+    __m256i sums[ROWS][2];
+    for (int row = 0; row < ROWS; row++) sums[row][0] = sums[row][1] = _mm256_setzero_si256();
+    for (size_t i = 0; i < work.depth; i += 4, weights += 64) {
+      const __m256i weight[2] = {_mm256_loadu_si256(reinterpret_cast<const __m256i *>(weights)),
+                                 _mm256_loadu_si256(reinterpret_cast<const __m256i *>(weights + 32))};
+      for (int row = 0; row < ROWS; row++) {
+        int32_t four;
+        memcpy(&four, work.levels + row * work.row_bytes + i, 4);
+        for (int half = 0; half < 2; half++)
+          sums[row][half] = _mm256_dpbusd_avx_epi32(sums[row][half], _mm256_set1_epi32(four), weight[half]);
+      }
+    }
+    for (int row = 0; row < ROWS; row++)
+      for (int half = 0; half < 2; half++) finish(work, (Integers)sums[row][half], row, strip + 8 * half);
+  }
+}
+
+// ---- AVX2: words of 16 bits, two products in a sum; products of bytes would saturate ----
+
+template <int ROWS>
+TARGET("avx2,fma")
+static void multiply_avx2(const Work &work) {
+  constexpr size_t STRIPS = ROWS == 1 ? 2 : 1; // at once: a single row is as fast as memory is with several streams
+  constexpr size_t AHEAD = 2048;               // bytes after the weights that are being multiplied
+  const size_t strip_bytes = 16 * work.depth;
+  const int8_t *weights = work.weights;
+  for (size_t first = 0; first < COLUMNS; first += 16 * STRIPS, weights += STRIPS * strip_bytes) {
+    __m256i sums[ROWS][STRIPS][2];
+    for (auto &of_row : sums)
+      for (auto &of_strip : of_row) of_strip[0] = of_strip[1] = _mm256_setzero_si256();
+    for (size_t i = 0; i < work.depth; i += 2) {
+      __m256i weight[STRIPS][2];
+      for (size_t strip = 0; strip < STRIPS; strip++) {
+        const int8_t *here = weights + strip * strip_bytes + 16 * i;
+        if (i % 4 == 0) __builtin_prefetch(here + AHEAD);
+        for (int half = 0; half < 2; half++)
+          weight[strip][half] =
+              _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(here + 16 * half)));
+      }
+      for (int row = 0; row < ROWS; row++) {
+        int32_t two;
+        memcpy(&two, work.levels + row * work.row_bytes + 2 * i, 4);
+        const __m256i both = _mm256_set1_epi32(two);
+        for (size_t strip = 0; strip < STRIPS; strip++)
+          for (int half = 0; half < 2; half++) {
+            __m256i sum = sums[row][strip][half];
+            // Written as an addition in place, because g++ would keep copies of the sums in memory.
+            asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(_mm256_madd_epi16(both, weight[strip][half])));
+            sums[row][strip][half] = sum;
+          }
+      }
+    }
+    for (int row = 0; row < ROWS; row++)
+      for (size_t strip = 0; strip < STRIPS; strip++)
+        for (int half = 0; half < 2; half++)
+          finish(work, (Integers)sums[row][strip][half], row, first + 16 * strip + 8 * half);
+  }
+}
+
+// The processor, and an operating system that keeps the registers, have AVX-VNNI; g++ 12 has no name for it.
+static bool has_avxvnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __builtin_cpu_supports("avx2") && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+}
+#endif
+
+// ---- NEON's products of signed bytes, four in a sum ----
+
+#if defined(__aarch64__)
+template <int ROWS, int LANE>
+TARGET("arch=armv8.2-a+dotprod")
+INLINE void add_products(int32x4_t (&sums)[ROWS][4], const int8x16_t (&levels)[ROWS], const int8_t *weights) {
+  int8x16_t weight[4];
+  for (int quarter = 0; quarter < 4; quarter++) weight[quarter] = vld1q_s8(weights + 16 * quarter);
+  for (int row = 0; row < ROWS; row++)
+    for (int quarter = 0; quarter < 4; quarter++)
+      sums[row][quarter] = vdotq_laneq_s32(sums[row][quarter], weight[quarter], levels[row], LANE);
+}
+
+template <int ROWS>
+TARGET("arch=armv8.2-a+dotprod")
+static void multiply_dotprod(const Work &work) {
+  const int8_t *rows = reinterpret_cast<const int8_t *>(work.levels), *weights = work.weights;
+  for (size_t strip = 0; strip < COLUMNS; strip += 16) {
+    int32x4_t sums[ROWS][4] = {};
+    for (size_t i = 0; i < work.depth; i += 16, weights += 256) {
+      int8x16_t levels[ROWS];
+      for (int row = 0; row < ROWS; row++) levels[row] = vld1q_s8(rows + row * work.row_bytes + i);
+      add_products<ROWS, 0>(sums, levels, weights), add_products<ROWS, 1>(sums, levels, weights + 64);
+      add_products<ROWS, 2>(sums, levels, weights + 128), add_products<ROWS, 3>(sums, levels, weights + 192);
+    }
+    for (int row = 0; row < ROWS; row++)
+      for (int half = 0; half < 2; half++) {
+        int32_t eight[8];
+        vst1q_s32(eight, sums[row][2 * half]), vst1q_s32(eight + 4, sums[row][2 * half + 1]);
+        finish(work, load(eight), row, strip + 8 * half);
+      }
+  }
+}
+#endif
+
+// ---- Any processor ----
+
+template <int ROWS>
+static void multiply_scalar(const Work &work) {
+  const int8_t *weights = work.weights;
+  int32_t sums[ROWS][COLUMNS] = {};
+  for (size_t i = 0; i < work.depth; i++, weights += COLUMNS)
+    for (int row = 0; row < ROWS; row++) {
+      int16_t level;
+      memcpy(&level, work.levels + row * work.row_bytes + 2 * i, 2);
+      for (size_t column = 0; column < COLUMNS; column++) sums[row][column] += level * weights[column];
+    }
+  for (int row = 0; row < ROWS; row++)
+    for (size_t column = 0; column < COLUMNS; column += 8) finish(work, load(sums[row] + column), row, column);
+}
+
+// The fastest first.
+static const Instructions INSTRUCTIONS[] = {
+#if defined(__x86_64__)
+    {"avx512vnni",
+     [] {
+       return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+     },
+     32, 4, false, 128, 0, 16, EACH_NUMBER_OF_ROWS(multiply_avx512vnni)},
+    {"avxvnni", has_avxvnni, 16, 4, false, 128, 0, 12, EACH_NUMBER_OF_ROWS(multiply_avxvnni)},
+    {"avx2", [] { return bool(__builtin_cpu_supports("avx2")); }, 16, 2, true, 0, 0, 8, EACH_NUMBER_OF_ROWS(multiply_avx2)},
+#elif defined(__aarch64__)
+    {"dotprod", [] { return bool(getauxval(AT_HWCAP) & HWCAP_ASIMDDP); }, 16, 4, false, 0, -128, 8,
+     EACH_NUMBER_OF_ROWS(multiply_dotprod)},
+#endif
+    {"scalar", [] { return true; }, 32, 1, true, 0, 0, 2, EACH_NUMBER_OF_ROWS(multiply_scalar)},
+};
+
+// The instructions that SEQ2SEQ_ISA names, or the fastest that this processor has; null if it does not have those.
+static const Instructions *instructions_here() {
+  const char *wanted = getenv("SEQ2SEQ_ISA");
+  for (const Instructions &each : INSTRUCTIONS)
+    if ((!wanted || !*wanted || !strcmp(wanted, each.name)) && each.run_here()) return &each;
+  return nullptr;
+}
+
+// Memory whose vectors do not lie across two lines of the cache.
+template <class T> struct Aligned {
+  std::unique_ptr<T, decltype(&free)> memory{nullptr, free};
+
+  explicit Aligned(size_t size) {
+    constexpr size_t LINE = 64;
+    const size_t bytes = (size * sizeof(T) + LINE - 1) / LINE * LINE;
+    memory.reset(static_cast<T *>(aligned_alloc(LINE, std::max(bytes, LINE))));
+    if (!memory) throw std::bad_alloc();
+    memset(memory.get(), 0, bytes);
+  }
+
+  T &operator[](size_t place) { return memory.get()[place]; }
+  const T *data() const { return memory.get(); }
+};
+
+// A map from levels to floats, with a scale for each column of its weights.
+struct Int8Map {
+  const Instructions *instructions;
+  size_t num_inputs, num_outputs, depth; // depth: inputs with their padding
+  bool is_positive;                      // whether negative inputs count as 0
+  Aligned<int8_t> weights;               // (O / COLUMNS, COLUMNS / strip, depth / group, strip, group)
+  Aligned<int32_t> starts;               // (O,): what takes the shift of the levels out of the sums
+  Aligned<float> scales, bias;           // (O,): of the columns; the padding of the bias is minus infinity
+
+  // The weights are (I, O), and lie 128 above their levels. What lies beyond I and O is zero.
+  Int8Map(const Instructions *how, const uint8_t *given, size_t inputs, size_t outputs, bool positive,
+          const float *weight_scales, const float *biases)
+      : instructions(how), num_inputs(inputs), num_outputs(outputs), depth((inputs + DEPTH - 1) / DEPTH * DEPTH),
+        is_positive(positive), weights(num_panels() * COLUMNS * depth), starts(num_panels() * COLUMNS),
+        scales(num_panels() * COLUMNS), bias(num_panels() * COLUMNS) {
+    const size_t strip = how->strip, group = how->group;
+    for (size_t i = 0; i < inputs; i++)
+      for (size_t o = 0; o < outputs; o++) {
+        const int weight = given[i * outputs + o] - 128;
+        weights[(((o / strip) * (depth / group) + i / group) * strip + o % strip) * group + i % group] = weight;
+        starts[o] -= shift() * weight;
+      }
+    for (size_t o = 0; o < num_panels() * COLUMNS; o++)
+      scales[o] = o < outputs ? weight_scales[o] : 0, bias[o] = o < outputs ? biases[o] : -INFINITY;
+  }
+
+  size_t num_panels() const { return (num_outputs + COLUMNS - 1) / COLUMNS; }
+  int shift() const { return is_positive ? instructions->positive_shift : instructions->shift; }
+  size_t row_bytes() const { return depth * (instructions->has_wide_levels ? 2 : 1); }
+};
+
+// Writes 16 levels, of 8 or 16 bits.
+INLINE void store_levels(Integers first, Integers second, bool are_wide, uint8_t *to) {
+#if defined(__x86_64__)
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32((__m256i)first, (__m256i)second), 0xd8);
+  if (are_wide) return _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), words);
+  const __m128i bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128(reinterpret_cast<__m128i *>(to), bytes);
+#else
+  typedef int8_t Bytes __attribute__((vector_size(8)));
+  typedef int16_t Words __attribute__((vector_size(16)));
+  const Integers both[] = {first, second};
+  for (int half = 0; half < 2; half++)
+    if (are_wide) {
+      const Words words = __builtin_convertvector(both[half], Words);
+      memcpy(to + half * sizeof words, &words, sizeof words);
+    } else {
+      const Bytes bytes = __builtin_convertvector(both[half], Bytes);
+      memcpy(to + half * sizeof bytes, &bytes, sizeof bytes);
+    }
+#endif
+}
+
+// Rows of levels, and the scale of each.
+struct Levels {
+  uint8_t *levels; // (N, row_bytes)
+  float *scales;   // (N,)
+};
+
+// Quantizes rows (N, I).
+struct Quantization {
+  const Int8Map *map;
+  const float *x;
+  Levels to;
+  size_t num_rows;
+
+  size_t num_items() const { return num_rows; }
+  size_t scratch() const { return 0; }
+
+  void run(size_t begin, size_t end, float *) const {
+    if (map->is_positive) run<true>(begin, end);
+    else run<false>(begin, end);
+  }
+
+  template <bool IS_POSITIVE> void run(size_t begin, size_t end) const {
+    constexpr float MOST = IS_POSITIVE ? 255.0f : 127.0f;
+    constexpr float ROUNDING = 12582912.0f; // 1.5 * 2^23: a sum with it is rounded to a whole number, in its last bits
+    const size_t I = map->num_inputs, whole = I / DEPTH * DEPTH, level_bytes = map->row_bytes() / map->depth;
+    const Integers offset = Integers{} + (map->shift() - bits_of(ROUNDING));
+    const auto counted = [](const float *place) {
+      const Vector eight = ::load(place);
+      return IS_POSITIVE ? (eight < Vector{} ? Vector{} : eight) : eight;
+    };
+    for (size_t row = begin; row < end; row++) {
+      const float *inputs = x + row * I;
+      float rest[DEPTH];
+      if (whole < I) std::fill(std::copy(inputs + whole, inputs + I, rest), rest + DEPTH, 0.0f);
+      // The bits of numbers that are not negative have the order of the numbers, and those of NaN come last. A row of
+      // zeros has a scale, too.
+      Integers bits[2] = {Integers{} + bits_of(7.8886090522101181e-31f), {}};
+      for (size_t i = 0; i < map->depth; i += DEPTH)
+        for (int half = 0; half < 2; half++) {
+          const Vector eight = counted((i < whole ? inputs + i : rest) + 8 * half);
+          const Integers magnitude = reinterpret_cast<Integers>(eight) & 0x7fffffff;
+          bits[half] = larger(magnitude, bits[half]);
+        }
+      const float largest = largest_of(larger(bits[0], bits[1]));
+      to.scales[row] = largest / MOST;
+      const float per_unit = MOST / largest;
+      uint8_t *levels = to.levels + row * map->row_bytes();
+      for (size_t i = 0; i < map->depth; i += DEPTH) {
+        Integers whole_numbers[2];
+        for (int half = 0; half < 2; half++) {
+          const Vector rounded = counted((i < whole ? inputs + i : rest) + 8 * half) * per_unit + ROUNDING;
+          whole_numbers[half] = reinterpret_cast<Integers>(rounded) + offset;
+        }
+        store_levels(whole_numbers[0], whole_numbers[1], map->instructions->has_wide_levels, levels + i * level_bytes);
+      }
+    }
+  }
+
+  static Integers larger(Integers a, Integers b) { return a > b ? a : b; }
+
+  // The number with the largest bits.
+  static float largest_of(Integers x) {
+    x = larger(x, SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3));
+    x = larger(x, SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5));
+    return reinterpret_cast<Vector>(larger(x, SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6)))[0];
+  }
+
+  static int32_t bits_of(float number) {
+    int32_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return bits;
+  }
+};
+
+// Multiplies some rows of levels by one panel.
+template <int ROWS>
+INLINE void multiply(const Int8Map &map, const float *bias, const Levels &levels, size_t first_row, size_t panel, float *to,
+                     size_t distance) {
+  const size_t first = panel * COLUMNS, bytes = map.row_bytes();
+  map.instructions->multiply[ROWS - 1]({levels.levels + first_row * bytes, levels.scales + first_row, bytes, map.depth,
+                                        map.weights.data() + first * map.depth, map.starts.data() + first,
+                                        map.scales.data() + first, bias + first, to, distance});
 }
 
 // Work over panels, each in tiles of rows: `tile.run<ROWS>(panel, first row)` does one.
@@ -108,43 +420,34 @@ template <class Tile> struct Tiles {
 // Writes the outputs of a map.
 struct Product {
   const Int8Map *map;
-  const uint8_t *levels; // (N, I), I rounded up to four
-  float *outputs;        // (N, O)
+  Levels levels;
+  float *outputs; // (N, O)
 
   template <int ROWS> void run(size_t panel, size_t first_row) const {
-    __m512 products[ROWS][2];
-    multiply<ROWS>(*map, map->bias.data(), levels + first_row * 4 * map->num_fours, panel, products);
-    for (int half = 0; half < 2; half++) {
-      const size_t O = map->num_outputs, place = panel * COLUMNS + 16 * half, count = O - std::min(place, O);
-      const __mmask16 kept = count < 16 ? (1u << count) - 1 : 0xffff;
-      for (int row = 0; row < ROWS; row++)
-        _mm512_mask_storeu_ps(outputs + (first_row + row) * O + place, kept, products[row][half]);
-    }
+    const size_t O = map->num_outputs, place = panel * COLUMNS;
+    float *to = outputs + first_row * O + place;
+    if (place + COLUMNS <= O) return multiply<ROWS>(*map, map->bias.data(), levels, first_row, panel, to, O);
+    float products[ROWS][COLUMNS];
+    multiply<ROWS>(*map, map->bias.data(), levels, first_row, panel, products[0], COLUMNS);
+    for (int row = 0; row < ROWS; row++) memcpy(to + row * O, products[row], (O - place) * sizeof(float));
   }
 };
 
 // Instead of writing logits, keeps of each row and panel the largest one, and the sum of the powers relative to it.
 struct Summary {
   const Int8Map *map;
-  const float *bias;     // (O,), and minus infinity up to whole panels
-  const uint8_t *levels; // (N, I), I rounded up to four
-  float *largest;        // (N, panels)
-  float *powers;         // (N, panels); null if they are not needed
+  const float *bias; // (O,), and minus infinity up to whole panels
+  Levels levels;
+  float *largest; // (N, panels)
+  float *powers;  // (N, panels); null if they are not needed
 
   template <int ROWS> void run(size_t panel, size_t first_row) const {
-    __m512 logits[ROWS][2];
-    multiply<ROWS>(*map, bias, levels + first_row * 4 * map->num_fours, panel, logits);
-    const size_t first = first_row * map->num_panels() + panel;
-    for (int row = 0; row < ROWS; row++)
-      largest[first + row * map->num_panels()] = _mm512_reduce_max_ps(_mm512_max_ps(logits[row][0], logits[row][1]));
-    for (int row = 0; row < ROWS && powers; row++) {
-      const size_t place = first + row * map->num_panels();
-      Vector eights[BLOCK / 8];
-      for (int half = 0; half < 2; half++) {
-        eights[2 * half] = (Vector)_mm512_castps512_ps256(logits[row][half]);
-        eights[2 * half + 1] = (Vector)_mm512_extractf32x8_ps(logits[row][half], 1);
-      }
-      powers[place] = sum_of_powers(eights, largest[place]);
+    Vector logits[ROWS][COLUMNS / 8];
+    multiply<ROWS>(*map, bias, levels, first_row, panel, reinterpret_cast<float *>(logits), COLUMNS);
+    for (int row = 0; row < ROWS; row++) {
+      const size_t place = (first_row + row) * map->num_panels() + panel;
+      largest[place] = ::largest(larger(larger(logits[row][0], logits[row][1]), larger(logits[row][2], logits[row][3])));
+      if (powers) powers[place] = sum_of_powers(logits[row], largest[place]);
     }
   }
 };
@@ -160,13 +463,6 @@ struct Choice {
   size_t num_items() const { return num_rows; }
   size_t scratch() const { return num_candidates; }
 
-  // Writes the logits of a row in one panel.
-  void logits_of(size_t row, size_t panel, float *logits) const {
-    __m512 products[1][2];
-    multiply<1>(*summary.map, summary.bias, summary.levels + row * 4 * summary.map->num_fours, panel, products);
-    for (int half = 0; half < 2; half++) _mm512_storeu_ps(logits + 16 * half, products[0][half]);
-  }
-
   void run(size_t begin, size_t end, float *scratch) const {
     const size_t num_panels = summary.map->num_panels();
     for (size_t row = begin; row < end; row++) {
@@ -174,7 +470,7 @@ struct Choice {
       float *best = log_probabilities ? log_probabilities + row * num_candidates : scratch;
       const auto search = [&](size_t panel, const auto &add) {
         float logits[COLUMNS];
-        logits_of(row, panel, logits);
+        multiply<1>(*summary.map, summary.bias, summary.levels, row, panel, logits, COLUMNS);
         for (size_t i = 0; i < COLUMNS; i++) add(logits[i], panel * COLUMNS + i);
       };
       find_largest(largest, num_panels, num_candidates, best, token_ids + row * num_candidates, search);
@@ -184,9 +480,10 @@ struct Choice {
 };
 
 #undef INLINE
+#undef SHUFFLE
 
-#if defined(__clang__)
+#if defined(__x86_64__) && defined(__clang__)
 #pragma clang attribute pop
-#else
+#elif defined(__x86_64__)
 #pragma GCC pop_options
 #endif

@@ -95,7 +95,6 @@ class OnnxDevice:
         is_host: Whether its memory is the process's own, so that numpy may read and write it.
         can_capture: Whether a run can be captured once and replayed, which saves the launch of each kernel.
         has_operators: Whether graphs run with the project's own operators, instead of their definitions.
-        has_products: The same for the operators of int8 products, which need more of the processor.
     """
 
     def __init__(self, provider: str, num_threads: int) -> None:
@@ -105,7 +104,6 @@ class OnnxDevice:
         self.can_capture = provider == CUDA
         self._registers = kernels.register(ort.SessionOptions(), is_cuda=not self.is_host)
         self.has_operators = self.is_host and self._registers
-        self.has_products = self.has_operators and kernels.computes_products()
         self._provider = provider
         # By address, element type and shape of the host's copy; sessions keep the values alive.
         self._weights: WeakValueDictionary[tuple[Any, ...], ort.OrtValue] = WeakValueDictionary()
@@ -264,16 +262,14 @@ def share_threads(num_threads: int) -> None:
 def describe_device(provider: str, precision: Precision, cuda_libraries: Path | None) -> str:
     """Returns a provider with a remark: the GPU's name and memory, if they can be read.
 
-    For a CPU the remark says which of the operators in C++ are missing; there is none if all run.
+    For a CPU the remark names the instructions of int8 products, or says that the operators in C++ are missing.
     """
     if provider != CPU:
         remark = _try_cuda(cuda_libraries).description
     elif not kernels.register(ort.SessionOptions()):
         remark = "without the compiled operators"
-    elif precision is Precision.INT8 and not kernels.computes_products():
-        remark = "without the compiled products of int8"
     else:
-        remark = ""
+        remark = kernels.instructions() if precision is Precision.INT8 else ""
     return f"{provider} ({remark})" if remark else provider
 
 

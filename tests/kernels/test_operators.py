@@ -32,9 +32,7 @@ SIZES = [(4, 4, 32), (8, 8, 64), (2, 2, 8), (6, 2, 24), (4, 1, 128), (1, 1, 256)
 C = 21
 LAST_POSITIONS = np.array([0, 7, 8, 20, 15], np.int32)
 B = len(LAST_POSITIONS)
-FLOAT, INT8, UINT8, INT32, INT64 = (
-    getattr(ir.DataType, name) for name in ("FLOAT", "INT8", "UINT8", "INT32", "INT64")
-)
+FLOAT, UINT8, INT32, INT64 = (getattr(ir.DataType, name) for name in ("FLOAT", "UINT8", "INT32", "INT64"))
 
 
 def attention_of(name, H, G, K, scale, cap):
@@ -233,133 +231,6 @@ def test_kernel_and_definition_add_and_normalize(N, D, unread):
         np.testing.assert_allclose(one, other, atol=2e-5, rtol=1e-5)
 
 
-def linear_of(width, num_outputs, zero_point, *, added=None):
-    """A map of levels, or with `added` the choice of tokens by it; and its constants."""
-    rng = np.random.default_rng(width)
-    constants = {
-        "weight": rng.integers(-127, 128, (width, num_outputs)).astype(np.int8),
-        "scale": np.array(0.03, np.float32),
-        "weight_scale": rng.uniform(0.001, 0.01, num_outputs).astype(np.float32),
-        "zero_point": np.array(zero_point, np.uint8),
-        "bias": rng.standard_normal(num_outputs).astype(np.float32),
-    } | ({} if added is None else {"added": added})
-    half = num_outputs // 2
-    for name in ("weight", "weight_scale", "bias"):  # every output has an equal one
-        constants[name][..., half : 2 * half] = constants[name][..., :half]
-    inputs = values_of({"x": FLOAT}, [["N", width]])
-    for name, array in constants.items():
-        inputs.append(ir.val(name, const_value=ir.tensor(array, name=name)))
-    if added is None:
-        return model_of("QuantizedLinear", inputs, {}, {"output": FLOAT}), constants
-    inputs += values_of({"num_candidates": INT64}, [[1]])
-    outputs = {"logits": FLOAT, "token_ids": INT64, "log_probabilities": FLOAT}
-    return model_of("QuantizedChoice", inputs, {}, outputs), constants
-
-
-@pytest.mark.parametrize("zero_point", [0, 101, 255])
-@pytest.mark.parametrize(
-    ("N", "width", "num_outputs"),
-    [(1, 2, 1), (1, 128, 96), (5, 3, 40), (6, 64, 31), (7, 18, 33), (13, 513, 100), (700, 256, 512)],
-)
-def test_kernel_and_definition_quantize_and_multiply(N, width, num_outputs, zero_point):
-    model, constants = linear_of(width, num_outputs, zero_point)
-    rng = np.random.default_rng(N)
-    whole = rng.integers(-300, 300, (N, width))  # beyond the levels, too
-    x = (whole + rng.uniform(-0.4, 0.4, whole.shape)) * constants["scale"]
-    x.ravel()[:2] = np.inf, -np.inf
-    whole.ravel()[:2] = 255, -255
-    levels = np.clip(whole + zero_point, 0, 255) - zero_point
-    factors = constants["scale"] * constants["weight_scale"].astype(np.float64)
-    expected = levels @ constants["weight"].astype(np.float64) * factors + constants["bias"]
-    for has_kernels in (True, False):
-        (output,) = session_of(model, has_kernels=has_kernels).run(None, {"x": x.astype(np.float32)})
-        np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_products_of_many_rows_are_those_of_each_row():
-    session = session_of(linear_of(96, 1000, 101)[0], has_kernels=True)
-    x = np.random.default_rng(0).standard_normal((201, 96)).astype(np.float32)
-    (together,) = session.run(None, {"x": x})
-    for row in (0, 5, 77, 200):
-        np.testing.assert_array_equal(session.run(None, {"x": x[row : row + 1]})[0][0], together[row])
-
-
-@pytest.mark.parametrize(
-    ("N", "width", "V", "K"),
-    [(1, 8, 1, 1), (3, 16, 37, 1), (3, 16, 37, 37), (80, 128, 6000, 10), (13, 64, 20_001, 70)],
-)
-@pytest.mark.parametrize("share", [0.1, 0.97])
-def test_kernel_and_definition_choose_tokens(N, width, V, K, share):
-    rng = np.random.default_rng(V)
-    added = np.where(rng.random(V) < share, -np.inf, 0).astype(np.float32)
-    added[0] = 0
-    model, constants = linear_of(width, V, 101, added=added)
-    levels = rng.integers(0, 256, (N, width)) - 101
-    feeds = {"x": (levels * constants["scale"]).astype(np.float32), "num_candidates": np.array([K])}
-    factors = constants["scale"] * constants["weight_scale"].astype(np.float64)
-    for has_kernels in (True, False):
-        session = session_of(model, has_kernels=has_kernels)
-        all_logits, *nothing = session.run(None, feeds | {"num_candidates": np.array([0])})
-        assert [values.shape for values in nothing] == [(N, 0)] * 2
-        expected = levels @ constants["weight"].astype(np.float64) * factors
-        np.testing.assert_allclose(all_logits, expected + constants["bias"], rtol=1e-5, atol=1e-4)
-        logits, ids, scores = session.run(None, feeds)
-        assert len(logits) == (0 if has_kernels and kernels.computes_products() else N)
-        allowed = all_logits + added
-        order = np.argsort(-allowed, axis=1, kind="stable")[:, :K]
-        finite = np.isfinite(np.take_along_axis(allowed, order, 1))
-        np.testing.assert_array_equal(ids[finite], order[finite])
-        assert all(len(set(row)) == K for row in ids.tolist())
-        if K > 1:
-            shifted = allowed.astype(np.float64) - allowed.max(axis=1, keepdims=True)
-            log_probabilities = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
-            expected = np.take_along_axis(log_probabilities, ids, 1)
-            np.testing.assert_allclose(scores, expected, atol=5e-6, rtol=1e-6)
-
-
-def test_choices_of_many_rows_are_those_of_each_row():
-    session = session_of(linear_of(96, 5000, 101, added=np.zeros(5000, np.float32))[0], has_kernels=True)
-    x, number = np.random.default_rng(0).standard_normal((201, 96)).astype(np.float32), np.array([7])
-    together = session.run(None, {"x": x, "num_candidates": number})
-    for row in (0, 5, 77, 200):
-        alone = session.run(None, {"x": x[row : row + 1], "num_candidates": number})
-        for one, many in zip(alone[1:], together[1:], strict=True):
-            np.testing.assert_array_equal(one[0], many[row])
-
-
-@pytest.mark.skipif(not kernels.computes_products(), reason="the definition runs")
-@pytest.mark.parametrize("V", [300, 6001])
-def test_tokens_are_chosen_as_from_logits_bit_for_bit(V):
-    """A row's numbers must not depend on rows beside it, for which the step computes logits."""
-    inputs = values_of({"logits": FLOAT, "num_candidates": INT64}, [["m", "V"], [1]])
-    outputs = {"token_ids": INT64, "log_probabilities": FLOAT}
-    from_logits = session_of(model_of("Candidates", inputs, {}, outputs), has_kernels=True)
-    choice = session_of(linear_of(128, V, 101, added=np.zeros(V, np.float32))[0], has_kernels=True)
-    x = np.random.default_rng(0).standard_normal((77, 128)).astype(np.float32)
-    (logits, *_), (_, *chosen) = (
-        choice.run(None, {"x": x, "num_candidates": np.array([number])}) for number in (0, 6)
-    )
-    expected = from_logits.run(None, {"logits": logits, "num_candidates": np.array([6])})
-    for one, other in zip(chosen, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.skipif(not kernels.computes_products(), reason="the definition runs")
-@pytest.mark.parametrize("count", [-1, 38])
-def test_a_wrong_number_of_chosen_tokens_is_refused(count):
-    session = session_of(linear_of(8, 37, 0, added=np.zeros(37, np.float32))[0], has_kernels=True)
-    with pytest.raises(Exception, match="number of candidates"):
-        session.run(None, {"x": np.zeros((2, 8), np.float32), "num_candidates": np.array([count])})
-
-
-@pytest.mark.skipif(not kernels.computes_products(), reason="the definition runs")
-def test_weights_that_are_not_constant_are_refused():
-    types = {"x": FLOAT, "weight": INT8, "scale": FLOAT, "weight_scale": FLOAT, "zero_point": UINT8}
-    inputs = values_of(types | {"bias": FLOAT}, [["N", 8], [8, 4], [], [4], [], [4]])
-    with pytest.raises(Exception, match="constants"):
-        session_of(model_of("QuantizedLinear", inputs, {}, {"output": FLOAT}), has_kernels=True)
-
-
 @pytest.mark.parametrize(("H", "K"), [(4, 32), (8, 64), (2, 8), (3, 24)])
 @pytest.mark.parametrize("lengths", [(1,), (9, 1, 8, 23), (40,) * 30])
 def test_tokens_attend_to_their_source(lengths, H, K):
@@ -393,28 +264,6 @@ def test_no_rows_are_no_error():
     session = session_of(attention_of("CacheAttention", H, G, K, 0.2, 0.0), has_kernels=True)
     attended, keys, _ = session.run(None, feeds_of("CacheAttention", H, G, K, rows=0))
     assert (attended.shape, keys.shape) == ((0, H * K), (0, G, C, K))
-
-
-@pytest.mark.parametrize("count", [None, 0, 1, 3])
-def test_no_rows_have_no_products_and_no_candidates(count):
-    added = None if count is None else np.zeros(37, np.float32)
-    session = session_of(linear_of(8, 37, 101, added=added)[0], has_kernels=True)
-    feeds = {"x": np.zeros((0, 8), np.float32)}
-    if count is not None:
-        feeds["num_candidates"] = np.array([count])
-    first, *chosen = session.run(None, feeds)
-    assert first.shape == (0, 37)
-    assert [values.shape[0] for values in chosen] == ([] if count is None else [0, 0])
-
-
-def test_an_operator_that_the_library_lacks_runs_by_its_definition():
-    """As the products do on a processor without their instructions, beside operators that run there."""
-    model, _ = linear_of(8, 37, 101)
-    x = np.random.default_rng(0).standard_normal((5, 8)).astype(np.float32)
-    expected = session_of(model, has_kernels=True).run(None, {"x": x})
-    renamed = model.replace(b"QuantizedLinear", b"NotInTheLibrary")
-    found = session_of(renamed, has_kernels=True).run(None, {"x": x})
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 
 def test_a_row_that_is_not_a_number_does_not_change_the_others():
@@ -499,7 +348,7 @@ def test_kernel_and_definition_find_the_candidates(m, V, K):
     rng = np.random.default_rng(V)
     logits = rng.standard_normal((m, V)).astype(np.float32) * 4
     logits[:, V // 2 :] = logits[:, V // 2 :].round()  # many are equal
-    logits[0, ::5] = -np.inf
+    logits[0, 1::5] = -np.inf
     feeds = {"logits": logits, "num_candidates": np.array([K])}
     (ids, scores), (expected_ids, expected_scores) = (
         session_of(model, has_kernels=has_kernels).run(None, feeds) for has_kernels in (True, False)
@@ -509,5 +358,8 @@ def test_kernel_and_definition_find_the_candidates(m, V, K):
     )
     finite = np.isfinite(expected_scores)
     np.testing.assert_array_equal(ids[finite], expected_ids[finite])
-    np.testing.assert_allclose(scores, expected_scores, atol=5e-6)
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    exact = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    np.testing.assert_allclose(scores, np.take_along_axis(exact, ids, 1), atol=5e-6)
+    np.testing.assert_allclose(expected_scores, scores, atol=3e-5)  # ONNX Runtime's is less exact
     assert all(len(set(row)) == K for row in ids.tolist())
