@@ -15,9 +15,11 @@ RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -r
 WORKDIR /app
 COPY pyproject.toml .
 COPY kernels kernels
-RUN python -c "import tomllib; \
+RUN PYTHONPATH=kernels python -c "import pathlib, sources, tomllib; \
+digest = sources.digest_of_sources(pathlib.Path('kernels')); \
 modules = tomllib.load(open('pyproject.toml', 'rb'))['tool']['setuptools']['ext-modules']; \
 [print('g++ -shared -fPIC -o', each['name'].replace('seq2seq_serve.', '').replace('.', '/') + '.so', \
+    f'-DSOURCES_DIGEST=\'\"{digest}\"\'', \
     *each['extra-compile-args'], *each['sources'], '-ldl') for each in modules]" | sh -e \
  && test -s kernels/_operators.so && test -s kernels/_cuda_operators.so
 

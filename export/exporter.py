@@ -31,7 +31,6 @@ from seq2seq_serve.bundle.names import (
     Verb,
 )
 from seq2seq_serve.export import convert, parity
-from seq2seq_serve.export.calibration import calibrate
 from seq2seq_serve.export.graphs.base import Graph, sizes_of
 from seq2seq_serve.export.graphs.families import make_modules
 from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seq2seq_serve.kernels.sources import digest_of_sources
+
 _log = logging.getLogger(__name__)
 
 
@@ -30,9 +32,26 @@ PTX_FLAGS = ("-ptx", "-arch=compute_75", "-O3", "-std=c++17")
 
 @functools.cache
 def library(name: str = "_operators") -> Path | None:
-    """Returns the library of a name that was compiled last; None if there is none."""
+    """Returns the library of a name that was compiled last from the sources; None if there is none."""
     paths = (_FOLDER / f"{name}{suffix}" for suffix in EXTENSION_SUFFIXES)
-    return max(filter(Path.is_file, paths), key=lambda path: path.stat().st_mtime, default=None)
+    path = max(filter(Path.is_file, paths), key=lambda path: path.stat().st_mtime, default=None)
+    if path is not None and not _is_current(path):
+        _warn(path, "it was not compiled from the sources beside it; `pip install .` compiles them")
+        return None
+    return path
+
+
+def _is_current(path: Path) -> bool:
+    """Whether a library was compiled from the sources in its folder; true if it cannot be read or has none."""
+    try:
+        function = ctypes.CDLL(str(path)).sources_digest
+    except OSError:
+        return True  # `register` logs why
+    except AttributeError:
+        return False
+    function.restype = ctypes.c_char_p
+    expected = digest_of_sources(path.parent)
+    return not expected or str(function().decode()) == expected
 
 
 def register(options: Any, *, is_cuda: bool = False) -> bool:
@@ -67,7 +86,7 @@ def _set_ptx(path: Path) -> None:
 
 @functools.cache
 def _warn(path: Path, problem: str) -> None:
-    _log.warning("graphs run without the operators of %s, which cannot be loaded: %s", path, problem)
+    _log.warning("graphs run without the operators of %s: %s", path, problem)
 
 
 def instructions() -> str:

@@ -267,6 +267,9 @@ extern "C" bool write_to_cuda(uint64_t address, const void *bytes, size_t size) 
   }
 }
 
+// The SHA-256 of the sources.
+extern "C" const char *sources_digest() { return SOURCES_DIGEST; }
+
 // Whether ONNX Runtime has accepted the operators.
 extern "C" bool is_complete() { return is_described; }
 

@@ -36,6 +36,10 @@ struct Operator { // OrtCustomOp
   void *in_place[4];
 };
 
+#ifndef SOURCES_DIGEST
+#define SOURCES_DIGEST "" // setup.py defines it
+#endif
+
 void *const *api = nullptr; // set once, before the first operator runs
 
 template <int PLACE, class Result = Status *, class... Arguments> Result call(Arguments... arguments) {

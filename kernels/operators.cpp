@@ -402,6 +402,9 @@ bool is_described = false;
 
 } // namespace
 
+// The SHA-256 of the sources.
+extern "C" const char *sources_digest() { return SOURCES_DIGEST; }
+
 // Whether ONNX Runtime has accepted the operators.
 extern "C" bool is_complete() { return is_described; }
 

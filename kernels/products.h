@@ -83,7 +83,7 @@ static void multiply_avx512vnni(const Work &work) {
   for (int half = 0; half < 2; half++) {
     const __m512 scale = _mm512_loadu_ps(work.scales + 16 * half), added = _mm512_loadu_ps(work.bias + 16 * half);
     for (int row = 0; row < ROWS; row++) {
-      const __m512 of_levels = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[row][half]), _mm512_set1_ps(work.row_scales[row]));
+      const __m512 of_levels = _mm512_mul_ps(_mm512_maskz_cvtepi32_ps(0xffff, sums[row][half]), _mm512_set1_ps(work.row_scales[row]));
       _mm512_storeu_ps(work.to + row * work.distance + 16 * half, _mm512_fmadd_ps(of_levels, scale, added));
     }
   }

@@ -18,7 +18,6 @@ from seq2seq_serve.bundle.manifest import (
 )
 from seq2seq_serve.bundle.names import FORMAT_VERSION, TOKENIZER_FILE, Precision
 from seq2seq_serve.export import parity
-from seq2seq_serve.export.calibration import calibrate
 from seq2seq_serve.export.exporter import (
     MOST_ROUNDING,
     TOLERANCES,
@@ -227,7 +226,7 @@ def _write_variant(
     linear: LinearFactory
     if precision is Precision.INT8:
         fed = [(source, target[:-1]) for source, target in pairs[0::2]]
-        linear = Int8Factory(calibrate(model, fed, max_values_per_pair=_VALUES_PER_PAIR))
+        linear = Int8Factory()
     else:
         linear = float_factory(precision)
     make = merged_graphs_of if model.config.is_merged else graphs_of

@@ -1,0 +1,116 @@
+// The computation of the operators as a program, which test_arm.py runs for another processor. It reads its inputs from
+// standard input, and writes what it has computed to standard output, both as they are in memory.
+//
+//   products I O is_positive N     weights (I, O), their scales, biases, rows x (N, I) -> outputs (N, O)
+//   attention B H G C K            queries (B, H, K), keys, values (B, G, C, K), last positions (B,) -> (B, H, K)
+//   sources S H K                  packed tokens (S, 3 H K) of one source -> (S, H, K)
+//   norm N D                       x, residual (N, D), weight, bias (D,) -> (N, D)
+//   candidates N V K               logits (N, V) -> log-probabilities (N, K), ids (N, K)
+//   instructions                   -> their name
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#else
+#include <arm_neon.h>
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
+namespace {
+
+#include "compute.h"
+#include "products.h"
+
+template <class T = float> std::vector<T> read(size_t count) {
+  std::vector<T> values(count);
+  if (fread(values.data(), sizeof(T), count, stdin) != count) abort();
+  return values;
+}
+
+template <class T> void write(const std::vector<T> &values) { fwrite(values.data(), sizeof(T), values.size(), stdout); }
+
+template <class Work> void run(const Work &work) {
+  std::vector<float> scratch(work.scratch() + 1);
+  work.run(0, work.num_items(), scratch.data());
+}
+
+} // namespace
+
+int main(int count, char **given) {
+  const std::string name = given[1];
+  std::vector<size_t> sizes;
+  for (int i = 2; i < count; i++) sizes.push_back(strtoul(given[i], nullptr, 10));
+  if (name == "instructions") {
+    const Instructions *here = instructions_here();
+    return puts(here ? here->name : "none") < 0;
+  }
+  if (name == "products") {
+    const size_t I = sizes[0], O = sizes[1], N = sizes[3];
+    const auto weights = read<uint8_t>(I * O);
+    const auto scales = read(O), biases = read(O), x = read(N * I);
+    const Int8Map map(instructions_here(), weights.data(), I, O, sizes[2] != 0, scales.data(), biases.data());
+    std::vector<uint8_t> levels(N * map.row_bytes());
+    std::vector<float> row_scales(N), outputs(N * O);
+    const Levels to{levels.data(), row_scales.data()};
+    run(Quantization{&map, x.data(), to, N});
+    run(Tiles<Product>{{&map, to, outputs.data()}, N, map.num_panels()});
+    write(outputs);
+  } else if (name == "attention") {
+    const size_t B = sizes[0], H = sizes[1], G = sizes[2], C = sizes[3], K = sizes[4];
+    const auto queries = read(B * H * K), keys = read(B * G * C * K), values = read(B * G * C * K);
+    const auto last = read<int32_t>(B);
+    std::vector<float> outputs(B * H * K);
+    Rows rows{};
+    rows.queries = queries.data(), rows.query_stride = H * K, rows.keys = keys.data(), rows.values = values.data();
+    rows.last_positions = last.data(), rows.outputs = outputs.data(), rows.num_rows = B, rows.num_heads = H;
+    rows.num_groups = G, rows.num_positions = C, rows.d_head = K, rows.scale = 0.3f;
+    run(rows);
+    write(outputs);
+  } else if (name == "sources") {
+    const int64_t length = static_cast<int64_t>(sizes[0]);
+    const size_t S = sizes[0], H = sizes[1], K = sizes[2];
+    const auto packed = read(S * 3 * H * K);
+    std::vector<float> outputs(S * H * K);
+    Sources work{};
+    work.packed = packed.data(), work.lengths = &length, work.outputs = outputs.data(), work.num_sources = 1;
+    work.num_heads = H, work.longest = S, work.d_head = K, work.scale = 0.3f;
+    run(work);
+    write(outputs);
+  } else if (name == "norm") {
+    const size_t N = sizes[0], D = sizes[1];
+    const auto x = read(N * D), residual = read(N * D), weight = read(D), bias = read(D);
+    std::vector<float> outputs(N * D);
+    Norm work{};
+    work.x = x.data(), work.residual = residual.data(), work.weight = weight.data(), work.bias = bias.data();
+    work.normalized = outputs.data(), work.num_rows = N, work.d_model = D, work.epsilon = 1e-5f;
+    run(work);
+    write(outputs);
+  } else if (name == "candidates") {
+    const size_t N = sizes[0], V = sizes[1], K = sizes[2];
+    const auto logits = read(N * V);
+    std::vector<float> log_probabilities(N * K);
+    std::vector<int64_t> ids(N * K);
+    Ranking work{};
+    work.logits = logits.data(), work.log_probabilities = log_probabilities.data(), work.token_ids = ids.data();
+    work.num_rows = N, work.vocab_size = V, work.num_candidates = K;
+    run(work);
+    write(log_probabilities);
+    write(ids);
+  } else {
+    return 2;
+  }
+  return 0;
+}
