@@ -26,7 +26,7 @@ _EXAMPLE = f"""example:
 A checkpoint of Hugging Face is exported by `%(prog)s {_HUGGING_FACE} FOLDER BUNDLE`; see its --help.
 """
 _HUGGING_FACE_EXAMPLE = """example:
-  %(prog)s opus-mt-ko-en bundles/ko-en --precision fp32,int8 --calibration texts.txt
+  %(prog)s opus-mt-ko-en bundles/ko-en --precision fp32,int8
 """
 
 
@@ -81,14 +81,6 @@ def _parser(*, is_checkpoint: bool) -> argparse.ArgumentParser:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle")
     if is_checkpoint:
-        parser.add_argument(
-            "--calibration",
-            type=Path,
-            metavar="FILE",
-            help="texts like those of your requests, one a line, by which int8 is calibrated, or names of "
-            "files with such sounds or pictures (default: built-in sentences in many languages, or made "
-            "sounds or pictures)",
-        )
         for name in ("source", "target"):
             parser.add_argument(
                 f"--max-{name}-length",
@@ -151,7 +143,6 @@ def _export_checkpoint(options: argparse.Namespace, interrupts: list[int]) -> No
             options.folder,
             options.bundle,
             options.precision,
-            calibration=options.calibration,
             limits=Limits(options.max_source_length, options.max_target_length),
             overwrite=options.overwrite,
             report=report,

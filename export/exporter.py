@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import onnxruntime as ort
@@ -33,7 +34,7 @@ from seq2seq_serve.bundle.names import (
 from seq2seq_serve.export import convert, parity
 from seq2seq_serve.export.graphs.base import Graph, sizes_of
 from seq2seq_serve.export.graphs.families import make_modules
-from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory
+from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory, LinearFactory
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID
 from seq2seq_serve.training.data.lengths import target_limits
@@ -50,7 +51,7 @@ TOLERANCES = {  # differences of a log-probability
     Precision.BF16: 0.8,  # 8 bits
     Precision.INT8: 10.0,  # random tokens are unlike the calibration's; measured 0.3 to 0.7
 }
-# Limits of int8 on real pairs without those of its calibration
+# Limits of int8 on real pairs
 MAX_INT8_LOSS = 1.0  # of the model's metric, in points
 MAX_INT8_MEAN_DIFFERENCE = 0.2  # in the log-probability of a reference's token
 _LEAST_SCORE = 5.0  # of the trained model; below it, a loss proves nothing
@@ -59,15 +60,12 @@ _DTYPES = {
     Precision.FP16: torch.float16,
     Precision.BF16: torch.bfloat16,
 }
-_CALIBRATION_PAIRS = 200
-_PROOF_PAIRS = 200
-_FEWEST_PAIRS_TO_SPLIT = 100
+_PROOF_SOURCES = 200
 MOST_ROUNDING = 2e-3  # of log-probabilities in float32; memory networks for bAbI have 2e-4
 _BATCH_SENTENCES = 32
 _METRIC_NAMES = {"bleu": "BLEU", "accuracy": "% accuracy"}
-_INT8_ADVICE = "Export fp32 only, or calibrate on more dev pairs"
+_INT8_ADVICE = "Export fp32 only (--precision fp32)"
 
-_Pairs = Sequence[tuple[str, str]]
 _Prove = Callable[[TrainedModel, Graphs, Precision], Parity]
 
 
@@ -244,13 +242,13 @@ def write_variant(
 
 def make_graphs(trained: TrainedModel, precision: Precision) -> dict[Verb, Graph]:
     """The torch modules of a model's graphs in one precision."""
-    if precision is not Precision.INT8:
-        return make_modules(trained.model, float_factory(precision))
-    return make_modules(trained.model, Int8Factory())
+    return make_modules(trained.model, factory_of(precision))
 
 
-def float_factory(precision: Precision) -> FloatFactory:
-    """The maps of a precision in floating point."""
+def factory_of(precision: Precision) -> LinearFactory:
+    """Creates the maps of a precision."""
+    if precision is Precision.INT8:
+        return Int8Factory()
     return FloatFactory(_DTYPES[precision], is_fused=precision is not Precision.FP32)
 
 
@@ -258,12 +256,11 @@ def describe(proof: Parity, dev: Sequence[tuple[str, str]]) -> str:
     """The proof in one line; `dev` are all dev pairs."""
     text = describe_differences(proof)
     if proof.score is not None and proof.reference_score is not None:
-        pairs = _split(dev)[1]
-        text += f", {_METRIC_NAMES[proof.metric]} "
-        text += f"{proof.score:.2f} on {len(pairs)} dev pairs (trained model {proof.reference_score:.2f}"
+        text += (
+            f", {_METRIC_NAMES[proof.metric]} {proof.score:.2f} on {len(_proof_targets(dev))} dev sources "
+        )
+        text += f"(trained model {proof.reference_score:.2f}"
         text += ", too low to prove anything)" if proof.reference_score < _LEAST_SCORE else ")"
-        if len(dev) < _FEWEST_PAIRS_TO_SPLIT:
-            text += "; they are too few to split, so calibration used them, too"
     return text
 
 
@@ -282,10 +279,10 @@ def _prove(trained: TrainedModel, graphs: Graphs, precision: Precision) -> Parit
     proof = compare(trained.model, graphs, precision)
     if precision is not Precision.INT8:
         return proof
-    _, pairs = _split(trained.dev)
-    mean = int8_difference(trained.model, graphs, _encoded(trained, pairs), "of dev", _INT8_ADVICE)
+    targets = _proof_targets(trained.dev)
+    mean = int8_difference(trained.model, graphs, _encoded(trained, targets), "of dev")
     metric = trained.model.metric
-    ours, reference = _scores(trained, graphs, pairs)
+    ours, reference = _scores(trained, graphs, targets)
     if reference >= _LEAST_SCORE and ours < reference - MAX_INT8_LOSS:
         raise ExportError(
             f"int8 scores {ours:.2f} {_METRIC_NAMES[metric]} on dev where the trained model scores "
@@ -321,29 +318,25 @@ def int8_difference(
     graphs: Graphs,
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
     targets: str,
-    advice: str,
 ) -> float:
     """The mean difference in the log-probability of real targets' tokens; ExportError if it is too large."""
     mean = parity.mean_difference(model, graphs, pairs)
     if not mean <= MAX_INT8_MEAN_DIFFERENCE:
         raise ExportError(
             f"int8 differs from the {model.origin} model by {mean:.2f} on average in the log-probability of "
-            f"a token {targets}, and {MAX_INT8_MEAN_DIFFERENCE} is allowed. {advice}"
+            f"a token {targets}, and {MAX_INT8_MEAN_DIFFERENCE} is allowed. {_INT8_ADVICE}"
         )
     return mean
 
 
-def _split(dev: _Pairs) -> tuple[_Pairs, _Pairs]:
-    """Dev pairs for the calibration, and other ones for the proof; few dev pairs serve both."""
-    if len(dev) < _FEWEST_PAIRS_TO_SPLIT:
-        return dev, dev
-    return dev[0::2][:_CALIBRATION_PAIRS], dev[1::2][:_PROOF_PAIRS]
+def _proof_targets(dev: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """The first sources of dev, each once, with all its targets: a picture may have five captions."""
+    return dict(islice(by_source([SentencePair(*pair) for pair in dev]).items(), _PROOF_SOURCES))
 
 
-def _scores(trained: TrainedModel, graphs: Graphs, pairs: _Pairs) -> tuple[float, float]:
-    """The scores of the graphs and of the trained model on the pairs, both with greedy search."""
+def _scores(trained: TrainedModel, graphs: Graphs, targets: dict[str, list[str]]) -> tuple[float, float]:
+    """The scores of the graphs and of the trained model on the sources, both with greedy search."""
     kind = trained.model.source_kind
-    targets = by_source([SentencePair(*pair) for pair in pairs])
     sources, references = kind.encode(list(targets), trained.tokenizer), list(targets.values())
     lengths = list(map(kind.length, sources))
     limits = target_limits(lengths, trained.config, trained.length_bound)
@@ -362,13 +355,13 @@ def _scores(trained: TrainedModel, graphs: Graphs, pairs: _Pairs) -> tuple[float
     return score(decode(ours), references).by(metric), score(decode(theirs), references).by(metric)
 
 
-def _encoded(trained: TrainedModel, pairs: _Pairs) -> list[tuple[list[int], list[int]]]:
-    """The encoded source of each pair, and its target ids with bos and eos, cut at the model's limit."""
-    sources = trained.model.source_kind.encode([source for source, _ in pairs], trained.tokenizer)
-    targets = trained.tokenizer.encode_batch([target for _, target in pairs])
+def _encoded(trained: TrainedModel, targets: dict[str, list[str]]) -> list[tuple[list[int], list[int]]]:
+    """The encoded sources, and the ids of the first target of each with bos and eos, cut at the limit."""
+    sources = trained.model.source_kind.encode(list(targets), trained.tokenizer)
+    first_targets = trained.tokenizer.encode_batch([first for first, *_ in targets.values()])
     return [
         (source, [BOS_ID, *target, EOS_ID][: trained.config.max_target_length + 1])
-        for source, target in zip(sources, targets, strict=True)
+        for source, target in zip(sources, first_targets, strict=True)
     ]
 
 

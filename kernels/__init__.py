@@ -42,7 +42,7 @@ def library(name: str = "_operators") -> Path | None:
 
 
 def _is_current(path: Path) -> bool:
-    """Whether a library was compiled from the sources in its folder; true if it cannot be read or has none."""
+    """Whether a library was compiled from the sources in its folder, if there are any and it can be read."""
     try:
         function = ctypes.CDLL(str(path)).sources_digest
     except OSError:

@@ -69,7 +69,6 @@ class Stack:
     `feed_forward_output_norm`. An attention may have norms of its heads, `query_norm` and `key_norm`.
 
     Attributes:
-        name: The name of the layers in the model, for the calibrated ranges of its maps.
         embedding: `(V, D)`; None for the encoder of a model that reads sounds or pictures.
         front: What makes embeddings of a sound or a picture; None for the other stacks.
         embedding_scale: The factor of embeddings.
@@ -89,7 +88,6 @@ class Stack:
             is none.
     """
 
-    name: str
     embedding: Tensor | None
     embedding_scale: float
     positions: Tensor | None
@@ -136,12 +134,10 @@ class SoundFront:
     quantised like all others.
 
     Attributes:
-        name: The name of the maps in the model.
         num_bands: The bands of the spectrogram.
         num_frames: Its frames, twice as many as there are positions of memory.
     """
 
-    name: str
     num_bands: int
     num_frames: int
     first: nn.Linear
@@ -155,14 +151,12 @@ class PatchFront:
     (Dosovitskiy et al. 2021, arXiv:2010.11929, equation 1.)
 
     Attributes:
-        name: The name of the map in the model.
         size: The pixels of a side of the picture.
         mean: `(3,)`, subtracted from the pixels of each colour.
         deviation: `(3,)`, divides the result.
         tokens: `(positions, D)`, before the patches.
     """
 
-    name: str
     size: int
     patch_size: int
     mean: Tensor
@@ -199,9 +193,8 @@ def architecture_of(model: Transformer) -> Architecture:
     """The paper's Transformer."""
     config = model.config
 
-    def stack(name: str, embedding: Tensor, layers: nn.ModuleList, final_norm: nn.Module) -> Stack:
+    def stack(embedding: Tensor, layers: nn.ModuleList, final_norm: nn.Module) -> Stack:
         return Stack(
-            name=name,
             embedding=embedding,
             embedding_scale=math.sqrt(config.d_model),
             positions=model.positions,
@@ -217,8 +210,8 @@ def architecture_of(model: Transformer) -> Architecture:
         )
 
     return Architecture(
-        encoder=stack("encoder_layers", model.source_weight, model.encoder_layers, model.encoder_norm),
-        decoder=stack("decoder_layers", model.embedding.weight, model.decoder_layers, model.decoder_norm),
+        encoder=stack(model.source_weight, model.encoder_layers, model.encoder_norm),
+        decoder=stack(model.embedding.weight, model.decoder_layers, model.decoder_norm),
         output_weight=model.output_weight,
     )
 

@@ -108,7 +108,8 @@ AddNorm <epsilon> (x, residual, weight, bias) => (total, normalized)
 """
 # The levels of a row are relative to its own largest number; `least_level` is -127, or 0 if negative numbers
 # count as 0. Products of unsigned by unsigned levels are exact on every processor: with signed weights ONNX
-# Runtime saturates on those without VNNI.
+# Runtime saturates on those without VNNI. The zero that is added is NaN in a row with a NaN, most of which
+# ReduceMax passes over; their levels would be any number.
 _PRODUCTS = """
     least = Constant <value_float: float = @least_level> ()
     most = Constant <value_float: float = @most_level> ()
@@ -119,7 +120,10 @@ _PRODUCTS = """
     last_axis = Constant <value_ints = [1]> ()
     largest = ReduceMax (magnitudes, last_axis)
     tiny = Constant <value_float = 7.8886090522101181e-31> ()
-    divided = Max (largest, tiny)
+    positive = Max (largest, tiny)
+    zeros = Sub (counted, counted)
+    zero_of_row = ReduceSum (zeros, last_axis)
+    divided = Add (positive, zero_of_row)
     levels_per_unit = Div (most, divided)
     scale = Div (divided, most)
     steps = Mul (counted, levels_per_unit)

@@ -25,14 +25,13 @@ from seq2seq_serve.export.exporter import (
     check_path,
     compare,
     describe_differences,
-    float_factory,
+    factory_of,
     int8_difference,
     provider_of,
     write_bundle,
     write_variant,
 )
 from seq2seq_serve.export.graphs.architecture import Architecture
-from seq2seq_serve.export.graphs.linear import Int8Factory, LinearFactory
 from seq2seq_serve.export.graphs.merged import merged_graphs_of
 from seq2seq_serve.export.graphs.transformer import graphs_of
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, CheckpointFolder, open_checkpoint
@@ -41,13 +40,7 @@ from seq2seq_serve.export.huggingface.generation import eos_ids, generation_of, 
 from seq2seq_serve.export.huggingface.model import ImportedConfig, ImportedModel
 from seq2seq_serve.export.huggingface.pictures import Patches
 from seq2seq_serve.export.huggingface.reference import random_batches, reference, worst_difference
-from seq2seq_serve.export.huggingface.samples import (
-    MAX_TEXTS,
-    SENTENCES,
-    frame_texts,
-    make_pairs,
-    read_lines,
-)
+from seq2seq_serve.export.huggingface.samples import SENTENCES, frame_texts, make_pairs
 from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.data.sources import Numbers
@@ -63,10 +56,8 @@ _MEMORY_LIMIT_FILE, _MEMORY_USED_FILE = (
 )
 _FAR = (1, 150, 140)  # a comparison beyond the last distance of published relative positions
 _MEDIA_SHAPES = ((1, 1, 6), (2, 1, 5))  # a sound or picture takes a second to encode
-_VALUES_PER_PAIR = 2_000  # of a map's inputs that the calibration keeps
 _MAX_MARKS = 5  # that a line of the report names
 _DEFAULT_LIMITS = Limits()
-_INT8_ADVICE = "Export fp32 only, or calibrate on more sources of your own (--calibration)"
 
 _Pairs = list[tuple[Numbers, list[int]]]
 
@@ -90,7 +81,6 @@ def export_checkpoint(
     path: Path,
     precisions: Sequence[Precision],
     *,
-    calibration: Path | None = None,
     limits: Limits = _DEFAULT_LIMITS,
     overwrite: bool = False,
     report: Callable[[str], None] = lambda _: None,
@@ -101,8 +91,6 @@ def export_checkpoint(
         folder: As `save_pretrained` writes it.
         path: The bundle.
         precisions: Those of the bundle.
-        calibration: A file of texts, or of names of sounds or pictures, one a line, by which int8 is
-            calibrated; None for built-in ones.
         limits: The most tokens of sources and targets.
         overwrite: Whether an older bundle is replaced.
         report: Called with a line about each step, as it begins or ends.
@@ -119,7 +107,6 @@ def export_checkpoint(
     config = config_of(family, checkpoint, limits)
     settings = {**checkpoint.config, "vocab_size": config.source_vocab_size or config.vocab_size}
     tokenizers = read_tokenizers(folder, family.name, settings, checkpoint.generation)
-    sources = _calibration_sources(config, tokenizers, calibration)
     ends = eos_ids(checkpoint.generation, checkpoint.config)
     generation_of(checkpoint.generation, len(tokenizers.frames.start), config.max_target_length)
     _check_room(checkpoint, path, precisions)
@@ -134,23 +121,19 @@ def export_checkpoint(
     imported = _Imported(family, model, tokenizers, checkpoint)
     pairs: _Pairs = []
     if Precision.INT8 in precisions:
-        report(f"int8: decoding {len(sources)} sources for the calibration")
+        sources = _samples(config, tokenizers)
+        report(f"int8: decoding {len(sources)} sources for the proof")
         pairs = make_pairs(model, tokenizers, ends, sources)
     return write_bundle(
         path, lambda folder: _write(imported, folder, precisions, pairs, report), overwrite=overwrite
     )
 
 
-def _calibration_sources(
-    config: ImportedConfig, tokenizers: ImportedTokenizers, file: Path | None
-) -> list[Numbers]:
-    lines = None if file is None else read_lines(file)
+def _samples(config: ImportedConfig, tokenizers: ImportedTokenizers) -> list[Numbers]:
+    """The encoded sources of the proof of int8."""
     if config.media is None:
-        texts = SENTENCES if lines is None else lines[:MAX_TEXTS]
-        return frame_texts(texts, tokenizers, config.max_source_length)
-    if file is None or lines is None:
-        return config.media.make()
-    return config.media.read_files(file.parent / line for line in lines)
+        return frame_texts(SENTENCES, tokenizers, config.max_source_length)
+    return config.media.make()
 
 
 def _compare_with_transformers(
@@ -223,12 +206,7 @@ def _write_variant(
     pairs: _Pairs,
     report: Callable[[str], None],
 ) -> Variant:
-    linear: LinearFactory
-    if precision is Precision.INT8:
-        fed = [(source, target[:-1]) for source, target in pairs[0::2]]
-        linear = Int8Factory()
-    else:
-        linear = float_factory(precision)
+    linear = factory_of(precision)
     make = merged_graphs_of if model.config.is_merged else graphs_of
     modules = {verb: graph.to(linear.dtype) for verb, graph in make(architecture, linear).items()}
 
@@ -239,7 +217,7 @@ def _write_variant(
         proof = compare(model, graphs, precision, shapes)
         if precision is not Precision.INT8:
             return proof
-        mean = int8_difference(model, graphs, pairs[1::2], "of the model's own targets", _INT8_ADVICE)
+        mean = int8_difference(model, graphs, pairs, "of the model's own targets")
         return replace(proof, mean_log_probability_difference=mean)
 
     variant = write_variant(folder, precision, modules, model, prove, report)

@@ -1,7 +1,7 @@
 """The Transformer of imported checkpoints: one model with the options in which families differ.
 
-It exists to be exported: it defines what the graphs compute, runs the calibration of int8, and is never
-trained. The options of each family are in `export.huggingface.families`.
+It exists to be exported: it defines what the graphs compute, and is never trained. The options of each family
+are in `export.huggingface.families`.
 
 Shapes: B batch rows, S source length, T target length, D d_model, H heads, G heads of keys and values,
 K d_head, F d_ff, V vocabulary.
@@ -275,9 +275,9 @@ class SoundMaps(nn.Module):
         result: Tensor = nn.functional.gelu(self.last(neighbours(x, stride=2)))
         return result
 
-    def front(self, name: str) -> SoundFront:
-        """The maps as the graphs read them, with their name in the model."""
-        return SoundFront(name, self.sounds.num_bands, self.sounds.num_frames, self.first, self.last)
+    def front(self) -> SoundFront:
+        """The maps as the graphs read them."""
+        return SoundFront(self.sounds.num_bands, self.sounds.num_frames, self.first, self.last)
 
 
 class PatchMap(nn.Module):
@@ -306,11 +306,11 @@ class PatchMap(nn.Module):
         x = self.last(patches(self.pictures.normal(pictures), self.pictures.patch_size))
         return torch.cat([self.tokens.expand(len(x), -1, -1), x], dim=1)
 
-    def front(self, name: str) -> PatchFront:
-        """The map as the graphs read it, with its name in the model."""
+    def front(self) -> PatchFront:
+        """The map as the graphs read it."""
         kind = self.pictures
         mean, deviation = torch.tensor(kind.mean), torch.tensor(kind.deviation)
-        return PatchFront(name, kind.size, kind.patch_size, mean, deviation, self.tokens, self.last)
+        return PatchFront(kind.size, kind.patch_size, mean, deviation, self.tokens, self.last)
 
 
 class Layer(nn.Module):
@@ -485,7 +485,6 @@ class ImportedModel(EncoderDecoder):
         """The model as its graphs read it."""
         return Architecture(
             encoder=self._stack(
-                "encoder_layers",
                 self.config.encoder,
                 self.encoder_layers,
                 self.encoder_norm,
@@ -493,12 +492,11 @@ class ImportedModel(EncoderDecoder):
                 positions=self.source_positions,
                 embedding_norm=self.source_norm,
                 relative_bias=self.source_bias,
-                front=None if self.front is None else self.front.front("front"),
+                front=None if self.front is None else self.front.front(),
                 num_positions=self.config.max_source_length,
                 unscaled=self.source_unscaled,
             ),
             decoder=self._stack(
-                "decoder_layers",
                 self.config.decoder,
                 self.decoder_layers,
                 self.decoder_norm,
@@ -585,7 +583,6 @@ class ImportedModel(EncoderDecoder):
 
     def _stack(
         self,
-        name: str,
         sizes: StackConfig,
         layers: nn.ModuleList,
         final_norm: nn.Module,
@@ -600,7 +597,6 @@ class ImportedModel(EncoderDecoder):
     ) -> Stack:
         config, token_id = self.config, self.config.unscaled_id
         return Stack(
-            name=name,
             embedding=embedding,
             embedding_scale=sizes.embedding_scale,
             positions=positions,

@@ -289,23 +289,18 @@ def test_a_column_that_the_server_does_not_fill_is_named(bundle_path, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("has_operators", "has_products", "remark"),
-    [
-        (True, True, ""),
-        (True, False, " (without the compiled products of int8)"),
-        (False, False, " (without the compiled operators)"),
-    ],
+    ("has_operators", "remark"), [(True, "avx512vnni"), (False, "without the compiled operators")]
 )
 def test_one_line_of_the_log_says_what_was_loaded(
-    has_operators, has_products, remark, bundle_path, deliveries, caplog, monkeypatch
+    has_operators, remark, bundle_path, deliveries, caplog, monkeypatch
 ):
     monkeypatch.setattr(kernels, "register", lambda _, **__: has_operators)
-    monkeypatch.setattr(kernels, "computes_products", lambda: has_products)
+    monkeypatch.setattr(kernels, "instructions", lambda: "avx512vnni")
     with caplog.at_level(logging.INFO, "seq2seq_serve.server.models.loading"):
         load_model(bundle_path, CONFIG, deliveries)
-    assert caplog.messages == [f"model random: int8 on cpu{remark}, 3 slots, 2 threads"]
+    assert caplog.messages == [f"model random: int8 on cpu ({remark}), 3 slots, 2 threads"]
     [line] = check([bundle_path], CONFIG)
-    assert f"int8 on cpu{remark}, 3 slots" in line
+    assert f"int8 on cpu ({remark}), 3 slots" in line
 
 
 def test_cuda_that_is_required_and_not_there_is_one_clear_error(bundle_path, deliveries):
