@@ -1,0 +1,83 @@
+"""An int8 bundle gives the same bits whatever instructions multiply: the logits of whole models."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seq2seq_serve import kernels
+from seq2seq_serve.bundle.manifest import Bundle, load_bundle
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.server.engine.records import Request, Search, Sequence
+from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.server.runner.sizing import RunnerConfig, source_specs
+from tests.kernels.test_products import NAMES
+
+NUM_ROWS, NUM_STEPS = 7, 5  # more rows than one tile has
+
+pytestmark = pytest.mark.skipif(kernels.library() is None, reason="there are no compiled operators")
+
+
+def logits_of(bundle: Bundle) -> np.ndarray:
+    """The logits `(steps, rows, V)` for random sources and random tokens."""
+    config = RunnerConfig(provider="cpu", precision=Precision.INT8, num_threads=2, max_slots=NUM_ROWS)
+    runner = OnnxRunner(bundle, config)
+    rng = np.random.default_rng(0)
+    rows, manifest = [], bundle.manifest
+    for row in range(NUM_ROWS):
+        sources = {}
+        for spec in source_specs(manifest, Precision.INT8):
+            shape = [size if isinstance(size, int) else 2 + row for size in spec.axes[1:]]
+            whole = np.issubdtype(np.dtype(spec.dtype), np.integer)
+            array = rng.integers(4, 90, shape) if whole else rng.standard_normal(shape)
+            sources[spec.name] = array.astype(spec.dtype)
+        length = manifest.memory.memory_length({name: len(array) for name, array in sources.items()})
+        request = Request("r", sources, length, NUM_STEPS, arrival=0.0)
+        start_id = runner.start_ids[-1]
+        rows.append(Sequence(Search(request, (start_id,)), start_id, row=row, is_plain=False))
+    runner.encode(0, [row.search.request for row in rows])
+    found = []
+    for _ in range(NUM_STEPS):
+        runner._columns.fill(tuple(rows), is_same=False)
+        runner._run_step(NUM_ROWS)
+        found.append(runner._columns._logits[:NUM_ROWS].copy())
+        for sequence, token_id in zip(rows, rng.integers(4, 90, NUM_ROWS).tolist(), strict=True):
+            sequence.token_ids.append(token_id)
+            sequence.next_token_id = token_id
+    return np.array(found)
+
+
+def check_bits(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = logits_of(bundle)
+    assert np.isfinite(expected).all()
+    tried = set()
+    for name in NAMES:
+        monkeypatch.setenv("SEQ2SEQ_ISA", name)
+        try:
+            tried.add(kernels.instructions())
+        except ValueError:
+            continue
+        np.testing.assert_array_equal(logits_of(bundle), expected)
+    assert "scalar" in tried
+
+
+def test_a_transformer(random_bundle, monkeypatch):
+    check_bits(random_bundle, monkeypatch)
+
+
+def test_a_recurrent_model(random_recurrent, monkeypatch):
+    check_bits(random_recurrent("additive")[1], monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["marian", "whisper"])
+def test_an_imported_model(case, imported, tmp_path: Path, monkeypatch):
+    from seq2seq_serve.export.huggingface.exporter import export_checkpoint  # imports transformers
+
+    export_checkpoint(imported(case) / "checkpoint", tmp_path / "bundle", [Precision.INT8])
+    check_bits(load_bundle(tmp_path / "bundle"), monkeypatch)
+
+
+@pytest.mark.slow
+def test_a_trained_model(trained_run, monkeypatch):
+    check_bits(load_bundle(trained_run.bundle), monkeypatch)
