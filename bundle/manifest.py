@@ -127,7 +127,7 @@ class Parity(_Record):
         max_log_probability_difference: The largest difference over all compared positions and tokens.
         tolerance: The largest difference that the export allowed.
         shapes: `(batch, source length, target length)` of each comparison; the export's examples had others.
-        score: The metric of these graphs' greedy search on dev pairs, in percent; None if it was not
+        score: The metric of these graphs' greedy search on dev sources, in percent; None if it was not
             measured.
         reference_score: The same of the trained PyTorch model.
         metric: "bleu" or "accuracy".

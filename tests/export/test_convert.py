@@ -139,7 +139,7 @@ def test_the_fused_operators_are_in_place(random_bundle):
 
 
 @pytest.mark.parametrize(("verb", "num_maps"), [(Verb.ENCODE, 9), (Verb.STEP, 13), (Verb.DECODE, 13)])
-def test_int8_graphs_quantise_every_map_with_constant_scales(verb, num_maps, random_bundle):
+def test_int8_graphs_quantise_every_map_by_constant_weights(verb, num_maps, random_bundle):
     graph = graph_of(random_bundle, Precision.INT8, verb)
     operators = Counter(node.op_type for node in graph.node)
     assert operators["QuantizedLinear"] + operators["QuantizedChoice"] == num_maps

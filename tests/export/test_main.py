@@ -39,7 +39,7 @@ def test_the_result_is_the_folder_and_the_proof_is_told(trained_run):
     assert re.search(r"fp32: worst difference of log-probabilities \S+ \(tolerance 1e-04\)", told)
     assert re.search(
         r"int8: mean difference of log-probabilities \S+ \(tolerance 0.2\), worst for random tokens \S+, "
-        r"BLEU \S+ on \d+ dev pairs \(trained model \S+\)",
+        r"BLEU \S+ on \d+ dev sources \(trained model \S+\)",
         told,
     )
 

@@ -78,8 +78,8 @@ def test_what_is_not_a_number_is_infinitely_wrong(post_fp32):
     indirect=True,
 )
 def test_int8_is_near_the_trained_model(exported):
-    # 8 bits of calibrated activations; measured 0.7 with random weights.
-    assert parity.worst_difference(exported.trained.model, exported.graphs) < 2
+    # 255 levels for each row of activations; measured 0.09 with random weights.
+    assert parity.worst_difference(exported.trained.model, exported.graphs) < 0.3
 
 
 @pytest.mark.parametrize("name", ["demo", "recurrent", "memory-network", "captioner", "clip-captioner"])

@@ -23,7 +23,7 @@ def trained() -> tuple[nn.LayerNorm, nn.Linear, nn.Linear]:
 def fused(trained, residual_shift=None) -> tuple[AddNorm, FloatLinear, FloatLinear]:
     norm, before, after = trained
     linear = FloatFactory(torch.float32, is_fused=True)
-    last, first = linear("last", [before]), linear("first", [after])
+    last, first = linear([before]), linear([after])
     assert isinstance(last, FloatLinear)
     assert isinstance(first, FloatLinear)
     return AddNorm(norm, last, first, residual_shift, pre_norm=False, linear=linear), last, first

@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,13 +13,13 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.names import Role, Verb
 from seq2seq_serve.export import convert, parity
 from seq2seq_serve.export.graphs.families import make_modules
-from seq2seq_serve.export.graphs.linear import ActivationRange, FloatFactory, Int8Factory, LinearFactory
+from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory, LinearFactory
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.models.captioner import Captioner
 from tests.training.models.test_captioner import ATTENTIONS, CONFIGS, make
 
 FP32, FP16 = FloatFactory(torch.float32), FloatFactory(torch.float16, is_fused=True)
-INT8 = Int8Factory(defaultdict(lambda: ActivationRange(-4.0, 4.0)))
+INT8 = Int8Factory()
 SHAPES = ((1, 1, 1), (1, 8, 6), (4, 5, 3))
 QUICK = [("picture", "soft"), ("local clip", "hard"), ("features", "mean")]
 EACH = [
@@ -52,7 +51,7 @@ def test_the_graphs_compute_what_torch_computes(name: str, attention: str, expor
     assert parity.worst_difference(*exported(name, attention), SHAPES) <= 1e-4
 
 
-@pytest.mark.parametrize(("linear", "tolerance"), [(FP16, 0.1), (INT8, 0.5)])
+@pytest.mark.parametrize(("linear", "tolerance"), [(FP16, 0.1), (INT8, 0.05)])  # measured 0.016 in int8
 @pytest.mark.parametrize("attention", ["soft", pytest.param("mean", marks=pytest.mark.slow)])
 def test_other_precisions_stay_close(
     linear: LinearFactory, tolerance: float, attention: str, tmp_path: Path

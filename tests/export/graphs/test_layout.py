@@ -5,6 +5,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from seq2seq_serve import kernels
 from seq2seq_serve.bundle.names import SOURCE_IDS, SOURCE_LENGTHS, Axis, Role, Verb
 from seq2seq_serve.export.runtime import Sources
 
@@ -38,7 +39,9 @@ def test_the_maps_read_one_row_a_token(exported, source_ids):
     products = [node.output[0] for node in model.graph.node if node.op_type in ("Gemm", "QuantizedLinear")]
     assert len(products) >= 5
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in products)
-    session = onnxruntime.InferenceSession(model.SerializeToString())
+    options = onnxruntime.SessionOptions()
+    kernels.register(options)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     sizes = {Axis.BATCH: B, Axis.MEMORY_CAPACITY: S}
     buffers = [spec for spec in exported.modules[Verb.ENCODE].inputs if spec.role is Role.MEMORY]
     feeds = {spec.name: np.zeros(spec.shape(sizes), spec.storage) for spec in buffers}

@@ -1,10 +1,25 @@
-"""int8 maps: what they quantise to, and that torch's arithmetic is what the operators are told to do."""
+"""int8 maps: what they quantise to, and what ONNX Runtime computes by the definition of their operator."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
 import pytest
 import torch
 from torch import nn
 
-from seq2seq_serve.export.graphs.linear import ActivationRange, FloatFactory, Int8Factory, Int8Linear
+from seq2seq_serve.export.convert import OPSET
+from seq2seq_serve.export.graphs.functions import DOMAIN, definition
+from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory, Int8Linear
+from seq2seq_serve.export.graphs.operators import _LEVELS
+
+Floats = npt.NDArray[np.float32]
+Run = Callable[[Floats], Floats]
+CLAMPS = pytest.mark.parametrize("clamps", [False, True])
 
 
 @pytest.fixture
@@ -14,38 +29,150 @@ def layers() -> list[nn.Linear]:
 
 
 def test_layers_side_by_side_are_one_map(layers):
-    made = FloatFactory(torch.float32)("name", layers)
+    made = FloatFactory(torch.float32)(layers)
     x = torch.randn(4, 6)
     expected = torch.cat([layer(x) for layer in layers], dim=1)
     torch.testing.assert_close(x @ made.weight + made.bias, expected)
 
 
 def test_int8_weights_are_at_most_half_a_level_off(layers):
-    made = Int8Factory({"name": ActivationRange(-1.0, 3.0)})("name", layers)
+    made = Int8Factory()(layers)
     assert isinstance(made, Int8Linear)
     weight = torch.cat([layer.weight.t() for layer in layers], dim=1)
-    assert made.weight.dtype == torch.int8
-    error = (made.weight.float() * made.weight_scale - weight).abs().max()
-    assert error <= made.weight_scale.max() / 2 + 1e-7
-    assert made.weight.abs().amax(dim=0).tolist() == [127] * 8, "every column uses its whole range"
+    assert made.weight.dtype == torch.uint8
+    levels = made.weight.float() - 128
+    assert (levels * made.weight_scale - weight).abs().max() <= made.weight_scale.max() / 2 + 1e-7
+    assert levels.abs().amax(dim=0).tolist() == [127] * 8, "every column uses its whole range"
 
 
-def test_zero_is_exactly_a_level_of_the_activation(layers):
-    made = Int8Factory({"name": ActivationRange(-1.0, 3.0)})("name", layers)
-    assert made.scale.item() == pytest.approx(4 / 255)
-    assert made.zero_point.item() == 64
-    assert not made.clamps_negative
-
-
-def test_a_map_after_a_relu_clamps_by_itself(layers):
-    made = Int8Factory({"name": ActivationRange(0.0, 3.0)})("name", layers)
-    assert made.zero_point.item() == 0
-    assert made.clamps_negative
+def test_only_a_map_after_a_relu_clamps_by_itself(layers):
+    assert not Int8Factory()(layers).clamps_negative
+    assert Int8Factory()(layers, follows_relu=True).clamps_negative
 
 
 def test_a_column_of_zeros_is_no_division_by_zero(layers):
     with torch.no_grad():
         layers[0].weight[1] = 0
-    made = Int8Factory({"name": ActivationRange(0.0, 1.0)})("name", layers)
-    assert made.weight[:, 1].tolist() == [0] * 6
+    made = Int8Factory()(layers)
+    assert isinstance(made, Int8Linear)
+    assert made.weight[:, 1].tolist() == [128] * 6
     assert torch.isfinite(made.weight_scale).all()
+
+
+def made_map(num_inputs: int, *, clamps: bool, spread: float = 1.0) -> Int8Linear:
+    """A map of random weights and one of the largest levels, whose columns' scales differ by `spread`."""
+    chance = torch.Generator().manual_seed(1)
+    weight = torch.randn(num_inputs, 10, generator=chance)
+    # Levels of 127 and of -127 only: pairs of their products saturate 16 bits where the weights are signed.
+    weight[:, 0], weight[:, 1] = 1, -1
+    weight *= torch.logspace(0, torch.tensor(spread).log10().item(), 10)
+    return Int8Linear(weight, torch.randn(10, generator=chance), clamps_negative=clamps)
+
+
+@functools.cache
+def _session(clamps: bool) -> onnxruntime.InferenceSession:
+    """The operator alone, by its definition: the project's own kernels are not registered."""
+    names = ["x", "weight", "weight_scale", "bias"]
+    types = [onnx.TensorProto.FLOAT, onnx.TensorProto.UINT8, *[onnx.TensorProto.FLOAT] * 2]
+    shapes: list[list[Any]] = [["rows", "inputs"], ["inputs", "outputs"], ["outputs"], ["outputs"]]
+    inputs = [onnx.helper.make_tensor_value_info(*named) for named in zip(names, types, shapes, strict=True)]
+    output = onnx.helper.make_tensor_value_info("output", onnx.TensorProto.FLOAT, ["rows", "outputs"])
+    least, most = _LEVELS[clamps]
+    levels = {"least_level": least, "most_level": most}
+    node = onnx.helper.make_node("QuantizedLinear", names, ["output"], domain=DOMAIN, **levels)
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "map", inputs, [output]),
+        opset_imports=[onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid(DOMAIN, 1)],
+        functions=[definition("QuantizedLinear", OPSET)],
+        ir_version=10,
+    )
+    return onnxruntime.InferenceSession(model.SerializeToString())
+
+
+def by_definition(made: Int8Linear, x: Floats) -> Floats:
+    weights = {name: getattr(made, name).numpy() for name in ("weight", "weight_scale", "bias")}
+    output: Floats = _session(made.clamps_negative).run(None, {"x": x, **weights})[0]
+    return output
+
+
+def by_numpy(made: Int8Linear, x: Floats) -> Floats:
+    """One row after another, with exact sums; other arithmetic is float32's, in the definition's order."""
+    weight = made.weight.numpy().astype(np.int64) - 128
+    most = np.float32(255 if made.clamps_negative else 127)
+    rows = []
+    for row in np.maximum(x, 0) if made.clamps_negative else x:
+        largest = max(np.abs(row).max(), np.float32(2.0**-100))
+        levels = np.rint(row * (most / largest)).astype(np.int64)  # half to even
+        assert np.abs(levels).max() <= most
+        sums = (levels @ weight).astype(np.float32)
+        rows.append(sums * (largest / most) * made.weight_scale.numpy() + made.bias.numpy())
+    return np.stack(rows)
+
+
+def rows_of(num_inputs: int) -> Floats:
+    """Ordinary rows, one of zeros, ones of other magnitudes, of one sign, of one number, and of extremes."""
+    x = np.random.default_rng(2).standard_normal((12, num_inputs)).astype(np.float32)
+    x[1] = 0
+    x[2] *= 1e-12
+    x[3] *= 1e12
+    x[4] = -np.abs(x[4])
+    x[5] = np.abs(x[5])
+    x[6, 1:] = 0
+    x[7] = 3
+    x[8] = np.where(np.arange(num_inputs) % 2, 2, -2)
+    x[9, 0] = 1e4  # the levels of the row's other numbers are 0
+    x[10] *= 1e-37
+    return x
+
+
+@CLAMPS
+@pytest.mark.parametrize("num_inputs", [1, 7, 64, 2048])
+@pytest.mark.parametrize("spread", [1.0, 1e6])
+def test_onnx_runtime_computes_exact_products_by_row(num_inputs, spread, clamps):
+    made, x = made_map(num_inputs, clamps=clamps, spread=spread), rows_of(num_inputs)
+    found = by_definition(made, x)
+    np.testing.assert_array_equal(found, by_numpy(made, x))
+    np.testing.assert_array_equal(found[1], made.bias.numpy(), err_msg="a row of zeros")
+    if clamps:
+        np.testing.assert_array_equal(found[4], made.bias.numpy(), err_msg="a row of negative numbers")
+
+
+@pytest.mark.parametrize(("clamps", "step"), [(False, 1 / 127), (True, 1 / 255)])
+def test_a_map_is_within_half_a_level_of_each_input(clamps, step):
+    made = Int8Linear(torch.eye(64), None, clamps_negative=clamps)  # the levels of eye are exact
+    x = rows_of(64)
+    expected = np.maximum(x, 0) if clamps else x
+    error = np.abs(by_definition(made, x) - expected).max(axis=1)
+    largest = np.abs(expected).max(axis=1)
+    assert (error <= 0.5001 * step * largest + 1e-32).all()
+    assert error.max() > 0
+
+
+def test_half_a_level_is_rounded_to_the_even_one():
+    made = Int8Linear(torch.eye(8), None)
+    x = np.array([[127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5]], np.float32)
+    np.testing.assert_allclose(by_definition(made, x)[0], [127, 0, 2, 2, 0, -2, -2, 126], rtol=1e-6)
+
+
+@CLAMPS
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(clamps):
+    made, x = made_map(64, clamps=clamps), rows_of(64)
+    together = by_definition(made, x)
+    for row in range(len(x)):
+        alone = by_definition(made, x[row : row + 1])
+        np.testing.assert_array_equal(alone[0].view(np.uint32), together[row].view(np.uint32))
+
+
+@CLAMPS
+def test_a_number_that_is_not_one_is_in_all_outputs_of_its_row_and_in_no_others(clamps):
+    """ONNX Runtime's ReduceMax passes over NaN that are not a row's first number, and they vanished."""
+    made, x = made_map(17, clamps=clamps), rows_of(17)
+    expected = by_definition(made, x)
+    row = 5
+    others = np.arange(len(x)) != row
+    for column in range(17):
+        spoilt = x.copy()
+        spoilt[row, column] = np.nan
+        found = by_definition(made, spoilt)
+        assert np.isnan(found[row]).all(), column
+        np.testing.assert_array_equal(found[others], expected[others])

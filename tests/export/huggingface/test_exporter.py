@@ -8,10 +8,8 @@ from dataclasses import replace
 import numpy as np
 import onnxruntime
 import pytest
-import soundfile
 import torch
 import transformers
-from PIL import Image
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import load_bundle
@@ -21,6 +19,7 @@ from seq2seq_serve.export.huggingface import exporter, families, reference
 from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, open_checkpoint
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.export.huggingface.families import Limits
+from seq2seq_serve.export.huggingface.samples import SENTENCES
 from seq2seq_serve.server.engine.records import Beam, Request, Sampling
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import RunnerConfig
@@ -109,13 +108,8 @@ def test_padding_is_not_encoded_in_any_family(imported, case):
 
 # slow: families whose maps are like those of the quick ones, and T5Gemma 2, whose export takes longest
 @pytest.mark.parametrize("case", slow_if(TEXTS, lambda case: case not in ("marian", "byt5")))
-def test_int8_is_calibrated_on_texts_and_the_models_own_targets(checkpoint, case, tmp_path):
-    texts = tmp_path / "texts.txt"
-    texts.write_text("a first text\n\nanother one, longer than it\nthe third\nand the last one\n")
-    export_checkpoint(checkpoint(case)[0], tmp_path / "bundle", [Precision.INT8], calibration=texts)
-    proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.INT8].parity
-    assert 0 < proof.mean_log_probability_difference < 0.2
-    assert proof.score is None
+def test_int8_of_texts_is_near_for_the_models_own_targets(checkpoint, case, tmp_path):
+    check_int8(checkpoint(case)[0], tmp_path / "bundle", len(SENTENCES))
 
 
 def test_float16_of_t5_keeps_large_residuals_in_its_range(tmp_path):
@@ -278,73 +272,23 @@ def test_special_tokens_of_a_fine_tuning_are_reported(checkpoint, tmp_path, case
     assert lines[0] == expected + ", ".join(names)
 
 
-def test_a_calibration_without_texts_is_refused(checkpoint, tmp_path):
-    texts = tmp_path / "texts.txt"
-    texts.write_text("only one line\n")
-    with pytest.raises(CheckpointError, match=r"has 1 lines of text, and the calibration needs at least 2"):
-        export_checkpoint(checkpoint("bart")[0], tmp_path / "bundle", FP32, calibration=texts)
-
-
-def check_calibration(folder, bundle, calibration, num_sources):
+def check_int8(folder, bundle, num_sources):
     lines: list[str] = []
-    export_checkpoint(folder, bundle, [Precision.INT8], calibration=calibration, report=lines.append)
+    export_checkpoint(folder, bundle, [Precision.INT8], report=lines.append)
     proof = load_bundle(bundle).manifest.variants[Precision.INT8].parity
-    assert 0 < proof.mean_log_probability_difference < 0.2
-    assert f"int8: decoding {num_sources} sources for the calibration" in lines
+    assert 0 < proof.mean_log_probability_difference < 0.08  # measured 0.002 to 0.027
+    assert proof.score is None
+    assert f"int8: decoding {num_sources} sources for the proof" in lines
 
 
 class TestSounds:
-    def sounds(self, folder, *names: str) -> None:
-        for number, name in enumerate(names):
-            samples = 0.3 * np.random.default_rng(number).standard_normal(8_000)
-            soundfile.write(folder / name, samples, 16_000)
-
-    @pytest.mark.parametrize(
-        ("file", "number"),
-        [("names.txt", 3), pytest.param(None, 8, marks=pytest.mark.slow)],  # slow: the same with other sounds
-    )
-    def test_int8_is_calibrated_on_sounds_that_a_file_names_or_on_built_in_ones(
-        self, checkpoint, tmp_path, file, number
-    ):
-        self.sounds(tmp_path, "a.wav", "b.flac", "c.flac")
-        (tmp_path / "names.txt").write_text(f"a.wav\n\n  b.flac\n{tmp_path}/c.flac\n")
-        check_calibration(checkpoint("whisper")[0], tmp_path / "bundle", file and tmp_path / file, number)
+    def test_int8_is_near(self, checkpoint, tmp_path):
+        check_int8(checkpoint("whisper")[0], tmp_path / "bundle", 4)
 
     def test_float16_is_near(self, checkpoint, tmp_path):
         export_checkpoint(checkpoint("whisper")[0], tmp_path / "bundle", [Precision.FP16])
         proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].parity
         assert 0 < proof.max_log_probability_difference < TOLERANCES[Precision.FP16]
-
-    @pytest.mark.parametrize(
-        ("names", "match"),
-        [
-            ("a.wav\nmissing.wav\n", r"the calibration names .*missing\.wav: .*No such file"),
-            ("a.wav\nnames.txt\n", r"the calibration names .*names\.txt: the file is not a WAV"),
-            ("a.wav\nlong.wav\n", r"the calibration names .*long\.wav: the sound has 1\.00 seconds"),
-            ("a.wav\n", r"names\.txt has 1 lines of text, and the calibration needs at least 2"),
-        ],
-    )
-    def test_a_wrong_name_ends_the_export_early(self, checkpoint, tmp_path, names, match):
-        self.sounds(tmp_path, "a.wav")
-        soundfile.write(tmp_path / "long.wav", np.zeros(16_000), 16_000)
-        (tmp_path / "names.txt").write_text(names)
-        with pytest.raises(CheckpointError, match=match):
-            export_checkpoint(
-                checkpoint("whisper")[0],
-                tmp_path / "bundle",
-                [Precision.INT8],
-                calibration=tmp_path / "names.txt",
-                report=refuse_to_go_on,
-            )
-
-    def test_a_sound_in_the_place_of_the_names_is_refused(self, checkpoint, tmp_path):
-        self.sounds(tmp_path, "a.wav")
-        with pytest.raises(
-            CheckpointError, match=r"a\.wav is not a text in UTF-8 .*; give a file that lists .* names"
-        ):
-            export_checkpoint(
-                checkpoint("whisper")[0], tmp_path / "bundle", FP32, calibration=tmp_path / "a.wav"
-            )
 
     def test_a_limit_on_sources_is_refused_and_one_on_targets_is_not(self, quick_checkpoint, tmp_path):
         folder = quick_checkpoint("whisper")
@@ -393,32 +337,14 @@ OTHER_NUMBERS = "makes other numbers of a picture than scaling it to 32 × 32 pi
 
 
 class TestPictures:
-    @pytest.mark.parametrize("is_named", [True, pytest.param(False, marks=pytest.mark.slow)])  # made ones
-    def test_int8_is_calibrated_on_pictures(self, checkpoint, is_named, tmp_path):
-        for number, name in enumerate(("a.png", "b.jpg", "c.webp")):
-            pixels = np.random.default_rng(number).integers(0, 256, (20, 50, 3), np.uint8)
-            Image.fromarray(pixels).save(tmp_path / name)
-        names_file = tmp_path / "names.txt"
-        names_file.write_text("a.png\nb.jpg\nc.webp\n")
-        given, number = (names_file, 3) if is_named else (None, 8)
-        check_calibration(checkpoint("trocr")[0], tmp_path / "bundle", given, number)
+    def test_int8_is_near(self, checkpoint, tmp_path):
+        check_int8(checkpoint("trocr")[0], tmp_path / "bundle", 4)
 
     @pytest.mark.slow  # the products are those of the sounds above
     def test_float16_is_near(self, checkpoint, tmp_path):
         export_checkpoint(checkpoint("trocr-deit")[0], tmp_path / "bundle", [Precision.FP16])
         proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].parity
         assert 0 < proof.max_log_probability_difference < TOLERANCES[Precision.FP16]
-
-    def test_a_file_that_is_no_picture_ends_the_export_early(self, checkpoint, tmp_path):
-        (tmp_path / "names.txt").write_text("names.txt\nmissing.png\n")
-        with pytest.raises(CheckpointError, match=r"the calibration names .*names\.txt: the file is not PNG"):
-            export_checkpoint(
-                checkpoint("trocr")[0],
-                tmp_path / "bundle",
-                [Precision.INT8],
-                calibration=tmp_path / "names.txt",
-                report=refuse_to_go_on,
-            )
 
     @pytest.mark.parametrize(
         ("settings", "match"),

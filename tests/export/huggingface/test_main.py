@@ -37,17 +37,6 @@ def test_a_refusal_is_one_line(checkpoint, tmp_path, capsys):
     assert told.err == f"error: {folder} is a decoder-only model (GPT2LMHeadModel), not an encoder-decoder\n"
 
 
-def test_a_calibration_that_is_not_there_is_named(checkpoint, tmp_path, capsys):
-    arguments = [
-        str(checkpoint("bart")[0]),
-        str(tmp_path / "bundle"),
-        "--calibration",
-        str(tmp_path / "no.txt"),
-    ]
-    assert main(["huggingface", *arguments]) == 1
-    assert capsys.readouterr().err == f"error: {tmp_path / 'no.txt'}: No such file or directory\n"
-
-
 @pytest.mark.parametrize("given", ["1", "many", "-5"])
 def test_a_length_is_a_number_of_tokens(given, capsys):
     with pytest.raises(SystemExit, match="2"):
