@@ -145,7 +145,7 @@ def _expected(model: EncoderDecoder, rows: Sequence[Inputs], target_ids: Array) 
     """The trained model's log-probabilities `(B, T, V)`, and its attention `(B, T, …, S)` if it has any."""
     dtype = next(model.parameters()).dtype
     source = [x.to(dtype) if x.is_floating_point() else x for x in model.source_kind.tensors(rows)]
-    with torch.inference_mode(), _default_dtype(dtype):
+    with torch.inference_mode(), default_dtype(dtype):
         memory = model.encode(*source)
         logits, weights = model.decode_with_attention(torch.from_numpy(target_ids), memory, source[-1])
         alignment = model.reported_attention(weights)
@@ -162,7 +162,7 @@ def _distance(given: Array, expected: Array) -> float:
 
 
 @contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Integers become numbers of this type, as pixels do in a model."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

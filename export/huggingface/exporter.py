@@ -39,7 +39,12 @@ from seq2seq_serve.export.huggingface.families import Family, Limits, config_of,
 from seq2seq_serve.export.huggingface.generation import eos_ids, generation_of, left_out
 from seq2seq_serve.export.huggingface.model import ImportedConfig, ImportedModel
 from seq2seq_serve.export.huggingface.pictures import Patches
-from seq2seq_serve.export.huggingface.reference import random_batches, reference, worst_difference
+from seq2seq_serve.export.huggingface.reference import (
+    random_batches,
+    reference,
+    rounding,
+    worst_difference,
+)
 from seq2seq_serve.export.huggingface.samples import SENTENCES, frame_texts, make_pairs
 from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
 from seq2seq_serve.export.runtime import Graphs
@@ -147,7 +152,8 @@ def _compare_with_transformers(
     expected = reference(checkpoint.path, model.config.media, batches)
     difference, tolerance = worst_difference(model, batches, expected), TOLERANCES[Precision.FP32]
     if not difference <= tolerance:
-        tolerance = min(max(tolerance, 2 * parity.rounding(model)), MOST_ROUNDING)
+        # Both models round, each in its own order, and by how much depends on the processor.
+        tolerance = min(max(tolerance, 4 * rounding(model, batches)), MOST_ROUNDING)
     if not difference <= tolerance:
         raise ExportError(
             f"the imported model differs from transformers by {difference:.1e} in a log-probability, and "

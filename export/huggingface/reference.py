@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seq2seq_serve.export import parity
 from seq2seq_serve.export.huggingface.media import Media
 from seq2seq_serve.export.huggingface.model import ImportedConfig, ImportedModel
 
@@ -90,10 +92,22 @@ def reference(path: Path, media: Media | None, batches: Sequence[Batch]) -> list
 def worst_difference(model: ImportedModel, batches: Sequence[Batch], expected: Sequence[Tensor]) -> float:
     """The largest difference of a log-probability; infinite if one is not a number."""
     worst = 0.0
-    with torch.inference_mode():
-        for batch, log_probabilities in zip(batches, expected, strict=True):
-            memory = model.encode(batch.source, batch.source_mask)
-            ours = model.decode(batch.target_ids, memory, batch.source_mask).log_softmax(-1)
-            difference = (ours - log_probabilities).abs().max()
-            worst = max(worst, float(difference) if difference.isfinite() else float("inf"))
+    for batch, log_probabilities in zip(batches, expected, strict=True):
+        difference = (_log_probabilities(model, batch) - log_probabilities).abs().max()
+        worst = max(worst, float(difference) if difference.isfinite() else float("inf"))
     return worst
+
+
+def rounding(model: ImportedModel, batches: Sequence[Batch]) -> float:
+    """The largest difference of a log-probability in float32 and in float64; a copy in float64 is made."""
+    exact = copy.deepcopy(model).double()
+    return worst_difference(model, batches, [_log_probabilities(exact, batch) for batch in batches])
+
+
+def _log_probabilities(model: ImportedModel, batch: Batch) -> Tensor:
+    """The log-probabilities (B, T, V) of a batch in the model's type."""
+    dtype = next(model.parameters()).dtype
+    source = batch.source.to(dtype) if batch.source.is_floating_point() else batch.source
+    with torch.inference_mode(), parity.default_dtype(dtype):
+        memory = model.encode(source, batch.source_mask)
+        return model.decode(batch.target_ids, memory, batch.source_mask).log_softmax(-1)

@@ -262,7 +262,7 @@ def share_threads(num_threads: int) -> None:
 def describe_device(provider: str, precision: Precision, cuda_libraries: Path | None) -> str:
     """Returns a provider with a remark: the GPU's name and memory, if they can be read.
 
-    For a CPU the remark names the instructions of int8 products, or says that the operators in C++ are missing.
+    For a CPU the remark names the instructions of int8 products, or says that the operators are missing.
     """
     if provider != CPU:
         remark = _try_cuda(cuda_libraries).description
