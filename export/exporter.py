@@ -55,8 +55,8 @@ TOLERANCES = {  # differences of a log-probability
 }
 # Limits of int8 on real pairs
 MAX_INT8_LOSS = 1.0  # of the model's metric, in points
-# In the log-probability of a reference's token; measured up to 0.03 in the tests, 0.02 and 0.06 with
-# published weights, but 0.18 for a Russian model on samples in 28 languages, which an import takes.
+# In the log-probability of a reference's token; measured up to 0.03 in the tests, 0.02 and 0.06 with weights
+# that are published, but 0.18 for a Russian model on an import's samples in 28 languages.
 MAX_INT8_MEAN_DIFFERENCE = 0.2
 _LEAST_SCORE = 5.0  # of the trained model; below it, a loss proves nothing
 _DTYPES = {
