@@ -264,21 +264,21 @@ private:
   }
 };
 
-// Inputs: x (N, I); and, constants, the weights (I, O), 128 above their levels, the scales of their columns (O,), and the
-// bias (O,). Output: (N, O). The attribute `least_level` is 0 where negative inputs count as 0.
+// Inputs: x (N, I); and, constants, the weights (I, O), 128 above their levels, the scales of their columns and the sums of
+// their levels (O,), and the bias (O,). Output: (N, O). The attribute `least_input` is 0 where negative inputs count as 0.
 struct QuantizedLinear {
   static constexpr const char *NAME = "QuantizedLinear";
-  static constexpr int INPUTS[] = {FLOAT, UINT8, FLOAT, FLOAT}, OUTPUTS[] = {FLOAT};
+  static constexpr int INPUTS[] = {FLOAT, UINT8, FLOAT, INT32, FLOAT}, OUTPUTS[] = {FLOAT};
   std::shared_ptr<const Int8Map> map;
 
   explicit QuantizedLinear(const void *info) {
     const auto weight = constant<uint8_t>(info, 1);
-    const auto scales = constant<float>(info, 2), bias = constant<float>(info, 3);
-    float least_level = 0;
-    check(call<85>(info, "least_level", &least_level));
+    const auto scales = constant<float>(info, 2), bias = constant<float>(info, 4);
+    float least_input = 0;
+    check(call<85>(info, "least_input", &least_input));
     require(weight.num_axes == 2, "the weights must have 2 axes");
     require(scales.has_shape(weight.shape[1]) && bias.has_shape(weight.shape[1]), "the columns differ in number");
-    map = Packed::get().map(weight, scales.data, bias.data, least_level == 0);
+    map = Packed::get().map(weight, scales.data, bias.data, least_input == 0);
   }
 
   void operator()(void *context) const {
@@ -305,12 +305,13 @@ struct QuantizedLinear {
 
   Levels levels(void *context, const Tensor<float> &x) const {
     const size_t num_rows = x.shape[0];
-    const Levels levels{scratch<uint8_t, LEVELS>(num_rows * map->row_bytes()), scratch<float, SCALES>(num_rows)};
+    const Levels levels{scratch<uint8_t, LEVELS>(num_rows * map->row_bytes()), scratch<float, SCALES>(num_rows),
+                        scratch<int32_t, SHIFTS>(num_rows)};
     compute(context, Quantization{map.get(), x.data, levels, num_rows}, 4 * num_rows * map->depth);
     return levels;
   }
 
-  enum Purpose { LEVELS, SCALES, SUMMARY };
+  enum Purpose { LEVELS, SCALES, SHIFTS, SUMMARY };
 
   // Memory of the calling thread, until the next call for the same purpose. It is kept: new memory of this size would come
   // from the system each time.
@@ -326,19 +327,19 @@ struct QuantizedLinear {
 // ids of the candidates (N, candidates), the most probable first; and their log-probabilities, if there are several.
 struct QuantizedChoice : QuantizedLinear {
   static constexpr const char *NAME = "QuantizedChoice";
-  static constexpr int INPUTS[] = {FLOAT, UINT8, FLOAT, FLOAT, FLOAT, INT64}, OUTPUTS[] = {FLOAT, INT64, FLOAT};
+  static constexpr int INPUTS[] = {FLOAT, UINT8, FLOAT, INT32, FLOAT, FLOAT, INT64}, OUTPUTS[] = {FLOAT, INT64, FLOAT};
   std::vector<float> bias;
 
   explicit QuantizedChoice(const void *info)
       : QuantizedLinear(info), bias(map->bias.data(), map->bias.data() + map->num_panels() * COLUMNS) {
-    const auto added = constant<float>(info, 4);
+    const auto added = constant<float>(info, 5);
     require(added.has_shape(map->num_outputs), "the columns differ in number");
     for (size_t o = 0; o < map->num_outputs; o++) bias[o] += added.data[o];
   }
 
   void operator()(void *context) const {
     const auto x = given(context);
-    const auto number = input<int64_t>(context, 5);
+    const auto number = input<int64_t>(context, 6);
     require(number.has_shape(1), "the number must have 1 axis");
     const int64_t N = x.shape[0], V = map->num_outputs, count = *number.data;
     require(count >= 0 && count <= V, "the number of candidates must be from 0 to the size of the vocabulary");

@@ -2,9 +2,9 @@
 //
 // operators.cpp includes it after compute.h.
 //
-// A row of inputs x becomes levels q = round(x / scale), where the scale is that of the row alone: its largest magnitude is
-// 127 levels, or 255 where negative inputs count as 0. Sums of products are integers, so they do not depend on the
-// instructions that compute them, nor on the order; all floats are computed by one code.
+// A row of inputs x becomes levels from 0 to 255, which reach from its smallest number to its largest; 0 has a whole level,
+// the row's zero point. Both are those of the row alone. Sums of products are integers, so they do not depend on the
+// instructions that compute them, nor on the order; what is computed in floats is the same everywhere.
 //
 // Letters: I inputs of a map, O outputs.
 
@@ -27,11 +27,12 @@ constexpr size_t DEPTH = 16;    // inputs are padded with zeros to a multiple of
 // A panel consists of strips of columns, whose weights lie as (depth / group, columns of a strip, group): one instruction
 // adds the products of a group.
 struct Work {
-  const uint8_t *levels; // rows that are `row_bytes` long, and the scale of each
+  const uint8_t *levels; // rows that are `row_bytes` long, with the scale of each, and by how much it is below its levels
   const float *row_scales;
+  const int32_t *shifts;
   size_t row_bytes, depth;
   const int8_t *weights;
-  const int32_t *starts;      // of the panel's columns: added to the sums, then come the scales and what is added
+  const int32_t *column_sums; // of the weights of the panel's columns, their scales, and what is added
   const float *scales, *bias;
   float *to; // rows with this distance
   size_t distance;
@@ -42,9 +43,9 @@ struct Instructions {
   const char *name;
   bool (*run_here)();
   size_t strip, group;
-  bool has_wide_levels;      // of 16 bits
-  int shift, positive_shift; // added to levels from -127 to 127, and to those from 0 to 255
-  size_t speed;              // products that take as long as one of other work
+  bool has_wide_levels; // of 16 bits, without the zero point; otherwise they are the ones from 0 to 255, or 128 less
+  int least_level;      // of those of 8 bits
+  size_t speed;         // products that take as long as one of other work
   void (*multiply[MOST_ROWS])(const Work &);
 };
 
@@ -56,7 +57,7 @@ INLINE Integers load(const int32_t *place) {
 
 // Writes eight outputs of a row.
 INLINE void finish(const Work &work, Integers sums, int row, size_t column) {
-  const Vector sum = __builtin_convertvector(sums + load(work.starts + column), Vector);
+  const Vector sum = __builtin_convertvector(sums - load(work.column_sums + column) * work.shifts[row], Vector);
   store(work.to + row * work.distance + column,
         (sum * work.row_scales[row]) * load(work.scales + column) + load(work.bias + column));
 }
@@ -69,8 +70,10 @@ TARGET("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
 static void multiply_avx512vnni(const Work &work) {
   const int8_t *weights = work.weights;
   __m512i sums[ROWS][2];
-  for (int half = 0; half < 2; half++)
-    for (int row = 0; row < ROWS; row++) sums[row][half] = _mm512_loadu_si512(work.starts + 16 * half);
+  for (int half = 0; half < 2; half++) {
+    const __m512i of_column = _mm512_loadu_si512(work.column_sums + 16 * half);
+    for (int row = 0; row < ROWS; row++) sums[row][half] = _mm512_mullo_epi32(of_column, _mm512_set1_epi32(-work.shifts[row]));
+  }
   for (size_t i = 0; i < work.depth; i += 4, weights += 4 * COLUMNS) {
     const __m512i weight[2] = {_mm512_loadu_si512(weights), _mm512_loadu_si512(weights + 64)};
     for (int row = 0; row < ROWS; row++) {
@@ -221,14 +224,14 @@ static const Instructions INSTRUCTIONS[] = {
        return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
      },
-     32, 4, false, 128, 0, 16, EACH_NUMBER_OF_ROWS(multiply_avx512vnni)},
-    {"avxvnni", has_avxvnni, 16, 4, false, 128, 0, 12, EACH_NUMBER_OF_ROWS(multiply_avxvnni)},
-    {"avx2", [] { return bool(__builtin_cpu_supports("avx2")); }, 16, 2, true, 0, 0, 8, EACH_NUMBER_OF_ROWS(multiply_avx2)},
+     32, 4, false, 0, 16, EACH_NUMBER_OF_ROWS(multiply_avx512vnni)},
+    {"avxvnni", has_avxvnni, 16, 4, false, 0, 12, EACH_NUMBER_OF_ROWS(multiply_avxvnni)},
+    {"avx2", [] { return bool(__builtin_cpu_supports("avx2")); }, 16, 2, true, 0, 8, EACH_NUMBER_OF_ROWS(multiply_avx2)},
 #elif defined(__aarch64__)
-    {"dotprod", [] { return bool(getauxval(AT_HWCAP) & HWCAP_ASIMDDP); }, 16, 4, false, 0, -128, 8,
+    {"dotprod", [] { return bool(getauxval(AT_HWCAP) & HWCAP_ASIMDDP); }, 16, 4, false, -128, 8,
      EACH_NUMBER_OF_ROWS(multiply_dotprod)},
 #endif
-    {"scalar", [] { return true; }, 32, 1, true, 0, 0, 2, EACH_NUMBER_OF_ROWS(multiply_scalar)},
+    {"scalar", [] { return true; }, 32, 1, true, 0, 2, EACH_NUMBER_OF_ROWS(multiply_scalar)},
 };
 
 // The instructions that SEQ2SEQ_ISA names, or the fastest that this processor has; null if it does not have those.
@@ -261,28 +264,27 @@ struct Int8Map {
   size_t num_inputs, num_outputs, depth; // depth: inputs with their padding
   bool is_positive;                      // whether negative inputs count as 0
   Aligned<int8_t> weights;               // (O / COLUMNS, COLUMNS / strip, depth / group, strip, group)
-  Aligned<int32_t> starts;               // (O,): what takes the shift of the levels out of the sums
+  Aligned<int32_t> column_sums;          // (O,): of the weights
   Aligned<float> scales, bias;           // (O,): of the columns; the padding of the bias is minus infinity
 
   // The weights are (I, O), and lie 128 above their levels. What lies beyond I and O is zero.
   Int8Map(const Instructions *how, const uint8_t *given, size_t inputs, size_t outputs, bool positive,
           const float *weight_scales, const float *biases)
       : instructions(how), num_inputs(inputs), num_outputs(outputs), depth((inputs + DEPTH - 1) / DEPTH * DEPTH),
-        is_positive(positive), weights(num_panels() * COLUMNS * depth), starts(num_panels() * COLUMNS),
+        is_positive(positive), weights(num_panels() * COLUMNS * depth), column_sums(num_panels() * COLUMNS),
         scales(num_panels() * COLUMNS), bias(num_panels() * COLUMNS) {
     const size_t strip = how->strip, group = how->group;
     for (size_t i = 0; i < inputs; i++)
       for (size_t o = 0; o < outputs; o++) {
         const int weight = given[i * outputs + o] - 128;
         weights[(((o / strip) * (depth / group) + i / group) * strip + o % strip) * group + i % group] = weight;
-        starts[o] -= shift() * weight;
+        column_sums[o] += weight;
       }
     for (size_t o = 0; o < num_panels() * COLUMNS; o++)
       scales[o] = o < outputs ? weight_scales[o] : 0, bias[o] = o < outputs ? biases[o] : -INFINITY;
   }
 
   size_t num_panels() const { return (num_outputs + COLUMNS - 1) / COLUMNS; }
-  int shift() const { return is_positive ? instructions->positive_shift : instructions->shift; }
   size_t row_bytes() const { return depth * (instructions->has_wide_levels ? 2 : 1); }
 };
 
@@ -308,10 +310,11 @@ INLINE void store_levels(Integers first, Integers second, bool are_wide, uint8_t
 #endif
 }
 
-// Rows of levels, and the scale of each.
+// Rows of levels.
 struct Levels {
   uint8_t *levels; // (N, row_bytes)
   float *scales;   // (N,)
+  int32_t *shifts; // (N,): by how much the levels are above those whose zero is 0
 };
 
 // Quantizes rows (N, I).
@@ -330,10 +333,10 @@ struct Quantization {
   }
 
   template <bool IS_POSITIVE> void run(size_t begin, size_t end) const {
-    constexpr float MOST = IS_POSITIVE ? 255.0f : 127.0f;
+    constexpr float MOST = 255.0f, LEAST_RANGE = 7.8886090522101181e-31f; // a row of zeros has a scale, too
     constexpr float ROUNDING = 12582912.0f; // 1.5 * 2^23: a sum with it is rounded to a whole number, in its last bits
+    const Instructions &how = *map->instructions;
     const size_t I = map->num_inputs, whole = I / DEPTH * DEPTH, level_bytes = map->row_bytes() / map->depth;
-    const Integers offset = Integers{} + (map->shift() - bits_of(ROUNDING));
     const auto counted = [](const float *place) {
       const Vector eight = ::load(place);
       return IS_POSITIVE ? (eight < Vector{} ? Vector{} : eight) : eight;
@@ -342,37 +345,36 @@ struct Quantization {
       const float *inputs = x + row * I;
       float rest[DEPTH];
       if (whole < I) std::fill(std::copy(inputs + whole, inputs + I, rest), rest + DEPTH, 0.0f);
-      // The bits of numbers that are not negative have the order of the numbers, and those of NaN come last. A row of
-      // zeros has a scale, too.
-      Integers bits[2] = {Integers{} + bits_of(7.8886090522101181e-31f), {}};
+      Vector high = {}, low = {}, zeros = {}; // the last one gets NaN where a number is not finite
       for (size_t i = 0; i < map->depth; i += DEPTH)
         for (int half = 0; half < 2; half++) {
           const Vector eight = counted((i < whole ? inputs + i : rest) + 8 * half);
-          const Integers magnitude = reinterpret_cast<Integers>(eight) & 0x7fffffff;
-          bits[half] = larger(magnitude, bits[half]);
+          high = larger(eight, high), low = IS_POSITIVE ? low : -larger(-eight, -low);
+          zeros += eight * 0.0f;
         }
-      const float largest = largest_of(larger(bits[0], bits[1]));
-      to.scales[row] = largest / MOST;
-      const float per_unit = MOST / largest;
+      const float least = -::largest(-low), range = std::max(::largest(high) - least, LEAST_RANGE) + sum(zeros);
+      const float per_unit = MOST / range;
+      const int32_t zero_point = -whole_number(least * per_unit + ROUNDING);
+      // Levels of 16 bits are those whose zero is 0; the others are shifted.
+      const int32_t shift = how.has_wide_levels ? 0 : zero_point + how.least_level;
+      const Integers offset = Integers{} + (shift - bits_of(ROUNDING)), most = Integers{} + (255 - zero_point + shift);
       uint8_t *levels = to.levels + row * map->row_bytes();
       for (size_t i = 0; i < map->depth; i += DEPTH) {
-        Integers whole_numbers[2];
+        Integers numbers[2];
         for (int half = 0; half < 2; half++) {
           const Vector rounded = counted((i < whole ? inputs + i : rest) + 8 * half) * per_unit + ROUNDING;
-          whole_numbers[half] = reinterpret_cast<Integers>(rounded) + offset;
+          const Integers level = reinterpret_cast<Integers>(rounded) + offset;
+          numbers[half] = level < most ? level : most;
         }
-        store_levels(whole_numbers[0], whole_numbers[1], map->instructions->has_wide_levels, levels + i * level_bytes);
+        store_levels(numbers[0], numbers[1], how.has_wide_levels, levels + i * level_bytes);
       }
+      to.scales[row] = range / MOST, to.shifts[row] = shift;
     }
   }
 
-  static Integers larger(Integers a, Integers b) { return a > b ? a : b; }
-
-  // The number with the largest bits.
-  static float largest_of(Integers x) {
-    x = larger(x, SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3));
-    x = larger(x, SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5));
-    return reinterpret_cast<Vector>(larger(x, SHUFFLE(x, x, 1, 0, 3, 2, 5, 4, 7, 6)))[0];
+  // The number that a sum with ROUNDING has been rounded to; any number for NaN.
+  static int32_t whole_number(float sum) {
+    return static_cast<int32_t>(static_cast<uint32_t>(bits_of(sum)) - static_cast<uint32_t>(bits_of(12582912.0f)));
   }
 
   static int32_t bits_of(float number) {
@@ -387,8 +389,9 @@ template <int ROWS>
 INLINE void multiply(const Int8Map &map, const float *bias, const Levels &levels, size_t first_row, size_t panel, float *to,
                      size_t distance) {
   const size_t first = panel * COLUMNS, bytes = map.row_bytes();
-  map.instructions->multiply[ROWS - 1]({levels.levels + first_row * bytes, levels.scales + first_row, bytes, map.depth,
-                                        map.weights.data() + first * map.depth, map.starts.data() + first,
+  map.instructions->multiply[ROWS - 1]({levels.levels + first_row * bytes, levels.scales + first_row,
+                                        levels.shifts + first_row, bytes, map.depth,
+                                        map.weights.data() + first * map.depth, map.column_sums.data() + first,
                                         map.scales.data() + first, bias + first, to, distance});
 }
 

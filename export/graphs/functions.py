@@ -106,42 +106,49 @@ AddNorm <epsilon> (x, residual, weight, bias) => (total, normalized)
     normalized = LayerNormalization <axis = -1, epsilon: float = @epsilon> (total, weight, bias)
 }}
 """
-# The levels of a row are relative to its own largest number; `least_level` is -127, or 0 if negative numbers
-# count as 0. Products of unsigned by unsigned levels are exact on every processor: with signed weights ONNX
-# Runtime saturates on those without VNNI. The zero that is added is NaN in a row with a NaN, most of which
-# ReduceMax passes over; their levels would be any number.
+# The levels 0 to 255 of a row reach from its smallest number to its largest, and 0 has a whole level. Numbers
+# below `least_input`, which is 0 or the least float, count as it. Products of unsigned by unsigned levels are
+# exact on every processor: with signed weights ONNX Runtime saturates on those without VNNI. The zero that is
+# added is NaN in a row with a NaN, most of which ReduceMax passes over; their levels would be any number.
 _PRODUCTS = """
-    least = Constant <value_float: float = @least_level> ()
-    most = Constant <value_float: float = @most_level> ()
-    huge = Constant <value_float = 3.4e38> ()
-    lowest = Mul (least, huge)
-    counted = Max (x, lowest)
-    magnitudes = Abs (counted)
+    least = Constant <value_float: float = @least_input> ()
+    counted = Max (x, least)
     last_axis = Constant <value_ints = [1]> ()
-    largest = ReduceMax (magnitudes, last_axis)
+    nothing = Constant <value_float = 0.0> ()
+    largest = ReduceMax (counted, last_axis)
+    high = Max (largest, nothing)
+    smallest = ReduceMin (counted, last_axis)
+    low = Min (smallest, nothing)
+    range = Sub (high, low)
     tiny = Constant <value_float = 7.8886090522101181e-31> ()
-    positive = Max (largest, tiny)
+    positive = Max (range, tiny)
     zeros = Sub (counted, counted)
     zero_of_row = ReduceSum (zeros, last_axis)
     divided = Add (positive, zero_of_row)
+    most = Constant <value_float = 255.0> ()
     levels_per_unit = Div (most, divided)
     scale = Div (divided, most)
+    steps_below = Mul (low, levels_per_unit)
+    rounded_below = Round (steps_below)
+    zero_point = Neg (rounded_below)
     steps = Mul (counted, levels_per_unit)
-    signed_levels = Round (steps)
-    shifted = Sub (signed_levels, least)
-    levels = Cast <to = 2> (shifted)
-    shift = Neg (least)
-    zero_point = Cast <to = 2> (shift)
+    rounded = Round (steps)
+    shifted = Add (rounded, zero_point)
+    clamped = Min (shifted, most)
+    levels = Cast <to = 2> (clamped)
     middle = Constant <value_float = 128.0> ()
     weight_zero_point = Cast <to = 2> (middle)
-    sums = MatMulInteger (levels, weight, zero_point, weight_zero_point)
+    all_sums = MatMulInteger (levels, weight, , weight_zero_point)
+    whole_zero_point = Cast <to = 6> (zero_point)
+    of_zero_points = Mul (whole_zero_point, weight_sum)
+    sums = Sub (all_sums, of_zero_points)
     float_sums = Cast <to = 1> (sums)
     of_levels = Mul (float_sums, scale)
     of_columns = Mul (of_levels, weight_scale)"""
 _QUANTIZED_LINEAR = (
     """
 <domain: "{domain}", opset_import: ["": {opset}]>
-QuantizedLinear <least_level, most_level> (x, weight, weight_scale, bias) => (output)
+QuantizedLinear <least_input> (x, weight, weight_scale, weight_sum, bias) => (output)
 {{"""
     + _PRODUCTS
     + """
@@ -161,7 +168,7 @@ Candidates (logits, num_candidates) => (token_ids, log_probabilities)
 _QUANTIZED_CHOICE = (
     """
 <domain: "{domain}", opset_import: ["": {opset}]>
-QuantizedChoice <least_level, most_level> (x, weight, weight_scale, bias, added, num_candidates)
+QuantizedChoice <least_input> (x, weight, weight_scale, weight_sum, bias, added, num_candidates)
     => (logits, token_ids, log_probabilities)
 {{"""
     + _PRODUCTS

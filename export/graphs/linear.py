@@ -101,35 +101,48 @@ class FloatFactory:
 class Int8Linear(Linear):
     """Products of 8-bit levels, exact on every processor, with a scale for each row and each output column.
 
-    A row's scale is computed from this row alone, so a row's outputs do not depend on its neighbours.
+    A row's scale and zero point are computed from this row alone, so a row's outputs do not depend on its
+    neighbours. With published Whisper weights the mean error of a log-probability is 0.038 (of which weights
+    alone make 0.032), without zero points 0.065, and one calibrated scale for all rows had 0.17 to 0.75.
 
     Attributes:
         weight: `(I, O)` uint8: the levels from -127 to 127, plus 128. ONNX Runtime multiplies unsigned by
             unsigned levels exactly everywhere; unsigned by signed ones saturate on processors without VNNI.
         weight_scale: `(O,)`.
+        weight_sum: `(O,)` int32: the sum of each column's levels.
         bias: `(O,)`.
     """
 
     weight: Tensor
     weight_scale: Tensor
+    weight_sum: Tensor
     bias: Tensor
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, clamps_negative: bool = False) -> None:
         super().__init__()
         weight_scale = weight.abs().amax(dim=0).clamp_min(1e-8) / 127  # (O,)
         self.clamps_negative = clamps_negative
-        self.register_buffer("weight", (torch.round(weight / weight_scale) + 128).to(torch.uint8))
+        levels = torch.round(weight / weight_scale)
+        self.register_buffer("weight", (levels + 128).to(torch.uint8))
         self.register_buffer("weight_scale", weight_scale)
+        self.register_buffer("weight_sum", levels.sum(dim=0, dtype=torch.float64).to(torch.int32))
         self.register_buffer("bias", torch.zeros_like(weight_scale) if bias is None else bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return operators.quantized_linear(
-            x, self.weight, self.weight_scale, self.bias, clamps_negative=self.clamps_negative
+            x,
+            self.weight,
+            self.weight_scale,
+            self.weight_sum,
+            self.bias,
+            clamps_negative=self.clamps_negative,
         )
 
     def choose(self, x: Tensor, added: Tensor, num_candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The outputs as logits, or the most probable tokens: see `operators.quantized_choice`."""
-        return operators.quantized_choice(x, self.weight, self.weight_scale, self.bias, added, num_candidates)
+        return operators.quantized_choice(
+            x, self.weight, self.weight_scale, self.weight_sum, self.bias, added, num_candidates
+        )
 
 
 @dataclass(frozen=True)

@@ -384,29 +384,35 @@ def gemm(
     )
 
 
-_LEVELS = {False: (-127.0, 127.0), True: (0.0, 255.0)}  # by whether negative inputs count as 0
+_LEAST_FLOAT = -3.4028234663852886e38
 
 
 def quantized_linear(
-    x: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor, *, clamps_negative: bool
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    weight_sum: Tensor,
+    bias: Tensor,
+    *,
+    clamps_negative: bool,
 ) -> Tensor:
     """A map of levels by int8 weights, in the project's own operator (QuantizedLinear).
 
-    With `top = 127`, `scale = max|x| / top` over a row, and levels `q = round(x / scale)`, a row is
-    `(q @ (weight - 128)) * scale * weight_scale + bias`. If negative inputs count as 0, `top` is 255.
+    A row's levels are `q = min(round(x / scale) + z, 255)` with `scale = (max(x, 0) - min(x, 0)) / 255` and
+    `z = -round(min(x, 0) / scale)`; its outputs are `(q - z) @ (weight - 128) * scale * weight_scale + bias`.
 
     Args:
         x: `(rows, I)`.
         weight: `(I, O)` uint8.
         weight_scale: `(O,)`.
+        weight_sum: `(O,)` int32: the sums of `weight - 128`.
         bias: `(O,)`.
         clamps_negative: Whether negative inputs count as 0.
     """
-    least, most = _LEVELS[clamps_negative]
     return symbolic(
         f"{DOMAIN}::QuantizedLinear",
-        [x, weight, weight_scale, bias],
-        {"least_level": least, "most_level": most},
+        [x, weight, weight_scale, weight_sum, bias],
+        {"least_input": 0.0 if clamps_negative else _LEAST_FLOAT},
         dtype=torch.float32,
         shape=(*x.shape[:-1], weight.shape[1]),
         version=1,
@@ -417,6 +423,7 @@ def quantized_choice(
     x: Tensor,
     weight: Tensor,
     weight_scale: Tensor,
+    weight_sum: Tensor,
     bias: Tensor,
     added: Tensor,
     num_candidates: Tensor,
@@ -427,6 +434,7 @@ def quantized_choice(
         x: `(B, D)`.
         weight: `(D, V)` uint8.
         weight_scale: `(V,)`.
+        weight_sum: `(V,)` int32: the sums of `weight - 128`.
         bias: `(V,)`.
         added: `(V,)`, added to the logits before a choice.
         num_candidates: `(1,)` int64.
@@ -435,11 +443,10 @@ def quantized_choice(
         The logits `(B, V)`, which may lack all rows if there are candidates; the ids of the candidates `(B,
         num_candidates)`; and their log-probabilities, which may lack all columns if there is only one.
     """
-    least, most = _LEVELS[False]
     logits, token_ids, log_probabilities = symbolic_multi_out(
         f"{DOMAIN}::QuantizedChoice",
-        [x, weight, weight_scale, bias, added, num_candidates],
-        {"least_level": least, "most_level": most},
+        [x, weight, weight_scale, weight_sum, bias, added, num_candidates],
+        {"least_input": _LEAST_FLOAT},
         dtypes=(torch.float32, torch.int64, torch.float32),
         shapes=((x.shape[0], weight.shape[1]), x.shape, x.shape),
         version=1,

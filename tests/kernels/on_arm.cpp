@@ -64,7 +64,8 @@ int main(int count, char **given) {
     const Int8Map map(instructions_here(), weights.data(), I, O, sizes[2] != 0, scales.data(), biases.data());
     std::vector<uint8_t> levels(N * map.row_bytes());
     std::vector<float> row_scales(N), outputs(N * O);
-    const Levels to{levels.data(), row_scales.data()};
+    std::vector<int32_t> shifts(N);
+    const Levels to{levels.data(), row_scales.data(), shifts.data()};
     run(Quantization{&map, x.data(), to, N});
     run(Tiles<Product>{{&map, to, outputs.data()}, N, map.num_panels()});
     write(outputs);

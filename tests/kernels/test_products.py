@@ -5,7 +5,16 @@ import onnx_ir as ir
 import pytest
 
 from seq2seq_serve import kernels
-from tests.kernels.test_operators import FLOAT, INT64, UINT8, model_of, pytestmark, session_of, values_of
+from tests.kernels.test_operators import (
+    FLOAT,
+    INT32,
+    INT64,
+    UINT8,
+    model_of,
+    pytestmark,
+    session_of,
+    values_of,
+)
 
 __all__ = ["pytestmark"]
 
@@ -41,10 +50,12 @@ def linear_of(width, num_outputs, *, is_positive=False, added=None):
 def graph_of(constants, *, is_positive=False):
     width = len(constants["weight"])
     inputs = values_of({"x": FLOAT}, [["N", width]])
-    for name, array in constants.items():
+    sums = (constants["weight"].astype(np.int32) - 128).sum(axis=0, dtype=np.int32)
+    names = ["weight", "weight_scale", "weight_sum", "bias", "added"]
+    for name in names[: 4 + ("added" in constants)]:
+        array = (constants | {"weight_sum": sums})[name]
         inputs.append(ir.val(name, const_value=ir.tensor(array, name=name)))
-    least, most = (0.0, 255.0) if is_positive else (-127.0, 127.0)
-    attributes = {"least_level": least, "most_level": most}
+    attributes = {"least_input": 0.0 if is_positive else float(np.finfo(np.float32).min)}
     if "added" not in constants:
         return model_of("QuantizedLinear", inputs, attributes, {"output": FLOAT})
     inputs += values_of({"num_candidates": INT64}, [[1]])
@@ -55,19 +66,22 @@ def graph_of(constants, *, is_positive=False):
 def expected_of(x, constants, *, is_positive=False):
     """The outputs in the kernels' arithmetic: the products of levels are exact, and the last sum is fused."""
     counted = np.where(x < 0, np.float32(0), x) if is_positive else x
-    most = np.float32(255 if is_positive else 127)
-    largest = np.maximum(np.abs(counted).max(axis=1, keepdims=True), np.float32(2.0**-100))
-    levels = np.rint(counted.astype(np.float64) * (most / largest))
-    sums = levels.astype(np.int64) @ (constants["weight"].astype(np.int64) - 128)
-    of_levels = sums.astype(np.float32) * (largest / most)
+    low = np.minimum(counted.min(axis=1, keepdims=True), np.float32(0))
+    high = np.maximum(counted.max(axis=1, keepdims=True), np.float32(0))
+    span = np.maximum(high - low, np.float32(2.0**-100))
+    per_unit = (np.float32(255) / span).astype(np.float64)
+    zero_point = -np.rint(low * per_unit)
+    levels = np.minimum(np.rint(counted * per_unit) + zero_point, 255)
+    sums = (levels - zero_point).astype(np.int64) @ (constants["weight"].astype(np.int64) - 128)
+    of_levels = sums.astype(np.float32) * (span / np.float32(255))
     fused = of_levels.astype(np.float64) * constants["weight_scale"] + constants["bias"]
     return fused.astype(np.float32)
 
 
 def inputs_of(N, width):
-    """Rows of many magnitudes, one of zeros and one of tiny numbers."""
+    """Rows of many magnitudes, around and beside 0, one of zeros and one of tiny numbers."""
     rng = np.random.default_rng(N)
-    x = rng.standard_normal((N, width)) * 10.0 ** rng.integers(-6, 6, (N, 1))
+    x = (rng.standard_normal((N, width)) + rng.integers(-3, 4, (N, 1))) * 10.0 ** rng.integers(-6, 6, (N, 1))
     x[N // 2] *= N > 3
     x[N // 3] *= 1e-33 if N > 3 else 1
     return x.astype(np.float32)
@@ -145,8 +159,8 @@ def test_kernel_and_definition_choose_tokens(N, width, V, K, share):
     added[0] = 0
     model, constants = linear_of(width, V, added=added)
     # Whole levels, so that the definition rounds as the kernel does.
-    x = rng.integers(-127, 128, (N, width)).astype(np.float32)
-    x[:, 0] = 127
+    x = rng.integers(-127, 129, (N, width)).astype(np.float32)
+    x[:, :2] = -127, 128
     feeds = {"x": x, "num_candidates": np.array([K])}
     for has_kernels in (True, False):
         session = session_of(model, has_kernels=has_kernels)
@@ -201,9 +215,9 @@ def test_a_wrong_number_of_chosen_tokens_is_refused(count):
 
 
 def test_weights_that_are_not_constant_are_refused():
-    types = {"x": FLOAT, "weight": UINT8, "weight_scale": FLOAT, "bias": FLOAT}
-    inputs = values_of(types, [["N", 8], [8, 4], [4], [4]])
-    attributes = {"least_level": -127.0, "most_level": 127.0}
+    types = {"x": FLOAT, "weight": UINT8, "weight_scale": FLOAT, "weight_sum": INT32, "bias": FLOAT}
+    inputs = values_of(types, [["N", 8], [8, 4], [4], [4], [4]])
+    attributes = {"least_input": 0.0}
     with pytest.raises(Exception, match="constants"):
         session_of(model_of("QuantizedLinear", inputs, attributes, {"output": FLOAT}), has_kernels=True)
 
