@@ -57,8 +57,10 @@ cuda-stub: $(INSTALLED) ## build what tests of CUDA run on where there is no GPU
 try-cuda-stub: $(INSTALLED)
 	-$(PY) -m tests.cuda_stub.build
 
+# Each test has a limit of its own (tests/conftest.py). The one here ends a process that hangs in a fixture.
 pytest: $(INSTALLED)
-	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --timeout 600 $(PYTEST_FLAGS)
+	$(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
+		-o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true $(PYTEST_FLAGS)
 
 test-docker: $(INSTALLED) ## build the image and run the stack; needs Docker, and base images
 	$(PY) -m pytest -m docker --verbose tests/test_containers.py

@@ -20,6 +20,13 @@ else:
 # The longest file, so that it is not last, and two that make the bundles that many tests wait for.
 _FIRST = ["export/huggingface/test_exporter.py", "export/test_main.py", "bundle/test_manifest.py"]
 
+# The seconds after which a test has hung. Beside other busy processes, those outside of `_LONG_PLACES` took
+# at most 8 seconds.
+_QUICK_SECONDS, _LONG_SECONDS = 60, 600
+_LONG_MARKS = "slow", "gpu", "docker", "cuda_stub"
+# Their quick tests convert whole checkpoints, which took up to 42 seconds beside other busy processes.
+_LONG_PLACES = ["export", "server/test_generate.py"]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """The process that only hands out tests to others need not wait for torch."""
@@ -27,9 +34,21 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("tests.models")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     first = {Path(__file__).parent / name: place for place, name in enumerate(_FIRST)}
     items.sort(key=lambda item: first.get(item.path, len(first)))
+    # `--timeout` stands for all tests, and machines with a GPU seldom have the plugin.
+    if config.pluginmanager.hasplugin("timeout") and config.getoption("timeout") is None:
+        for item in items:
+            item.add_marker(_time_limit(item))
+
+
+def _time_limit(item: pytest.Item) -> pytest.MarkDecorator:
+    """The limit of a test; a quick one's leaves out its fixtures, which may make what all tests read."""
+    is_long = any(map(item.get_closest_marker, _LONG_MARKS))
+    if is_long or any(item.path.is_relative_to(Path(__file__).parent / place) for place in _LONG_PLACES):
+        return pytest.mark.timeout(_LONG_SECONDS)
+    return pytest.mark.timeout(_QUICK_SECONDS, func_only=True)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -139,6 +139,7 @@ class Prometheus:
 
 
 @needs_prometheus
+@pytest.mark.timeout(4 * MOST_SECONDS)  # it names the queries without data before
 def test_every_query_returns_data_from_a_server_under_load(tmp_path):
     queries = {f"panel {title}, {i}": one for title, its in panels().items() for i, one in enumerate(its)}
     queries |= {f"rule {name}": expression for name, expression in rules("record").items()}

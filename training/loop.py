@@ -119,7 +119,9 @@ class Trainer:
             origin = checkpoint_path(folder.checkpoints, checkpoint.step)
             load_weights(self.model, checkpoint.model, origin)
             self.optimizer.load_state_dict(checkpoint.optimizer)
-        self._batch_loss = BatchLoss(self.model, compute_dtype(recipe.precision, device), is_compiled)
+        dtype = compute_dtype(recipe.precision, device)
+        check_recurrent_layers(self.model, dtype, device)
+        self._batch_loss = BatchLoss(self.model, dtype, is_compiled)
         # DistributedDataParallel sums gradients over the processes while they are still being computed.
         self._shared_loss: nn.Module = self._batch_loss
         if self.ranks.size > 1:
@@ -460,3 +462,25 @@ def compute_dtype(precision: Precision | None, device: torch.device) -> torch.dt
     """The number format of matrix products; `precision` None chooses it by the kind of device."""
     is_half = device.type == "cuda" if precision is None else precision == "bf16"
     return torch.bfloat16 if is_half else torch.float32
+
+
+def check_recurrent_layers(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a number format in which torch cannot run the model's recurrent layers on this device.
+
+    A tiny layer of each kind shows it. On a CPU without AVX-512 oneDNN does not have an LSTM in bfloat16.
+    Torch uses that one only for batches whose rows are all equally long, so training would fail at any step.
+
+    Raises:
+        ValueError: Torch cannot run one of them.
+    """
+    if dtype == torch.float32:
+        return
+    for layer in {type(module) for module in model.modules() if isinstance(module, nn.GRU | nn.LSTM)}:
+        try:
+            with torch.no_grad(), torch.autocast(device.type, dtype):
+                layer(8, 8, device=device)(torch.zeros(1, 1, 8, device=device))
+        except RuntimeError as error:
+            raise ValueError(
+                f"torch cannot run an {layer.__name__} layer in bf16 on this {device.type.upper()}: "
+                "train with --precision fp32"
+            ) from error

@@ -501,16 +501,57 @@ def test_a_gpu_learns_what_a_cpu_learns(
         assert losses[0] == pytest.approx(losses[1], rel=tolerance)
 
 
-@pytest.mark.parametrize("changes", [{}, {"model": RECURRENT}], ids=["transformer", "recurrent"])
+def runs_an_lstm_in_bf16() -> bool:
+    """Whether oneDNN has an LSTM in bf16 for this processor: it needs AVX-512."""
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.nn.LSTM(4, 4)(torch.zeros(2, 3, 4))
+    except RuntimeError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        None,
+        dataclasses.replace(RECURRENT, cell="gru"),
+        pytest.param(
+            RECURRENT,
+            marks=pytest.mark.skipif(not runs_an_lstm_in_bf16(), reason="refused on this processor"),
+        ),
+    ],
+    ids=["transformer", "gru", "lstm"],
+)
 def test_precision_is_chosen_for_the_matrices_and_weights_stay_as_they_are(
-    train: Callable[..., tuple[RunFolder, Summary]], changes: dict[str, ModelConfig]
+    train: Callable[..., tuple[RunFolder, Summary]], preset: Preset, model: ModelConfig | None
 ) -> None:
-    full, _ = train("full", **changes)
-    half, _ = train("half", precision="bf16", **changes)
+    full, _ = train("full", model or preset.model)
+    half, _ = train("half", model or preset.model, precision="bf16")
     losses = [metrics(folder, "train")[0]["loss"] for folder in (full, half)]
     assert losses[0] != losses[1]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)  # bf16 has 8 bits of precision
     assert {weight.dtype for weight in final_weights(half).values()} == {torch.float32}
+
+
+def test_a_processor_without_an_lstm_in_bf16_is_refused_before_the_first_step(
+    train: Callable[..., tuple[RunFolder, Summary]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended in a RuntimeError of oneDNN at the first batch whose rows were all equally long."""
+    forward = torch.nn.LSTM.forward
+
+    def forward_without_avx512(self: torch.nn.LSTM, *inputs: Any) -> Any:
+        if torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("could not create a primitive descriptor for the LSTM forward propagation")
+        return forward(self, *inputs)
+
+    monkeypatch.setattr(torch.nn.LSTM, "forward", forward_without_avx512)
+    message = "torch cannot run an LSTM layer in bf16 on this CPU: train with --precision fp32"
+    with pytest.raises(ValueError, match=message):
+        train("half", RECURRENT, precision="bf16")
+    assert not RunFolder(tmp_path / "half").metrics_file.exists()
+    _, summary = train("full", RECURRENT, max_steps=1)
+    assert summary.steps == 1
 
 
 def test_ten_pairs_are_learnt_by_heart_and_translated(

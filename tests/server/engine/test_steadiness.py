@@ -31,6 +31,7 @@ _NUM_SLOTS, _MAX_WAITING = 16, 24
 # 5 % of what a process with such an engine takes; the one that runs the tests also has torch.
 _MAX_GROWTH_BYTES = 5 * 2**20
 _MEAN_TOKENS, _MEAN_DEADLINE_SECONDS, _TURN_SECONDS = 8, 0.3, 0.01
+_TIDE_TURNS = 40  # requests arrive faster than the engine ends them in this number of turns, then slower
 
 
 class RandomRequests:
@@ -66,11 +67,11 @@ class RandomRequests:
         return self.chance.random() < share
 
     def _options(self, max_new_tokens: int) -> dict:
-        stops = self.chance.sample("aeinorst .", 2)
+        stops = self.chance.sample("aeinorst .", 5)
         return {
             "stream": self.often(0.5),
             "attention": self.often(0.05),
-            "stops": StopSequences(stops, self._token_bytes) if self.often(0.2) else None,
+            "stops": StopSequences(stops, self._token_bytes) if self.often(0.5) else None,
             "log_probabilities": self.often(0.2),
             "num_alternatives": self.chance.choice([0, 0, 0, 3]),
             "constraints": self._constraints(max_new_tokens) if self.often(0.2) else Constraints(),
@@ -121,7 +122,7 @@ class LongRun:
         runner = OnnxRunner(bundle, config)
         runner.warm_up()
         self.now = 0.0
-        self.num_submitted = self.num_refused = 0
+        self.num_submitted = self.num_refused = self.num_turns = 0
         self.ended: Counter[FinishReason] = Counter()
         self.tokens: Counter[str] = Counter()
         self._open: dict[Request, dict[int, list[int]]] = {}
@@ -161,8 +162,9 @@ class LongRun:
         chance = self.requests.chance
         end = self.num_submitted + num_requests
         while self.num_submitted < end:
-            # More than it can take, then fewer, by turns, so that the queue overflows and the batch runs dry.
-            rate = chance.choice([0, 0, 0, 0, 1, 1, 1, 4])
+            # The queue overflows in one tide, and the batch runs dry in the next.
+            is_high = self.num_turns // _TIDE_TURNS % 2 == 0
+            rate = chance.choice([1, 1, 2, 4] if is_high else [0, 0, 0, 1])
             for _ in range(min(rate, end - self.num_submitted)):
                 self._submit()
             if self._open and self.requests.often(0.1):
@@ -209,6 +211,7 @@ class LongRun:
 
     def _turn(self) -> None:
         self.now += _TURN_SECONDS
+        self.num_turns += 1
         self.engine.run_turn()
 
     def _deliver(self, turn: Turn) -> None:
@@ -249,6 +252,8 @@ def test_many_requests_of_every_kind_leave_nothing_behind(random_bundle):
     run = LongRun(random_bundle, seed=0)
     run.run(1_000)
     run.check()
+    # Times are the run's own, but a processor's rounding can choose other tokens, and so move the counts.
+    # They were 36 and more with each of six seeds.
     assert min(run.ended[reason] for reason in FinishReason if reason is not FinishReason.FAILED) > 10
     assert run.num_refused > 10
 

@@ -74,6 +74,11 @@ class Harness:
     async def states(self) -> dict[str, State]:
         return {version.version: state for version, state, _ in await self.repository.index()}
 
+    async def until_loading(self, number: int) -> None:
+        """Wait until the loader was called that number of times."""
+        while len(self.used) < number:
+            await asyncio.sleep(0.001)
+
     async def until_ended(self) -> None:
         while self.repository._ending:
             await asyncio.gather(*self.repository._ending)
@@ -327,11 +332,11 @@ def test_a_load_goes_on_when_its_caller_leaves_and_is_counted(shelf):
     async def run():
         shelf.gate.clear()
         caller = asyncio.create_task(shelf.repository.load("demo"))
-        await asyncio.sleep(0.05)
+        await shelf.until_loading(1)
         caller.cancel()
         waiting = asyncio.create_task(shelf.repository.load("other"))
-        await asyncio.sleep(0.05)
-        assert caller.cancelled()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
         shelf.gate.set()
         await waiting
         assert {model.name for model in shelf.models} == {"demo", "other"}
@@ -347,7 +352,7 @@ def test_a_load_that_fails_after_its_caller_left_logs_no_traceback(shelf, caplog
     async def run():
         shelf.gate.clear()
         caller = asyncio.create_task(shelf.repository.load("demo"))
-        await asyncio.sleep(0.05)
+        await shelf.until_loading(1)
         caller.cancel()
         shelf.gate.set()
         await shelf.repository.stop()
@@ -369,7 +374,7 @@ def test_the_end_waits_for_loads_and_stops_what_is_ending(shelf):
             await shelf.repository.unload("demo")
             shelf.gate.clear()
             loading = asyncio.create_task(shelf.repository.load("other"))
-            await asyncio.sleep(0.05)
+            await shelf.until_loading(2)
             stopping = asyncio.create_task(shelf.repository.stop())
             await asyncio.sleep(0.05)
             shelf.gate.set()

@@ -411,9 +411,12 @@ def test_a_timeout_of_the_request_ends_it():
     async def run():
         async with serving(runner) as served:
             runner.gate.clear()
-            asking = stub_of(served).ModelInfer(infer_request("ab", timeout=50_000))
+            await served.channel.channel_ready()
+            asking = stub_of(served).ModelInfer(infer_request("ab", timeout=500_000))
             await served.turns.until(lambda: served.turns.num_submitted == 1)
-            await asyncio.sleep(0.1)
+            [seen] = served.model.deliveries.mailboxes
+            assert seen.deadline - time.monotonic() <= 0.5
+            await asyncio.sleep(seen.deadline - time.monotonic())
             runner.gate.set()
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await asking
@@ -445,7 +448,9 @@ def test_a_stream_that_has_all_its_answers_ends_well_while_the_server_drains():
             runner.gate.clear()
             stream = stub_of(served).ModelStreamInfer(iter([infer_request("ab")]))
             await served.turns.until(lambda: served.turns.num_submitted == 1)
-            await asyncio.sleep(0.1)  # for the caller's half of the stream to be closed
+            await asyncio.sleep(
+                0.5
+            )  # for the caller's half of the stream to be closed, which nothing reports
             draining = asyncio.create_task(served.app.drain())
             runner.gate.set()
             assert text_of([response async for response in stream]) == "ab"
@@ -515,15 +520,15 @@ def test_loading_anew_under_load_fails_no_call_and_stops_the_old_engine():
         async with serving(_SlowRunner(), is_repository_open=True) as served:
             stub = stub_of(served)
             stopping = asyncio.Event()
+            num_calls = 0
 
-            async def ask_again_and_again() -> int:
-                num_calls = 0
+            async def ask_again_and_again() -> None:
+                nonlocal num_calls
                 while not stopping.is_set():
                     answer = await stub.ModelInfer(infer_request("abc", "d"))
                     assert typed(answer)["text_output"][1] == [b"abc", b"d"]
                     assert "".join([piece async for piece in pieces()]) == "abc"
                     num_calls += 2
-                return num_calls
 
             async def pieces():
                 async for one in served.stub.GenerateStream(
@@ -537,9 +542,11 @@ def test_loading_anew_under_load_fails_no_call_and_stops_the_old_engine():
                 engines.append(served.model.engines[0])
                 await stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="echo"))
                 assert served.model.engines[0] is not engines[-1]
-                await asyncio.sleep(0.1)
+                enough = num_calls + 50  # each caller asks the new engine, too
+                while num_calls < enough and not any(caller.done() for caller in callers):
+                    await asyncio.sleep(0.01)
             stopping.set()
-            assert sum(await asyncio.gather(*callers)) > 50
+            await asyncio.gather(*callers)
             while served.app._repository._ending:
                 await asyncio.sleep(0.01)
             assert not any(engine._thread.is_alive() for engine in engines)
