@@ -139,9 +139,9 @@ $(RUNTIME_INSTALLED): pyproject.toml $(wildcard kernels/*.cpp kernels/*.h)
 	$(PY) -m pip install --quiet -e '.[training,export,server,$(RUNTIME)]'
 	touch $@
 
-# The operators are compiled already, and setuptools does not compile them again.
+# By its name the package is installed already: pip adds what the extra needs, and does not compile the operators again.
 $(INSTALLED): $(RUNTIME_INSTALLED)
-	$(PY) -m pip install --quiet -e '.[training,export,server,dev,$(RUNTIME)]'
+	$(PY) -m pip install --quiet 'seq2seq-serve[dev]'
 	touch $@
 
 # A training that was stopped goes on where it stopped.
