@@ -23,6 +23,8 @@ else
   TORCH_PIP_ARGS ?= --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 endif
 
+# Two steps, because the tools of the tests (Ray, proxies, a browser's driver) take longer to install than the rest.
+RUNTIME_INSTALLED := $(VENV)/.runtime-installed-$(RUNTIME)
 INSTALLED := $(VENV)/.installed-$(RUNTIME)
 
 # Else every run of the tests compiles them anew.
@@ -37,7 +39,7 @@ help: ## list these commands
 demo: $(BUNDLE)/manifest.json ## install, train, export, serve, translate, show the metrics; a finished step is not repeated
 	$(PY) -m benchmarks.demo $(BUNDLE) --run $(RUN)
 
-gallery: $(INSTALLED) ## train, export, serve and draw a small model of every family; a finished step is not repeated
+gallery: $(RUNTIME_INSTALLED) ## train, export, serve and draw a small model of every family; a finished step is not repeated
 	$(PY) -m benchmarks.gallery $(GALLERY_FLAGS)
 
 serve: $(BUNDLE)/manifest.json ## serve the demo bundle in the foreground
@@ -116,10 +118,11 @@ lock: $(INSTALLED) ## choose anew the versions that the image has
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	  --extra server --extra tracing --extra $$runtime -o deploy/requirements-$$runtime.txt || exit 1; done
 
-wheel: $(INSTALLED) ## build a wheel of everything, for this kind of machine, in dist/
+wheel: ## build a wheel of everything, for this kind of machine, in dist/
 	rm -rf build dist
-	$(PY) -m pip wheel --quiet --no-deps --wheel-dir dist .
-	rm -rf build
+	$(PYTHON) -m venv --clear $(VENV)-wheel
+	$(VENV)-wheel/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	rm -rf build $(VENV)-wheel
 
 install: $(INSTALLED) ## make the virtual environment and install everything
 
@@ -127,16 +130,24 @@ clean: ## remove the virtual environment, the demo's run and bundle, the CUDA st
 	rm -rf $(VENV) $(RUN) $(BUNDLE) .cuda_stub build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(INSTALLED): pyproject.toml $(wildcard kernels/*.cpp kernels/*.h)
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11 ...")'
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+# Torch and ONNX Runtime have no wheels for other versions of Python. An environment that exists keeps its own. The
+# question is for pip, because Debian without python3-venv leaves an environment that lacks it.
+$(RUNTIME_INSTALLED): pyproject.toml $(wildcard kernels/*.cpp kernels/*.h)
+	@$(or $(wildcard $(PY)),$(PYTHON)) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 11) <= v <= (3, 14) and \
+	  "Python 3.11 to 3.14 is needed, and %s is %d.%d: make PYTHON=python3.11 ..." % ((sys.executable,) + v))'
+	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(PY) -c 'import torch' 2>/dev/null || $(PY) -m pip install --quiet --no-deps $(TORCH_PIP_ARGS) torch==2.13.0
 	rm -f kernels/_*operators*.so
-	$(PY) -m pip install --quiet -e '.[training,export,server,dev,$(RUNTIME)]'
+	$(PY) -m pip install --quiet -e '.[training,export,server,$(RUNTIME)]'
+	touch $@
+
+# By its name the package is installed already: pip adds what the extra needs, and does not compile the operators again.
+$(INSTALLED): $(RUNTIME_INSTALLED)
+	$(PY) -m pip install --quiet 'seq2seq-serve[dev]'
 	touch $@
 
 # A training that was stopped goes on where it stopped.
-$(RUN)/summary.json: | $(INSTALLED)
+$(RUN)/summary.json: | $(RUNTIME_INSTALLED)
 	$(PY) -m training train demo --out $(RUN) --resume $(TRAIN_FLAGS)
 
 $(BUNDLE)/manifest.json: $(RUN)/summary.json
