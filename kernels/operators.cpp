@@ -293,11 +293,10 @@ struct QuantizedLinear {
   }
 
   void multiply(void *context, const Tensor<float> &x, float *outputs) const {
-    run(context, x, Product{map.get(), levels(context, x), outputs});
+    run(context, Product{map.get(), levels(context, x), outputs, static_cast<size_t>(x.shape[0])});
   }
 
-  template <class Tile> void run(void *context, const Tensor<float> &x, const Tile &tile) const {
-    const Tiles<Tile> work{tile, static_cast<size_t>(x.shape[0]), map->num_panels()};
+  template <class Multiplication> void run(void *context, const Multiplication &work) const {
     // Fewer than 32 rows take as long as 32, to read the weights.
     compute(context, work,
             std::max<size_t>(work.num_rows, 32) * map->num_inputs * map->num_outputs / map->instructions->speed);
@@ -351,10 +350,10 @@ struct QuantizedChoice : QuantizedLinear {
     if (!count) return multiply(context, x, logits);
     const size_t size = N * map->num_panels();
     float *largest = scratch<float, SUMMARY>(2 * size);
-    const Summary summary{map.get(), bias.data(), levels(context, x), largest, count > 1 ? largest + size : nullptr};
-    run(context, x, summary);
-    const Choice choice{summary, static_cast<size_t>(N), static_cast<size_t>(count), token_ids,
-                        count > 1 ? log_probabilities : nullptr};
+    const Summary summary{map.get(), bias.data(), levels(context, x), largest, count > 1 ? largest + size : nullptr,
+                          static_cast<size_t>(N)};
+    run(context, summary);
+    const Choice choice{summary, static_cast<size_t>(count), token_ids, count > 1 ? log_probabilities : nullptr};
     compute(context, choice, size * 8 + N * count * COLUMNS * map->num_inputs / map->instructions->speed);
   }
 };

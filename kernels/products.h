@@ -20,7 +20,6 @@ constexpr size_t MOST_ROWS = 6; // of a tile: the sums of more do not stay in re
 constexpr size_t DEPTH = 16;    // inputs are padded with zeros to a multiple of it
 
 #define TARGET(features) __attribute__((target(features)))
-#define EACH_NUMBER_OF_ROWS(f) {f<1>, f<2>, f<3>, f<4>, f<5>, f<6>}
 
 // Some rows of levels, a panel of weights, and where their outputs go.
 //
@@ -38,7 +37,7 @@ struct Work {
   size_t distance;
 };
 
-// How one kind of processor multiplies. `multiply[n - 1]` is for n rows.
+// How one kind of processor multiplies.
 struct Instructions {
   const char *name;
   bool (*run_here)();
@@ -46,7 +45,7 @@ struct Instructions {
   bool has_wide_levels; // of 16 bits, without the zero point; otherwise they are the ones from 0 to 255, or 128 less
   int least_level;      // of those of 8 bits
   size_t speed;         // products that take as long as one of other work
-  void (*multiply[MOST_ROWS])(const Work &);
+  void (*multiply)(const Work &, size_t num_rows);
 };
 
 INLINE Integers load(const int32_t *place) {
@@ -55,8 +54,24 @@ INLINE Integers load(const int32_t *place) {
   return eight;
 }
 
+// Multiplies all rows in tiles of few: `Tile::run<ROWS>(work, first row)` does one.
+template <class Tile> void multiply_by(const Work &work, size_t num_rows) {
+  const size_t num_tiles = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
+  for (size_t i = 0; i < num_tiles; i++) {
+    const size_t first = i * num_rows / num_tiles;
+    switch ((i + 1) * num_rows / num_tiles - first) {
+    case 1: Tile::template run<1>(work, first); break;
+    case 2: Tile::template run<2>(work, first); break;
+    case 3: Tile::template run<3>(work, first); break;
+    case 4: Tile::template run<4>(work, first); break;
+    case 5: Tile::template run<5>(work, first); break;
+    case 6: Tile::template run<6>(work, first); break;
+    }
+  }
+}
+
 // Writes eight outputs of a row.
-INLINE void finish(const Work &work, Integers sums, int row, size_t column) {
+INLINE void finish(const Work &work, Integers sums, size_t row, size_t column) {
   const Vector sum = __builtin_convertvector(sums - load(work.column_sums + column) * work.shifts[row], Vector);
   store(work.to + row * work.distance + column,
         (sum * work.row_scales[row]) * load(work.scales + column) + load(work.bias + column));
@@ -65,98 +80,101 @@ INLINE void finish(const Work &work, Integers sums, int row, size_t column) {
 // ---- AVX-512 VNNI: unsigned by signed bytes, four products in a sum ----
 
 #if defined(__x86_64__)
-template <int ROWS>
-TARGET("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
-static void multiply_avx512vnni(const Work &work) {
-  const int8_t *weights = work.weights;
-  __m512i sums[ROWS][2];
-  for (int half = 0; half < 2; half++) {
-    const __m512i of_column = _mm512_loadu_si512(work.column_sums + 16 * half);
-    for (int row = 0; row < ROWS; row++) sums[row][half] = _mm512_mullo_epi32(of_column, _mm512_set1_epi32(-work.shifts[row]));
-  }
-  for (size_t i = 0; i < work.depth; i += 4, weights += 4 * COLUMNS) {
-    const __m512i weight[2] = {_mm512_loadu_si512(weights), _mm512_loadu_si512(weights + 64)};
-    for (int row = 0; row < ROWS; row++) {
-      int32_t four;
-      memcpy(&four, work.levels + row * work.row_bytes + i, 4);
-      for (int half = 0; half < 2; half++)
-        sums[row][half] = _mm512_dpbusd_epi32(sums[row][half], _mm512_set1_epi32(four), weight[half]);
+struct Avx512Vnni {
+  template <int ROWS>
+  TARGET("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni") static void run(const Work &work, size_t first) {
+    const int8_t *weights = work.weights;
+    __m512i sums[ROWS][2];
+    for (int half = 0; half < 2; half++) {
+      const __m512i of_column = _mm512_loadu_si512(work.column_sums + 16 * half);
+      for (int row = 0; row < ROWS; row++) sums[row][half] = _mm512_mullo_epi32(of_column, _mm512_set1_epi32(-work.shifts[first + row]));
+    }
+    for (size_t i = 0; i < work.depth; i += 4, weights += 4 * COLUMNS) {
+      const __m512i weight[2] = {_mm512_loadu_si512(weights), _mm512_loadu_si512(weights + 64)};
+      for (int row = 0; row < ROWS; row++) {
+        int32_t four;
+        memcpy(&four, work.levels + (first + row) * work.row_bytes + i, 4);
+        for (int half = 0; half < 2; half++)
+          sums[row][half] = _mm512_dpbusd_epi32(sums[row][half], _mm512_set1_epi32(four), weight[half]);
+      }
+    }
+    for (int half = 0; half < 2; half++) {
+      const __m512 scale = _mm512_loadu_ps(work.scales + 16 * half), added = _mm512_loadu_ps(work.bias + 16 * half);
+      for (int row = 0; row < ROWS; row++) {
+        const __m512 of_levels = _mm512_mul_ps(_mm512_maskz_cvtepi32_ps(0xffff, sums[row][half]), _mm512_set1_ps(work.row_scales[first + row]));
+        _mm512_storeu_ps(work.to + (first + row) * work.distance + 16 * half, _mm512_fmadd_ps(of_levels, scale, added));
+      }
     }
   }
-  for (int half = 0; half < 2; half++) {
-    const __m512 scale = _mm512_loadu_ps(work.scales + 16 * half), added = _mm512_loadu_ps(work.bias + 16 * half);
-    for (int row = 0; row < ROWS; row++) {
-      const __m512 of_levels = _mm512_mul_ps(_mm512_maskz_cvtepi32_ps(0xffff, sums[row][half]), _mm512_set1_ps(work.row_scales[row]));
-      _mm512_storeu_ps(work.to + row * work.distance + 16 * half, _mm512_fmadd_ps(of_levels, scale, added));
-    }
-  }
-}
+};
 
 // ---- AVX-VNNI: the same in half as long vectors ----
 
-template <int ROWS>
-TARGET("avx2,fma,avxvnni")
-static void multiply_avxvnni(const Work &work) {
-  const int8_t *weights = work.weights;
-  for (size_t strip = 0; strip < COLUMNS; strip += 16) {
-    __m256i sums[ROWS][2];
-    for (int row = 0; row < ROWS; row++) sums[row][0] = sums[row][1] = _mm256_setzero_si256();
-    for (size_t i = 0; i < work.depth; i += 4, weights += 64) {
-      const __m256i weight[2] = {_mm256_loadu_si256(reinterpret_cast<const __m256i *>(weights)),
-                                 _mm256_loadu_si256(reinterpret_cast<const __m256i *>(weights + 32))};
-      for (int row = 0; row < ROWS; row++) {
-        int32_t four;
-        memcpy(&four, work.levels + row * work.row_bytes + i, 4);
-        for (int half = 0; half < 2; half++)
-          sums[row][half] = _mm256_dpbusd_avx_epi32(sums[row][half], _mm256_set1_epi32(four), weight[half]);
+struct AvxVnni {
+  template <int ROWS>
+  TARGET("avx2,fma,avxvnni") static void run(const Work &work, size_t first) {
+    const int8_t *weights = work.weights;
+    for (size_t strip = 0; strip < COLUMNS; strip += 16) {
+      __m256i sums[ROWS][2];
+      for (int row = 0; row < ROWS; row++) sums[row][0] = sums[row][1] = _mm256_setzero_si256();
+      for (size_t i = 0; i < work.depth; i += 4, weights += 64) {
+        const __m256i weight[2] = {_mm256_loadu_si256(reinterpret_cast<const __m256i *>(weights)),
+                                   _mm256_loadu_si256(reinterpret_cast<const __m256i *>(weights + 32))};
+        for (int row = 0; row < ROWS; row++) {
+          int32_t four;
+          memcpy(&four, work.levels + (first + row) * work.row_bytes + i, 4);
+          for (int half = 0; half < 2; half++)
+            sums[row][half] = _mm256_dpbusd_avx_epi32(sums[row][half], _mm256_set1_epi32(four), weight[half]);
+        }
       }
+      for (int row = 0; row < ROWS; row++)
+        for (int half = 0; half < 2; half++) finish(work, (Integers)sums[row][half], first + row, strip + 8 * half);
     }
-    for (int row = 0; row < ROWS; row++)
-      for (int half = 0; half < 2; half++) finish(work, (Integers)sums[row][half], row, strip + 8 * half);
   }
-}
+};
 
 // ---- AVX2: words of 16 bits, two products in a sum; products of bytes would saturate ----
 
-template <int ROWS>
-TARGET("avx2,fma")
-static void multiply_avx2(const Work &work) {
-  constexpr size_t STRIPS = ROWS == 1 ? 2 : 1; // at once: a single row is as fast as memory is with several streams
-  constexpr size_t AHEAD = 2048;               // bytes after the weights that are being multiplied
-  const size_t strip_bytes = 16 * work.depth;
-  const int8_t *weights = work.weights;
-  for (size_t first = 0; first < COLUMNS; first += 16 * STRIPS, weights += STRIPS * strip_bytes) {
-    __m256i sums[ROWS][STRIPS][2];
-    for (auto &of_row : sums)
-      for (auto &of_strip : of_row) of_strip[0] = of_strip[1] = _mm256_setzero_si256();
-    for (size_t i = 0; i < work.depth; i += 2) {
-      __m256i weight[STRIPS][2];
-      for (size_t strip = 0; strip < STRIPS; strip++) {
-        const int8_t *here = weights + strip * strip_bytes + 16 * i;
-        if (i % 4 == 0) __builtin_prefetch(here + AHEAD);
-        for (int half = 0; half < 2; half++)
-          weight[strip][half] =
-              _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(here + 16 * half)));
+struct Avx2 {
+  template <int ROWS>
+  TARGET("avx2,fma") static void run(const Work &work, size_t first) {
+    constexpr size_t STRIPS = ROWS == 1 ? 2 : 1; // at once: a single row is as fast as memory is with several streams
+    constexpr size_t AHEAD = 2048;               // bytes after the weights that are being multiplied
+    const size_t strip_bytes = 16 * work.depth;
+    const int8_t *weights = work.weights;
+    for (size_t column = 0; column < COLUMNS; column += 16 * STRIPS, weights += STRIPS * strip_bytes) {
+      __m256i sums[ROWS][STRIPS][2];
+      for (auto &of_row : sums)
+        for (auto &of_strip : of_row) of_strip[0] = of_strip[1] = _mm256_setzero_si256();
+      for (size_t i = 0; i < work.depth; i += 2) {
+        __m256i weight[STRIPS][2];
+        for (size_t strip = 0; strip < STRIPS; strip++) {
+          const int8_t *here = weights + strip * strip_bytes + 16 * i;
+          if (i % 4 == 0) __builtin_prefetch(here + AHEAD);
+          for (int half = 0; half < 2; half++)
+            weight[strip][half] =
+                _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(here + 16 * half)));
+        }
+        for (int row = 0; row < ROWS; row++) {
+          int32_t two;
+          memcpy(&two, work.levels + (first + row) * work.row_bytes + 2 * i, 4);
+          const __m256i both = _mm256_set1_epi32(two);
+          for (size_t strip = 0; strip < STRIPS; strip++)
+            for (int half = 0; half < 2; half++) {
+              __m256i sum = sums[row][strip][half];
+              // Written as an addition in place, because g++ would keep copies of the sums in memory.
+              asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(_mm256_madd_epi16(both, weight[strip][half])));
+              sums[row][strip][half] = sum;
+            }
+        }
       }
-      for (int row = 0; row < ROWS; row++) {
-        int32_t two;
-        memcpy(&two, work.levels + row * work.row_bytes + 2 * i, 4);
-        const __m256i both = _mm256_set1_epi32(two);
+      for (int row = 0; row < ROWS; row++)
         for (size_t strip = 0; strip < STRIPS; strip++)
-          for (int half = 0; half < 2; half++) {
-            __m256i sum = sums[row][strip][half];
-            // Written as an addition in place, because g++ would keep copies of the sums in memory.
-            asm("vpaddd %1, %0, %0" : "+x"(sum) : "x"(_mm256_madd_epi16(both, weight[strip][half])));
-            sums[row][strip][half] = sum;
-          }
-      }
+          for (int half = 0; half < 2; half++)
+            finish(work, (Integers)sums[row][strip][half], first + row, column + 16 * strip + 8 * half);
     }
-    for (int row = 0; row < ROWS; row++)
-      for (size_t strip = 0; strip < STRIPS; strip++)
-        for (int half = 0; half < 2; half++)
-          finish(work, (Integers)sums[row][strip][half], row, first + 16 * strip + 8 * half);
   }
-}
+};
 
 // The processor, and an operating system that keeps the registers, have AVX-VNNI; g++ 12 has no name for it.
 static bool has_avxvnni() {
@@ -178,43 +196,46 @@ INLINE void add_products(int32x4_t (&sums)[ROWS][4], const int8x16_t (&levels)[R
       sums[row][quarter] = vdotq_laneq_s32(sums[row][quarter], weight[quarter], levels[row], LANE);
 }
 
-template <int ROWS>
-TARGET("arch=armv8.2-a+dotprod")
-static void multiply_dotprod(const Work &work) {
-  const int8_t *rows = reinterpret_cast<const int8_t *>(work.levels), *weights = work.weights;
-  for (size_t strip = 0; strip < COLUMNS; strip += 16) {
-    int32x4_t sums[ROWS][4] = {};
-    for (size_t i = 0; i < work.depth; i += 16, weights += 256) {
-      int8x16_t levels[ROWS];
-      for (int row = 0; row < ROWS; row++) levels[row] = vld1q_s8(rows + row * work.row_bytes + i);
-      add_products<ROWS, 0>(sums, levels, weights), add_products<ROWS, 1>(sums, levels, weights + 64);
-      add_products<ROWS, 2>(sums, levels, weights + 128), add_products<ROWS, 3>(sums, levels, weights + 192);
-    }
-    for (int row = 0; row < ROWS; row++)
-      for (int half = 0; half < 2; half++) {
-        int32_t eight[8];
-        vst1q_s32(eight, sums[row][2 * half]), vst1q_s32(eight + 4, sums[row][2 * half + 1]);
-        finish(work, load(eight), row, strip + 8 * half);
+struct DotProd {
+  template <int ROWS>
+  TARGET("arch=armv8.2-a+dotprod") static void run(const Work &work, size_t first) {
+    const int8_t *rows = reinterpret_cast<const int8_t *>(work.levels), *weights = work.weights;
+    for (size_t strip = 0; strip < COLUMNS; strip += 16) {
+      int32x4_t sums[ROWS][4] = {};
+      for (size_t i = 0; i < work.depth; i += 16, weights += 256) {
+        int8x16_t levels[ROWS];
+        for (int row = 0; row < ROWS; row++) levels[row] = vld1q_s8(rows + (first + row) * work.row_bytes + i);
+        add_products<ROWS, 0>(sums, levels, weights), add_products<ROWS, 1>(sums, levels, weights + 64);
+        add_products<ROWS, 2>(sums, levels, weights + 128), add_products<ROWS, 3>(sums, levels, weights + 192);
       }
+      for (int row = 0; row < ROWS; row++)
+        for (int half = 0; half < 2; half++) {
+          int32_t eight[8];
+          vst1q_s32(eight, sums[row][2 * half]), vst1q_s32(eight + 4, sums[row][2 * half + 1]);
+          finish(work, load(eight), first + row, strip + 8 * half);
+        }
+    }
   }
-}
+};
 #endif
 
 // ---- Any processor ----
 
-template <int ROWS>
-static void multiply_scalar(const Work &work) {
-  const int8_t *weights = work.weights;
-  int32_t sums[ROWS][COLUMNS] = {};
-  for (size_t i = 0; i < work.depth; i++, weights += COLUMNS)
-    for (int row = 0; row < ROWS; row++) {
-      int16_t level;
-      memcpy(&level, work.levels + row * work.row_bytes + 2 * i, 2);
-      for (size_t column = 0; column < COLUMNS; column++) sums[row][column] += level * weights[column];
-    }
-  for (int row = 0; row < ROWS; row++)
-    for (size_t column = 0; column < COLUMNS; column += 8) finish(work, load(sums[row] + column), row, column);
-}
+struct Scalar {
+  template <int ROWS>
+  static void run(const Work &work, size_t first) {
+    const int8_t *weights = work.weights;
+    int32_t sums[ROWS][COLUMNS] = {};
+    for (size_t i = 0; i < work.depth; i++, weights += COLUMNS)
+      for (int row = 0; row < ROWS; row++) {
+        int16_t level;
+        memcpy(&level, work.levels + (first + row) * work.row_bytes + 2 * i, 2);
+        for (size_t column = 0; column < COLUMNS; column++) sums[row][column] += level * weights[column];
+      }
+    for (int row = 0; row < ROWS; row++)
+      for (size_t column = 0; column < COLUMNS; column += 8) finish(work, load(sums[row] + column), first + row, column);
+  }
+};
 
 // The fastest first.
 static const Instructions INSTRUCTIONS[] = {
@@ -224,14 +245,14 @@ static const Instructions INSTRUCTIONS[] = {
        return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
      },
-     32, 4, false, 0, 16, EACH_NUMBER_OF_ROWS(multiply_avx512vnni)},
-    {"avxvnni", has_avxvnni, 16, 4, false, 0, 12, EACH_NUMBER_OF_ROWS(multiply_avxvnni)},
-    {"avx2", [] { return bool(__builtin_cpu_supports("avx2")); }, 16, 2, true, 0, 8, EACH_NUMBER_OF_ROWS(multiply_avx2)},
+     32, 4, false, 0, 16, multiply_by<Avx512Vnni>},
+    {"avxvnni", has_avxvnni, 16, 4, false, 0, 12, multiply_by<AvxVnni>},
+    {"avx2", [] { return bool(__builtin_cpu_supports("avx2")); }, 16, 2, true, 0, 8, multiply_by<Avx2>},
 #elif defined(__aarch64__)
     {"dotprod", [] { return bool(getauxval(AT_HWCAP) & HWCAP_ASIMDDP); }, 16, 4, false, -128, 8,
-     EACH_NUMBER_OF_ROWS(multiply_dotprod)},
+     multiply_by<DotProd>},
 #endif
-    {"scalar", [] { return true; }, 32, 1, true, 0, 2, EACH_NUMBER_OF_ROWS(multiply_scalar)},
+    {"scalar", [] { return true; }, 32, 1, true, 0, 2, multiply_by<Scalar>},
 };
 
 // The instructions that SEQ2SEQ_ISA names, or the fastest that this processor has; null if it does not have those.
@@ -385,54 +406,34 @@ struct Quantization {
 };
 
 // Multiplies some rows of levels by one panel.
-template <int ROWS>
-INLINE void multiply(const Int8Map &map, const float *bias, const Levels &levels, size_t first_row, size_t panel, float *to,
-                     size_t distance) {
+INLINE void multiply(const Int8Map &map, const float *bias, const Levels &levels, size_t first_row, size_t num_rows,
+                     size_t panel, float *to, size_t distance) {
   const size_t first = panel * COLUMNS, bytes = map.row_bytes();
-  map.instructions->multiply[ROWS - 1]({levels.levels + first_row * bytes, levels.scales + first_row,
-                                        levels.shifts + first_row, bytes, map.depth,
-                                        map.weights.data() + first * map.depth, map.column_sums.data() + first,
-                                        map.scales.data() + first, bias + first, to, distance});
+  map.instructions->multiply({levels.levels + first_row * bytes, levels.scales + first_row, levels.shifts + first_row,
+                              bytes, map.depth, map.weights.data() + first * map.depth, map.column_sums.data() + first,
+                              map.scales.data() + first, bias + first, to, distance},
+                             num_rows);
 }
-
-// Work over panels, each in tiles of rows: `tile.run<ROWS>(panel, first row)` does one.
-template <class Tile> struct Tiles {
-  Tile tile;
-  size_t num_rows, num_panels;
-
-  size_t num_items() const { return num_panels; }
-  size_t scratch() const { return 0; }
-
-  void run(size_t begin, size_t end, float *) const {
-    const size_t num_tiles = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
-    for (size_t panel = begin; panel < end; panel++)
-      for (size_t i = 0; i < num_tiles; i++) {
-        const size_t first = i * num_rows / num_tiles, count = (i + 1) * num_rows / num_tiles - first;
-        switch (count) {
-        case 1: tile.template run<1>(panel, first); break;
-        case 2: tile.template run<2>(panel, first); break;
-        case 3: tile.template run<3>(panel, first); break;
-        case 4: tile.template run<4>(panel, first); break;
-        case 5: tile.template run<5>(panel, first); break;
-        case 6: tile.template run<6>(panel, first); break;
-        }
-      }
-  }
-};
 
 // Writes the outputs of a map.
 struct Product {
   const Int8Map *map;
   Levels levels;
   float *outputs; // (N, O)
+  size_t num_rows;
 
-  template <int ROWS> void run(size_t panel, size_t first_row) const {
-    const size_t O = map->num_outputs, place = panel * COLUMNS;
-    float *to = outputs + first_row * O + place;
-    if (place + COLUMNS <= O) return multiply<ROWS>(*map, map->bias.data(), levels, first_row, panel, to, O);
-    float products[ROWS][COLUMNS];
-    multiply<ROWS>(*map, map->bias.data(), levels, first_row, panel, products[0], COLUMNS);
-    for (int row = 0; row < ROWS; row++) memcpy(to + row * O, products[row], (O - place) * sizeof(float));
+  size_t num_items() const { return map->num_panels(); }
+  size_t scratch() const { return map->num_outputs % COLUMNS ? num_rows * COLUMNS : 0; }
+
+  void run(size_t begin, size_t end, float *scratch) const {
+    const size_t O = map->num_outputs;
+    for (size_t panel = begin; panel < end; panel++) {
+      const size_t place = panel * COLUMNS;
+      const bool is_whole = place + COLUMNS <= O;
+      multiply(*map, map->bias.data(), levels, 0, num_rows, panel, is_whole ? outputs + place : scratch, is_whole ? O : COLUMNS);
+      for (size_t row = 0; row < num_rows && !is_whole; row++)
+        memcpy(outputs + row * O + place, scratch + row * COLUMNS, (O - place) * sizeof(float));
+    }
   }
 };
 
@@ -443,14 +444,21 @@ struct Summary {
   Levels levels;
   float *largest; // (N, panels)
   float *powers;  // (N, panels); null if they are not needed
+  size_t num_rows;
 
-  template <int ROWS> void run(size_t panel, size_t first_row) const {
-    Vector logits[ROWS][COLUMNS / 8];
-    multiply<ROWS>(*map, bias, levels, first_row, panel, reinterpret_cast<float *>(logits), COLUMNS);
-    for (int row = 0; row < ROWS; row++) {
-      const size_t place = (first_row + row) * map->num_panels() + panel;
-      largest[place] = ::largest(larger(larger(logits[row][0], logits[row][1]), larger(logits[row][2], logits[row][3])));
-      if (powers) powers[place] = sum_of_powers(logits[row], largest[place]);
+  size_t num_items() const { return map->num_panels(); }
+  size_t scratch() const { return num_rows * COLUMNS; }
+
+  void run(size_t begin, size_t end, float *scratch) const {
+    for (size_t panel = begin; panel < end; panel++) {
+      multiply(*map, bias, levels, 0, num_rows, panel, scratch, COLUMNS);
+      for (size_t row = 0; row < num_rows; row++) {
+        Vector logits[COLUMNS / 8];
+        for (size_t v = 0; v < COLUMNS / 8; v++) logits[v] = load(scratch + row * COLUMNS + 8 * v);
+        const size_t place = row * map->num_panels() + panel;
+        largest[place] = ::largest(larger(larger(logits[0], logits[1]), larger(logits[2], logits[3])));
+        if (powers) powers[place] = sum_of_powers(logits, largest[place]);
+      }
     }
   }
 };
@@ -459,11 +467,11 @@ struct Summary {
 // multiplied again.
 struct Choice {
   Summary summary;
-  size_t num_rows, num_candidates;
+  size_t num_candidates;
   int64_t *token_ids;       // (N, candidates)
   float *log_probabilities; // (N, candidates); null if they are not needed
 
-  size_t num_items() const { return num_rows; }
+  size_t num_items() const { return summary.num_rows; }
   size_t scratch() const { return num_candidates; }
 
   void run(size_t begin, size_t end, float *scratch) const {
@@ -473,7 +481,7 @@ struct Choice {
       float *best = log_probabilities ? log_probabilities + row * num_candidates : scratch;
       const auto search = [&](size_t panel, const auto &add) {
         float logits[COLUMNS];
-        multiply<1>(*summary.map, summary.bias, summary.levels, row, panel, logits, COLUMNS);
+        multiply(*summary.map, summary.bias, summary.levels, row, 1, panel, logits, COLUMNS);
         for (size_t i = 0; i < COLUMNS; i++) add(logits[i], panel * COLUMNS + i);
       };
       find_largest(largest, num_panels, num_candidates, best, token_ids + row * num_candidates, search);

@@ -67,7 +67,7 @@ int main(int count, char **given) {
     std::vector<int32_t> shifts(N);
     const Levels to{levels.data(), row_scales.data(), shifts.data()};
     run(Quantization{&map, x.data(), to, N});
-    run(Tiles<Product>{{&map, to, outputs.data()}, N, map.num_panels()});
+    run(Product{&map, to, outputs.data(), N});
     write(outputs);
   } else if (name == "attention") {
     const size_t B = sizes[0], H = sizes[1], G = sizes[2], C = sizes[3], K = sizes[4];
