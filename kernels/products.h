@@ -15,6 +15,9 @@
 #pragma GCC target("avx2,fma")
 #endif
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized" // g++ 12 means its own header of AVX-512
+
 constexpr size_t COLUMNS = BLOCK; // of a panel: they are computed together
 constexpr size_t MOST_ROWS = 6; // of a tile: the sums of more do not stay in registers as compilers assign them
 constexpr size_t DEPTH = 16;    // inputs are padded with zeros to a multiple of it
@@ -33,9 +36,13 @@ struct Work {
   const int8_t *weights;
   const int32_t *column_sums; // of the weights of the panel's columns, their scales, and what is added
   const float *scales, *bias;
-  float *to; // rows with this distance
+  float *to; // rows with this distance; null if only the largest are wanted
   size_t distance;
+  float *largest; // output of each row, with this distance; null if it is not wanted
+  size_t largest_distance;
 };
+
+struct Quantization;
 
 // How one kind of processor multiplies.
 struct Instructions {
@@ -45,8 +52,14 @@ struct Instructions {
   bool has_wide_levels; // of 16 bits, without the zero point; otherwise they are the ones from 0 to 255, or 128 less
   int least_level;      // of those of 8 bits
   size_t speed;         // products that take as long as one of other work
+  void (*quantize)(const Quantization &, size_t begin, size_t end);
   void (*multiply)(const Work &, size_t num_rows);
+  bool finds_largest; // while it multiplies
 };
+
+#if defined(__x86_64__)
+#define AVX512VNNI TARGET("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
+#endif
 
 INLINE Integers load(const int32_t *place) {
   Integers eight;
@@ -81,13 +94,13 @@ INLINE void finish(const Work &work, Integers sums, size_t row, size_t column) {
 
 #if defined(__x86_64__)
 struct Avx512Vnni {
-  template <int ROWS>
-  TARGET("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni") static void run(const Work &work, size_t first) {
+  template <int ROWS> AVX512VNNI static void run(const Work &work, size_t first) {
     const int8_t *weights = work.weights;
     __m512i sums[ROWS][2];
     for (int half = 0; half < 2; half++) {
       const __m512i of_column = _mm512_loadu_si512(work.column_sums + 16 * half);
-      for (int row = 0; row < ROWS; row++) sums[row][half] = _mm512_mullo_epi32(of_column, _mm512_set1_epi32(-work.shifts[first + row]));
+      for (int row = 0; row < ROWS; row++)
+        sums[row][half] = _mm512_mullo_epi32(of_column, _mm512_set1_epi32(-work.shifts[first + row]));
     }
     for (size_t i = 0; i < work.depth; i += 4, weights += 4 * COLUMNS) {
       const __m512i weight[2] = {_mm512_loadu_si512(weights), _mm512_loadu_si512(weights + 64)};
@@ -98,13 +111,21 @@ struct Avx512Vnni {
           sums[row][half] = _mm512_dpbusd_epi32(sums[row][half], _mm512_set1_epi32(four), weight[half]);
       }
     }
+    __m512 outputs[ROWS][2];
     for (int half = 0; half < 2; half++) {
       const __m512 scale = _mm512_loadu_ps(work.scales + 16 * half), added = _mm512_loadu_ps(work.bias + 16 * half);
       for (int row = 0; row < ROWS; row++) {
-        const __m512 of_levels = _mm512_mul_ps(_mm512_maskz_cvtepi32_ps(0xffff, sums[row][half]), _mm512_set1_ps(work.row_scales[first + row]));
-        _mm512_storeu_ps(work.to + (first + row) * work.distance + 16 * half, _mm512_fmadd_ps(of_levels, scale, added));
+        const __m512 sum = _mm512_maskz_cvtepi32_ps(0xffff, sums[row][half]);
+        const __m512 of_levels = _mm512_mul_ps(sum, _mm512_set1_ps(work.row_scales[first + row]));
+        outputs[row][half] = _mm512_fmadd_ps(of_levels, scale, added);
       }
     }
+    for (int row = 0; row < ROWS && work.to; row++)
+      for (int half = 0; half < 2; half++)
+        _mm512_storeu_ps(work.to + (first + row) * work.distance + 16 * half, outputs[row][half]);
+    for (int row = 0; row < ROWS && work.largest; row++)
+      work.largest[(first + row) * work.largest_distance] =
+          _mm512_reduce_max_ps(_mm512_max_ps(outputs[row][0], outputs[row][1]));
   }
 };
 
@@ -237,32 +258,6 @@ struct Scalar {
   }
 };
 
-// The fastest first.
-static const Instructions INSTRUCTIONS[] = {
-#if defined(__x86_64__)
-    {"avx512vnni",
-     [] {
-       return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-     },
-     32, 4, false, 0, 16, multiply_by<Avx512Vnni>},
-    {"avxvnni", has_avxvnni, 16, 4, false, 0, 12, multiply_by<AvxVnni>},
-    {"avx2", [] { return bool(__builtin_cpu_supports("avx2")); }, 16, 2, true, 0, 8, multiply_by<Avx2>},
-#elif defined(__aarch64__)
-    {"dotprod", [] { return bool(getauxval(AT_HWCAP) & HWCAP_ASIMDDP); }, 16, 4, false, -128, 8,
-     multiply_by<DotProd>},
-#endif
-    {"scalar", [] { return true; }, 32, 1, true, 0, 2, multiply_by<Scalar>},
-};
-
-// The instructions that SEQ2SEQ_ISA names, or the fastest that this processor has; null if it does not have those.
-static const Instructions *instructions_here() {
-  const char *wanted = getenv("SEQ2SEQ_ISA");
-  for (const Instructions &each : INSTRUCTIONS)
-    if ((!wanted || !*wanted || !strcmp(wanted, each.name)) && each.run_here()) return &each;
-  return nullptr;
-}
-
 // Memory whose vectors do not lie across two lines of the cache.
 template <class T> struct Aligned {
   std::unique_ptr<T, decltype(&free)> memory{nullptr, free};
@@ -340,6 +335,9 @@ struct Levels {
 
 // Quantizes rows (N, I).
 struct Quantization {
+  static constexpr float MOST = 255.0f, LEAST_RANGE = 7.8886090522101181e-31f; // a row of zeros has a scale, too
+  static constexpr float ROUNDING = 12582912.0f; // 1.5 * 2^23: a sum with it is rounded to a whole number, in its last bits
+
   const Int8Map *map;
   const float *x;
   Levels to;
@@ -348,14 +346,9 @@ struct Quantization {
   size_t num_items() const { return num_rows; }
   size_t scratch() const { return 0; }
 
-  void run(size_t begin, size_t end, float *) const {
-    if (map->is_positive) run<true>(begin, end);
-    else run<false>(begin, end);
-  }
+  void run(size_t begin, size_t end, float *) const { map->instructions->quantize(*this, begin, end); }
 
   template <bool IS_POSITIVE> void run(size_t begin, size_t end) const {
-    constexpr float MOST = 255.0f, LEAST_RANGE = 7.8886090522101181e-31f; // a row of zeros has a scale, too
-    constexpr float ROUNDING = 12582912.0f; // 1.5 * 2^23: a sum with it is rounded to a whole number, in its last bits
     const Instructions &how = *map->instructions;
     const size_t I = map->num_inputs, whole = I / DEPTH * DEPTH, level_bytes = map->row_bytes() / map->depth;
     const auto counted = [](const float *place) {
@@ -370,7 +363,7 @@ struct Quantization {
       for (size_t i = 0; i < map->depth; i += DEPTH)
         for (int half = 0; half < 2; half++) {
           const Vector eight = counted((i < whole ? inputs + i : rest) + 8 * half);
-          high = larger(eight, high), low = IS_POSITIVE ? low : -larger(-eight, -low);
+          high = larger(eight, high), low = eight < low ? eight : low;
           zeros += eight * 0.0f;
         }
       const float least = -::largest(-low), range = std::max(::largest(high) - least, LEAST_RANGE) + sum(zeros);
@@ -395,7 +388,7 @@ struct Quantization {
 
   // The number that a sum with ROUNDING has been rounded to; any number for NaN.
   static int32_t whole_number(float sum) {
-    return static_cast<int32_t>(static_cast<uint32_t>(bits_of(sum)) - static_cast<uint32_t>(bits_of(12582912.0f)));
+    return static_cast<int32_t>(static_cast<uint32_t>(bits_of(sum)) - static_cast<uint32_t>(bits_of(ROUNDING)));
   }
 
   static int32_t bits_of(float number) {
@@ -405,13 +398,79 @@ struct Quantization {
   }
 };
 
+static void quantize(const Quantization &work, size_t begin, size_t end) {
+  if (work.map->is_positive) work.run<true>(begin, end);
+  else work.run<false>(begin, end);
+}
+
+#if defined(__x86_64__)
+// The same in vectors of sixteen, with the same results.
+AVX512VNNI static void quantize_avx512(const Quantization &work, size_t begin, size_t end) {
+  const Int8Map &map = *work.map;
+  const __m512 rounding = _mm512_set1_ps(work.ROUNDING), zero = _mm512_setzero_ps();
+  const __m512 least_counted = map.is_positive ? zero : _mm512_set1_ps(-INFINITY);
+  for (size_t row = begin; row < end; row++) {
+    const float *inputs = work.x + row * map.num_inputs;
+    const auto counted = [&](size_t i) AVX512VNNI { // a maximum of a number and NaN is the second of both
+      const size_t left = map.num_inputs - i;
+      const __m512 given = left < 16 ? _mm512_maskz_loadu_ps((1u << left) - 1, inputs + i) : _mm512_loadu_ps(inputs + i);
+      return _mm512_max_ps(least_counted, given);
+    };
+    __m512 high = zero, low = zero, zeros = zero;
+    for (size_t i = 0; i < map.depth; i += 16) {
+      const __m512 x = counted(i);
+      high = _mm512_max_ps(x, high), low = _mm512_min_ps(x, low), zeros = _mm512_fmadd_ps(x, zero, zeros);
+    }
+    const float least = _mm512_reduce_min_ps(low);
+    float range = std::max(_mm512_reduce_max_ps(high) - least, work.LEAST_RANGE);
+    if (_mm512_cmp_ps_mask(zeros, zeros, _CMP_UNORD_Q)) range = NAN;
+    const float per_unit = work.MOST / range;
+    const int32_t zero_point = -work.whole_number(std::fma(least, per_unit, work.ROUNDING));
+    const __m512 scaling = _mm512_set1_ps(per_unit);
+    const __m512i offset = _mm512_set1_epi32(zero_point - work.bits_of(work.ROUNDING));
+    uint8_t *levels = work.to.levels + row * map.row_bytes();
+    for (size_t i = 0; i < map.depth; i += 16) {
+      const __m512i numbers = _mm512_castps_si512(_mm512_fmadd_ps(counted(i), scaling, rounding));
+      _mm_storeu_si128(reinterpret_cast<__m128i *>(levels + i), _mm512_cvtusepi32_epi8(_mm512_add_epi32(numbers, offset)));
+    }
+    work.to.scales[row] = range / work.MOST, work.to.shifts[row] = zero_point;
+  }
+}
+#endif
+
+// The fastest first.
+static const Instructions INSTRUCTIONS[] = {
+#if defined(__x86_64__)
+    {"avx512vnni",
+     [] {
+       return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+     },
+     32, 4, false, 0, 16, quantize_avx512, multiply_by<Avx512Vnni>, true},
+    {"avxvnni", has_avxvnni, 16, 4, false, 0, 12, quantize, multiply_by<AvxVnni>, false},
+    {"avx2", [] { return bool(__builtin_cpu_supports("avx2")); }, 16, 2, true, 0, 8, quantize, multiply_by<Avx2>, false},
+#elif defined(__aarch64__)
+    {"dotprod", [] { return bool(getauxval(AT_HWCAP) & HWCAP_ASIMDDP); }, 16, 4, false, -128, 8, quantize,
+     multiply_by<DotProd>, false},
+#endif
+    {"scalar", [] { return true; }, 32, 1, true, 0, 2, quantize, multiply_by<Scalar>, false},
+};
+
+// The instructions that SEQ2SEQ_ISA names, or the fastest that this processor has; null if it does not have those.
+static const Instructions *instructions_here() {
+  const char *wanted = getenv("SEQ2SEQ_ISA");
+  for (const Instructions &each : INSTRUCTIONS)
+    if ((!wanted || !*wanted || !strcmp(wanted, each.name)) && each.run_here()) return &each;
+  return nullptr;
+}
+
 // Multiplies some rows of levels by one panel.
 INLINE void multiply(const Int8Map &map, const float *bias, const Levels &levels, size_t first_row, size_t num_rows,
-                     size_t panel, float *to, size_t distance) {
+                     size_t panel, float *to, size_t distance, float *largest = nullptr) {
   const size_t first = panel * COLUMNS, bytes = map.row_bytes();
   map.instructions->multiply({levels.levels + first_row * bytes, levels.scales + first_row, levels.shifts + first_row,
                               bytes, map.depth, map.weights.data() + first * map.depth, map.column_sums.data() + first,
-                              map.scales.data() + first, bias + first, to, distance},
+                              map.scales.data() + first, bias + first, to, distance, largest, map.num_panels()},
                              num_rows);
 }
 
@@ -451,12 +510,15 @@ struct Summary {
 
   void run(size_t begin, size_t end, float *scratch) const {
     for (size_t panel = begin; panel < end; panel++) {
-      multiply(*map, bias, levels, 0, num_rows, panel, scratch, COLUMNS);
-      for (size_t row = 0; row < num_rows; row++) {
+      const bool is_found = map->instructions->finds_largest;
+      multiply(*map, bias, levels, 0, num_rows, panel, powers || !is_found ? scratch : nullptr, COLUMNS,
+               is_found ? largest + panel : nullptr);
+      for (size_t row = 0; row < num_rows && (powers || !is_found); row++) {
         Vector logits[COLUMNS / 8];
         for (size_t v = 0; v < COLUMNS / 8; v++) logits[v] = load(scratch + row * COLUMNS + 8 * v);
         const size_t place = row * map->num_panels() + panel;
-        largest[place] = ::largest(larger(larger(logits[0], logits[1]), larger(logits[2], logits[3])));
+        if (!is_found)
+          largest[place] = ::largest(larger(larger(logits[0], logits[1]), larger(logits[2], logits[3])));
         if (powers) powers[place] = sum_of_powers(logits, largest[place]);
       }
     }
@@ -492,6 +554,7 @@ struct Choice {
 
 #undef INLINE
 #undef SHUFFLE
+#pragma GCC diagnostic pop
 
 #if defined(__x86_64__) && defined(__clang__)
 #pragma clang attribute pop
