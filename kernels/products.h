@@ -171,7 +171,7 @@ struct Avx2 {
         __m256i weight[STRIPS][2];
         for (size_t strip = 0; strip < STRIPS; strip++) {
           const int8_t *here = weights + strip * strip_bytes + 16 * i;
-          if (i % 4 == 0) __builtin_prefetch(here + AHEAD);
+          __builtin_prefetch(here + AHEAD);
           for (int half = 0; half < 2; half++)
             weight[strip][half] =
                 _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(here + 16 * half)));
