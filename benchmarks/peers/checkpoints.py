@@ -25,7 +25,7 @@ from benchmarks.peers.work import NUM_AFTER_WORDS, Checkpoint
 from seq2seq_serve.export.huggingface.samples import SENTENCES
 from seq2seq_serve.training.config import TransformerConfig
 
-_NUM_PIECES = 550
+_NUM_PIECES = 400
 # Large enough that the sources have different targets, and small enough that rounding does not decide them:
 # standard deviations of products of maps with values of a deviation of 1. T5 does not scale scores.
 _MAPS, _GAIN = r"\.(layers|block)\.(?!.*relative)", 2.0

@@ -162,7 +162,7 @@ class OnnxRunner:
             never_ids,
         )
         chooses = any(spec.role is Role.CANDIDATES for spec in step.inputs)
-        self._chooses = chooses and self._device.has_operators
+        self._chooses = chooses and self._device.is_host and self._device.has_operators
         self._picks_in_step = names.out(names.TOKEN_IDS) in [spec.name for spec in step.outputs]
         if never_ids and not self._picks_in_step and not self._device.is_host:
             raise ValueError(

@@ -1,0 +1,37 @@
+"""A library is used only if it was compiled from the sources beside it."""
+
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from seq2seq_serve import kernels
+from seq2seq_serve.kernels.sources import digest_of_sources
+
+FOLDER = Path(kernels.__file__).resolve().parent
+
+
+def test_a_change_of_any_source_compiles_every_library_anew():
+    project = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text(encoding="utf-8"))
+    names = {f"kernels/{path.name}" for path in FOLDER.iterdir() if path.suffix in (".cpp", ".h")}
+    for extension in project["tool"]["setuptools"]["ext-modules"]:
+        assert set(extension["depends"]) == names
+
+
+@pytest.mark.skipif(kernels.library() is None, reason="there are no compiled operators")
+def test_a_library_that_is_older_than_its_sources_is_logged_and_not_used(tmp_path, monkeypatch, caplog):
+    current = kernels.library()
+    for path in (*FOLDER.glob("*.h"), *FOLDER.glob("*.cpp"), current):
+        shutil.copy(path, tmp_path)
+    monkeypatch.setattr(kernels, "_FOLDER", tmp_path)
+    assert kernels.library.__wrapped__() == tmp_path / current.name
+    header = tmp_path / "products.h"
+    header.write_text(header.read_text(encoding="utf-8") + "// changed\n", encoding="utf-8")
+    assert kernels.library.__wrapped__() is None
+    assert "was not compiled from the sources beside it" in caplog.text
+
+
+def test_without_sources_there_is_no_digest(tmp_path):
+    (tmp_path / "__init__.py").touch()
+    assert digest_of_sources(tmp_path) == ""
