@@ -132,7 +132,7 @@ clean: ## remove the virtual environment, the demo's run and bundle, the CUDA st
 
 # Torch and ONNX Runtime have no wheels for other versions of Python. An environment that exists keeps its own. The
 # question is for pip, because Debian without python3-venv leaves an environment that lacks it.
-$(RUNTIME_INSTALLED): pyproject.toml $(wildcard kernels/*.cpp kernels/*.h)
+$(RUNTIME_INSTALLED): pyproject.toml setup.py kernels/sources.py $(wildcard kernels/*.cpp kernels/*.h)
 	@$(or $(wildcard $(PY)),$(PYTHON)) -c 'import sys; v = sys.version_info[:2]; sys.exit(not (3, 11) <= v <= (3, 14) and \
 	  "Python 3.11 to 3.14 is needed, and %s is %d.%d: make PYTHON=python3.11 ..." % ((sys.executable,) + v))'
 	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
@@ -142,8 +142,9 @@ $(RUNTIME_INSTALLED): pyproject.toml $(wildcard kernels/*.cpp kernels/*.h)
 	touch $@
 
 # By its name the package is installed already: pip adds what the extra needs, and does not compile the operators again.
+# All extras, because what `dev` needs may need older versions of what the others have.
 $(INSTALLED): $(RUNTIME_INSTALLED)
-	$(PY) -m pip install --quiet 'seq2seq-serve[dev]'
+	$(PY) -m pip install --quiet 'seq2seq-serve[training,export,server,$(RUNTIME),dev]'
 	touch $@
 
 # A training that was stopped goes on where it stopped.

@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 _FOLDER = Path(__file__).resolve().parent
 PTX = _FOLDER / "cuda_kernels.ptx"
+INSTRUCTIONS = ("avx512vnni", "avxvnni", "avx2", "dotprod", "scalar")
+_ISA = "SEQ2SEQ_ISA"
 # nvcc's flags: for GPUs from Turing on, the oldest ones of CUDA 13.
 PTX_FLAGS = ("-ptx", "-arch=compute_75", "-O3", "-std=c++17")
 
@@ -92,8 +94,7 @@ def _warn(path: Path, problem: str) -> None:
 def instructions() -> str:
     """Returns the name of the instructions that multiply int8 weights here; empty without the library.
 
-    The environment variable SEQ2SEQ_ISA may name some: avx512vnni, avxvnni, avx2, dotprod or scalar. The
-    outputs are the same, bit for bit.
+    The environment variable SEQ2SEQ_ISA may name other ones. The outputs are the same, bit for bit.
 
     Raises:
         ValueError: It names some that the library or this processor does not have.
@@ -179,14 +180,17 @@ _TYPES = {
 }
 
 
-@functools.cache
 def _function(name: str, library_name: str = "_operators") -> Any:
     """Returns a function of a library; None without it."""
     path = library(library_name)
+    return None if path is None else _loaded(path, name)
+
+
+@functools.cache
+def _loaded(path: Path, name: str) -> Any:
     try:
-        function = getattr(ctypes.CDLL(str(path)), name) if path is not None else None
+        function = getattr(ctypes.CDLL(str(path)), name)
     except (OSError, AttributeError):  # `register` logs why it cannot be loaded; or it is an older one
         return None
-    if function is not None:
-        function.argtypes, function.restype = _TYPES[name]
+    function.argtypes, function.restype = _TYPES[name]
     return function

@@ -6,7 +6,7 @@
 using Status = void; // opaque; null means success
 constexpr uint32_t API_VERSION = 24; // the first with all functions that are used
 constexpr int VERSION = 1;           // of the operators, which the graphs import
-constexpr int FLOAT = 1, UINT8 = 2, INT8 = 3, INT32 = 6, INT64 = 7, FLOAT16 = 10, BFLOAT16 = 16, INVALID_ARGUMENT = 2;
+constexpr int FLOAT = 1, UINT8 = 2, INT32 = 6, INT64 = 7, FLOAT16 = 10, BFLOAT16 = 16, INVALID_ARGUMENT = 2;
 
 struct ApiBase {
   void *const *(*get)(uint32_t version);
@@ -101,7 +101,7 @@ template <class T> Tensor<T> constant(const void *info, size_t index) {
   const void *value = nullptr;
   int is_constant = 0;
   check(call<249>(info, index, &is_constant, &value));
-  require(is_constant, "weights, scales, zero point and biases must be constants");
+  require(is_constant, "weights, scales and biases must be constants");
   return tensor_of<T>(value);
 }
 

@@ -264,8 +264,9 @@ private:
   }
 };
 
-// Inputs: x (N, I); and, constants, the weights (I, O), 128 above their levels, the scales of their columns and the sums of
-// their levels (O,), and the bias (O,). Output: (N, O). The attribute `least_input` is 0 where negative inputs count as 0.
+// Inputs: x (N, I); and, constants, the weights (I, O), 128 above their levels, the scales of their columns (O,), the sums of
+// their levels (O,), which only the definition reads, and the bias (O,). Output: (N, O). The attribute `least_input` is 0
+// where negative inputs count as 0.
 struct QuantizedLinear {
   static constexpr const char *NAME = "QuantizedLinear";
   static constexpr int INPUTS[] = {FLOAT, UINT8, FLOAT, INT32, FLOAT}, OUTPUTS[] = {FLOAT};
@@ -422,10 +423,7 @@ extern "C" Status *RegisterCustomOps(void *session_options, const ApiBase *base)
   static void *const *const table = base->get(API_VERSION);
   if (!table) return nullptr; // an ONNX Runtime without the interface, to which nothing can be reported: see is_complete
   const auto failure = reinterpret_cast<Status *(*)(int, const char *)>(table[0]);
-#if defined(__x86_64__)
-  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma"))
-    return failure(INVALID_ARGUMENT, "they need a processor with AVX2");
-#endif
+  if (!has_least()) return failure(INVALID_ARGUMENT, "they need a processor with AVX2");
   if (!instructions_here()) return failure(INVALID_ARGUMENT, "this processor does not have the instructions of SEQ2SEQ_ISA");
   static const Domain domain(table);
   is_described = domain.is_complete;

@@ -129,7 +129,10 @@ struct Avx512Vnni {
   }
 };
 
-// ---- AVX-VNNI: the same in half as long vectors ----
+// ---- AVX-VNNI: the same in half as long vectors; g++ knows it since version 11 ----
+
+#if defined(__clang__) || __GNUC__ >= 11
+#define HAS_AVXVNNI
 
 struct AvxVnni {
   template <int ROWS>
@@ -153,6 +156,8 @@ struct AvxVnni {
     }
   }
 };
+
+#endif
 
 // ---- AVX2: words of 16 bits, two products in a sum; products of bytes would saturate ----
 
@@ -197,11 +202,6 @@ struct Avx2 {
   }
 };
 
-// The processor, and an operating system that keeps the registers, have AVX-VNNI; g++ 12 has no name for it.
-static bool has_avxvnni() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __builtin_cpu_supports("avx2") && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
-}
 #endif
 
 // ---- NEON's products of signed bytes, four in a sum ----
@@ -291,10 +291,12 @@ struct Int8Map {
         scales(num_panels() * COLUMNS), bias(num_panels() * COLUMNS) {
     const size_t strip = how->strip, group = how->group;
     for (size_t i = 0; i < inputs; i++)
-      for (size_t o = 0; o < outputs; o++) {
-        const int weight = given[i * outputs + o] - 128;
-        weights[(((o / strip) * (depth / group) + i / group) * strip + o % strip) * group + i % group] = weight;
-        column_sums[o] += weight;
+      for (size_t first = 0; first < outputs; first += strip) {
+        int8_t *to = &weights[first * depth + i / group * strip * group + i % group];
+        for (size_t o = first; o < std::min(first + strip, outputs); o++, to += group) {
+          *to = given[i * outputs + o] - 128;
+          column_sums[o] += *to;
+        }
       }
     for (size_t o = 0; o < num_panels() * COLUMNS; o++)
       scales[o] = o < outputs ? weight_scales[o] : 0, bias[o] = o < outputs ? biases[o] : -INFINITY;
@@ -438,32 +440,6 @@ AVX512VNNI static void quantize_avx512(const Quantization &work, size_t begin, s
 }
 #endif
 
-// The fastest first.
-static const Instructions INSTRUCTIONS[] = {
-#if defined(__x86_64__)
-    {"avx512vnni",
-     [] {
-       return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-              __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-     },
-     32, 4, false, 0, 16, quantize_avx512, multiply_by<Avx512Vnni>, true},
-    {"avxvnni", has_avxvnni, 16, 4, false, 0, 12, quantize, multiply_by<AvxVnni>, false},
-    {"avx2", [] { return bool(__builtin_cpu_supports("avx2")); }, 16, 2, true, 0, 8, quantize, multiply_by<Avx2>, false},
-#elif defined(__aarch64__)
-    {"dotprod", [] { return bool(getauxval(AT_HWCAP) & HWCAP_ASIMDDP); }, 16, 4, false, -128, 8, quantize,
-     multiply_by<DotProd>, false},
-#endif
-    {"scalar", [] { return true; }, 32, 1, true, 0, 2, quantize, multiply_by<Scalar>, false},
-};
-
-// The instructions that SEQ2SEQ_ISA names, or the fastest that this processor has; null if it does not have those.
-static const Instructions *instructions_here() {
-  const char *wanted = getenv("SEQ2SEQ_ISA");
-  for (const Instructions &each : INSTRUCTIONS)
-    if ((!wanted || !*wanted || !strcmp(wanted, each.name)) && each.run_here()) return &each;
-  return nullptr;
-}
-
 // Multiplies some rows of levels by one panel.
 INLINE void multiply(const Int8Map &map, const float *bias, const Levels &levels, size_t first_row, size_t num_rows,
                      size_t panel, float *to, size_t distance, float *largest = nullptr) {
@@ -506,18 +482,19 @@ struct Summary {
   size_t num_rows;
 
   size_t num_items() const { return map->num_panels(); }
-  size_t scratch() const { return num_rows * COLUMNS; }
+  bool is_found() const { return map->instructions->finds_largest; }
+  bool are_read() const { return powers || !is_found(); } // the logits
+  size_t scratch() const { return are_read() ? num_rows * COLUMNS : 0; }
 
   void run(size_t begin, size_t end, float *scratch) const {
     for (size_t panel = begin; panel < end; panel++) {
-      const bool is_found = map->instructions->finds_largest;
-      multiply(*map, bias, levels, 0, num_rows, panel, powers || !is_found ? scratch : nullptr, COLUMNS,
-               is_found ? largest + panel : nullptr);
-      for (size_t row = 0; row < num_rows && (powers || !is_found); row++) {
+      multiply(*map, bias, levels, 0, num_rows, panel, are_read() ? scratch : nullptr, COLUMNS,
+               is_found() ? largest + panel : nullptr);
+      for (size_t row = 0; row < num_rows && are_read(); row++) {
         Vector logits[COLUMNS / 8];
         for (size_t v = 0; v < COLUMNS / 8; v++) logits[v] = load(scratch + row * COLUMNS + 8 * v);
         const size_t place = row * map->num_panels() + panel;
-        if (!is_found)
+        if (!is_found())
           largest[place] = ::largest(larger(larger(logits[0], logits[1]), larger(logits[2], logits[3])));
         if (powers) powers[place] = sum_of_powers(logits, largest[place]);
       }
@@ -561,3 +538,49 @@ struct Choice {
 #elif defined(__x86_64__)
 #pragma GCC pop_options
 #endif
+
+// ---- What this processor has, found by code that needs none of it ----
+
+#if defined(__x86_64__)
+static bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+static bool has_avx512vnni() {
+  return has_avx2() && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+#ifdef HAS_AVXVNNI
+static bool has_avxvnni() { // g++ 12 has no name for it
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+}
+#endif
+
+static bool has_least() { return has_avx2(); } // all other code of the operators has it, too
+#else
+static bool has_dotprod() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+
+static bool has_least() { return true; }
+#endif
+
+// The fastest first.
+static const Instructions INSTRUCTIONS[] = {
+#if defined(__x86_64__)
+    {"avx512vnni", has_avx512vnni, 32, 4, false, 0, 16, quantize_avx512, multiply_by<Avx512Vnni>, true},
+#ifdef HAS_AVXVNNI
+    {"avxvnni", has_avxvnni, 16, 4, false, 0, 12, quantize, multiply_by<AvxVnni>, false},
+#endif
+    {"avx2", has_avx2, 16, 2, true, 0, 8, quantize, multiply_by<Avx2>, false},
+#else
+    {"dotprod", has_dotprod, 16, 4, false, -128, 8, quantize, multiply_by<DotProd>, false},
+#endif
+    {"scalar", has_least, 32, 1, true, 0, 2, quantize, multiply_by<Scalar>, false},
+};
+
+// The instructions that SEQ2SEQ_ISA names, or the fastest that this processor has; null if it does not have those.
+static const Instructions *instructions_here() {
+  const char *wanted = getenv("SEQ2SEQ_ISA");
+  for (const Instructions &each : INSTRUCTIONS)
+    if ((!wanted || !*wanted || !strcmp(wanted, each.name)) && each.run_here()) return &each;
+  return nullptr;
+}

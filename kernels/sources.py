@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def digest_of_sources(folder: Path) -> str:
-    """Returns the SHA-256 of all C++ sources in a folder; empty without any, as in an installed wheel."""
+    """Returns the SHA-256 of all C++ sources in a folder; empty without any."""
     paths = sorted(path for path in folder.iterdir() if path.suffix in (".cpp", ".h"))
     digest = hashlib.sha256()
     for path in paths:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "SEQ2SEQ_"
+_READ_ELSEWHERE = ("isa",)  # by kernels/products.h
 _CONFIG = "--config"
 _MODELS = "models"
 _NO_SETTINGS = ("help", "config", "version")
@@ -108,7 +109,7 @@ def _check_variables(
     parser: argparse.ArgumentParser, environment: Mapping[str, str], names: Iterable[str]
 ) -> None:
     """Refuse a misspelt variable, and log other variables with our prefix."""
-    known = [PREFIX + name.upper() for name in (*names, "config")]
+    known = [PREFIX + name.upper() for name in (*names, "config", *_READ_ELSEWHERE)]
     for variable in environment:
         if not variable.startswith(PREFIX) or variable in known or _OF_KUBERNETES.search(variable):
             continue

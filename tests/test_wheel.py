@@ -100,7 +100,9 @@ def address(wheel, bundle_path, tmp_path_factory) -> Iterator[str]:
     command = [environment.bin / "seq2seq-server", bundle_path, "--port", "0", "--metrics-port", "0"]
     with subprocess.Popen(command, cwd=environment.folder, stderr=subprocess.PIPE, text=True) as process:
         lines = iter(process.stderr.readline, "")
-        ready = next(line for line in lines if "ready: gRPC on" in line)
+        before = []
+        ready = next(line for line in lines if "ready: gRPC on" in line or before.append(line))
+        assert "without the" not in "".join(before), "the compiled operators are used"
         yield ready.partition("gRPC on ")[2].partition(",")[0]
         process.send_signal(signal.SIGINT)
         process.stderr.read()

@@ -52,12 +52,12 @@ def demo() -> Preset:
     """
     model = _transformer(4000, d_model=128, d_ff=256, num_heads=4, num_layers=2, dropout=0.0, norm="pre")
     training = TrainingConfig(
-        max_steps=1500,
+        max_steps=750,
         batch_tokens=750,
         learning_rate_scale=0.4,
         warmup_steps=200,
         cooldown_share=0.4,
-        eval_interval_steps=500,
+        eval_interval_steps=250,
         checkpoint_interval_steps=50,
         max_length_ratio=None,
     )

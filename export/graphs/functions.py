@@ -107,7 +107,7 @@ AddNorm <epsilon> (x, residual, weight, bias) => (total, normalized)
 }}
 """
 # The levels 0 to 255 of a row reach from its smallest number to its largest, and 0 has a whole level. Numbers
-# below `least_input`, which is 0 or the least float, count as it. Products of unsigned by unsigned levels are
+# below `least_input`, which is 0 or minus infinity, count as it. Products of unsigned by unsigned levels are
 # exact on every processor: with signed weights ONNX Runtime saturates on those without VNNI. The zero that is
 # added is NaN in a row with a NaN, most of which ReduceMax passes over; their levels would be any number.
 _PRODUCTS = """

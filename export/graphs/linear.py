@@ -102,8 +102,7 @@ class Int8Linear(Linear):
     """Products of 8-bit levels, exact on every processor, with a scale for each row and each output column.
 
     A row's scale and zero point are computed from this row alone, so a row's outputs do not depend on its
-    neighbours. With the published weights of a Marian model of 9 million weights the mean error of a
-    log-probability is 0.12, and without zero points 0.16.
+    neighbours.
 
     Attributes:
         weight: `(I, O)` uint8: the levels from -127 to 127, plus 128. ONNX Runtime multiplies unsigned by

@@ -384,9 +384,6 @@ def gemm(
     )
 
 
-_LEAST_FLOAT = -3.4028234663852886e38
-
-
 def quantized_linear(
     x: Tensor,
     weight: Tensor,
@@ -412,7 +409,7 @@ def quantized_linear(
     return symbolic(
         f"{DOMAIN}::QuantizedLinear",
         [x, weight, weight_scale, weight_sum, bias],
-        {"least_input": 0.0 if clamps_negative else _LEAST_FLOAT},
+        {"least_input": 0.0 if clamps_negative else -math.inf},
         dtype=torch.float32,
         shape=(*x.shape[:-1], weight.shape[1]),
         version=1,
@@ -446,7 +443,7 @@ def quantized_choice(
     logits, token_ids, log_probabilities = symbolic_multi_out(
         f"{DOMAIN}::QuantizedChoice",
         [x, weight, weight_scale, weight_sum, bias, added, num_candidates],
-        {"least_input": _LEAST_FLOAT},
+        {"least_input": -math.inf},
         dtypes=(torch.float32, torch.int64, torch.float32),
         shapes=((x.shape[0], weight.shape[1]), x.shape, x.shape),
         version=1,

@@ -356,9 +356,19 @@ def _cuda_problem(libraries: Path | None) -> str:
     return f"{_FULL_NAMES[CUDA]} does not work here: {reason} ({searched})" if reason else ""
 
 
-@functools.cache
 def _try_cuda(libraries: Path | None) -> _Tried:
-    """Run `try_cuda` in a process of its own: CUDA takes hundreds of MiB in each process that uses it."""
+    """Run `try_cuda` in a process of its own: CUDA takes hundreds of MiB in each process that uses it.
+
+    A success is kept for this process. After a failure, CUDA is tried again, because it may be of the moment.
+    """
+    tried = _try_once(libraries)
+    if tried.problem:
+        _try_once.cache_clear()
+    return tried
+
+
+@functools.cache
+def _try_once(libraries: Path | None) -> _Tried:
     command = [sys.executable, "-P", "-c", _TRY, *([] if libraries is None else [str(libraries.absolute())])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     try:

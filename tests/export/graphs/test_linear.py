@@ -78,7 +78,7 @@ def _session(clamps: bool) -> onnxruntime.InferenceSession:
     shapes: list[list[Any]] = [["rows", "inputs"], ["inputs", "outputs"], *[["outputs"]] * 3]
     inputs = [onnx.helper.make_tensor_value_info(*named) for named in zip(names, types, shapes, strict=True)]
     output = onnx.helper.make_tensor_value_info("output", onnx.TensorProto.FLOAT, ["rows", "outputs"])
-    least = 0.0 if clamps else float(np.finfo(np.float32).min)
+    least = 0.0 if clamps else -np.inf
     node = onnx.helper.make_node("QuantizedLinear", names, ["output"], domain=DOMAIN, least_input=least)
     model = onnx.helper.make_model(
         onnx.helper.make_graph([node], "map", inputs, [output]),

@@ -11,7 +11,6 @@ from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.engine.records import Request, Search, Sequence
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import RunnerConfig, source_specs
-from tests.kernels.test_products import NAMES
 
 NUM_ROWS, NUM_STEPS = 7, 5  # more rows than one tile has
 
@@ -22,6 +21,7 @@ def logits_of(bundle: Bundle) -> np.ndarray:
     """The logits `(steps, rows, V)` for random sources and random tokens."""
     config = RunnerConfig(provider="cpu", precision=Precision.INT8, num_threads=2, max_slots=NUM_ROWS)
     runner = OnnxRunner(bundle, config)
+    assert runner._device.has_operators
     rng = np.random.default_rng(0)
     rows, manifest = [], bundle.manifest
     for row in range(NUM_ROWS):
@@ -51,14 +51,14 @@ def check_bits(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = logits_of(bundle)
     assert np.isfinite(expected).all()
     tried = set()
-    for name in NAMES:
+    for name in kernels.INSTRUCTIONS:
         monkeypatch.setenv("SEQ2SEQ_ISA", name)
         try:
             tried.add(kernels.instructions())
         except ValueError:
             continue
         np.testing.assert_array_equal(logits_of(bundle), expected)
-    assert "scalar" in tried
+    assert len(tried) > 1
 
 
 def test_a_transformer(random_bundle, monkeypatch):
