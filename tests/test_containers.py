@@ -23,6 +23,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+from seq2seq_serve import kernels
 from seq2seq_serve.client import Client, ClientError
 from seq2seq_serve.client.sync import Pending
 from seq2seq_serve.server.config import ServerConfig
@@ -143,6 +144,14 @@ def test_image_has_no_torch_and_no_compiler(stack):
 def test_image_holds_only_what_serves(stack):
     files = run("docker", "run", "--rm", "--entrypoint", "ls", stack.image, "/app").split()
     assert files == ["bulk", "bundle", "client", "kernels", "protos", "seq2seq_serve", "server"]
+
+
+def test_image_has_operators_of_its_own_sources(stack):
+    look = (
+        "from seq2seq_serve import kernels; print(kernels.library('_cuda_operators'), kernels.instructions())"
+    )
+    found = run("docker", "run", "--rm", "--entrypoint", "python", stack.image, "-c", look)
+    assert found == f"/app/kernels/_cuda_operators.so {kernels.instructions()}"
 
 
 def test_image_says_what_it_is_and_how_to_stop_it(stack):

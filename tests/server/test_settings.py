@@ -99,6 +99,11 @@ def test_a_model_can_have_limits_of_its_own(settings):
     assert small.port == config.port
 
 
+def test_the_variable_that_the_operators_read_is_no_mistake(settings, caplog):
+    settings(environment={"SEQ2SEQ_ISA": "avx2"})
+    assert caplog.messages == []
+
+
 def test_a_variable_that_is_not_ours_is_left_alone(settings):
     assert settings("", {"SEQ2SEQ_SERVICE_HOST": "10.0.0.1", "SEQ2SEQ_PORT_50051_TCP": "x"}).port == 50051
 

@@ -13,7 +13,7 @@ import pytest
 from seq2seq_serve.bundle.manifest import Bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.runner import device as device_module
-from seq2seq_serve.server.runner.device import ProviderPolicy, choose, usable_variants
+from seq2seq_serve.server.runner.device import ProviderPolicy, choose, describe_device, usable_variants
 
 NO_CUDA = (
     "this ONNX Runtime has no CUDAExecutionProvider (for a GPU, install onnxruntime-gpu[cuda,cudnn] in "
@@ -149,3 +149,39 @@ def test_a_device_can_be_tried_again_once_the_graphs_of_the_process_share_thread
     subprocess.run(
         [sys.executable, "-c", f"from seq2seq_serve.server.runner.device import *; {retry}"], check=True
     )
+
+
+@pytest.fixture
+def cuda_build(monkeypatch):
+    """ONNX Runtime as if it had CUDA; the process that tries it still runs the code of the test."""
+    full_names = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: full_names)
+    device_module._try_once.cache_clear()
+    yield monkeypatch
+    device_module._try_once.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import time; time.sleep(60)", "it did not answer for 0 seconds"),
+        ("import sys; sys.exit('no   room')", "a process that tried it ended with 1: no room"),
+        ("print('not JSON')", "a process that tried it ended with 0: "),
+        ('print(\'["its problem", ""]\')', "its problem"),
+    ],
+)
+def test_a_failed_trial_of_cuda_says_why_and_is_repeated_until_one_succeeds(
+    code, reason, random_bundle, cuda_build
+):
+    bundle = holding(random_bundle, "fp32 fp16")
+    cuda_build.setattr(device_module, "_TRY", code)
+    if "sleep" in code:
+        cuda_build.setattr(device_module, "_TRY_SECONDS", 0.3)
+    with pytest.raises(ValueError, match=re.escape(f"does not work here: {reason} (")):
+        choose(bundle, ProviderPolicy.REQUIRE, None)
+    cuda_build.setattr(device_module, "_TRY", 'print(\'["", "A GPU, 8 GiB"]\')')
+    cuda_build.setattr(device_module, "_TRY_SECONDS", 60.0)
+    assert choose(bundle, ProviderPolicy.REQUIRE, None) == ("cuda", Precision.FP16)
+    cuda_build.setattr(device_module, "_TRY", code)  # a success is kept
+    assert choose(bundle, ProviderPolicy.REQUIRE, None) == ("cuda", Precision.FP16)
+    assert describe_device("cuda", Precision.FP16, None) == "cuda (A GPU, 8 GiB)"
