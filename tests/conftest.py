@@ -28,13 +28,22 @@ _LONG_MARKS = "slow", "gpu", "docker", "cuda_stub"
 _LONG_PLACES = ["export", "server/test_generate.py"]
 
 
+# Measurements and files for deployments, which few changes touch: part of `make test-all`.
+_LONG_LAYER = ["benchmarks", "soak"]
+_LONG_LAYER += [f"test_{name}.py" for name in ("kubernetes", "monitoring", "proxies", "ray")]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """The process that only hands out tests to others need not wait for torch."""
     if not config.getoption("numprocesses", None) or "PYTEST_XDIST_WORKER" in os.environ:
         config.pluginmanager.import_plugin("tests.models")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` leaves out those that are slow
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if _is_in(item, _LONG_LAYER):
+            item.add_marker(pytest.mark.slow)
     first = {Path(__file__).parent / name: place for place, name in enumerate(_FIRST)}
     items.sort(key=lambda item: first.get(item.path, len(first)))
     # `--timeout` stands for all tests, and machines with a GPU seldom have the plugin.
@@ -46,9 +55,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _time_limit(item: pytest.Item) -> pytest.MarkDecorator:
     """The limit of a test; a quick one's leaves out its fixtures, which may make what all tests read."""
     is_long = any(map(item.get_closest_marker, _LONG_MARKS))
-    if is_long or any(item.path.is_relative_to(Path(__file__).parent / place) for place in _LONG_PLACES):
+    if is_long or _is_in(item, _LONG_PLACES):
         return pytest.mark.timeout(_LONG_SECONDS)
     return pytest.mark.timeout(_QUICK_SECONDS, func_only=True)
+
+
+def _is_in(item: pytest.Item, places: list[str]) -> bool:
+    return any(item.path.is_relative_to(Path(__file__).parent / place) for place in places)
 
 
 @pytest.fixture(scope="session", autouse=True)
