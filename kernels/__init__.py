@@ -61,7 +61,8 @@ def register(options: Any, *, is_cuda: bool = False) -> bool:
 
     A library that cannot be loaded here is logged once, and not used.
     """
-    path = library("_cuda_operators" if is_cuda else "_operators")
+    name = "_cuda_operators" if is_cuda else "_operators"
+    path = library(name)
     if path is None:
         return False
     if not is_cuda:
@@ -73,7 +74,7 @@ def register(options: Any, *, is_cuda: bool = False) -> bool:
     except Exception as error:  # ONNX Runtime's errors do not have a common class
         _warn(path, " ".join(str(error).split()))
         return False
-    is_complete = _function("is_complete", path.name.partition(".")[0])
+    is_complete = _function("is_complete", name)
     if is_complete is None or not is_complete():
         _warn(path, "this ONNX Runtime does not have the interface that it needs")
         return False
@@ -92,9 +93,10 @@ def _warn(path: Path, problem: str) -> None:
 
 
 def instructions() -> str:
-    """Returns the name of the instructions that multiply int8 weights here; empty without the library.
+    """Returns the name of the instructions that multiply int8 weights here.
 
-    The environment variable SEQ2SEQ_ISA may name other ones. The outputs are the same, bit for bit.
+    It is empty without the library, and on a processor that cannot run any of its operators. The environment
+    variable SEQ2SEQ_ISA may name other ones. The outputs are the same, bit for bit.
 
     Raises:
         ValueError: It names some that the library or this processor does not have.
@@ -103,11 +105,12 @@ def instructions() -> str:
     if function is None:
         return ""
     name = function()
-    if name is None:
+    if name is None and (wanted := os.environ.get(_ISA)):
         raise ValueError(
-            f"SEQ2SEQ_ISA is {os.environ.get('SEQ2SEQ_ISA')!r}, which this processor does not have"
+            f"{_ISA} is {wanted!r}, which this processor or the library does not have: leave it out, or set "
+            f"one of {', '.join(INSTRUCTIONS)}"
         )
-    return str(name.decode())
+    return "" if name is None else str(name.decode())
 
 
 def num_maps() -> int:

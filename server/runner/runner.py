@@ -362,7 +362,8 @@ class OnnxRunner:
         states = set(map(_STATE, rows))
         are_growing = all(num_branches == 1 and not num_forced for num_branches, num_forced, _ in states)
         self._columns.fill(rows, is_same=are_growing and rows is self._rows)
-        has_plain, are_plain = (how(is_plain for *_, is_plain in states) for how in (any, all))
+        has_plain = any(is_plain for *_, is_plain in states)
+        are_plain = all(is_plain for *_, is_plain in states)
         num_candidates = selection.num_candidates(rows, self.vocab_size) if self._chooses else 0
         binding = self._run_step(num_rows, picks=has_plain, num_candidates=num_candidates)
         if has_plain and self._device.is_host and not num_candidates:

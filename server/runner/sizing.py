@@ -16,10 +16,10 @@ from seq2seq_serve.server.machine import usable_cpus
 from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, num_copies
 from seq2seq_serve.server.runner.device import CPU, ProviderPolicy, choose
 
-# Packed copies of weights that the kernels of one runner create: the encoder's once, the decoder's for a step
-# and for many positions at once, which share them in int8. All runners share the weights that were read.
-_MOST_PACKED_COPIES = {Precision.INT8: 1}
-_OTHERWISE_PACKED_COPIES = 2
+# Packed copies of weights that the kernels of one runner on a CPU create: the encoder's once, the decoder's
+# for a step and for many positions at once, which share them in int8. All runners share the weights that were
+# read.
+_MOST_PACKED_COPIES = {Precision.INT8: 1, Precision.FP32: 2}
 # Most rows of memory on a GPU beside those of the slots, for encode calls that are captured
 _MOST_STAGED_ROWS = 64
 _PROCESS_BYTES = 64 * 2**20  # an instance's own process, with Python, numpy and ONNX Runtime: 50 MiB measured
@@ -115,7 +115,7 @@ class Sizing:
             columns_bytes = 2 * self.num_slots * self.vocab_size * np.dtype(np.float32).itemsize
             staged_bytes = self.num_staged_rows * self.slot_bytes  # at most: they have no cache
             return self.num_instances * (self.weight_bytes + slots_bytes + columns_bytes + staged_bytes)
-        packed_bytes = _MOST_PACKED_COPIES.get(self.precision, _OTHERWISE_PACKED_COPIES) * self.weight_bytes
+        packed_bytes = _MOST_PACKED_COPIES[self.precision] * self.weight_bytes
         process_bytes = _PROCESS_BYTES if self.num_instances > 1 else 0
         return self.weight_bytes + self.num_instances * (packed_bytes + slots_bytes + process_bytes)
 
