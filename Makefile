@@ -106,7 +106,10 @@ runs/english/summary.json: | $(INSTALLED)
 		--set batch_tokens=1500 cooldown_share=0
 
 stubs: $(INSTALLED) ## generate the gRPC stubs and the weightless graphs anew
-	$(PY) -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. seq2seq_serve/protos/*.proto
+	mkdir -p build
+	$(PY) -m grpc_tools.protoc -I seq2seq_serve/protos=protos --python_out=build --pyi_out=build --grpc_python_out=build \
+		protos/*.proto
+	mv build/seq2seq_serve/protos/* protos
 	$(PY) -m export.graphs.weightless
 
 ptx: ## compile the CUDA kernels anew; needs CUDA's nvcc
