@@ -33,7 +33,7 @@ COPY deploy/requirements-${RUNTIME}.txt /tmp/requirements.txt
 RUN python -m venv --without-pip /opt/venv \
  && pip --python /opt/venv/bin/python install --no-cache-dir --only-binary :all: --no-deps --require-hashes \
     -r /tmp/requirements.txt
-# Links: every package is imported as a part of seq2seq_serve.
+# As in a clone, seq2seq_serve finds its parts beside its folder.
 COPY seq2seq_serve seq2seq_serve
 COPY bundle bundle
 COPY protos protos

@@ -8,6 +8,7 @@ from seq2seq_serve.client.errors import ClientError, FieldViolation
 from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.client.sync import Client, Pending
 from seq2seq_serve.client.wire import Tls
+from seq2seq_serve.clone import share_module
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     GenerateOptions,
     GenerateResponse,
@@ -16,6 +17,8 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     Version,
     VersionState,
 )
+
+share_module(__name__)
 
 __all__ = [
     "AsyncClient",

@@ -11,7 +11,7 @@ print(*(one for one in wanted if not one.startswith(('seq2seq-serve', 'torch')))
  && pip install --no-cache-dir --no-deps --extra-index-url https://download.pytorch.org/whl/cpu --retries 1 \
     torch==2.13.0 \
  && pip install --no-cache-dir torch==2.13.0 -r /tmp/requirements.txt
-# Links: every package is imported as a part of seq2seq_serve.
+# As in a clone, seq2seq_serve finds its parts beside its folder.
 COPY seq2seq_serve seq2seq_serve
 COPY bundle bundle
 COPY kernels kernels

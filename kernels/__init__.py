@@ -19,12 +19,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seq2seq_serve.clone import share_module
 from seq2seq_serve.kernels.sources import digest_of_sources
+
+share_module(__name__)
 
 _log = logging.getLogger(__name__)
 
 
-_FOLDER = Path(__file__).resolve().parent
+_FOLDER = Path(__file__).parent
 PTX = _FOLDER / "cuda_kernels.ptx"
 INSTRUCTIONS = ("avx512vnni", "avxvnni", "avx2", "dotprod", "scalar")
 _ISA = "SEQ2SEQ_ISA"

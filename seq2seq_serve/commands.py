@@ -43,7 +43,8 @@ def needs_extra(extras: str, module: str = "__main__") -> Iterator[None]:
 
     Args:
         extras: The extras, separated by commas.
-        module: The module that imports. If it is not the command that runs, it raises the error as Python does.
+        module: The module that imports. If it is not the command that runs, it raises
+            the error as Python does.
     """
     try:
         yield

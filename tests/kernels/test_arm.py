@@ -13,7 +13,7 @@ from tests.kernels.test_products import SIZES, expected_of, inputs_of, linear_of
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 FLAGS = ("-O3", "-std=gnu++17", "-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-psabi", "-Werror")
-HERE, SOURCES = Path(__file__).parent, Path(kernels.__file__).resolve().parent
+HERE, SOURCES = Path(__file__).parent, Path(kernels.__file__).parent
 # The kinds of products, and processors of the emulator that have them
 PROCESSORS = {"dotprod": "max", "scalar": "cortex-a53"}
 

@@ -12,7 +12,7 @@ import torch
 from seq2seq_serve import kernels
 
 HERE = Path(__file__).parent
-SOURCE = Path(kernels.__file__).parent.resolve() / "cuda_kernels.cu"
+SOURCE = Path(kernels.__file__).parent / "cuda_kernels.cu"
 LOG2_E = 1.4426950408889634
 DTYPES = [torch.float16, torch.bfloat16]
 

@@ -8,7 +8,7 @@ import pytest
 from seq2seq_serve import kernels
 from seq2seq_serve.kernels.sources import digest_of_sources
 
-FOLDER = Path(kernels.__file__).resolve().parent
+FOLDER = Path(kernels.__file__).parent
 
 
 @pytest.mark.skipif(kernels.library() is None, reason="there are no compiled operators")
