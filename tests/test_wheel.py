@@ -1,4 +1,4 @@
-"""The wheel in fresh environments: what people install, away from the clone."""
+"""The wheel and the sdist in fresh environments: what people install, away from the clone."""
 
 import json
 import os
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from seq2seq_serve import __version__
+from tests.test_imports import MAY_IMPORT
 
 ROOT = Path(__file__).parent.parent
 _MAX_CLIENT_BYTES = 30 * 10**6
@@ -86,6 +87,16 @@ def wheel(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def sdist(tmp_path_factory) -> Path:
+    """The folder with an sdist and the wheel that was built from it."""
+    environment = Environment(tmp_path_factory.mktemp("build"))
+    environment.install("build")
+    folder = tmp_path_factory.mktemp("sdist")
+    environment.run("python", "-m", "build", "--outdir", folder, ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def client(wheel, tmp_path_factory) -> Environment:
     environment = Environment(tmp_path_factory.mktemp("client"))
     environment.install(wheel)
@@ -111,11 +122,38 @@ def address(wheel, bundle_path, tmp_path_factory) -> Iterator[str]:
 
 def test_the_wheel_holds_no_tests_and_knows_its_types(wheel):
     names = zipfile.ZipFile(wheel).namelist()
+    sources = (path for part in MAY_IMPORT for path in (ROOT / part).rglob("*.py"))
+    assert {f"seq2seq_serve/{path.relative_to(ROOT)}" for path in sources} <= set(names)
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"seq2seq_serve"}
     assert "seq2seq_serve/py.typed" in names
     assert "-cp311-abi3-" in wheel.name
     assert not [name for name in names if "test" in name]
     assert [name for name in names if name.startswith("seq2seq_serve/kernels/_operators")]
+
+
+def test_the_sdist_gives_the_same_wheel_as_the_clone(wheel, sdist):
+    """It has the C++ sources, too: the compiled operators are files of the wheel."""
+    (built,) = sdist.glob("*.whl")
+    assert built.name == wheel.name
+    assert sorted(zipfile.ZipFile(built).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
+
+
+def test_an_unpacked_sdist_is_imported_as_a_clone_is(sdist, tmp_path):
+    (archive,) = sdist.glob("*.tar.gz")
+    subprocess.run(["tar", "-xzf", archive, "-C", tmp_path], check=True)
+    (folder,) = tmp_path.iterdir()
+    code = "import bundle.names as a, seq2seq_serve.bundle.names as b; print(a is b, a.__file__)"
+    for command, expected in (
+        (["-c", code], f"True {folder / 'bundle' / 'names.py'}"),
+        (["-m", "server", "--version"], f"seq2seq-serve {__version__}"),
+    ):
+        output = subprocess.check_output([sys.executable, *command], cwd=folder, text=True)
+        assert output == f"{expected}\n"
+
+
+def test_an_installation_imports_nothing_from_beside_its_folder(client):
+    output = client.run("python", "-c", "import seq2seq_serve.pip", returns=1)
+    assert "No module named 'seq2seq_serve.pip'" in output
 
 
 def test_the_client_alone_is_small(client):
