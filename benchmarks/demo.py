@@ -26,7 +26,8 @@ from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.client import Client, ClientError, GenerateOptions
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Attention
-from seq2seq_serve.server.runner.device import CUDA, ProviderPolicy, usable_variants
+from seq2seq_serve.server.config import ProviderPolicy
+from seq2seq_serve.server.runner.device import CUDA, usable_variants
 from seq2seq_serve.training.evaluation import scoring
 from seq2seq_serve.training.run import RunFolder
 

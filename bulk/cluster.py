@@ -15,7 +15,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from seq2seq_serve.bulk.plan import JobError, Shard
 from seq2seq_serve.bulk.worker import MAX_OPEN_SHARDS, Done, Job, Worker, WorkerLost, start_worker
-from seq2seq_serve.server.runner.device import ProviderPolicy
+from seq2seq_serve.server.config import ProviderPolicy
 
 
 class _Actor:

@@ -11,14 +11,12 @@ from pathlib import Path
 from seq2seq_serve.bulk.formats import LineError, Reader, Target, Writer
 from seq2seq_serve.bulk.plan import JobError, Shard, state_of
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
 from seq2seq_serve.server.deliveries import Deliveries
-from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.errors import BlankSource, InvalidRequest, Overloaded, ServerError
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.served import Models, ServedModel
-from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
 from seq2seq_serve.server.service.journal import Journal

@@ -26,10 +26,10 @@ with needs_extra("server,cpu", __name__):
         LOG_FORMATS,
         LOG_LEVELS,
         ModelConfig,
+        QueueLimits,
         ServerConfig,
         TlsFiles,
     )
-    from seq2seq_serve.server.engine.queue import QueueLimits
     from seq2seq_serve.server.flags import add_runner_flags, at_least_one, parse_size, runner_config
     from seq2seq_serve.server.logs import configure_logging
     from seq2seq_serve.server.models.loading import load_model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import ipaddress
 import re
 from collections.abc import Mapping
@@ -9,9 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.machine import usable_memory
-from seq2seq_serve.server.runner.sizing import RunnerConfig
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
@@ -20,6 +20,88 @@ _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _BYTES = re.compile(r"(\d+) ?(KiB|MiB|GiB|)", re.ASCII)
 _MAX_PORT = 65_535
 _LONGEST_AGE_SECONDS = 10**6  # gRPC counts milliseconds in 32 bits
+
+
+class ProviderPolicy(enum.StrEnum):
+    """Which providers may run the graphs."""
+
+    REQUIRE = "require"  # CUDA only
+    PREFER = "prefer"  # CUDA if it works and the bundle has graphs for it; otherwise the CPU, and a log line
+    CPU = "cpu"
+
+
+@dataclass(frozen=True)
+class QueueLimits:
+    """Bounds of the queue of one engine.
+
+    Attributes:
+        max_waiting_requests: Beyond it a new request is refused, or displaces another request.
+        max_waiting_tokens: The same bound for `Request.queue_tokens` of all waiting requests; 1 KiB each.
+        aging_seconds: Waiting time that outweighs any difference in priority.
+    """
+
+    max_waiting_requests: int = 1024
+    max_waiting_tokens: int = 262_144
+    aging_seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_waiting_requests", "max_waiting_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 1")
+        if self.aging_seconds <= 0:
+            raise ValueError(f"aging_seconds is {self.aging_seconds}, and must be above 0")
+
+    def excess(self, num_requests: int, num_tokens: int) -> str:
+        """Returns the exceeded limit as a phrase of an error message; empty if none is exceeded."""
+        if num_requests > self.max_waiting_requests:
+            return f"{num_requests} requests, and at most {self.max_waiting_requests} may wait"
+        if num_tokens > self.max_waiting_tokens:
+            return f"{num_tokens} source tokens, and at most {self.max_waiting_tokens} may wait"
+        return ""
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """Settings of a model's runners.
+
+    Attributes:
+        provider: The allowed providers.
+        precision: None takes the fastest that the bundle has for the provider.
+        num_threads: CPU threads; None takes all CPUs that this process may use.
+        shares_threads: Whether all graphs of a process use one pool of threads, as in a server.
+        num_instances: Number of equal runners, which share threads, budget and slots.
+        cuda_graphs: Whether steps on CUDA are captured and replayed.
+        cuda_libraries: Folder with the libraries of CUDA and cuDNN; None searches this Python's packages.
+        memory_budget_bytes: Bytes for the cache and memory of all slots.
+        max_slots: The largest number of slots, even if the budget has room for more.
+        max_source_length: Tokens, or positions of another source that memory depends on; None is the
+            manifest's limit, a lower one saves memory.
+        max_target_length: Tokens; None is the manifest's limit, a lower one saves memory.
+    """
+
+    provider: ProviderPolicy = ProviderPolicy.PREFER
+    precision: Precision | None = None
+    num_threads: int | None = None
+    shares_threads: bool = False
+    num_instances: int = 1
+    cuda_graphs: bool = True
+    cuda_libraries: Path | None = None
+    memory_budget_bytes: int = 1 << 30
+    max_slots: int = 256
+    max_source_length: int | None = None
+    max_target_length: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.provider not in tuple(ProviderPolicy):
+            raise ValueError(f"provider is {self.provider!r}, and must be one of {', '.join(ProviderPolicy)}")
+        for name in ("num_threads", "num_instances", "max_slots", "max_source_length", "max_target_length"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}, and must be at least 1")
+        if self.num_instances > self.max_slots:
+            raise ValueError(
+                f"num_instances is {self.num_instances}, and must be at most max_slots, {self.max_slots}"
+            )
 
 
 @dataclass(frozen=True)

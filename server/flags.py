@@ -6,9 +6,7 @@ import argparse
 from pathlib import Path
 
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.server.config import parse_bytes
-from seq2seq_serve.server.runner.device import ProviderPolicy
-from seq2seq_serve.server.runner.sizing import RunnerConfig
+from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, parse_bytes
 
 _AUTO = "auto"
 

@@ -57,6 +57,7 @@ SERVER_LAYERS = [
     ["engine.slots", "engine.search", "engine.queue", "runner.runner"],
     ["runner"],
     ["engine.records", "engine.constraints"],
+    ["config"],
 ]
 NAMESPACE = "seq2seq_serve"
 

@@ -17,7 +17,7 @@ from grpc_status import rpc_status
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
-from seq2seq_serve.server.runner.sizing import RunnerConfig
+from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.service.seq2seq.batch import _LEAST_OPEN
 from tests.server.fakes import sample_value
 from tests.server.service.harness import on_a_thread, serving_bundles

@@ -21,10 +21,9 @@ from seq2seq_serve.bundle.manifest import Manifest, load_bundle
 from seq2seq_serve.bundle.names import Axis, Precision, Verb
 from seq2seq_serve.export.exporter import TOLERANCES
 from seq2seq_serve.export.graphs import weightless
+from seq2seq_serve.server.config import ProviderPolicy, QueueLimits
 from seq2seq_serve.server.engine.engine import Engine
-from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import Array, Beam, Request, Result, Sampling, Search, Sequence, Turn
-from seq2seq_serve.server.runner.device import ProviderPolicy
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import source_specs
 from seq2seq_serve.training.config import BOS_ID

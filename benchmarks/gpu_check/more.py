@@ -20,8 +20,8 @@ import torch
 from benchmarks.gpu_check.place import BASE, Findings, Place, requests_for
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.names import Verb
+from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.engine import Engine
-from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import Beam, Turn
 from seq2seq_serve.server.models.loading import LIMITS
 

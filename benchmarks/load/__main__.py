@@ -62,8 +62,7 @@ from benchmarks.load.peer import PeerQueue
 from benchmarks.load.plot import save_plot
 from benchmarks.serving import serving
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.server.runner.device import ProviderPolicy
-from seq2seq_serve.server.runner.sizing import RunnerConfig
+from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
 
 _FULL = Plan(
     num_rounds=5,

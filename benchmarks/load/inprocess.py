@@ -14,11 +14,11 @@ import numpy as np
 from benchmarks.load.mix import BEAM_SIZE, Job, Mode, Outcome
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS
+from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.records import Beam, Request, Sampling, Turn
 from seq2seq_serve.server.models.loading import LIMITS
 from seq2seq_serve.server.runner.runner import OnnxRunner
-from seq2seq_serve.server.runner.sizing import RunnerConfig
 
 
 class InProcessEngine:

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.peers.work import Clock, Search, Source
 from seq2seq_serve.bundle.manifest import Manifest, load_bundle
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, ServerConfig
 from seq2seq_serve.server.engine.records import (
     Beam,
     Constraints,
@@ -31,8 +31,7 @@ from seq2seq_serve.server.engine.records import (
 )
 from seq2seq_serve.server.errors import ServerError
 from seq2seq_serve.server.models.loading import start_engines
-from seq2seq_serve.server.runner.device import ProviderPolicy
-from seq2seq_serve.server.runner.sizing import RunnerConfig, size_up
+from seq2seq_serve.server.runner.sizing import size_up
 
 _CALL_REQUESTS = 250  # of one call: engines begin with it before the next call is on its way
 _NO_BUDGET = 1 << 62  # the number of slots is the limit, not their bytes
@@ -48,7 +47,7 @@ class EngineProcess:
         precision: Precision of the graphs.
         num_threads: Number of threads of all instances.
         num_slots: Number of slots of all instances.
-        num_instances: See `server.runner.sizing.RunnerConfig`.
+        num_instances: See `server.config.RunnerConfig`.
 
     Attributes:
         clock: Times of the last translation.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from benchmarks.random_models import untrained
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.server.runner.sizing import RunnerConfig
+from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.training.config import EOS_ID, UNK_ID, ModelConfig, TransformerConfig
 from seq2seq_serve.training.data.text_files import read_lines
 from seq2seq_serve.training.models.registry import make_model

@@ -17,7 +17,7 @@ from benchmarks.scale.cluster import Cluster, MakeBalancer, Summary, Traffic, su
 from benchmarks.scale.model import Call, Process, Replica
 from benchmarks.scale.policies import LeastLoad, Load, Random, RoundRobin, WeightedRoundRobin
 from benchmarks.scale.times import EngineTimes
-from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.config import QueueLimits
 
 Figures = dict[str, Any]
 

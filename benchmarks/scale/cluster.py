@@ -14,7 +14,7 @@ from benchmarks.load.mix import MIX, Mode, quantile
 from benchmarks.scale.model import LOST, OK, REFUSED, Call, Core, Process, Replica
 from benchmarks.scale.policies import Balancer
 from benchmarks.scale.times import EngineTimes
-from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.config import QueueLimits
 
 MakeBalancer = Callable[[simpy.Environment, random.Random], Balancer]
 

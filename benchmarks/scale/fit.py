@@ -13,11 +13,11 @@ from benchmarks.load.inprocess import engine_request
 from benchmarks.load.mix import Job, Mode, draw_jobs
 from benchmarks.scale.times import EngineTimes, blend
 from seq2seq_serve.bundle.manifest import load_bundle
+from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.records import Request, Selected, Turn
 from seq2seq_serve.server.engine.records import Sequence as Row
 from seq2seq_serve.server.runner.runner import OnnxRunner
-from seq2seq_serve.server.runner.sizing import RunnerConfig
 
 # What is counted of a turn: its rows, and what each further term of `EngineTimes` is multiplied with.
 _ROWS = "rows"

@@ -24,7 +24,7 @@ import simpy
 
 from benchmarks.load.mix import BEAM_SIZE, Job, Mode
 from benchmarks.scale.times import EngineTimes
-from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.scheduler import GATHERED_SHARE, SchedulerLimits
 from seq2seq_serve.server.statistics import RecentLoad
 

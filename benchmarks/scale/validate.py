@@ -30,8 +30,7 @@ from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.client.wire import CHANNEL_OPTIONS
 from seq2seq_serve.protos.open_inference_pb2 import ModelStatisticsRequest
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from seq2seq_serve.server.runner.device import ProviderPolicy
-from seq2seq_serve.server.runner.sizing import RunnerConfig
+from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
 
 Figures = dict[str, Any]
 

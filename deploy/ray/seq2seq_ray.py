@@ -24,12 +24,11 @@ from ray.serve.config import AutoscalingContext
 from ray.serve.grpc_util import RayServegRPCContext
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.config import RunnerConfig, ServerConfig
 from seq2seq_serve.server.deliveries import Deliveries
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.served import Models
-from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
 from seq2seq_serve.server.service.health import Health

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.records import Request
 from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded
 
@@ -23,36 +24,6 @@ _LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 30.0
 _MAX_STALE = 16  # a heap may contain one outdated entry for each valid one, and this number more
 
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class QueueLimits:
-    """Bounds of the queue of one engine.
-
-    Attributes:
-        max_waiting_requests: Beyond it a new request is refused, or displaces another request.
-        max_waiting_tokens: The same bound for `Request.queue_tokens` of all waiting requests; 1 KiB each.
-        aging_seconds: Waiting time that outweighs any difference in priority.
-    """
-
-    max_waiting_requests: int = 1024
-    max_waiting_tokens: int = 262_144
-    aging_seconds: float = 20.0
-
-    def __post_init__(self) -> None:
-        for name in ("max_waiting_requests", "max_waiting_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 1")
-        if self.aging_seconds <= 0:
-            raise ValueError(f"aging_seconds is {self.aging_seconds}, and must be above 0")
-
-    def excess(self, num_requests: int, num_tokens: int) -> str:
-        """Returns the exceeded limit as a phrase of an error message; empty if none is exceeded."""
-        if num_requests > self.max_waiting_requests:
-            return f"{num_requests} requests, and at most {self.max_waiting_requests} may wait"
-        if num_tokens > self.max_waiting_tokens:
-            return f"{num_tokens} source tokens, and at most {self.max_waiting_tokens} may wait"
-        return ""
 
 
 class Ranking(Generic[Item]):

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from seq2seq_serve.server.engine.queue import FairQueue, QueueLimits, Ranking
+from seq2seq_serve.server.config import QueueLimits
+from seq2seq_serve.server.engine.queue import FairQueue, Ranking
 from seq2seq_serve.server.engine.records import (
     Alignment,
     Array,

@@ -33,8 +33,8 @@ from typing import Any, NamedTuple
 from seq2seq_serve.bundle.manifest import Bundle, VariantFiles
 from seq2seq_serve.bundle.names import Axis, Verb
 from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.server.config import QueueLimits, RunnerConfig
 from seq2seq_serve.server.engine.engine import RETRY_SECONDS, STOP_SECONDS, Engine
-from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import (
     Hypothesis,
     Load,
@@ -48,7 +48,7 @@ from seq2seq_serve.server.engine.scheduler import GATHERED_SHARE, SchedulerLimit
 from seq2seq_serve.server.errors import EngineFailed, ServerError, Unavailable
 from seq2seq_serve.server.logs import configure_logging
 from seq2seq_serve.server.runner.runner import OnnxRunner
-from seq2seq_serve.server.runner.sizing import RunnerConfig, Sizing
+from seq2seq_serve.server.runner.sizing import Sizing
 from seq2seq_serve.server.trimming import keep_trimmed, spare_what_lives
 
 _log = logging.getLogger(__name__)

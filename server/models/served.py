@@ -20,8 +20,8 @@ from seq2seq_serve.bundle.manifest import (
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.pictures import Resampling
 from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.deliveries import Deliveries, Mailbox
-from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import Load, Request
 from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable, UnknownModel
 from seq2seq_serve.server.metrics import Metrics

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import json
 import logging
@@ -24,6 +23,7 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.cuda_libraries import device_description, load_cuda_libraries, provider_problem
 from seq2seq_serve.bundle.manifest import Bundle
 from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.server.config import ProviderPolicy
 from seq2seq_serve.server.engine.records import Array
 from seq2seq_serve.server.runner.weights import Weight, take_weights
 
@@ -56,14 +56,6 @@ _WEIGHTS_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 ort.set_default_logger_severity(4)  # its errors are also raised, and its lines do not have our log's format
 for _name, _value in names.CUDA_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
-
-
-class ProviderPolicy(enum.StrEnum):
-    """Which providers may run the graphs."""
-
-    REQUIRE = "require"  # CUDA only
-    PREFER = "prefer"  # CUDA if it works and the bundle has graphs for it; otherwise the CPU, and a log line
-    CPU = "cpu"
 
 
 class Session(ort.InferenceSession):  # type: ignore[misc]  # ONNX Runtime does not ship types

@@ -22,6 +22,7 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
 from seq2seq_serve.bundle.manifest import Bundle, Timestamps, VariantFiles
 from seq2seq_serve.bundle.names import Axis, Role, Verb
+from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.records import (
     Array,
     Beam,
@@ -37,13 +38,7 @@ from seq2seq_serve.server.runner import selection
 from seq2seq_serve.server.runner.buffers import Buffers, Columns
 from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, share_threads
 from seq2seq_serve.server.runner.selection import Selector
-from seq2seq_serve.server.runner.sizing import (
-    RunnerConfig,
-    Sizing,
-    row_shape,
-    size_up,
-    source_specs,
-)
+from seq2seq_serve.server.runner.sizing import Sizing, row_shape, size_up, source_specs
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,10 @@ import numpy as np
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec, Variant
 from seq2seq_serve.bundle.names import Axis, Precision, Role, Verb
+from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.machine import usable_cpus
 from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, num_copies
-from seq2seq_serve.server.runner.device import CPU, ProviderPolicy, choose
+from seq2seq_serve.server.runner.device import CPU, choose
 
 # Packed copies of weights that the kernels of one runner on a CPU create: the encoder's once, the decoder's
 # for a step and for many positions at once, which share them in int8. All runners share the weights that were
@@ -23,50 +23,6 @@ _MOST_PACKED_COPIES = {Precision.INT8: 1, Precision.FP32: 2}
 # Most rows of memory on a GPU beside those of the slots, for encode calls that are captured
 _MOST_STAGED_ROWS = 64
 _PROCESS_BYTES = 64 * 2**20  # an instance's own process, with Python, numpy and ONNX Runtime: 50 MiB measured
-
-
-@dataclass(frozen=True)
-class RunnerConfig:
-    """Settings of a model's runners.
-
-    Attributes:
-        provider: The allowed providers.
-        precision: None takes the fastest that the bundle has for the provider.
-        num_threads: CPU threads; None takes all CPUs that this process may use.
-        shares_threads: Whether all graphs of a process use one pool of threads, as in a server.
-        num_instances: Number of equal runners, which share threads, budget and slots.
-        cuda_graphs: Whether steps on CUDA are captured and replayed.
-        cuda_libraries: Folder with the libraries of CUDA and cuDNN; None searches this Python's packages.
-        memory_budget_bytes: Bytes for the cache and memory of all slots.
-        max_slots: The largest number of slots, even if the budget has room for more.
-        max_source_length: Tokens, or positions of another source that memory depends on; None is the
-            manifest's limit, a lower one saves memory.
-        max_target_length: Tokens; None is the manifest's limit, a lower one saves memory.
-    """
-
-    provider: ProviderPolicy = ProviderPolicy.PREFER
-    precision: Precision | None = None
-    num_threads: int | None = None
-    shares_threads: bool = False
-    num_instances: int = 1
-    cuda_graphs: bool = True
-    cuda_libraries: Path | None = None
-    memory_budget_bytes: int = 1 << 30
-    max_slots: int = 256
-    max_source_length: int | None = None
-    max_target_length: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.provider not in tuple(ProviderPolicy):
-            raise ValueError(f"provider is {self.provider!r}, and must be one of {', '.join(ProviderPolicy)}")
-        for name in ("num_threads", "num_instances", "max_slots", "max_source_length", "max_target_length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}, and must be at least 1")
-        if self.num_instances > self.max_slots:
-            raise ValueError(
-                f"num_instances is {self.num_instances}, and must be at most max_slots, {self.max_slots}"
-            )
 
 
 @dataclass(frozen=True)

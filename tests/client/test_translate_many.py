@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 
 from seq2seq_serve.client import AsyncClient, Client, ClientError, GenerateOptions, Translated
-from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.config import QueueLimits
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
 
 TEXTS = [f"text {number}" for number in range(120)]

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.deliveries import Deliveries, Mailbox
-from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import (
     FinishReason,
     Request,

@@ -18,8 +18,8 @@ from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Target, TokenIds
-from seq2seq_serve.server.runner.device import ProviderPolicy
-from seq2seq_serve.server.runner.sizing import RunnerConfig, size_up
+from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
+from seq2seq_serve.server.runner.sizing import size_up
 from tests.soak.callers import code_of, endless_jobs, good_calls, stream, under_load
 from tests.soak.damage import RAISING_ID, linked_copy, make_step_raise
 from tests.soak.place import (

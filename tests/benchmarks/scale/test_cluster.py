@@ -10,7 +10,7 @@ from benchmarks.scale.cluster import Cluster, Traffic, summarize
 from benchmarks.scale.model import LATE, OK, REFUSED
 from benchmarks.scale.policies import RoundRobin
 from benchmarks.scale.times import EngineTimes
-from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.config import QueueLimits
 
 TIMES = EngineTimes(
     rows_seconds=((0, 1e-3), (1, 1.2e-3)),

@@ -9,8 +9,8 @@ import simpy
 from benchmarks.load.mix import Mode
 from benchmarks.scale.model import LATE, LOST, OK, REFUSED, Call, Core, Replica
 from benchmarks.scale.times import EngineTimes
+from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.engine import Engine
-from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import Beam, Branches, Request, Selected
 from seq2seq_serve.server.engine.records import Sequence as Row
 from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded

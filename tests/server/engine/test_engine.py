@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.engine import Engine
-from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import Beam, FinishReason, Request, Result, Turn
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFailed, Overloaded, Unavailable

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seq2seq_serve.server.engine.queue import LEAST_URGENT, MOST_URGENT, FairQueue, QueueLimits
+from seq2seq_serve.server.config import QueueLimits
+from seq2seq_serve.server.engine.queue import LEAST_URGENT, MOST_URGENT, FairQueue
 from seq2seq_serve.server.engine.records import Beam, Request
 from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded
 from tests.server.fakes import make_request

@@ -13,15 +13,13 @@ import pytest
 
 from seq2seq_serve.bundle.manifest import Bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS
+from seq2seq_serve.server.config import ProviderPolicy, QueueLimits, RunnerConfig
 from seq2seq_serve.server.engine.engine import Engine
-from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import Beam, Constraints, FinishReason, Request, Sampling, Turn
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.runner.device import ProviderPolicy
 from seq2seq_serve.server.runner.runner import OnnxRunner
-from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.server.service.seq2seq.stopping import StopSequences
 from tests.server.driver import assert_empty
 from tests.server.fakes import sample_value

@@ -26,9 +26,8 @@ from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.protos import open_inference_pb2, open_inference_pb2_grpc
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
-from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
 from seq2seq_serve.server.deliveries import Deliveries, Mailbox
-from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import (
     FinishReason,
     Load,
@@ -49,7 +48,6 @@ from seq2seq_serve.server.errors import (
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.instance import EngineProcess, _GiveBack, _Instance, _Outbox, _Submit
 from seq2seq_serve.server.models.loading import load_model
-from seq2seq_serve.server.runner.sizing import RunnerConfig
 from tests.server.service.harness import Served, on_a_thread, serving_bundles
 
 TEXTS = ["오늘은 금요일입니다", "나는 학생이다", "비가 온다", "드디어 금요일이다"]

@@ -18,15 +18,14 @@ from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import BundleError, load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.server.check import check
-from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
 from seq2seq_serve.server.deliveries import Deliveries
 from seq2seq_serve.server.engine.engine import Engine
-from seq2seq_serve.server.engine.queue import QueueLimits
 from seq2seq_serve.server.engine.records import FinishReason, Request, Result
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.runner.runner import OnnxRunner
-from seq2seq_serve.server.runner.sizing import RunnerConfig, size_up
+from seq2seq_serve.server.runner.sizing import size_up
 from tests.server.service.harness import EchoRunner
 from tests.server.test_deliveries import model_of
 

@@ -12,8 +12,9 @@ import pytest
 
 from seq2seq_serve.bundle.manifest import Bundle
 from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.server.config import ProviderPolicy
 from seq2seq_serve.server.runner import device as device_module
-from seq2seq_serve.server.runner.device import ProviderPolicy, choose, describe_device, usable_variants
+from seq2seq_serve.server.runner.device import choose, describe_device, usable_variants
 
 NO_CUDA = (
     "this ONNX Runtime has no CUDAExecutionProvider (for a GPU, install onnxruntime-gpu[cuda,cudnn] in "

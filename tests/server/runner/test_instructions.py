@@ -8,9 +8,10 @@ import pytest
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.records import Request, Search, Sequence
 from seq2seq_serve.server.runner.runner import OnnxRunner
-from seq2seq_serve.server.runner.sizing import RunnerConfig, source_specs
+from seq2seq_serve.server.runner.sizing import source_specs
 
 NUM_ROWS, NUM_STEPS = 7, 5  # more rows than one tile has
 

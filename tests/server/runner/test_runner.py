@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision, Verb
+from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.records import (
     Array,
     Beam,
@@ -32,7 +33,6 @@ from seq2seq_serve.server.runner import runner as runner_module
 from seq2seq_serve.server.runner.device import OnnxDevice
 from seq2seq_serve.server.runner.runner import OnnxRunner, buckets_up_to
 from seq2seq_serve.server.runner.selection import Selector
-from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.evaluation.search import greedy_search
 from seq2seq_serve.training.models.transformer import alignment_layer

@@ -9,6 +9,7 @@ import pytest
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import Choice, Timestamps
 from seq2seq_serve.bundle.names import SOURCE_IDS, Form, Precision
+from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.constraints import adjustments
 from seq2seq_serve.server.engine.records import (
     NO_CONSTRAINTS,
@@ -23,7 +24,6 @@ from seq2seq_serve.server.runner import runner as runner_module
 from seq2seq_serve.server.runner.buffers import Columns
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.selection import Selector, uniform
-from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.evaluation import selection
 from seq2seq_serve.training.evaluation.search import greedy_hypothesis, sample_search, score_target

@@ -7,8 +7,9 @@ import pytest
 
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.bundle.names import Axis
+from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.runner.runner import OnnxRunner
-from seq2seq_serve.server.runner.sizing import RunnerConfig, size_up
+from seq2seq_serve.server.runner.sizing import size_up
 from tests.server.driver import Driver
 from tests.server.toys import KINDS, MAX_TARGET_LENGTH, Kind
 

@@ -29,7 +29,7 @@ from seq2seq_serve.bundle.normalization import Normalization, normalizer
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
 from seq2seq_serve.server.app import App
-from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.config import RunnerConfig, ServerConfig
 from seq2seq_serve.server.deliveries import Deliveries
 from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.records import Branches, Move, Request, Selected, Turn
@@ -37,7 +37,6 @@ from seq2seq_serve.server.engine.records import Sequence as Row
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.served import Models, ServedModel, SourceSpec
-from seq2seq_serve.server.runner.sizing import RunnerConfig
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
 from seq2seq_serve.server.service.interception import Interceptor

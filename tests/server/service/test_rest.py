@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from tritonclient import http as triton
 
-from seq2seq_serve.server.config import ServerConfig, TlsFiles
-from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.config import QueueLimits, ServerConfig, TlsFiles
 from tests.server.service.harness import EchoRunner, serving
 
 SHA256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"

@@ -12,7 +12,7 @@ from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos import seq2seq_v1_pb2 as seq2seq
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.config import QueueLimits
 from tests.server.service.harness import EOS, EchoRunner, serving
 
 KOREAN = "오늘은 금요일 입니다"

@@ -7,7 +7,7 @@ import pytest
 from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.client import AsyncClient, ClientError, GenerateOptions
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.service.seq2seq import batch
 from tests.server.service.harness import EOS, EchoRunner, Served, serving
 

@@ -9,7 +9,7 @@ from grpc import aio
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.config import QueueLimits
 from tests.server.service.harness import EchoRunner, serving
 from tests.server.service.open_inference.test_service import infer_request
 from tests.server.service.test_access import bearer, code_of, entry

@@ -7,7 +7,7 @@ from grpc import aio
 
 from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.engine.queue import QueueLimits
+from seq2seq_serve.server.config import QueueLimits
 from tests.server.service.harness import EOS, EchoRunner, serving
 
 KOREAN = "오늘은 금요일 입니다"
