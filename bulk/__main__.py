@@ -42,10 +42,12 @@ with needs_extra("server,cpu", __name__):
     from seq2seq_serve.bundle.manifest import BundleError, load_bundle
     from seq2seq_serve.client.flags import TARGET_OPTIONS, add_generation_flags, given_options
     from seq2seq_serve.client.progress import Progress
-    from seq2seq_serve.server.flags import add_runner_flags, at_least_one, runner_config
+    from seq2seq_serve.server.config import RunnerConfig
+    from seq2seq_serve.server.settings import COUNT, add_flags, override
 
 _LEFTOVER_SECONDS = 3600.0  # a file is written in far less
 _SHOW_SECONDS = 0.2
+_RUNNER = RunnerConfig(shares_threads=True)  # the defaults of its flags
 
 _log = logging.getLogger("seq2seq_serve.bulk")
 
@@ -55,6 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     options.generation = given_options(options)
+    try:
+        options.runner = override(_RUNNER, vars(options))
+    except ValueError as error:
+        parser.error(str(error))
     if options.workers and options.ray is None:
         parser.error("--workers needs --ray: on one machine there is one worker, with all --threads")
     if options.generation.temperature and not options.generation.HasField("seed"):
@@ -86,9 +92,9 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
         raise JobError("--num-hypotheses needs --format jsonl: a line of text has only the best one")
     settings = Settings(
         bundle_version=load_bundle(options.bundle).version,
-        precision=options.precision,
-        max_source_length=options.max_source_length,
-        max_target_length=options.max_target_length,
+        precision=options.runner.precision or "auto",
+        max_source_length=options.runner.max_source_length,
+        max_target_length=options.runner.max_target_length,
         options=MessageToDict(options.generation, preserving_proto_field_name=True),
         text_field=options.field,
         target_field=options.target_field,
@@ -142,7 +148,7 @@ async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) ->
     _log.info("%d of %d shards are done already", len(shards) - len(waiting), len(shards))
     job = Job(
         options.bundle.absolute(),
-        runner_config(options),
+        options.runner,
         options.generation,
         options.field,
         writer,
@@ -242,7 +248,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--shard-lines",
-        type=at_least_one,
+        type=COUNT.read,
         default=20_000,
         metavar="N",
         help="most lines of a shard (default %(default)s)",
@@ -263,12 +269,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--workers",
-        type=at_least_one,
+        type=COUNT.read,
         metavar="N",
         help="with --ray: workers, each with --threads CPUs (1) and, with --provider require, a GPU "
         "(default: as many as fit on the nodes)",
     )
-    add_runner_flags(parser)
+    add_flags(parser, _RUNNER)
     add_generation_flags(parser, TARGET_OPTIONS)
     return parser
 

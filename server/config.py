@@ -1,25 +1,45 @@
-"""The settings of a server, and the only place that defines their defaults."""
+"""All settings of a server. Flags, variables, keys of the file and `--help` are made from these classes."""
 
 from __future__ import annotations
 
 import enum
 import ipaddress
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self
+from typing import Annotated
 
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.machine import usable_memory
+from seq2seq_serve.server.settings import (
+    COUNT,
+    FILE,
+    SECONDS,
+    SIZE,
+    SWITCH,
+    Form,
+    Setting,
+    check_settings,
+    number,
+    one_of,
+)
 
-LOG_LEVELS = ("debug", "info", "warning", "error")
-LOG_FORMATS = ("text", "json")
 
-_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_BYTES = re.compile(r"(\d+) ?(KiB|MiB|GiB|)", re.ASCII)
-_MAX_PORT = 65_535
-_LONGEST_AGE_SECONDS = 10**6  # gRPC counts milliseconds in 32 bits
+def _named(text: str) -> tuple[str, Path]:
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise ValueError(f"{text!r} is not NAME=BUNDLE")
+    return name, Path(path)
+
+
+_LENGTH = replace(COUNT, metavar="TOKENS")
+_PORT = number(int, 0, 65_535, metavar="PORT")
+_AGE = number(float, 1, 10**6, metavar="SECONDS")  # gRPC counts milliseconds in 32 bits
+_HOST = Form("HOST", "an address", str)
+_LOG_LEVEL = one_of({level: level for level in ("debug", "info", "warning", "error")})
+_LOG_FORMAT = one_of({"text": "text", "json": "json"})
+_FOLDER, _BUNDLE = replace(FILE, metavar="FOLDER"), replace(FILE, metavar="BUNDLE")
+_NAMED_BUNDLE = Form("NAME=BUNDLE", "NAME=BUNDLE", _named)
 
 
 class ProviderPolicy(enum.StrEnum):
@@ -30,24 +50,27 @@ class ProviderPolicy(enum.StrEnum):
     CPU = "cpu"
 
 
+_PROVIDER = one_of({policy.value: policy for policy in ProviderPolicy})
+_PRECISION = one_of({"auto": None} | {precision.value: precision for precision in Precision})
+
+
 @dataclass(frozen=True)
 class QueueLimits:
-    """Bounds of the queue of one engine.
+    """Bounds of the queue of one engine. Beyond them a new request is refused, or displaces another request.
 
     Attributes:
-        max_waiting_requests: Beyond it a new request is refused, or displaces another request.
-        max_waiting_tokens: The same bound for `Request.queue_tokens` of all waiting requests; 1 KiB each.
+        max_waiting_requests: Requests that may wait for each instance of a model.
+        max_waiting_tokens: Source tokens that may wait for each instance of a model; 1 KiB of another source
+            counts as one.
         aging_seconds: Waiting time that outweighs any difference in priority.
     """
 
-    max_waiting_requests: int = 1024
-    max_waiting_tokens: int = 262_144
+    max_waiting_requests: Annotated[int, Setting(COUNT, is_per_model=True)] = 1024
+    max_waiting_tokens: Annotated[int, Setting(COUNT, is_per_model=True)] = 262_144
     aging_seconds: float = 20.0
 
     def __post_init__(self) -> None:
-        for name in ("max_waiting_requests", "max_waiting_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 1")
+        check_settings(self)
         if self.aging_seconds <= 0:
             raise ValueError(f"aging_seconds is {self.aging_seconds}, and must be above 0")
 
@@ -65,39 +88,38 @@ class RunnerConfig:
     """Settings of a model's runners.
 
     Attributes:
-        provider: The allowed providers.
-        precision: None takes the fastest that the bundle has for the provider.
-        num_threads: CPU threads; None takes all CPUs that this process may use.
+        provider: What runs the graphs: require takes CUDA or does not start; prefer takes CUDA if it works
+            and the bundle has graphs for it, otherwise the CPU, and logs why.
+        precision: Precision of the graphs; auto takes the fastest for the provider (default auto).
+        num_threads: CPU threads per model (default: the CPUs that the process may use).
         shares_threads: Whether all graphs of a process use one pool of threads, as in a server.
-        num_instances: Number of equal runners, which share threads, budget and slots.
-        cuda_graphs: Whether steps on CUDA are captured and replayed.
-        cuda_libraries: Folder with the libraries of CUDA and cuDNN; None searches this Python's packages.
-        memory_budget_bytes: Bytes for the cache and memory of all slots.
-        max_slots: The largest number of slots, even if the budget has room for more.
-        max_source_length: Tokens, or positions of another source that memory depends on; None is the
-            manifest's limit, a lower one saves memory.
-        max_target_length: Tokens; None is the manifest's limit, a lower one saves memory.
+        num_instances: Engines per model, which share its threads, memory and slots: on the CPU several
+            engines with few threads decode a small model faster than one engine with all threads.
+        cuda_graphs: Steps on CUDA are captured and replayed, instead of launching each kernel separately.
+        cuda_libraries: Folder with the libraries of CUDA and cuDNN, also in its subfolders (default: the
+            nvidia-* packages of this Python, then the system's library path).
+        memory_budget_bytes: Size of the cache and memory of all slots of a model, in bytes or with KiB, MiB
+            or GiB.
+        max_slots: Largest number of sequences decoded at once, even if the memory has room for more.
+        max_source_length: Room for a source, in tokens, or in positions of a source that is not a text; less
+            room saves memory (default: the model's limit).
+        max_target_length: Room for a target; less room saves memory (default: the model's limit).
     """
 
-    provider: ProviderPolicy = ProviderPolicy.PREFER
-    precision: Precision | None = None
-    num_threads: int | None = None
+    provider: Annotated[ProviderPolicy, Setting(_PROVIDER, is_per_model=True)] = ProviderPolicy.PREFER
+    precision: Annotated[Precision | None, Setting(_PRECISION, is_per_model=True)] = None
+    num_threads: Annotated[int | None, Setting(COUNT, flag="--threads")] = None
     shares_threads: bool = False
-    num_instances: int = 1
-    cuda_graphs: bool = True
-    cuda_libraries: Path | None = None
-    memory_budget_bytes: int = 1 << 30
-    max_slots: int = 256
-    max_source_length: int | None = None
-    max_target_length: int | None = None
+    num_instances: Annotated[int, Setting(COUNT, flag="--instances")] = 1
+    cuda_graphs: Annotated[bool, Setting(SWITCH, flag="--no-cuda-graphs")] = True
+    cuda_libraries: Annotated[Path | None, Setting(_FOLDER)] = None
+    memory_budget_bytes: Annotated[int, Setting(SIZE, flag="--memory-budget", is_per_model=True)] = 1 << 30
+    max_slots: Annotated[int, Setting(COUNT, is_per_model=True)] = 256
+    max_source_length: Annotated[int | None, Setting(_LENGTH, is_per_model=True)] = None
+    max_target_length: Annotated[int | None, Setting(_LENGTH, is_per_model=True)] = None
 
     def __post_init__(self) -> None:
-        if self.provider not in tuple(ProviderPolicy):
-            raise ValueError(f"provider is {self.provider!r}, and must be one of {', '.join(ProviderPolicy)}")
-        for name in ("num_threads", "num_instances", "max_slots", "max_source_length", "max_target_length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} is {value}, and must be at least 1")
+        check_settings(self)
         if self.num_instances > self.max_slots:
             raise ValueError(
                 f"num_instances is {self.num_instances}, and must be at most max_slots, {self.max_slots}"
@@ -124,104 +146,114 @@ class TlsFiles:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Settings of one model.
-
-    Attributes:
-        queue: Limits of the requests that wait for a slot of each instance.
-        runner: Settings of its runners.
-    """
-
-    queue: QueueLimits
-    runner: RunnerConfig
-
-
-@dataclass(frozen=True)
 class ServerConfig:
     """Settings of one server process.
 
     Attributes:
-        host: Address that both ports listen on.
-        port: gRPC port; 0 lets the system choose.
-        metrics_port: HTTP port with /metrics, /healthz, /readyz; 0 lets the system choose.
-        tls: Encrypts the gRPC port; None leaves it unencrypted.
-        is_insecure: Whether an unencrypted gRPC port may be reachable from other machines.
-        access_file: Tokens and their roles (`server.service.access`); None admits every caller.
-        is_repository_open: Whether every caller may load and unload models if there is no access file.
-        has_reflection: Whether callers can list the services.
-        repository: A folder of models, each a bundle or a folder with a bundle for each version.
-        memory_limit_bytes: Limit of the weights, caches and memories of all loaded versions.
-        notice_seconds: Time after SIGTERM in which health reports the end and new requests are accepted.
-        drain_seconds: Time for accepted requests to finish after that.
-        queue: Limits of the requests that wait for a slot of each instance of a model.
+        named_bundles: Bundles with other names than those of their folders; may be given several times.
+        repository: A folder with a bundle, or a folder of versions, for each model: the newest version of
+            each model is served, and other versions can be loaded while the server runs.
+        host: Address that both ports listen on; an address that other machines can reach needs TLS or
+            --insecure.
+        is_insecure: Allows a gRPC port that is open to the network without TLS.
+        tls_certificate: PEM file with the server's certificate chain; read again when it changes.
+        tls_key: PEM file with the certificate's private key.
+        tls_client_ca: PEM file; its CA must have signed each client's certificate (default: not needed).
+        access_file: TOML file with the callers' tokens and roles (default: everyone may call).
+        is_repository_open: Without --access-file, lets everyone load and unload models.
+        has_reflection: Callers can list the services.
+        port: gRPC port; 0 takes any free port.
+        metrics_port: HTTP port with /metrics, /healthz, /readyz; 0 takes any free port.
         runner: Settings of a model's runners.
-        models: By name, models with other `queue` and `runner` settings.
-        named_bundles: Names of models that are not those of their folders, with their bundles.
-        max_connection_age_seconds: Time after which a connection of a caller is renewed.
-        max_log_lines: The most lines in one second about calls that are neither slow nor failed.
-        slow_seconds: Calls that take longer are slow.
-        is_traced: Whether spans of calls are sent to a collector of OpenTelemetry.
+        memory_limit_bytes: Largest size of all loaded models' weights and slots; a model that would exceed it
+            is not loaded (default: nine tenths of the memory of this process; a GPU's memory is not counted).
+        queue: Limits of the requests that wait for a slot of each instance of a model.
+        notice_seconds: Time after SIGTERM in which health reports NOT_SERVING and new requests are still
+            accepted, so that load balancers can switch to other servers; Ctrl-C does not wait.
+        drain_seconds: Time for accepted requests to finish after that.
+        max_connection_age_seconds: Time after which a caller has to connect again, so that callers behind a
+            balancer of connections find new servers.
+        log_level: Lines of this level and above are logged.
+        log_format: Form of a log line.
+        max_log_lines: Most calls that are logged in a second, besides those that are slow or fail by the
+            server's fault; 0 logs only these.
+        slow_seconds: A call that takes longer is slow.
+        is_traced: Sends spans of every call to a collector of OpenTelemetry, by default to
+            http://localhost:4317; OpenTelemetry's variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, apply.
+        models: By name, the settings of models that have some of their own.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 50051
-    metrics_port: int = 9464
-    tls: TlsFiles | None = None
-    is_insecure: bool = False
-    access_file: Path | None = None
-    is_repository_open: bool = False
-    has_reflection: bool = True
-    repository: Path | None = None
-    memory_limit_bytes: int = field(default_factory=usable_memory)
-    notice_seconds: float = 1.0
-    drain_seconds: float = 30.0
-    log_level: str = "info"
-    log_format: str = "text"
-    queue: QueueLimits = field(default_factory=QueueLimits)
+    named_bundles: Annotated[tuple[tuple[str, Path], ...], Setting(_NAMED_BUNDLE, flag="--model-name")] = ()
+    repository: Annotated[Path | None, Setting(_FOLDER)] = None
+    host: Annotated[str, Setting(_HOST)] = "127.0.0.1"
+    is_insecure: Annotated[bool, Setting(SWITCH, flag="--insecure")] = False
+    tls_certificate: Annotated[Path | None, Setting(FILE)] = None
+    tls_key: Annotated[Path | None, Setting(FILE)] = None
+    tls_client_ca: Annotated[Path | None, Setting(FILE)] = None
+    access_file: Annotated[Path | None, Setting(FILE)] = None
+    is_repository_open: Annotated[bool, Setting(SWITCH, flag="--open-repository")] = False
+    has_reflection: Annotated[bool, Setting(SWITCH, flag="--no-reflection")] = True
+    port: Annotated[int, Setting(_PORT)] = 50051
+    metrics_port: Annotated[int, Setting(_PORT)] = 9464
     runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(shares_threads=True))
-    models: Mapping[str, ModelConfig] = field(default_factory=dict)
-    named_bundles: tuple[tuple[str, Path], ...] = ()
-    max_connection_age_seconds: float = 600.0
-    max_log_lines: int = 100
-    slow_seconds: float = 10.0
-    is_traced: bool = False
+    memory_limit_bytes: Annotated[int, Setting(SIZE, flag="--memory-limit")] = field(
+        default_factory=usable_memory
+    )
+    queue: QueueLimits = field(default_factory=QueueLimits)
+    notice_seconds: Annotated[float, Setting(SECONDS)] = 1.0
+    drain_seconds: Annotated[float, Setting(SECONDS)] = 30.0
+    max_connection_age_seconds: Annotated[float, Setting(_AGE)] = 600.0
+    log_level: Annotated[str, Setting(_LOG_LEVEL)] = "info"
+    log_format: Annotated[str, Setting(_LOG_FORMAT)] = "text"
+    max_log_lines: Annotated[int, Setting(number(int, 0))] = 100
+    slow_seconds: Annotated[float, Setting(SECONDS)] = 10.0
+    is_traced: Annotated[bool, Setting(SWITCH, flag="--tracing")] = False
+    models: Mapping[str, ServerConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("port", "metrics_port"):
-            if not 0 <= getattr(self, name) <= _MAX_PORT:
-                raise ValueError(f"{name} is {getattr(self, name)}, and must be from 0 to {_MAX_PORT}")
-        if self.tls is None and not self.is_insecure and not _is_loopback(self.host):
+        check_settings(self)
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("--tls-certificate and --tls-key need each other: give both, or none")
+        if self.tls_client_ca is not None and self.tls_key is None:
+            raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
+        if not (self.tls or self.is_insecure or _is_loopback(self.host)):
             raise ValueError(
                 f"host is {self.host}, and without TLS others on the network could read all messages: give "
                 "--tls-certificate and --tls-key, or allow it with --insecure"
             )
         if self.port == self.metrics_port != 0:
             raise ValueError(f"port and metrics_port are both {self.port}, and must differ")
-        for name in ("notice_seconds", "drain_seconds", "slow_seconds"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 0 and finite")
-        if not 1 <= self.max_connection_age_seconds <= _LONGEST_AGE_SECONDS:
-            raise ValueError(
-                f"max_connection_age_seconds is {self.max_connection_age_seconds}, and must be from 1 to "
-                f"{_LONGEST_AGE_SECONDS}"
-            )
-        if self.max_log_lines < 0:
-            raise ValueError(f"max_log_lines is {self.max_log_lines}, and must be at least 0")
-        for name, choices in (("log_level", LOG_LEVELS), ("log_format", LOG_FORMATS)):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}, and must be one of {', '.join(choices)}"
-                )
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The files that encrypt the gRPC port; None leaves it unencrypted."""
+        if self.tls_certificate is None or self.tls_key is None:
+            return None
+        return TlsFiles(self.tls_certificate, self.tls_key, self.tls_client_ca)
 
     @property
     def has_rest(self) -> bool:
         """Whether the HTTP port answers callers, because nobody can read there what TLS would encrypt."""
         return self.tls is None or self.is_insecure or _is_loopback(self.host)
 
-    def of_model(self, name: str) -> Self:
+    def of_model(self, name: str) -> ServerConfig:
         """Returns the settings for one model."""
-        own = self.models.get(name)
-        return self if own is None else replace(self, queue=own.queue, runner=own.runner)
+        return self.models.get(name, self)
+
+
+@dataclass(frozen=True)
+class CommandConfig:
+    """Settings of the command.
+
+    Attributes:
+        bundles: Folders written by `python -m export`, or folders with one of these for each version.
+        is_check: Checks all settings, files and bundles, lists the models, and exits.
+        server: Settings of the server process.
+    """
+
+    bundles: Annotated[tuple[Path, ...], Setting(_BUNDLE, flag="bundles")] = ()
+    is_check: Annotated[bool, Setting(SWITCH, flag="--check")] = False
+    server: ServerConfig = field(default_factory=ServerConfig)
 
 
 def _is_loopback(host: str) -> bool:
@@ -229,11 +261,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def parse_bytes(text: str) -> int:
-    """Returns the number of bytes in a text such as `1048576`, `512MiB` or `2 GiB`; raises ValueError."""
-    match = _BYTES.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not a size: write bytes, or a whole number with KiB, MiB or GiB")
-    return int(match[1]) * _UNITS[match[2]]

@@ -25,7 +25,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from seq2seq_serve.bulk.__main__ import _parser as bulk_parser
 from seq2seq_serve.protos import open_inference_pb2, seq2seq_v1_pb2
-from seq2seq_serve.server.__main__ import _config, _parser
+from seq2seq_serve.server.__main__ import parse_command
 from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.service.endpoint import _MAX_STREAMS
@@ -171,9 +171,8 @@ def pods() -> dict[str, dict[str, Any]]:
 def config_of(container: dict[str, Any]) -> ServerConfig:
     """The server's configuration, by its own parser."""
     name = MANIFESTS["kserve/inferenceservice"]["metadata"]["name"]
-    return _config(
-        _parser().parse_args([argument.replace("{{.Name}}", name) for argument in container["args"]])
-    )
+    arguments = [argument.replace("{{.Name}}", name) for argument in container["args"]]
+    return parse_command(arguments, {}).server
 
 
 def built(folder: Path) -> list[dict[str, Any]]:

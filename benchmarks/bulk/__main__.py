@@ -36,7 +36,10 @@ from seq2seq_serve.bulk.plan import TEXT, Shard, state_of
 from seq2seq_serve.bulk.run import AnyWorker, Run
 from seq2seq_serve.bulk.worker import Job, start_worker
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
-from seq2seq_serve.server.flags import add_runner_flags, runner_config
+from seq2seq_serve.server.config import RunnerConfig
+from seq2seq_serve.server.settings import add_flags, override
+
+_RUNNER = RunnerConfig(shares_threads=True)  # the defaults of its flags
 
 
 def main() -> int:
@@ -66,6 +69,7 @@ async def _measure(
     (folder / "input.txt").write_text("".join(f"{text}\n" for text in texts))
     shards = split_into_shards(folder / "input.txt", "input", options.shard_lines)
     inputs = {str(folder / "input.txt"): state_of(folder / "input.txt")}
+    runner = override(_RUNNER, vars(options))
     rates: dict[str, list[float]] = {}
     outputs: list[list[str]] = []
     names = [
@@ -79,9 +83,7 @@ async def _measure(
         for name in names:
             output = folder / f"{name}-{number}"
             writer = Writer(output, TEXT, "target", has_hypotheses=False)
-            job = Job(
-                options.bundle.absolute(), runner_config(options), GenerateOptions(), "text", writer, inputs
-            )
+            job = Job(options.bundle.absolute(), runner, GenerateOptions(), "text", writer, inputs)
             if name == "direct":
                 seconds, targets = await _direct(job, texts)
             else:
@@ -197,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--nodes", type=positive, help="also measure a Ray cluster of N simulated nodes")
     add("--kill", action="store_true", help="with --nodes: also kill a node of such a cluster")
     add("--out", type=Path, metavar="FILE", help="also write the JSON object to this file")
-    add_runner_flags(parser)
+    add_flags(parser, _RUNNER)
     return parser
 
 

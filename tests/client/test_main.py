@@ -14,7 +14,6 @@ from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.flags import make_parser, translation
 from seq2seq_serve.client.wire import score_request
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
-from seq2seq_serve.server.config import TlsFiles
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
 
 
@@ -639,7 +638,7 @@ def test_tls_and_a_token_are_files(tmp_path, capsys):
     token.write_text("sesame\n")
     digest = hashlib.sha256(b"sesame").hexdigest()
     access.write_text(f'[[token]]\nname = "app"\nsha256 = "{digest}"\nroles = ["predict"]\n')
-    with serving_on_a_thread(tls=TlsFiles(certificate, key), access_file=access) as served:
+    with serving_on_a_thread(tls_certificate=certificate, tls_key=key, access_file=access) as served:
         address = f"localhost:{served.app.endpoint.port}"
         flags = ["--address", address, "--tls-ca", str(ca)]
         assert main(["translate", *flags, "--token-file", str(token), "abc"]) == 0

@@ -11,7 +11,6 @@ from grpc import aio
 from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, ListModelsRequest, Source
 from seq2seq_serve.server.app import App
-from seq2seq_serve.server.config import ModelConfig
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.shelf import Shelf
 from tests.server.service.harness import EchoRunner, Turns, fetch, loader_of, local_config, serving
@@ -208,7 +207,6 @@ def test_garbage_that_became_old_is_collected_now_and_then(monkeypatch):
 
 def test_settings_of_a_model_that_cannot_come_are_refused(tmp_path):
     config = local_config()
-    models = {"demo": ModelConfig(config.queue, config.runner)}
     with pytest.raises(ValueError, match="settings for a model 'demo', and only bundles of echo"):
-        App([Path("echo")], replace(config, models=models), None)
+        App([Path("echo")], replace(config, models={"demo": config}), None)
     Shelf([Path("echo")], tmp_path).check_names(["demo"])  # a repository's models may come later

@@ -16,7 +16,7 @@ import pytest
 from seq2seq_serve.client import Client, ClientError
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, Source
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
-from seq2seq_serve.server.__main__ import _config, _parser, main
+from seq2seq_serve.server.__main__ import main, parse_command
 from seq2seq_serve.server.config import ServerConfig
 
 # A whole server process whose models echo, and whose first step waits for a line on standard input.
@@ -162,12 +162,12 @@ def test_help_has_an_example_and_every_default(capsys):
 
 
 def test_no_flag_means_the_defaults_of_the_configuration():
-    assert _config(_parser().parse_args(["bundles/demo"])) == ServerConfig()
+    assert parse_command(["bundles/demo"], {}).server == ServerConfig()
 
 
 def test_flags_of_the_provider_reach_the_runner():
     flags = ["bundles/demo", "--provider", "require", "--precision", "bf16", "--no-cuda-graphs"]
-    runner = _config(_parser().parse_args(flags)).runner
+    runner = parse_command(flags, {}).server.runner
     assert (runner.provider, runner.precision, runner.cuda_graphs) == ("require", "bf16", False)
 
 
@@ -175,16 +175,22 @@ def test_flags_of_the_provider_reach_the_runner():
     ("arguments", "message"),
     [
         ([], "there is nothing to serve: name a BUNDLE or a --repository"),
-        (["b", "--port", "x"], "invalid int value: 'x'"),
-        (["b", "--port", "70000"], "port is 70000, and must be from 0 to 65535"),
-        (["b", "--memory-budget", "lots"], "'lots' is not a size"),
-        (["b", "--threads", "0"], "--threads: it is 0, and must be at least 1"),
+        (["b", "--port", "x"], "--port: it is 'x', and must be a whole number from"),
+        (["b", "--port", "70000"], "--port: it is '70000', and must be a whole number from 0 to 65535"),
+        (["b", "--port", "9464"], "port and metrics_port are both 9464, and must differ"),
+        (["b", "--memory-budget", "lots"], "--memory-budget: it is 'lots', and must be a size"),
+        (["b", "--threads", "0"], "--threads: it is '0', and must be a whole number of at least 1"),
         (["b", "--prov", "cpu"], "unrecognized arguments: --prov"),
-        (["b", "--provider", "tpu"], "argument --provider: invalid choice: 'tpu'"),
-        (["--model-name", "demo"], "argument --model-name: 'demo' is not NAME=BUNDLE"),
-        (["b", "--max-connection-age-seconds", "0"], "max_connection_age_seconds is 0.0, and must be from 1"),
-        (["b", "--max-log-lines", "-1"], "max_log_lines is -1, and must be at least 0"),
-        (["b", "--max-waiting-requests", "0"], "--max-waiting-requests: it is 0, and must be at least 1"),
+        (["b", "--provider", "tpu"], "argument --provider: it is 'tpu', and must be one of require, prefer"),
+        (["--model-name", "demo"], "argument --model-name: it is 'demo', and must be NAME=BUNDLE"),
+        (
+            ["b", "--max-connection-age-seconds", "0"],
+            "it is '0', and must be a finite number from 1 to 1000000",
+        ),
+        (["b", "--max-log-lines", "-1"], "it is '-1', and must be a whole number of at least 0"),
+        (["b", "--max-waiting-requests", "0"], "it is '0', and must be a whole number of at least 1"),
+        (["b", "--tls-key", "k"], "--tls-certificate and --tls-key need each other: give both, or none"),
+        (["b", "--tls-client-ca", "c"], "--tls-client-ca needs --tls-certificate and --tls-key"),
     ],
 )
 def test_wrong_usage_exits_2_and_says_what_is_wrong(arguments, message, capsys):

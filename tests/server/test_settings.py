@@ -5,37 +5,37 @@ from pathlib import Path
 
 import pytest
 
-from seq2seq_serve.server.__main__ import _MODEL_SETTINGS, _config, _parser, main
-from seq2seq_serve.server.settings import parse_settings
+from seq2seq_serve.server.__main__ import main, parse_command
+from seq2seq_serve.server.config import CommandConfig
+from seq2seq_serve.server.settings import parse_bytes, settings_of
 
 
 @pytest.fixture
 def settings(tmp_path):
-    """The settings that come of a file, an environment and a command line."""
+    """The settings that a file, an environment and a command line give."""
 
     def parse(text: str = "", environment=(), *arguments: str):
         file = tmp_path / "server.toml"
         file.write_text(text)
         flags = ["--config", str(file)] if text else []
-        return parse_settings(_parser(), [*flags, *arguments], dict(environment), _MODEL_SETTINGS)
+        return parse_command([*flags, *arguments], {"SEQ2SEQ_REPOSITORY": "models", **dict(environment)})
 
     return parse
 
 
 def test_the_command_line_comes_before_the_environment_and_that_before_the_file(settings):
     file, environment = "max_slots = 1\nport = 1\nhost = 'a'", {"SEQ2SEQ_PORT": "2", "SEQ2SEQ_HOST": "b"}
-    options = settings(file, environment, "--host", "c")
-    assert (options.max_slots, options.port, options.host) == (1, 2, "c")
+    config = settings(file, {"SEQ2SEQ_INSECURE": "1", **environment}, "--host", "c").server
+    assert (config.runner.max_slots, config.port, config.host) == (1, 2, "c")
 
 
 def test_bundles_with_names_are_lists_everywhere(settings):
-    named = [("a", Path("b")), ("c", Path("d=e"))]
-    assert settings('model_name = ["a=b", "c=d=e"]').model_name == named
-    assert settings("", {"SEQ2SEQ_MODEL_NAME": "a=b:c=d=e"}).model_name == named
-    assert settings("", {}, "--model-name", "a=b", "--model-name", "c=d=e").model_name == named
-    environment = {"SEQ2SEQ_MODEL_NAME": "x=y"}
-    assert settings("", environment, "--model-name", "a=b", "--model-name", "c=d=e").model_name == named
-    assert _config(settings("", {}, "--model-name", "a=b")).named_bundles == (("a", Path("b")),)
+    named = (("a", Path("b")), ("c", Path("d=e")))
+    flags = ["--model-name", "a=b", "--model-name", "c=d=e"]
+    assert settings('model_name = ["a=b", "c=d=e"]').server.named_bundles == named
+    assert settings("", {"SEQ2SEQ_MODEL_NAME": "a=b:c=d=e"}).server.named_bundles == named
+    assert settings("", {}, *flags).server.named_bundles == named
+    assert settings("", {"SEQ2SEQ_MODEL_NAME": "x=y"}, *flags).server.named_bundles == named
 
 
 def test_every_kind_of_setting_can_come_from_either(settings, tmp_path):
@@ -60,23 +60,21 @@ def test_every_kind_of_setting_can_come_from_either(settings, tmp_path):
     flags = ["one", "two", "--memory-budget", "2MiB", "--drain-seconds", "1.5", "--insecure"]
     flags += ["--no-cuda-graphs", "--provider", "cpu", "--access-file", "access.toml"]
     expected = settings("", (), *flags)
-    assert expected.bundles == [Path("one"), Path("two")]
-    assert expected.cuda_graphs is False
-    for options in (settings(file), settings("", environment)):
-        assert options.bundles == expected.bundles
-        assert _config(options) == _config(expected)
+    assert expected.bundles == (Path("one"), Path("two"))
+    assert expected.server.runner.cuda_graphs is False
+    assert settings(file) == settings("", environment) == expected
 
 
 def test_a_switch_can_be_switched_off(settings):
-    assert settings("insecure = false").insecure is False
-    assert settings("no_reflection = false").reflection is True
-    assert settings("insecure = true", {"SEQ2SEQ_INSECURE": "false"}).insecure is False
+    assert not settings("insecure = false").server.is_insecure
+    assert settings("no_reflection = false").server.has_reflection
+    assert not settings("insecure = true", {"SEQ2SEQ_INSECURE": "false"}).server.is_insecure
 
 
 def test_the_file_can_be_named_by_the_environment(tmp_path):
     file = tmp_path / "server.toml"
     file.write_text("port = 7")
-    assert parse_settings(_parser(), [], {"SEQ2SEQ_CONFIG": str(file)}).port == 7
+    assert parse_command(["bundle"], {"SEQ2SEQ_CONFIG": str(file)}).server.port == 7
 
 
 def test_a_model_can_have_limits_of_its_own(settings):
@@ -89,7 +87,7 @@ def test_a_model_can_have_limits_of_its_own(settings):
         [models.'large-1']
         max_waiting_requests = 3
     """
-    config = _config(settings(file, {"SEQ2SEQ_MAX_SLOTS": "32"}))
+    config = settings(file, {"SEQ2SEQ_MAX_SLOTS": "32"}).server
     assert config.of_model("other") == config
     small, large = config.of_model("small"), config.of_model("large-1")
     assert (config.runner.max_slots, small.runner.max_slots, large.runner.max_slots) == (32, 64, 32)
@@ -105,35 +103,55 @@ def test_the_variable_that_the_operators_read_is_no_mistake(settings, caplog):
 
 
 def test_a_variable_that_is_not_ours_is_left_alone(settings):
-    assert settings("", {"SEQ2SEQ_SERVICE_HOST": "10.0.0.1", "SEQ2SEQ_PORT_50051_TCP": "x"}).port == 50051
+    environment = {"SEQ2SEQ_SERVICE_HOST": "10.0.0.1", "SEQ2SEQ_PORT_50051_TCP": "x"}
+    assert settings("", environment) == settings()
 
 
 @pytest.mark.parametrize(
     ("text", "environment", "message"),
     [
-        ("slots = 3", {}, r"server.toml: there is no setting 'slots'; there are access_file"),
-        ("port = 'x'", {}, "server.toml: port: invalid literal for int"),
-        ("port = [1]", {}, r"server.toml: port: \[1\] is not a single value"),
-        ("bundles = 'one'", {}, "server.toml: bundles: 'one' is not a list"),
-        ("insecure = 'maybe'", {}, "server.toml: insecure: 'maybe' is neither true nor false"),
-        ("provider = 'tpu'", {}, "server.toml: provider: 'tpu' is not one of require, prefer, cpu"),
-        ("memory_budget = 'lots'", {}, "server.toml: memory_budget: 'lots' is not a size"),
+        (
+            "slots = 3",
+            {},
+            "server.toml: slots: there is no such setting here, only bundles, check, model_name",
+        ),
+        ("port = 'x'", {}, "server.toml: port is 'x', and must be a whole number from 0 to 65535"),
+        ("port = 70000", {}, "server.toml: port is 70000, and must be a whole number from 0 to 65535"),
+        ("port = [1]", {}, r"server.toml: port is \[1\], and must be a whole number from 0 to 65535"),
+        ("host = true", {}, "server.toml: host is True, and must be an address"),
+        ("bundles = 'one'", {}, "server.toml: bundles is 'one', and must be a list"),
+        ("insecure = 'maybe'", {}, "server.toml: insecure is 'maybe', and must be one of true, false"),
+        ("provider = 'tpu'", {}, "server.toml: provider is 'tpu', and must be one of require, prefer, cpu"),
+        (
+            "memory_budget = 'lots'",
+            {},
+            "server.toml: memory_budget is 'lots', and must be a size: bytes, or a",
+        ),
         ("port = ", {}, "server.toml is not valid TOML"),
-        ("max_slots = 0", {}, "server.toml: max_slots: it is 0, and must be at least 1"),
+        ("max_slots = 0", {}, "server.toml: max_slots is 0, and must be a whole number of at least 1"),
         ("models = 3", {}, r"write a table \[models.NAME\] for each model"),
         ("models.a = 3", {}, r"write a table \[models.NAME\] for each model"),
         (
             "[models.a]\nport = 3",
             {},
-            "server.toml: models.a.port: one model can only have provider, precision",
+            "server.toml: models.a.port: there is no such setting here, only provider, precision",
         ),
-        ("[models.a]\nmax_slots = 'x'", {}, "server.toml: models.a.max_slots: 'x' is not a whole number"),
+        (
+            "[models.a]\nmax_slots = 'x'",
+            {},
+            "server.toml: models.a.max_slots is 'x', and must be a whole number",
+        ),
         (
             "",
             {"SEQ2SEQ_MAX_SLOT": "1"},
             "SEQ2SEQ_MAX_SLOT: there is no such setting; did you mean SEQ2SEQ_MAX_SLOTS",
         ),
-        ("", {"SEQ2SEQ_PORT": "x"}, "SEQ2SEQ_PORT: invalid literal for int"),
+        (
+            "",
+            {"SEQ2SEQ_CONFIGS": "1"},
+            "SEQ2SEQ_CONFIGS: there is no such setting; did you mean SEQ2SEQ_CONFIG",
+        ),
+        ("", {"SEQ2SEQ_PORT": "x"}, "SEQ2SEQ_PORT is 'x', and must be a whole number from 0 to 65535"),
         ("", {"SEQ2SEQ_CONFIG": "/none.toml"}, "/none.toml: No such file"),
     ],
 )
@@ -141,6 +159,26 @@ def test_a_wrong_setting_exits_2_and_says_where(settings, text, environment, mes
     with pytest.raises(SystemExit, match="2"):
         settings(text, environment)
     assert re.search(message, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("1", 1), ("1048576", 2**20), ("512MiB", 512 * 2**20), ("2 GiB", 2**31), (" 4KiB ", 4096)],
+)
+def test_sizes_are_read_as_people_write_them(text, num_bytes):
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "1.5GiB", "-1", "10MB", "1e9", "٣"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_bytes(text)
+
+
+def test_every_setting_has_a_name_of_its_own_and_help():
+    settings = list(settings_of(CommandConfig()))
+    assert len({setting.key for setting in settings}) == len({setting.name for setting in settings})
+    assert all(len(setting.help) > 10 for setting in settings)
 
 
 def test_check_says_what_would_be_served(bundle_path, capsys):

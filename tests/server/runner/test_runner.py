@@ -614,9 +614,9 @@ def test_a_cache_without_room_for_the_first_token_is_refused(random_bundle):
     ("options", "message"),
     [
         ({"provider": "tpu"}, "provider is 'tpu', and must be one of require, prefer, cpu"),
-        ({"num_threads": 0}, "num_threads is 0, and must be at least 1"),
-        ({"max_slots": 0}, "max_slots is 0, and must be at least 1"),
-        ({"max_source_length": -1}, "max_source_length is -1, and must be at least 1"),
+        ({"num_threads": 0}, "num_threads is 0, and must be a whole number of at least 1"),
+        ({"max_slots": 0}, "max_slots is 0, and must be a whole number of at least 1"),
+        ({"max_source_length": -1}, "max_source_length is -1, and must be a whole number of at least 1"),
     ],
 )
 def test_a_configuration_that_makes_no_sense_is_refused(options, message):

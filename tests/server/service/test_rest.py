@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tritonclient import http as triton
 
-from seq2seq_serve.server.config import QueueLimits, ServerConfig, TlsFiles
+from seq2seq_serve.server.config import QueueLimits, ServerConfig
 from tests.server.service.harness import EchoRunner, serving
 
 SHA256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
@@ -496,8 +496,8 @@ def test_the_client_of_triton_works_over_http():
     [("127.0.0.1", False, True), ("0.0.0.0", False, False), ("0.0.0.0", True, True)],
 )
 def test_texts_that_tls_encrypts_are_not_sent_in_the_clear_elsewhere(tmp_path, host, is_insecure, expected):
-    tls = TlsFiles(tmp_path / "certificate.pem", tmp_path / "key.pem")
-    assert ServerConfig(host=host, tls=tls, is_insecure=is_insecure).has_rest is expected
+    tls = {"tls_certificate": tmp_path / "certificate.pem", "tls_key": tmp_path / "key.pem"}
+    assert ServerConfig(host=host, is_insecure=is_insecure, **tls).has_rest is expected
 
 
 def test_a_body_that_does_not_come_is_refused(monkeypatch):

@@ -1,4 +1,5 @@
 import asyncio
+from pathlib import Path
 
 import grpc
 import pytest
@@ -43,6 +44,10 @@ async def is_refused(served, **credentials) -> bool:
     return caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
+def settings(files: TlsFiles) -> dict[str, Path]:
+    return {"tls_certificate": files.certificate, "tls_key": files.key}
+
+
 def roots(authority: trustme.CA) -> dict[str, bytes]:
     return {"root_certificates": authority.cert_pem.bytes()}
 
@@ -51,7 +56,7 @@ def test_calls_are_encrypted_and_others_are_refused(tmp_path):
     authority = trustme.CA()
 
     async def run():
-        async with serving(tls=write_certificate(tmp_path, authority)) as served:
+        async with serving(**settings(write_certificate(tmp_path, authority))) as served:
             assert await ask(served, **roots(authority)) == "ab"
             assert await is_refused(served, **roots(trustme.CA()))
             with pytest.raises(aio.AioRpcError) as caught:
@@ -75,7 +80,7 @@ def test_clients_must_show_a_certificate_where_their_authority_is_given(tmp_path
         }
 
     async def run():
-        async with serving(tls=TlsFiles(files.certificate, files.key, client_ca)) as served:
+        async with serving(**settings(files), tls_client_ca=client_ca) as served:
             assert await ask(served, **shown(of_clients)) == "ab"
             assert await is_refused(served, **shown(trustme.CA()))
             assert await is_refused(served, **roots(authority))
@@ -88,7 +93,7 @@ def test_a_new_certificate_is_taken_without_a_restart_and_a_broken_one_is_not(tm
 
     async def run():
         files = write_certificate(tmp_path, first)
-        async with serving(tls=files) as served:
+        async with serving(**settings(files)) as served:
             assert await ask(served, **roots(first)) == "ab"
             files.key.rename(tmp_path / "away")
             assert await ask(served, **roots(first)) == "ab"
