@@ -30,7 +30,7 @@ _LONG_PLACES = ["export", "server/test_generate.py"]
 
 # Measurements and files for deployments, which few changes touch: part of `make test-all`.
 _LONG_LAYER = ["benchmarks", "soak"]
-_LONG_LAYER += [f"test_{name}.py" for name in ("kubernetes", "monitoring", "proxies", "ray")]
+_LONG_LAYER += [f"test_{name}.py" for name in ("kubernetes", "monitoring", "proxies")]
 
 
 def pytest_configure(config: pytest.Config) -> None:

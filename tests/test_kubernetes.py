@@ -42,9 +42,7 @@ MANIFESTS = {
     for path in sorted(root.rglob("*.yaml"))
     if path.name != "kustomization.yaml"
 }
-MANIFESTS |= {
-    name: yaml.safe_load((DEPLOY / f"{name}.yaml").read_text()) for name in ("bulk/job", "ray/rayservice")
-}
+MANIFESTS["bulk/job"] = yaml.safe_load((DEPLOY / "bulk/job.yaml").read_text())
 OWN = {"app.kubernetes.io/name": "seq2seq-serve"}
 
 # Resources that Kubernetes itself does not know, and the files with their schemas.
@@ -54,7 +52,6 @@ DEFINITIONS = {
     "GRPCRoute": "gateway.networking.k8s.io_grpcroutes.yaml",
     "Gateway": "gateway.networking.k8s.io_gateways.yaml",
     "InferenceService": "serving.kserve.io_inferenceservices.yaml",
-    "RayService": "ray.io_rayservices.yaml",
     "PrometheusRule": "monitoring.coreos.com_prometheusrules.yaml",
     "ScaledObject": "keda.sh_scaledobjects.yaml",
     "ServiceMonitor": "monitoring.coreos.com_servicemonitors.yaml",
@@ -62,7 +59,7 @@ DEFINITIONS = {
 }
 # Paths of objects that allow any field.
 FREE = re.compile(
-    r"\.(annotations|labels|limits|matchLabels|rayStartParams|requests)$|^spec\.(selector|triggers\.\d+\.metadata)$"
+    r"\.(annotations|labels|limits|matchLabels|requests)$|^spec\.(selector|triggers\.\d+\.metadata)$"
 )
 
 
