@@ -30,15 +30,11 @@ MAX_REQUEST_BYTES, MAX_ANSWER_BYTES = 4 * 2**20, 16 * 2**20  # the same limits a
 
 _SERVICE = DESCRIPTOR.services_by_name["Seq2Seq"]
 
-# Where the name has several addresses, gRPC gives servers calls by the load that they report (gRFC A58), and
-# spreads them evenly until the first reports arrive. It sends no new calls to a server whose health check
-# answers NOT_SERVING. It retries calls that end with UNAVAILABLE, for example because the server drains or
-# restarts: on another server if there is one.
+# Where the name has several addresses, gRPC calls them in turn. It sends no new calls to a server whose
+# health check answers NOT_SERVING. It retries calls that end with UNAVAILABLE, for example because the server
+# drains or restarts: on another server if there is one.
 _SERVICE_CONFIG = {
-    "loadBalancingConfig": [
-        {"weighted_round_robin": {"blackoutPeriod": "1s", "weightUpdatePeriod": "0.5s"}},
-        {"round_robin": {}},  # for a gRPC that does not know the former
-    ],
+    "loadBalancingConfig": [{"round_robin": {}}],
     "healthCheckConfig": {"serviceName": _SERVICE.full_name},
     "methodConfig": [
         {

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from seq2seq_serve.server.engine.records import Request, Result, Turn
 from seq2seq_serve.server.errors import ServerError
 from seq2seq_serve.server.metrics import Metrics
-from seq2seq_serve.server.statistics import RecentLoad, Statistics
+from seq2seq_serve.server.statistics import Statistics
 
 
 class Mailbox:
@@ -63,7 +63,6 @@ class Deliveries:
     Attributes:
         mailboxes: By request, from its submission until its handler ends.
         statistics: Sums over all turns so far.
-        recent_load: The load of the last seconds.
     """
 
     def __init__(self, model_name: str, loop: asyncio.AbstractEventLoop, metrics: Metrics) -> None:
@@ -71,7 +70,6 @@ class Deliveries:
         self._loop = loop
         self._metrics = metrics
         self.statistics = Statistics()
-        self.recent_load = RecentLoad()
         self.mailboxes: dict[Request, Mailbox] = {}
 
     def deliver(self, turn: Turn) -> None:

@@ -15,7 +15,7 @@ from rich.progress import Progress
 from benchmarks.load.mix import MAX_TARGET_LENGTH, quantile
 from benchmarks.scale.cluster import Cluster, MakeBalancer, Summary, Traffic, summarize
 from benchmarks.scale.model import Call, Process, Replica
-from benchmarks.scale.policies import LeastLoad, Load, Random, RoundRobin, WeightedRoundRobin
+from benchmarks.scale.policies import LeastLoad, Load, Random, RoundRobin
 from benchmarks.scale.times import EngineTimes
 from seq2seq_serve.server.config import QueueLimits
 
@@ -98,18 +98,12 @@ def _least(load: Load | None = None, num_choices: int | None = None) -> MakeBala
 
 RANDOM = Policy("random", Random)
 ROUND_ROBIN = Policy("round robin", RoundRobin)
-WEIGHTED = Policy("weighted by ORCA", WeightedRoundRobin)
 LEAST = Policy("least requests, one balancer", _least(), num_clients=1)
 TWO_OWN = Policy("two choices, own counts", _least(num_choices=2))
 POLICIES = (
     RANDOM,
     ROUND_ROBIN,
     Policy("round robin, one balancer", RoundRobin, num_clients=1),
-    WEIGHTED,
-    Policy(
-        "weighted by ORCA, load of a moment",
-        lambda env, chance: WeightedRoundRobin(env, chance, is_averaged=False),
-    ),
     LEAST,
     Policy("least requests, own counts", _least()),
     Policy("least requests, everybody's counts", _least(_wanted)),
@@ -176,7 +170,7 @@ class Answers:
         Raises:
             RuntimeError: The engine is too slow for the objective, however many replicas there are.
         """
-        policies = (RANDOM, ROUND_ROBIN, WEIGHTED, TWO_OWN, LEAST)
+        policies = (RANDOM, ROUND_ROBIN, TWO_OWN, LEAST)
         cells = [(policy, size) for policy in policies for size in self._plan.sizes]
         rows = []
         for policy, size in self._progress.track(cells, description="numbers of replicas"):

@@ -26,7 +26,6 @@ from benchmarks.load.mix import BEAM_SIZE, Job, Mode
 from benchmarks.scale.times import EngineTimes
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.scheduler import GATHERED_SHARE, SchedulerLimits
-from seq2seq_serve.server.statistics import RecentLoad
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -152,7 +151,6 @@ class Replica:
 
     Attributes:
         num_slots_wanted: Number of slots that its calls have or wait for.
-        recent_load: What its load reports are made of.
         seen_load: What the last scrape of its gauges showed of `num_slots_wanted`.
         work_seconds: Time of its turns, without waiting for a shared core.
     """
@@ -172,7 +170,6 @@ class Replica:
         self.index = index
         self.num_slots = num_slots
         self.num_slots_wanted = 0
-        self.recent_load = RecentLoad(clock=lambda: env.now)
         self.seen_load = 0
         self.work_seconds = 0.0
         self.is_alive = True
@@ -225,7 +222,6 @@ class Replica:
             self._end(call, REFUSED)
         else:
             self.num_slots_wanted += call.num_slots
-            self.recent_load.begin(call.num_slots)
             self._count_waiting(call, 1)
             self._waiting.append(call)
             if call.deadline < math.inf:
@@ -346,7 +342,7 @@ class Replica:
             for call in self._ending.pop(heapq.heappop(self._ends)):
                 if call in self._running:
                     self._leave(call)
-                    self._want_no_more(call, is_answered=True)
+                    self.num_slots_wanted -= call.num_slots
                     self._end(call, OK)
         if not self._num_rows:
             self._modes_seconds = 0.0  # drops what rounding has left
@@ -374,17 +370,13 @@ class Replica:
             self._count_waiting(call, -1)
         else:
             return
-        self._want_no_more(call, is_answered=False)
+        self.num_slots_wanted -= call.num_slots
         self._end(call, LATE)
 
     def _end(self, call: Call, code: str) -> None:
         call.end = self._env.now + self._times.wire_seconds
         call.code = code
         self._report(call)
-
-    def _want_no_more(self, call: Call, *, is_answered: bool) -> None:
-        self.num_slots_wanted -= call.num_slots
-        self.recent_load.end(call.num_slots, is_answered=is_answered)
 
     def _count_waiting(self, call: Call, sign: int) -> None:
         self._waiting_slots += sign * call.num_slots

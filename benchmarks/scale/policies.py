@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import simpy
 
-from benchmarks.scale.model import OK, Call, Replica
-from seq2seq_serve.server.statistics import correction_at_end
-
-_MAX_RATIO = 10  # of a weight to the mean weight, as in gRPC
-_NUM_STARTS = 1 << 32
+from benchmarks.scale.model import Call, Replica
 
 Load = Callable[[Replica], float]
 
@@ -107,91 +101,3 @@ class LeastLoad(Balancer):
     def ended(self, call: Call) -> None:
         assert call.replica is not None
         self._own[call.replica] -= call.num_slots
-
-
-@dataclass(slots=True)
-class _Weight:
-    value: float = 0.0
-    since: float = math.inf  # when the first report came
-
-
-class WeightedRoundRobin(Balancer):
-    """gRPC's `weighted_round_robin` (gRFC A58): turns in proportion to requests/s over utilization.
-
-    A replica reports both when a call ends. One without a usable weight gets the mean of the others. All have
-    the same weight until two have a usable one.
-
-    Args:
-        env: As for every balancer.
-        chance: Draws where the sequence of turns begins.
-        is_averaged: Whether the reports are averages over some seconds, as this project's; otherwise the
-            utilization is that of a moment.
-        blackout_seconds: Time after a replica's first report in which its reports are not used.
-        update_seconds: Time between two uses of the reports.
-    """
-
-    def __init__(
-        self,
-        env: simpy.Environment,
-        chance: random.Random,
-        *,
-        is_averaged: bool = True,
-        blackout_seconds: float = 1.0,
-        update_seconds: float = 0.5,
-    ) -> None:
-        super().__init__(env, chance)
-        self._is_averaged = is_averaged
-        self._blackout_seconds = blackout_seconds
-        self._update_seconds = update_seconds
-        self._reports: dict[int, _Weight] = {}
-        self._shares: list[float] = []  # weights as shares of the largest, by the place of the replica
-        self._next_update = 0.0
-        self._turn = chance.randrange(_NUM_STARTS)
-
-    def know(self, replicas: Sequence[Replica]) -> None:
-        super().know(replicas)
-        known = {replica.index for replica in replicas}
-        self._reports = {index: report for index, report in self._reports.items() if index in known}
-        self._next_update = 0.0
-
-    def choose(self) -> Replica:
-        if self._env.now >= self._next_update:
-            self._update(self._env.now)
-        # The static stride scheduler of the gRFC: in each round a replica is skipped unless its share has
-        # added up to a whole turn since its last one.
-        while True:
-            round_number, place = divmod(self._turn, len(self._replicas))
-            self._turn += 1
-            share = self._shares[place]
-            if (share * round_number + place / 2) % 1 >= 1 - share:
-                return self._replicas[place]
-
-    def ended(self, call: Call) -> None:
-        replica = call.replica
-        if call.code != OK or replica is None:
-            return
-        report = self._reports.setdefault(replica.index, _Weight())
-        report.since = min(report.since, self._env.now)
-        calls_per_second, slots_wanted = replica.recent_load.averages()
-        calls_per_second += correction_at_end(self._env.now - call.queued)
-        if not self._is_averaged:
-            slots_wanted = replica.num_slots_wanted
-        if slots_wanted > 0:
-            report.value = calls_per_second * replica.num_slots / slots_wanted
-
-    def _update(self, now: float) -> None:
-        self._next_update = now + self._update_seconds
-        usable = {
-            index: report.value
-            for index, report in self._reports.items()
-            if now - report.since >= self._blackout_seconds and report.value > 0
-        }
-        if len(usable) < 2:
-            self._shares = [1.0] * len(self._replicas)
-            return
-        mean = sum(usable.values()) / len(usable)
-        weights = [
-            min(max(usable.get(replica.index, mean), mean / _MAX_RATIO), mean * _MAX_RATIO)
-            for replica in self._replicas
-        ]
-        self._shares = [weight / max(weights) for weight in weights]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import statistics
 from collections import Counter
@@ -20,14 +19,13 @@ from rich.progress import Progress
 
 from benchmarks.load.generator import Generator, Run
 from benchmarks.load.mix import MAX_TARGET_LENGTH, MIX, ONLY_GREEDY, Job, draw_jobs, quantile, throughput
-from benchmarks.scale.cluster import Cluster, MakeBalancer
+from benchmarks.scale.cluster import Cluster
 from benchmarks.scale.fit import Fit, MeasuredEngine, measure_turns
 from benchmarks.scale.model import Call
-from benchmarks.scale.policies import RoundRobin, WeightedRoundRobin
+from benchmarks.scale.policies import RoundRobin
 from benchmarks.scale.times import EngineTimes
 from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.client.wire import CHANNEL_OPTIONS
 from seq2seq_serve.protos.open_inference_pb2 import ModelStatisticsRequest
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
@@ -39,10 +37,6 @@ _QUANTILES = {"p50": 0.5, "p99": 0.99}
 _LEVELS = (1, 2, 3, 4, 6, 8, 12, 16)  # requests in flight of a fit for servers of few slots
 _ALL_LEVELS = (*_LEVELS, 32, 64)
 _MAX_SLOTS = 160  # enough for 64 requests of the mix
-_BALANCERS: dict[str, MakeBalancer] = {
-    "round_robin": RoundRobin,
-    "weighted_round_robin": WeightedRoundRobin,
-}
 _NUM_PINGS = 200
 _SEEDS = range(5)  # the client's first choice of a server is random, and changes all later ones
 
@@ -180,14 +174,11 @@ def simulate(run: Run, setup: Setup, times: EngineTimes, slowness: Sequence[floa
         times: Times of their engines, where nothing else uses the core.
         slowness: Factor of these times, for each server.
     """
-    # The balancer of the project's clients, which the generator uses.
-    (name,) = json.loads(str(dict(CHANNEL_OPTIONS)["grpc.service_config"]))["loadBalancingConfig"][0]
     outcomes = sorted(run.outcomes, key=lambda one: one.sent)
     clusters = []
     for seed in _SEEDS:
-        cluster = Cluster(
-            times, setup.slots, _BALANCERS[name], cores=setup.cores, slowness=slowness, seed=seed
-        )
+        # The balancer of the project's clients, which the generator uses.
+        cluster = Cluster(times, setup.slots, RoundRobin, cores=setup.cores, slowness=slowness, seed=seed)
         cluster.run([Call.of(outcome.job, outcome.sent) for outcome in outcomes])
         clusters.append(cluster)
     return clusters

@@ -174,8 +174,6 @@ class ServedModel:
         mailboxes = {request: Mailbox() for request in requests}
         self.deliveries.mailboxes |= mailboxes
         submitted: dict[Request, AnyEngine] = {}
-        num_slots, is_answered = sum(request.num_slots for request in requests), False
-        self.deliveries.recent_load.begin(num_slots)
         try:
             for engine, part in self._shared_out(requests).items():
                 try:
@@ -185,9 +183,7 @@ class ServedModel:
                     raise
                 submitted |= dict.fromkeys(part, engine)
             yield list(mailboxes.values())
-            is_answered = True
         finally:
-            self.deliveries.recent_load.end(num_slots, is_answered=is_answered)
             for request, mailbox in mailboxes.items():
                 del self.deliveries.mailboxes[request]
                 if request in submitted and not mailbox.has_result:

@@ -23,7 +23,6 @@ ROLES = (PREDICT, ADMIN)
 _NOTHING, _TOKEN = "nothing", "a token"
 _NEEDS = (
     ("grpc.health.v1.Health", _NOTHING, "Check List Watch"),  # probes have no tokens
-    ("xds.service.orca.v3.OpenRcaService", _NOTHING, "StreamCoreMetrics"),  # nor have balancers
     ("grpc.reflection.v1alpha.ServerReflection", _TOKEN, "ServerReflectionInfo"),
     ("seq2seq.v1.Seq2Seq", _TOKEN, "GetModel ListModels"),
     ("seq2seq.v1.Seq2Seq", PREDICT, "Generate GenerateStream GenerateBatch Score"),

@@ -43,7 +43,7 @@ _SMALL_ANSWER_BYTES = 2**16  # built in about a millisecond
 _MAX_HELD_BYTES = 2**28  # of large requests whose calls are open
 _HELD_RETRY_SECONDS = 1.0
 
-_PROBES = ("grpc.", "xds.")  # how the names of the services of health, reflection and load begin
+_PROBES = "grpc."  # how the names of the services of health and reflection begin
 _TIMEOUT_ROUNDING = 0.01
 _CLOCK_SECONDS = 0.002
 _QUIET_SECONDS = 0.1
@@ -69,7 +69,7 @@ class Call:
         answers: The thread that builds large answers.
         texts: The threads that cut long texts and decode pictures.
         work: The work of the engine for it so far.
-        is_probe: Whether the call is for the service of health, reflection or load. Probes are not counted as
+        is_probe: Whether the call is for the service of health or reflection. Probes are not counted as
             requests, and a server that drains does not wait for them.
         model_name: The name of the served model, once it is known.
         num_held_bytes: The size of its request, if that is large.

@@ -25,7 +25,6 @@ from seq2seq_serve.server.service.calls import MAX_ANSWER_BYTES, MAX_REQUEST_BYT
 from seq2seq_serve.server.service.health import HEALTH_SERVICE, SERVICE_NAMES, Health, HealthService
 from seq2seq_serve.server.service.interception import Interceptor
 from seq2seq_serve.server.service.open_inference.service import InferenceService
-from seq2seq_serve.server.service.orca import LoadService
 from seq2seq_serve.server.service.seq2seq.repository import RepositoryService
 from seq2seq_serve.server.service.seq2seq.service import Seq2SeqService
 from seq2seq_serve.server.service.tls import server_credentials
@@ -100,7 +99,6 @@ class Endpoint:
             inference, self._server
         )
         health_pb2_grpc.add_HealthServicer_to_server(HealthService(health), self._server)
-        self._server.add_generic_rpc_handlers((LoadService(models, health).handlers(),))
         if config.has_reflection:
             names = (*SERVICE_NAMES, HEALTH_SERVICE, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)

@@ -19,7 +19,6 @@ from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.metrics import Metrics, RpcSeries
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Call, Calls
-from seq2seq_serve.server.service.orca import load_trailers
 from seq2seq_serve.server.service.status import abort, status_of
 from seq2seq_serve.server.service.wire import MAX_FIELDS, TooManyElements, check_elements
 
@@ -118,14 +117,12 @@ class Interceptor(aio.ServerInterceptor):
         code = grpc.StatusCode.OK
         try:
             outcome = await self._calls.settle(call, answering)
-            load = () if call.is_probe else load_trailers(call)
             if not isinstance(outcome, Exception):
-                context.set_trailing_metadata(load)
                 return outcome
             refusal = outcome
             del outcome
             code, _ = status_of(refusal)
-            await abort(context, refusal, call.request_id, load)
+            await abort(context, refusal, call.request_id)
         except (asyncio.CancelledError, aio.AbortError) as error:
             if refusal is None:
                 code = call.code_of_leaving()

@@ -74,8 +74,8 @@ def request_id_of(metadata: Metadata | None) -> str:
     return text if is_good else uuid.uuid4().hex
 
 
-async def abort(context: Any, error: Exception, request_id: str, trailers: Trailers = ()) -> None:
-    """Ends a call with the status of an error; `trailers` are sent beside those of the error.
+async def abort(context: Any, error: Exception, request_id: str) -> None:
+    """Ends a call with the status of an error.
 
     Raises:
         AbortError: Always; gRPC expects it from the handler.
@@ -83,7 +83,7 @@ async def abort(context: Any, error: Exception, request_id: str, trailers: Trail
     """
     code, text = status_of(error)
     try:
-        await context.abort(code, text, (*trailers_of(error, request_id), *trailers))
+        await context.abort(code, text, trailers_of(error, request_id))
     except aio.InternalError as gone:  # gRPC fails the sending before it cancels the handler
         raise asyncio.CancelledError from gone
 

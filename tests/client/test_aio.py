@@ -123,28 +123,3 @@ def test_a_server_that_is_about_to_end_gets_no_new_calls_where_there_is_another(
                 draining.cancel()
 
     asyncio.run(run())
-
-
-def test_a_small_server_whose_calls_wait_gets_fewer_calls_than_a_large_one():
-    """Each gets one half before the first reports, and with `round_robin` always."""
-    num_callers, num_each = 8, 8
-
-    async def run():
-        async with (
-            serving(EchoRunner(num_slots=1)) as small,
-            serving(EchoRunner(num_slots=16)) as large,
-            AsyncClient(f"ipv4:{small.address},{large.address}") as client,
-            asyncio.timeout(20),
-        ):
-
-            async def caller():
-                for _ in range(num_each):
-                    await client.generate("abcdefghijklmnopqrst")
-
-            num_small = num_all = num_callers * num_each
-            while num_small > num_all / 4:
-                before = small.turns.num_submitted
-                await asyncio.gather(*(caller() for _ in range(num_callers)))
-                num_small = small.turns.num_submitted - before
-
-    asyncio.run(run())

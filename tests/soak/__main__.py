@@ -29,7 +29,7 @@ Each part has its own bars. Callers use the loopback interface, and models have 
   alignments is longer than 10 median steps, and stop sequences, constraints and a `top_k` per call are cheap;
 - balance: three servers of unlike size without a proxy and behind Envoy, HAProxy and nginx; SIGTERM of one
   loses no call, SIGKILL only calls that ran there, with UNAVAILABLE; a server that is not ready is left
-  within a second, and p99 stays within 2 times that of one server with all slots.
+  within a second, and p99 behind a proxy stays within 2 times that of one server with all slots.
 
 The last line on standard output is one JSON object. `docs/reliability.md` explains the parts.
 """
