@@ -71,6 +71,7 @@ class App:
             slow_seconds=config.slow_seconds,
         )
         self._calls = Calls(self._models, journal, access)
+        self._metrics.show_open_calls(lambda: self._calls.num_open)
         inference = InferenceService(self._models, self._repository, self._calls, self._health)
         self._rest = RestService(inference, self._calls, access)
         self.http = HttpServer(
@@ -90,7 +91,6 @@ class App:
                 calls=self._calls,
                 health=self._health,
                 inference=inference,
-                metrics=self._metrics,
                 access=access,
             )
         except OSError:

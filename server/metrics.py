@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from prometheus_client import (
@@ -44,19 +44,6 @@ BATCH_BOUNDS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384,
 
 # Tokens of a source or a target.
 LENGTH_BOUNDS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096)
-
-# Seconds of any RPC, as in gRPC's own middlewares.
-RPC_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-
-_RPC = ("grpc_type", "grpc_service", "grpc_method")
-_RPC_TYPES = {
-    (False, False): "unary",
-    (False, True): "server_stream",
-    (True, False): "client_stream",
-    (True, True): "bidi_stream",
-}
-
-_GO_NAMES = {"OK": "OK", "CANCELLED": "Canceled"}
 
 _MODES = ("greedy", "beam", "sampling", "score")
 _SUCCESS_REASONS = ("stop", "length", "abort")
@@ -103,7 +90,7 @@ class Metrics:
         self._infos: dict[str, tuple[str, ...]] = {}
         self._gauges: list[Gauge] = []  # one value per model
         self._requests = self._counter(
-            "seq2seq_requests", "RPCs that reached a handler, by how they ended.", "method", "code"
+            "seq2seq_requests", "Calls that ended, by how; without probes.", "method", "code"
         )
         self._caller_requests = Counter(
             "seq2seq_caller_requests",
@@ -117,16 +104,8 @@ class Metrics:
             ("caller", "side"),
             registry=self.registry,
         )
-        self._rpcs_started = self._rpc_counter("started", "RPCs that began.")
-        self._rpcs_handled = self._rpc_counter("handled", "RPCs that ended.", "grpc_code")
-        self._rpc_messages_received = self._rpc_counter("msg_received", "Messages that were received.")
-        self._rpc_messages_sent = self._rpc_counter("msg_sent", "Messages that were sent.")
-        self._rpc_seconds = Histogram(
-            "grpc_server_handling_seconds",
-            "From the beginning of an RPC to its end.",
-            _RPC,
-            buckets=RPC_BOUNDS,
-            registry=self.registry,
+        self._open_calls = Gauge(
+            "seq2seq_open_calls", "Calls that have not ended yet, without probes.", registry=self.registry
         )
         self._info = Gauge(
             "seq2seq_model_info",
@@ -216,13 +195,14 @@ class Metrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, (_MODEL, *labels), registry=self.registry)
 
-    def _rpc_counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"grpc_server_{name}", text, (*_RPC, *labels), registry=self.registry)
-
     def _gauge(self, name: str, text: str) -> Gauge:
         gauge = Gauge(name, text, (_MODEL,), registry=self.registry)
         self._gauges.append(gauge)
         return gauge
+
+    def show_open_calls(self, num_open: Callable[[], int]) -> None:
+        """Show the number of open calls, which is asked for at every scrape, on the HTTP thread."""
+        self._open_calls.set_function(num_open)
 
     def show_model(self, model: Model) -> None:
         """Show a model from now on, in place of its predecessor; values without an event are zero."""
@@ -266,10 +246,6 @@ class Metrics:
         self._caller_requests.labels(name, code).inc()
         self._caller_tokens.labels(name, "source").inc(num_source_tokens)
         self._caller_tokens.labels(name, "target").inc(num_target_tokens)
-
-    def rpc_series(self, service: str, method: str, *, is_stream_in: bool, is_stream_out: bool) -> RpcSeries:
-        """Creates the time series of one method of one service."""
-        return RpcSeries(self, (_RPC_TYPES[is_stream_in, is_stream_out], service, method))
 
     def record_turn(self, name: str, turn: Turn) -> None:
         """Count one turn of one of a model's engines."""
@@ -317,24 +293,6 @@ class _DroppedLines(Collector):
     def collect(self) -> Iterator[CounterMetricFamily]:
         text = "Log lines that were dropped, because standard error was not read in time"
         yield CounterMetricFamily("seq2seq_log_lines_dropped", text, value=num_dropped_lines())
-
-
-class RpcSeries:
-    """One method's time series, with the names, labels and codes of gRPC's middlewares for Go."""
-
-    def __init__(self, metrics: Metrics, labels: tuple[str, str, str]) -> None:
-        self.note_start = metrics._rpcs_started.labels(*labels).inc
-        self.note_received = metrics._rpc_messages_received.labels(*labels).inc
-        self.note_sent = metrics._rpc_messages_sent.labels(*labels).inc
-        self._seconds = metrics._rpc_seconds.labels(*labels)
-        self._handled = metrics._rpcs_handled
-        self._labels = labels
-
-    def note_end(self, code: str, seconds: float) -> None:
-        """Count an RPC that ended; `code` is the name of a gRPC status, such as INVALID_ARGUMENT."""
-        go_name = _GO_NAMES.get(code) or code.title().replace("_", "")
-        self._handled.labels(*self._labels, go_name).inc()
-        self._seconds.observe(seconds)
 
 
 class _ModelSeries:

@@ -17,7 +17,6 @@ from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import (
     add_Seq2SeqServicer_to_server,
 )
 from seq2seq_serve.server.config import ServerConfig
-from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.repository import Repository
 from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.access import Access
@@ -82,15 +81,12 @@ class Endpoint:
         calls: Calls,
         health: Health,
         inference: InferenceService,
-        metrics: Metrics,
         access: Access,
     ) -> None:
         host, port, tls = config.host, config.port, config.tls
         # Connections are renewed, so that clients behind a connection balancer spread over new servers.
         age = ("grpc.max_connection_age_ms", round(1000 * config.max_connection_age_seconds))
-        self._server = aio.server(
-            interceptors=[Interceptor(calls, access, metrics)], options=(*_OPTIONS, age)
-        )
+        self._server = aio.server(interceptors=[Interceptor(calls, access)], options=(*_OPTIONS, age))
         add_Seq2SeqServicer_to_server(Seq2SeqService(models, calls), self._server)  # type: ignore[no-untyped-call]
         add_RepositoryServicer_to_server(  # type: ignore[no-untyped-call]
             RepositoryService(repository), self._server

@@ -7,7 +7,6 @@ of elements.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias
 
@@ -16,10 +15,9 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from seq2seq_serve.server.errors import InvalidRequest
-from seq2seq_serve.server.metrics import Metrics, RpcSeries
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Call, Calls
-from seq2seq_serve.server.service.status import abort, status_of
+from seq2seq_serve.server.service.status import abort
 from seq2seq_serve.server.service.wire import MAX_FIELDS, TooManyElements, check_elements
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"  # generic in the types only
@@ -40,13 +38,11 @@ class Interceptor(aio.ServerInterceptor):
     Args:
         calls: Opens every call.
         access: Refuses callers without the right to call a method.
-        metrics: Counts every RPC to a method that exists. Callers can make up any other name.
     """
 
-    def __init__(self, calls: Calls, access: Access, metrics: Metrics) -> None:
+    def __init__(self, calls: Calls, access: Access) -> None:
         self._calls = calls
         self._access = access
-        self._metrics = metrics
         self._large = asyncio.Lock()
         self._handlers: dict[str, Handler] = {}
 
@@ -66,9 +62,6 @@ class Interceptor(aio.ServerInterceptor):
 
     def _wrapped(self, path: str, handler: Handler) -> Handler:
         _, service, method = path.split("/")
-        series = self._metrics.rpc_series(
-            service, method, is_stream_in=handler.request_streaming, is_stream_out=handler.response_streaming
-        )
         ways = ("unary", "stream")
         kind = f"{ways[handler.request_streaming]}_{ways[handler.response_streaming]}"
         inner, make = getattr(handler, kind), getattr(grpc, f"{kind}_rpc_method_handler")
@@ -104,35 +97,26 @@ class Interceptor(aio.ServerInterceptor):
             )
             answering = answer(given, call)
             del given
-            return await self._ended(answering, call, series, context)
+            return await self._ended(answering, call, context)
 
-        received = _counting(None, series.note_received)
-        wrapped: Handler = make(handle, received, _counting(handler.response_serializer, series.note_sent))
+        wrapped: Handler = make(handle, None, handler.response_serializer)
         return wrapped
 
-    async def _ended(self, answering: Awaitable[Any], call: Call, series: RpcSeries, context: Context) -> Any:
+    async def _ended(self, answering: Awaitable[Any], call: Call, context: Context) -> Any:
         """Returns the answer of a call. An error that its handler raises becomes the call's status."""
-        series.note_start()
-        refusal: Exception | None = None
-        code = grpc.StatusCode.OK
+        outcome: Any = None
         try:
             outcome = await self._calls.settle(call, answering)
             if not isinstance(outcome, Exception):
                 return outcome
-            refusal = outcome
-            del outcome
-            code, _ = status_of(refusal)
-            await abort(context, refusal, call.request_id)
+            await abort(context, outcome, call.request_id)
         except (asyncio.CancelledError, aio.AbortError) as error:
-            if refusal is None:
-                code = call.code_of_leaving()
             # gRPC keeps the error that ended a call. Without this, the error's frames would keep the caller's
             # message alive until the garbage collector runs.
             error.__context__ = None
             raise error.with_traceback(None) from None
         finally:
-            del refusal  # its frames refer to it and to the message
-            series.note_end(code.name, time.monotonic() - call.arrival)
+            del outcome  # an error's frames refer to it and to the message
             self._calls.close_call(call)
 
     async def _parsed(self, raw: bytes, message_class: type[Message]) -> Message:
@@ -163,13 +147,3 @@ def _parse(raw: bytes, message_class: type[Message]) -> Message:
         raise InvalidRequest(f"{error}: send a smaller request", field="") from error
     except Exception as error:  # protobuf raises several kinds, some for text that is not UTF-8
         raise InvalidRequest("the bytes are not a message of this method", field="") from error
-
-
-def _counting(convert: Callable[[Any], Any] | None, count: Callable[[], None]) -> Callable[[Any], Any]:
-    """Returns a function that counts a message and returns it, converted where `convert` is given."""
-
-    def counted(message: Any) -> Any:
-        count()
-        return message if convert is None else convert(message)
-
-    return counted

@@ -10,10 +10,9 @@ from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFaile
 from seq2seq_serve.server.metrics import LATENCY_BOUNDS, STEP_BOUNDS, Metrics
 from tests.server.fakes import make_request, sample_value
 
-GRPC_NAMES = {f"grpc_server_{name}": "counter" for name in ("started", "handled", "msg_received", "msg_sent")}
-NAMES = GRPC_NAMES | {
-    "grpc_server_handling_seconds": "histogram",
+NAMES = {
     "seq2seq_requests": "counter",
+    "seq2seq_open_calls": "gauge",
     "seq2seq_caller_requests": "counter",
     "seq2seq_caller_tokens": "counter",
     "seq2seq_request_prompt_tokens": "histogram",

@@ -18,7 +18,7 @@ from benchmarks.load.generator import Generator, Run
 from benchmarks.load.mix import ONLY_GREEDY, Job, draw_jobs, poisson_arrivals, quantile
 from benchmarks.serving import RunningServer
 from seq2seq_serve.client import AsyncClient, ClientError
-from tests.soak.place import TINY, Bar, Figures, Place, at_least, at_most, unexpected
+from tests.soak.place import TINY, Bar, Figures, Place, at_least, at_most, state, unexpected
 from tests.soak.proxies import PROXIES, Running, proxying
 
 DIRECT = "direct"
@@ -202,8 +202,7 @@ def _kill(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list
 
     async def kill() -> AsyncIterator[None]:
         nonlocal num_open
-        begun, ended = await asyncio.to_thread(_counted, server)
-        num_open = begun - ended
+        num_open = int((await asyncio.to_thread(state, server))["seq2seq_open_calls"])
         server.process.kill()
         yield
 
@@ -303,14 +302,5 @@ def _lost(calls: Sequence[_Call]) -> list[_Call]:
 
 def _num_begun(server: RunningServer) -> int:
     """Returns the number of calls that have reached a server so far, without probes."""
-    begun, _ = _counted(server)
-    return begun
-
-
-def _counted(server: RunningServer) -> tuple[int, int]:
-    """Returns the numbers of calls that have begun and ended on a server so far, without probes."""
-    counts = Counter[str]()
-    for sample in server.samples():
-        if sample.labels.get("grpc_method", "").startswith("Generate"):
-            counts[sample.name] += int(sample.value)
-    return counts["grpc_server_started_total"], counts["grpc_server_handled_total"]
+    now = state(server)
+    return int(now["seq2seq_requests_total"] + now["seq2seq_open_calls"])

@@ -24,7 +24,7 @@ _LENGTH = 200  # tokens of the other caller's streams
 _EXPANDED_BYTES = 4 * 2**20 - 64  # just below the server's limit of a message
 _ANSWER_SECONDS, _BACK_SECONDS = 60.0, 5.0
 _BACK_BYTES = 100 * 2**20
-_BUGS = ("Internal", "Unknown")
+_BUGS = ("INTERNAL", "UNKNOWN")
 
 
 def bombs(place: Place) -> tuple[Figures, list[Bar]]:
@@ -49,7 +49,7 @@ def bombs(place: Place) -> tuple[Figures, list[Bar]]:
         bugs = sum(
             sample.value
             for sample in server.samples()
-            if sample.name == "grpc_server_handled_total" and sample.labels["grpc_code"] in _BUGS
+            if sample.name == "seq2seq_requests_total" and sample.labels["code"] in _BUGS
         )
     figures = {
         "bombs": len(found),

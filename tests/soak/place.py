@@ -158,10 +158,9 @@ def settled(server: RunningServer, before: Mapping[str, float]) -> dict[str, flo
 def nothing_left(before: Mapping[str, float], after: Mapping[str, float]) -> list[Bar]:
     """Returns bars that are met if a server without callers holds nothing for them."""
     held = ("seq2seq_slots_in_use", "seq2seq_num_requests_running", "seq2seq_num_requests_waiting")
-    num_open = after["grpc_server_started_total"] - after["grpc_server_handled_total"]
     return [
         at_most("slots and requests that did not come back", sum(after[name] for name in held), 0),
-        at_most("RPCs that never ended", num_open, 0),
+        at_most("RPCs that never ended", after["seq2seq_open_calls"], 0),
         # Two are allowed: a connection that is kept open, and the connection of this query.
         at_most("sockets and files left open", after["process_open_fds"] - before["process_open_fds"], 2),
         at_most("threads left over", after["threads"] - before["threads"], _SPARE_THREADS),

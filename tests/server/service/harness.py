@@ -216,7 +216,7 @@ class Served:
 def make_interceptor(metrics: Metrics) -> Interceptor:
     """An interceptor without a server, for calls that need no model."""
     access = Access(None)
-    return Interceptor(Calls(Models(metrics), Journal(metrics), access), access, metrics)
+    return Interceptor(Calls(Models(metrics), Journal(metrics), access), access)
 
 
 def fetch(port: int, path: str) -> tuple[int, str]:

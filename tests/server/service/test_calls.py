@@ -121,11 +121,10 @@ def test_who_leaves_while_the_server_waits_for_them_to_read_has_cancelled_and_is
 
     async def run():
         metrics = Metrics()
-        interceptor, service = make_interceptor(metrics), "seq2seq.v1.Seq2Seq"
+        interceptor = make_interceptor(metrics)
         call = abandoned(interceptor._calls)
-        series = metrics.rpc_series(service, "GenerateStream", is_stream_in=False, is_stream_out=True)
         with pytest.raises(asyncio.CancelledError):
-            await interceptor._ended(call.send(pb.GenerateStreamResponse()), call, series, None)
+            await interceptor._ended(call.send(pb.GenerateStreamResponse()), call, None)
         labels = {"model_name": "", "method": "GenerateStream", "code": "CANCELLED"}
         assert metrics.registry.get_sample_value("seq2seq_requests_total", labels) == 1
         assert interceptor._calls.num_open == 0
