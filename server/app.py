@@ -13,7 +13,6 @@ from typing import Any
 
 from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.deliveries import Deliveries
-from seq2seq_serve.server.descriptors import Descriptors
 from seq2seq_serve.server.errors import ServerError
 from seq2seq_serve.server.http import HttpServer
 from seq2seq_serve.server.metrics import Metrics
@@ -59,7 +58,6 @@ class App:
         self._config = config
         self._loader = loader
         self._metrics = Metrics()
-        self._descriptors = Descriptors()
         self._models = Models(self._metrics)
         self._health = Health(self._models)
         self._repository = Repository(self._shelf, self._models, self._load, self._health.refresh)
@@ -78,7 +76,6 @@ class App:
             config.host,
             config.metrics_port,
             registry=self._metrics.registry,
-            descriptors=self._descriptors,
             unhealthy=self._health.unhealthy,
             unready=self._health.unready,
             routes=self._rest.routes() if config.has_rest else (),
@@ -118,7 +115,7 @@ class App:
             raise ValueError(str(problem)) from problem
         self._health.end_loading()
         host = self._config.host
-        _log.info("at most %d files and sockets may be open", self._descriptors.limit)
+        _log.info("at most %d connections of gRPC callers may be open", self.endpoint.max_connections)
         _log.info(
             "ready: gRPC on %s:%d, metrics on %s:%d, models %s",
             host,
@@ -144,7 +141,6 @@ class App:
         trimmer = Trimmer()
         while not stopping.is_set():
             self._health.refresh()
-            self._descriptors.check()
             await trimmer.look()
             try:
                 await asyncio.wait_for(stopping.wait(), _REFRESH_SECONDS)

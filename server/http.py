@@ -24,24 +24,12 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from seq2seq_serve.server.descriptors import Descriptors
-
 _MAX_CONNECTIONS = 512
 _SILENT_SECONDS = 5  # a client has to send something, or a connection without a request is closed
 _BACKLOG = 128
 _CLOSE_SECONDS, _POLL_SECONDS = 3.0, 0.01  # for the callers to take their answers
 
 Probe = Callable[[], str | None]
-
-
-class _Listener(socket.socket):
-    """Accepts a connection even if gRPC callers use all other descriptors."""
-
-    descriptors: Descriptors
-
-    def accept(self) -> tuple[socket.socket, Any]:
-        with self.descriptors.reserved():
-            return super().accept()
 
 
 class _Connection(H11Protocol):
@@ -72,15 +60,13 @@ class _Connection(H11Protocol):
 
 
 class _MetricsPage:
-    """The metrics of the process are read from files, which needs descriptors."""
+    """An object, because Starlette takes a function for a handler of requests."""
 
-    def __init__(self, registry: CollectorRegistry, descriptors: Descriptors) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._page: Any = make_asgi_app(registry)
-        self._descriptors = descriptors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._descriptors.reserved():
-            await self._page(scope, receive, send)
+        await self._page(scope, receive, send)
 
 
 class HttpServer:
@@ -90,7 +76,6 @@ class HttpServer:
 
     Args:
         registry: The metrics of /metrics.
-        descriptors: Their reserve is for this port.
         unhealthy: Returns why /healthz should answer 503, or None.
         unready: Returns the same for /readyz.
         routes: Other pages.
@@ -105,13 +90,12 @@ class HttpServer:
         port: int,
         *,
         registry: CollectorRegistry,
-        descriptors: Descriptors,
         unhealthy: Probe,
         unready: Probe,
         routes: Sequence[BaseRoute] = (),
     ) -> None:
         pages = [
-            Route("/metrics", _MetricsPage(registry, descriptors)),
+            Route("/metrics", _MetricsPage(registry)),
             Route("/healthz", _page(unhealthy)),
             Route("/readyz", _page(unready)),
             *routes,
@@ -129,7 +113,6 @@ class HttpServer:
         )
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # callers can cause its warnings
         self._listener = _listener(host, port)
-        self._listener.descriptors = descriptors
         self.port: int = self._listener.getsockname()[1]
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
@@ -162,9 +145,9 @@ class HttpServer:
             await asyncio.sleep(_POLL_SECONDS)
 
 
-def _listener(host: str, port: int) -> _Listener:
+def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = _Listener(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

@@ -1,12 +1,17 @@
-"""CPU and memory limits of this process (cgroup, affinity)."""
+"""CPU, memory and file limits of this process (cgroup, affinity, rlimit)."""
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import resource
 from pathlib import Path
 
 _CGROUP = Path("/sys/fs/cgroup")
+_MAX_FILES = 2**20  # Linux's own limit, for an infinite hard limit
+
+_log = logging.getLogger(__name__)
 
 
 def usable_cpus(cgroup: Path = _CGROUP) -> int:
@@ -33,6 +38,18 @@ def usable_memory(cgroup: Path = _CGROUP) -> int:
         except (OSError, ValueError):
             continue  # it does not exist, or contains "max"
     return min(limits) * 9 // 10  # the rest is for the process itself
+
+
+def raise_file_limit() -> int:
+    """Lets this process open as many files and sockets as its hard limit allows, and returns their number."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MAX_FILES if hard == resource.RLIM_INFINITY else hard
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError) as error:
+        _log.warning("the limit of %d open files and sockets cannot be raised: %s", soft, error)
+        return soft
+    return most
 
 
 def _quota(cgroup: Path) -> float:

@@ -17,6 +17,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import (
     add_Seq2SeqServicer_to_server,
 )
 from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.machine import raise_file_limit
 from seq2seq_serve.server.models.repository import Repository
 from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.access import Access
@@ -68,6 +69,10 @@ class Endpoint:
 
     Owned by the app; used on the event loop only.
 
+    Attributes:
+        port: The port that it listens on.
+        max_connections: How many connections callers may have open.
+
     Raises:
         OSError: The server cannot listen on the address.
     """
@@ -86,7 +91,12 @@ class Endpoint:
         host, port, tls = config.host, config.port, config.tls
         # Connections are renewed, so that clients behind a connection balancer spread over new servers.
         age = ("grpc.max_connection_age_ms", round(1000 * config.max_connection_age_seconds))
-        self._server = aio.server(interceptors=[Interceptor(calls, access)], options=(*_OPTIONS, age))
+        # The other files are for probes, metrics and models. gRPC closes further connections at once.
+        self.max_connections = raise_file_limit() * 7 // 8
+        connections = ("grpc.max_allowed_incoming_connections", self.max_connections)
+        self._server = aio.server(
+            interceptors=[Interceptor(calls, access)], options=(*_OPTIONS, age, connections)
+        )
         add_Seq2SeqServicer_to_server(Seq2SeqService(models, calls), self._server)  # type: ignore[no-untyped-call]
         add_RepositoryServicer_to_server(  # type: ignore[no-untyped-call]
             RepositoryService(repository), self._server

@@ -1,13 +1,10 @@
-import os
-import resource
 import socket
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from seq2seq_serve.server import http
-from seq2seq_serve.server.descriptors import Descriptors
 from seq2seq_serve.server.http import HttpServer
 from tests.server.service.harness import fetch
 
@@ -25,7 +22,6 @@ def server(problems):
         "127.0.0.1",
         0,
         registry=registry,
-        descriptors=Descriptors(),
         unhealthy=lambda: problems["unhealthy"],
         unready=lambda: problems["unready"],
     )
@@ -62,7 +58,6 @@ def test_port_in_use_is_said_in_one_line(server):
             "127.0.0.1",
             server.port,
             registry=CollectorRegistry(),
-            descriptors=Descriptors(),
             unhealthy=lambda: None,
             unready=lambda: None,
         )
@@ -74,36 +69,9 @@ def test_address_of_another_machine_is_refused():
             "192.0.2.1",
             0,
             registry=CollectorRegistry(),
-            descriptors=Descriptors(),
             unhealthy=lambda: None,
             unready=lambda: None,
         )
-
-
-def ask(client: socket.socket, port: int, path: str) -> bytes:
-    """The status line of a page, over a socket that there is already."""
-    client.settimeout(20)
-    client.connect(("127.0.0.1", port))
-    client.sendall(f"GET {path} HTTP/1.0\r\n\r\n".encode())
-    return client.recv(4096).split(b"\r\n")[0]
-
-
-@pytest.mark.parametrize("path", ["/healthz", "/metrics"])
-def test_probes_answer_when_callers_have_taken_every_descriptor(server, path):
-    """They timed out, and nothing was logged."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with socket.socket() as client, ExitStack() as callers:
-        lowest = os.dup(client.fileno())
-        callers.callback(os.close, lowest)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 3, hard))
-        server._listener.descriptors.limit = lowest + 3
-        try:
-            with suppress(OSError):
-                while True:
-                    callers.callback(os.close, os.dup(client.fileno()))
-            assert ask(client, server.port, path).endswith(b"200 OK")
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_newcomer_takes_the_place_of_the_connection_that_is_open_longest(server, monkeypatch, capfd):

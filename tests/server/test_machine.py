@@ -1,8 +1,9 @@
 import os
+import resource
 
 import pytest
 
-from seq2seq_serve.server.machine import usable_cpus, usable_memory
+from seq2seq_serve.server.machine import raise_file_limit, usable_cpus, usable_memory
 
 
 @pytest.fixture(autouse=True)
@@ -56,3 +57,22 @@ def test_a_container_bounds_the_memory(name, tmp_path):
 def test_a_container_without_a_limit_has_the_memory_of_the_machine(tmp_path):
     (tmp_path / "memory.max").write_text("max\n")
     assert usable_memory(tmp_path) == usable_memory(tmp_path / "nothing") > 2**20
+
+
+@pytest.mark.parametrize(("hard", "limit"), [(4096, 4096), (64, 64), (resource.RLIM_INFINITY, 2**20)])
+def test_as_many_files_may_be_open_as_the_hard_limit_allows(hard, limit, monkeypatch):
+    given = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (32, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: given.append(limits))
+    assert raise_file_limit() == limit
+    assert given == [(limit, hard)]
+
+
+def test_a_limit_of_files_that_cannot_be_raised_stays(monkeypatch, caplog):
+    def refuse(_, limits):
+        raise ValueError("not allowed to raise maximum limit")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert raise_file_limit() == 1024
+    assert "the limit of 1024 open files and sockets cannot be raised: not allowed" in caplog.text

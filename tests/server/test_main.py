@@ -18,10 +18,11 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, Source
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
 from seq2seq_serve.server.__main__ import main, parse_command
 from seq2seq_serve.server.config import ServerConfig
+from tests.server.service.harness import fetch
 
 # A whole server process whose models echo, and whose first step waits for a line on standard input.
 ECHO_SERVER = textwrap.dedent("""
-    import asyncio, sys, threading
+    import asyncio, resource, sys, threading
     from pathlib import Path
     from seq2seq_serve.server.app import serve
     from seq2seq_serve.server.logs import configure_logging
@@ -45,6 +46,8 @@ ECHO_SERVER = textwrap.dedent("""
         await serve([Path("echo")], config, loader)
 
     configure_logging("info", "text")
+    if "--few-files" in sys.argv:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
     if "--gate" in sys.argv:
         runner.gate.clear()
         threading.Thread(target=open_gate, daemon=True).start()
@@ -134,6 +137,22 @@ def test_streams_end_when_their_server_dies_before_their_first_piece():
         time.sleep(0.3)  # for the others to be accepted
         process.kill()
         assert {one.result(30) for one in reading} == {"UNAVAILABLE"}
+
+
+def test_probes_answer_while_callers_have_every_connection_that_they_can():
+    """They timed out, because the connections had taken every file that the process may open."""
+    with echo_server("--few-files") as (_, port, log), ExitStack() as stack:
+        metrics_port = int(re.search(r"metrics on 127\.0\.0\.1:(\d+)", log[-1])[1])
+        callers = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in range(300)]
+        greeted = [bool(caller.recv(1)) for caller in callers]
+        assert 0 < sum(greeted) <= 256 * 7 // 8, "the others are closed at once"
+        for path in ("/healthz", "/readyz", "/metrics"):
+            status, _ = fetch(metrics_port, path)
+            assert status == 200
+        for caller in callers:
+            caller.close()
+        with Client(f"127.0.0.1:{port}") as client:
+            assert client.generate("abc").hypotheses[0].text == "abc"
 
 
 def test_a_second_signal_ends_at_once():
